@@ -1,0 +1,37 @@
+"""Runs pytest on the modules given, inside Bazel's sandbox; the BUILD files of tests/ use it."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main(modules: list[str]) -> int:
+    """Returns pytest's exit code: zero when tests were collected and none failed."""
+    root = Path(__file__).absolute().parent.parent
+    scratch = os.environ.get("TEST_TMPDIR", "")
+    if scratch:
+        os.environ.setdefault("HOME", scratch)
+        os.environ.setdefault("MPLCONFIGDIR", scratch)
+        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)
+    # Python put this file's folder first, where tests/data would be `data`.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).absolute() != root / "tests"]
+    os.chdir(root)
+
+    try:
+        import pytest
+    except ImportError:
+        sys.exit(
+            f"{sys.executable} has no pytest: run `bash run setup` and activate the environment "
+            "(`. .venv/bin/activate`) before calling bazel."
+        )
+
+    options = ["--rootdir", str(root), "-c", str(root / "pyproject.toml"), "-p", "no:cacheprovider"]
+    if report := os.environ.get("XML_OUTPUT_FILE"):
+        options.append(f"--junitxml={report}")
+    if only := os.environ.get("TESTBRIDGE_TEST_ONLY"):  # bazel test --test_filter=...
+        options += ["-k", only]
+    return int(pytest.main([*options, *modules]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

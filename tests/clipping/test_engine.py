@@ -1,0 +1,30 @@
+import math
+
+import pytest
+
+from tfdp.clipping import VectorizedClipping
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "relation", "factor"),
+    [
+        (None, "add_or_remove_one", 1),
+        (None, "replace_one", 2),
+        (4, "add_or_remove_one", 2),
+        (4, "replace_one", 2),
+    ],
+)
+def test_sensitivity(num_microbatches, relation, factor):
+    engine = VectorizedClipping(0.5, num_microbatches)
+    assert engine.sensitivity(relation) == 0.5 * factor
+
+
+def test_relation_is_checked():
+    with pytest.raises(ValueError, match=r"`relation` must be .*Received: relation='swap'"):
+        VectorizedClipping(1.0).sensitivity("swap")
+
+
+def test_infinite_clip_has_infinite_sensitivity():
+    engine = VectorizedClipping(math.inf)
+    assert not engine.clips
+    assert math.isinf(engine.sensitivity())

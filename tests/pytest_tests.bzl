@@ -1,0 +1,34 @@
+"""One Bazel test per pytest module."""
+
+def pytest_tests(deps, size = "medium"):
+    """Declares a `py_test` for every `test_*.py` of the calling package.
+
+    Args:
+      deps: what the modules import, besides the support code of //tests.
+      size: Bazel's size of each test, which sets its time limit.
+    """
+    runner = "//tests:bazel_pytest.py"
+    support = ["//tests:support"]
+    if native.package_name() != "tests":
+        support = support + [":support"]
+    for module in native.glob(["test_*.py"]):
+        native.py_test(
+            name = module[:-len(".py")],
+            size = size,
+            srcs = [module, runner],
+            main = runner,
+            args = ["$(rootpath %s)" % module],
+            data = ["//:pyproject.toml"],
+            # The workspace and the package share a name: an `__init__.py` made by Bazel at the root of
+            # the runfiles would be imported as `tfdp`.
+            legacy_create_init = False,
+            deps = support + deps,
+        )
+
+    # Helpers and conftest files beside the tests.
+    native.py_library(
+        name = "support",
+        testonly = True,
+        srcs = native.glob(["*.py"], exclude = ["test_*.py", "bazel_pytest.py"]),
+        visibility = ["//tests:__subpackages__"],
+    )

@@ -1,0 +1,98 @@
+"""Reference computations and small models that several test modules use."""
+
+import numpy as np
+import tensorflow as tf
+
+import tfdp
+from tfdp.clipping import VectorizedClipping
+
+layers = tf.keras.layers
+
+
+def crossentropy(reduction: str = "none") -> tf.keras.losses.Loss:
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+
+
+def open_spec(data):
+    """Specs of tensors whose first dimension is left open."""
+    return tf.nest.map_structure(
+        lambda t: tf.TensorSpec([None, *np.shape(t)[1:]], tf.as_dtype(np.asarray(t).dtype)), data
+    )
+
+
+class ClippedSum:
+    """Runs an engine on a model, traced once: `ClippedSum(engine, model, x)(x, y, mask)`."""
+
+    def __init__(self, engine, model, x, loss=None, jit_compile=False, target_dtype=tf.int64):
+        self.model = model
+        loss = loss or crossentropy()
+        model(tf.nest.map_structure(lambda t: t[:1], x))  # Builds it.
+
+        def run(x, y, mask):
+            losses = loss(y, model(x, training=True), sample_weight=mask)
+            result = engine.clipped_sum(losses, model.trainable_variables, tf.constant([1, 2]))
+            return result.gradients, result.regularizer_gradients
+
+        spec = (open_spec(x), tf.TensorSpec([None], target_dtype), tf.TensorSpec([None], tf.bool))
+        self._run = tf.function(run, jit_compile=jit_compile, input_signature=spec)
+
+    def gradients(self, x, y, mask=None):
+        mask = np.ones(len(y), bool) if mask is None else mask
+        return self._run(x, y, mask)
+
+    def __call__(self, x, y, mask=None):
+        """The clipped sum of all variables together, a flat vector."""
+        return flat(self.gradients(x, y, mask)[0])
+
+
+def flat(tensors) -> np.ndarray:
+    return np.concatenate([np.ravel(t) for t in tensors if t is not None])
+
+
+def looped_clipped_sum(model, x, y, l2_norm_clip, loss=None) -> np.ndarray:
+    """The clipped sum, one eager example at a time."""
+    loss = loss or crossentropy()
+    total = 0.0
+    for i in range(len(y)):
+        one = tf.nest.map_structure(lambda t, i=i: tf.constant(t[i : i + 1]), x)
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(loss(y[i : i + 1], model(one, training=True)))
+        gradients = tape.gradient(value, model.trainable_variables)
+        gradient = flat(tf.convert_to_tensor(g) for g in gradients)
+        total = total + gradient / max(1.0, np.linalg.norm(gradient) / l2_norm_clip)
+    return total
+
+
+def small_model(seed: int = 0) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(seed)
+    return tf.keras.Sequential(
+        [layers.Input([4]), layers.Dense(5, activation="tanh"), layers.Dense(3)]
+    )
+
+
+def small_data(n: int = 60, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 4)).astype("float32"), rng.integers(0, 3, n)
+
+
+def compiled(optimizer, model=None, **kwargs) -> tf.keras.Model:
+    model = model or small_model()
+    kwargs.setdefault("loss", crossentropy())
+    model.compile(optimizer=optimizer, **kwargs)
+    return model
+
+
+OPTIMIZERS = [tfdp.DPSGD, tfdp.DPAdam, tfdp.DPSignSGD, tfdp.DPSignAdam]
+
+
+def without_noise(cls, expected_batch_size, **kwargs):
+    """An optimizer that computes exactly what its base does."""
+    return cls(float("inf"), 0.0, expected_batch_size, **kwargs)
+
+
+class UnclippedEngine(VectorizedClipping):
+    """Mutant: the clip is skipped."""
+
+    @property
+    def clips(self):
+        return False

@@ -1,0 +1,94 @@
+"""Makes TensorFlow, Keras 2 and TensorFlow Privacy work together; nothing else in tfdp knows how.
+
+Three facts are dealt with here:
+
+1. TensorFlow Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which only Keras 2
+   (`tf-keras`) has. TensorFlow picks the Keras version when `tf.keras` is first touched.
+2. TensorFlow Privacy 0.9.0 imports `tf.estimator`, which TensorFlow 2.16 removed.
+3. Keras saves the state of its own new optimizers in `.keras` files and restores no slots from
+   a SavedModel. A private optimizer must not forget what has been released, so its state goes
+   into both.
+"""
+
+import importlib
+import os
+import sys
+import types
+from typing import Any
+
+_ESTIMATOR_MODULES = (
+    "tensorflow_privacy.privacy.estimators.dnn",
+    "tensorflow_privacy.privacy.estimators.v1.dnn",
+)
+
+
+def use_keras_2() -> None:
+    """Makes `tf.keras` Keras 2, if no one has loaded Keras 3 through it yet.
+
+    Raises:
+      ImportError: `tf.keras` is Keras 3 already, or `tf-keras` is missing.
+    """
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+
+    try:
+        has_legacy_optimizers = hasattr(tf.keras.optimizers.legacy.SGD, "_compute_gradients")
+    except (AttributeError, ImportError):
+        has_legacy_optimizers = False
+    if not has_legacy_optimizers:
+        raise ImportError(
+            "tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before tfdp was imported. "
+            "Import tfdp before anything touches `tf.keras`, or set the environment variable "
+            "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported (`pip install tf-keras` if it "
+            "is missing)."
+        )
+
+
+def import_tensorflow_privacy() -> types.ModuleType:
+    """Imports TensorFlow Privacy's vectorized Keras optimizers.
+
+    The estimator modules are replaced by stubs where TensorFlow has no estimators, so that the
+    whole of `tensorflow_privacy` can be imported, by tfdp and by its users.
+
+    Returns:
+      The module `tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized`.
+    """
+    import tensorflow as tf
+
+    if not hasattr(tf, "estimator"):
+        for name in _ESTIMATOR_MODULES:
+            if name not in sys.modules:
+                stub = types.ModuleType(name)
+                stub.DNNClassifier = None  # type: ignore[attr-defined]
+                sys.modules[name] = stub
+    return importlib.import_module(
+        "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
+    )
+
+
+def let_keras_save(optimizer_class: type) -> None:
+    """Makes Keras save and restore the state of `optimizer_class` with a model.
+
+    Args:
+      optimizer_class: A class with `save_own_variables(store)`, `load_own_variables(store)` and
+        `restore_from_saved_model(model, path)`.
+    """
+    saving_lib = importlib.import_module("tf_keras.src.saving.saving_lib")
+    is_keras_trackable = saving_lib._is_keras_trackable
+
+    def is_trackable(obj: Any) -> bool:
+        return isinstance(obj, optimizer_class) or is_keras_trackable(obj)
+
+    saving_lib._is_keras_trackable = is_trackable
+
+    saved_model = importlib.import_module("tf_keras.src.saving.legacy.saved_model.load")
+    keras_load = saved_model.load
+
+    def load(path: str, compile: bool = True, options: Any = None) -> Any:
+        model = keras_load(path, compile, options)
+        optimizer = getattr(model, "optimizer", None)
+        if isinstance(optimizer, optimizer_class):
+            optimizer.restore_from_saved_model(model, path)  # type: ignore[attr-defined]
+        return model
+
+    saved_model.load = load

@@ -1,0 +1,319 @@
+"""Reads the traced graph of a loss: what is data, what is one example, what is a regulariser.
+
+An optimizer that is called by `model.fit` sees one tensor, the losses of a batch. The graph that
+computes it says the rest: which tensors come from the batch (their rows are the examples), which
+terms do not depend on it (weight regularisers), and how to compute the loss of *other* rows.
+Evaluating that graph on one row at a time makes an example's loss a function of that example
+alone, whatever the layers do; this is what per-example clipping needs to be private.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence, Set
+
+import tensorflow as tf
+
+_HOW_TO_FIX_THE_LOSS = (
+    "Pass a loss that keeps one value per example, such as "
+    "`tf.keras.losses.SparseCategoricalCrossentropy(reduction='none')`. (Keras cannot add the "
+    "scalar of a weight regulariser to such a loss: for models that have one, use "
+    "`reduction='sum'`.)"
+)
+_ITERATOR_TYPES = frozenset(
+    {
+        "IteratorGetNext",
+        "IteratorGetNextSync",
+        "IteratorGetNextAsOptional",
+        "OptionalGetValue",
+        "DatasetToSingleElement",
+    }
+)
+_ASSIGN_TYPES = frozenset(
+    {
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "ResourceScatterUpdate",
+        "ResourceScatterAdd",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossGraph:
+    """The loss of a batch, split into examples and what is public.
+
+    Attributes:
+      terms: Tensors, `[rows]` or scalar sums over rows, that add up to the examples' losses.
+      regularizer: Scalar sum of the terms that do not depend on data, or None.
+      batch: The tensors that come from the batch; the first dimension is the example.
+      mask: Whether each row is an example or padding, bool `[rows]`, one of `batch`; or None.
+    """
+
+    terms: list[tf.Tensor]
+    regularizer: tf.Tensor | None
+    batch: list[tf.Tensor]
+    mask: tf.Tensor | None
+
+    def evaluate(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The loss of other data: the same computation with `rows` in place of `batch`.
+
+        Args:
+          rows: As `batch`, with a single row each: `[1, ...]`.
+
+        Returns:
+          The loss of that row, a scalar of the default graph.
+
+        Raises:
+          ValueError: The graph holds the batch's size, so that it cannot compute one row.
+        """
+        source = self.terms[0].graph
+        target = tf.compat.v1.get_default_graph()
+        operations, boundary = _cone(self.terms, self._inputs())
+        complete = source.as_graph_def()
+        graph_def = tf.compat.v1.GraphDef(versions=complete.versions, library=complete.library)
+        names = {op.name for op in operations}
+        for node in complete.node:
+            if node.name in names:
+                copy = graph_def.node.add()
+                copy.CopyFrom(node)
+                # Control inputs order side effects, such as updates of metrics: not wanted twice.
+                del copy.input[:]
+                copy.input.extend(name for name in node.input if not name.startswith("^"))
+                copy.attr.pop("_class", None)
+
+        # Calls of functions keep their gradient outside the graph definition.
+        calls = [op for op in operations if getattr(op, "_gradient_function", None)]
+
+        of_row = {t.name: row for t, row in zip(self.batch, rows, strict=True)}
+        input_map = {t.name: of_row.get(t.name, bring(t, target)) for t in boundary}
+        try:
+            imported = tf.graph_util.import_graph_def(
+                graph_def,
+                input_map=input_map,
+                return_elements=[t.name for t in self.terms] + [op.name for op in calls],
+                name="one_example",
+            )
+            losses = [
+                tf.reduce_sum(tf.ensure_shape(t, [1] * term.shape.rank))
+                for t, term in zip(imported, self.terms, strict=False)
+            ]
+        except ValueError as error:
+            raise ValueError(
+                "The model cannot be evaluated on one example at a time: its graph holds the "
+                "size of the batch. Leave the batch dimension open: batch the dataset with "
+                "`drop_remainder=False`, give no `batch_size` to `Input`, and use -1 or "
+                f"`tf.shape` in reshapes. TensorFlow said: {error}"
+            ) from error
+        for op, copied in zip(calls, imported[len(self.terms) :], strict=True):
+            copied._gradient_function = op._gradient_function
+        return tf.add_n(losses)
+
+    def has_operation(self, types: frozenset[str]) -> bool:
+        """Whether computing the loss runs an operation of one of `types`, also inside functions."""
+        operations, _ = _cone(self.terms, self._inputs())
+        library = {
+            f.signature.name: f.node_def
+            for f in self.terms[0].graph.as_graph_def().library.function
+        }
+        pending = [op.node_def for op in operations]
+        seen: set[str] = set()
+        while pending:
+            node = pending.pop()
+            if node.op in types:
+                return True
+            for attribute in node.attr.values():
+                name = attribute.func.name
+                if name in library and name not in seen:
+                    seen.add(name)
+                    pending.extend(library[name])
+        return False
+
+    def _inputs(self) -> set:
+        """References of the batch, and of all that the graph captures from outside."""
+        placeholders = {
+            op.outputs[0].ref()
+            for op in self.terms[0].graph.get_operations()
+            if op.type == "Placeholder"
+        }
+        return placeholders | {t.ref() for t in self.batch}
+
+
+def bring(tensor: tf.Tensor, target: tf.Graph) -> tf.Tensor:
+    """A tensor of an enclosing graph, made usable in the graph `target`."""
+    return tensor if tensor.graph is target else target.capture(tensor)
+
+
+def read_loss(loss: tf.Tensor) -> LossGraph:
+    """Splits the traced loss of a batch into examples and what is public.
+
+    Args:
+      loss: Losses of the examples, `[rows]`; or a scalar that is their sum, plus scalars that do
+        not depend on data.
+
+    Returns:
+      The parts of the loss.
+
+    Raises:
+      ValueError: The loss is a mean, has more than one dimension, does not depend on the batch,
+        or the model keeps a state that depends on the batch (BatchNormalization).
+    """
+    if loss.shape.rank not in (0, 1):
+        raise ValueError(
+            "Argument `loss` must hold one value per example, shape [batch]. Received a loss of "
+            f"shape {loss.shape}. {_HOW_TO_FIX_THE_LOSS} If an example has several losses, such "
+            "as one for each time step or output, add them up per example first."
+        )
+    batch, data = _batch_tensors(loss)
+    if not batch:
+        raise ValueError(
+            "Argument `loss` must depend on a batch of examples: on arguments of the tf.function "
+            "being traced or on elements of a dataset. Received a loss that depends on neither."
+        )
+    terms, public = [], []
+    for addend in _addends(loss):
+        depends = _depends_on(addend, data)
+        (terms if depends or addend.shape.rank != 0 else public).append(addend)
+    for term in terms:
+        if term.shape.rank == 0 and not _is_sum_over_rows(term, data):
+            raise ValueError(
+                "Argument `loss` must hold one value per example, shape [batch]. Received a "
+                f"scalar that was reduced by '{term.op.type}': the gradients of the examples "
+                f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
+            )
+    _check_state(loss.graph, data)
+    _, used = _cone(terms, {t.ref() for t in batch})
+    batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
+    if not batch:
+        raise ValueError(
+            "Argument `loss` must depend on a batch of examples. Received a loss whose every "
+            "term is the same whatever the batch."
+        )
+    masks = [t for t in batch if t.dtype == tf.bool and t.shape.rank == 1]
+    return LossGraph(
+        terms=terms,
+        regularizer=tf.add_n(public) if public else None,
+        batch=batch,
+        mask=masks[-1] if masks else None,
+    )
+
+
+def _batch_tensors(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
+    """The tensors of the batch in the loss's graph, and references to all tensors of data."""
+    captured = _captured(loss.graph)
+    in_cone = {op.name for op in _cone([loss])[0]}
+    batch, data = [], set()
+    for op in loss.graph.get_operations():
+        if op.name not in in_cone:
+            continue
+        for tensor in op.outputs:
+            if not _is_data(tensor, captured):
+                continue
+            data.add(tensor.ref())
+            if tensor.shape.rank is None:
+                raise ValueError(
+                    f"Every tensor of the batch must have a known rank. Received: {tensor}."
+                )
+            if tensor.shape.rank > 0:
+                batch.append(tensor)
+            elif op.type in _ITERATOR_TYPES:
+                raise ValueError(
+                    "Every component of the dataset's batches must have a first dimension, the "
+                    f"example. Received the scalar {tensor}, which may depend on all of them."
+                )
+    return batch, data
+
+
+def _is_data(tensor: tf.Tensor, captured: dict) -> bool:
+    """Whether a tensor comes from outside as data, and is no state or constant."""
+    if tensor.dtype in (tf.resource, tf.variant):
+        return False
+    if tensor.op.type in _ITERATOR_TYPES:
+        return True
+    if tensor.op.type != "Placeholder":
+        return False
+    if tensor.ref() not in captured:
+        return True  # An argument of the function being traced.
+    outer = captured[tensor.ref()]
+    if not tf.is_symbolic_tensor(outer):
+        return False  # A constant.
+    outer_captured = _captured(outer.graph)
+    return any(_is_data(t, outer_captured) for op in _cone([outer])[0] for t in op.outputs)
+
+
+def _captured(graph: tf.Graph) -> dict:
+    """The tensor outside that each captured tensor of a function's graph stands for."""
+    return {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
+
+
+def _cone(
+    tensors: Iterable[tf.Tensor], stop: Set = frozenset()
+) -> tuple[list[tf.Operation], list[tf.Tensor]]:
+    """The operations that `tensors` depend on, up to the tensors of `stop`; and those of `stop`."""
+    operations: dict[str, tf.Operation] = {}
+    boundary: dict = {}
+    pending = list(tensors)
+    while pending:
+        tensor = pending.pop()
+        if tensor.ref() in stop:
+            boundary[tensor.ref()] = tensor
+        elif tensor.op.name not in operations:
+            operations[tensor.op.name] = tensor.op
+            pending.extend(tensor.op.inputs)
+    return list(operations.values()), list(boundary.values())
+
+
+def _depends_on(tensor: tf.Tensor, data: set) -> bool:
+    return any(output.ref() in data for op in _cone([tensor])[0] for output in op.outputs)
+
+
+def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """The terms of a sum, through nested additions."""
+    if tensor.op.type in ("AddN", "AddV2", "Add"):
+        return [addend for t in tensor.op.inputs for addend in _addends(t)]
+    if tensor.op.type == "Identity":
+        return _addends(tensor.op.inputs[0])
+    return [tensor]
+
+
+def _is_sum_over_rows(tensor: tf.Tensor, data: set) -> bool:
+    """Whether a scalar is the sum of a vector, perhaps times something public."""
+    op = tensor.op
+    if op.type == "Identity":
+        return _is_sum_over_rows(op.inputs[0], data)
+    if op.type == "Mul":
+        private = [t for t in op.inputs if _depends_on(t, data)]
+        return len(private) == 1 and _is_sum_over_rows(private[0], data)
+    return op.type == "Sum" and op.inputs[0].shape.rank == 1
+
+
+def _check_state(graph: tf.Graph, data: set) -> None:
+    """Refuses layers that write what they see of the batch into a variable."""
+    for op in graph.get_operations():
+        if op.type not in _ASSIGN_TYPES or not any(_depends_on(t, data) for t in op.inputs[1:]):
+            continue
+        variable = _variable_of(op.inputs[0])
+        if variable is None or _is_metric(variable):
+            continue
+        raise ValueError(
+            f"The model writes a statistic of the batch into its variable '{variable.name}': it "
+            "would leave the training without noise, and it mixes examples. Replace "
+            "BatchNormalization by GroupNormalization or LayerNormalization, and do not use "
+            "stateful layers."
+        )
+
+
+def _variable_of(handle: tf.Tensor) -> tf.Variable | None:
+    """The variable that a graph's resource tensor is the handle of, if the graph reads it too."""
+    watched = list(getattr(handle.graph, "_watched_variables", ()))
+    outer = handle
+    while tf.is_symbolic_tensor(outer):
+        outer = _captured(outer.graph).get(outer.ref())
+    return next((v for v in watched if v.handle is outer), None)
+
+
+def _is_metric(variable: tf.Variable) -> bool:
+    """Whether a variable is one of a Keras metric, by how Keras makes those."""
+    return (
+        variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.SUM
+    )

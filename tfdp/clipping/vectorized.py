@@ -1,0 +1,204 @@
+"""The engine that is right for any model: every example's gradient by itself, vectorised."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdp.clipping import loss_graph
+from tfdp.clipping.engine import ClippedSum, ClippingEngine
+
+# Memory for the gradients of the examples that are worked on at the same time.
+_GRADIENT_BYTES = 512 * 2**20
+# Operations that `tf.vectorized_map` cannot convert where they come with loops (LSTM, GRU).
+_LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+
+
+class VectorizedClipping(ClippingEngine):
+    """Instantiates the gradient of every example, and clips it.
+
+    The traced loss is evaluated on one row at a time, vectorised over rows with
+    `tf.vectorized_map`, chunk by chunk so that the gradients of all examples never lie in memory
+    together. Models with loops (LSTM, GRU) are worked on row by row.
+
+    Formal guarantees:
+      * An example's contribution is a function of that example and the weights alone.
+      * Its norm is at most `l2_norm_clip`; a gradient that is not finite contributes nothing.
+      * Rows that the batch's boolean mask excludes contribute nothing.
+
+    Args:
+      l2_norm_clip: See `ClippingEngine`.
+      num_microbatches: See `ClippingEngine`. Every example draws its group on its own, uniformly:
+        groups cut from consecutive rows would all change when one example is added.
+      chunk_size: Rows that are worked on at the same time; by default as many as fit in 512 MB.
+    """
+
+    def __init__(
+        self,
+        l2_norm_clip: float,
+        num_microbatches: int | None = None,
+        chunk_size: int | None = None,
+    ):
+        super().__init__(l2_norm_clip, num_microbatches)
+        self.chunk_size = chunk_size
+
+    def clipped_sum(
+        self, loss: tf.Tensor, variables: Sequence[tf.Variable], group_seed: tf.Tensor
+    ) -> ClippedSum:
+        """See `ClippingEngine.clipped_sum`."""
+        graph = loss_graph.read_loss(loss)
+        source = loss.graph
+        handles = [source.capture(variable.handle) for variable in variables]
+        rows = tf.shape(graph.batch[0])[0]
+        checks = [
+            tf.debugging.assert_equal(
+                tf.shape(tensor)[0],
+                rows,
+                message=f"All tensors of the batch must have as many rows. Received: {tensor}.",
+            )
+            for tensor in graph.batch[1:]
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            rows = tf.identity(rows)
+
+        mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
+        groups = self._draw_groups(rows, group_seed)
+        sums, connected = self._sum_over_chunks(graph, handles, variables, mask, groups, rows)
+        if self.num_microbatches is not None:
+            sizes = tf.math.unsorted_segment_sum(
+                tf.cast(mask, tf.float32), groups, self.num_microbatches
+            )
+            means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
+            sums = [tf.reduce_sum(clipped, axis=0) for clipped in self._clip(means)]
+        public = [None] * len(variables)
+        if graph.regularizer is not None:
+            public = tf.gradients(graph.regularizer, handles)
+        return ClippedSum(
+            gradients=[
+                s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)
+            ],
+            regularizer_gradients=[None if g is None else tf.convert_to_tensor(g) for g in public],
+            rows=rows,
+            masked=graph.mask is not None,
+        )
+
+    def _draw_groups(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """The microbatch of each row: independent, so that an example moves no other's."""
+        return tf.random.stateless_uniform([rows], seed, 0, self.num_microbatches or 1, tf.int32)
+
+    def _sum_over_chunks(self, graph, handles, variables, mask, groups, rows):
+        """Sums of the clipped gradients; with microbatches, per group and not yet clipped."""
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        lead = [] if self.num_microbatches is None else [self.num_microbatches]
+        zeros = [
+            tf.zeros([*lead, *v.shape], dtype) for v, dtype in zip(variables, dtypes, strict=True)
+        ]
+        limit = self._largest_chunk(graph, variables)
+        num_chunks = (rows + limit - 1) // limit
+        chunk = (rows + num_chunks - 1) // tf.maximum(num_chunks, 1)
+        padding = num_chunks * chunk - rows
+
+        def pad(tensor):
+            return tf.pad(tensor, [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)])
+
+        batch = [pad(tensor) for tensor in graph.batch]
+        mask, groups = pad(mask), pad(groups)
+        connected = [False] * len(variables)
+
+        def gradient_of_row(row):
+            target = tf.compat.v1.get_default_graph()
+            local = [loss_graph.bring(handle, target) for handle in handles]
+            loss = graph.evaluate([tf.expand_dims(tensor, 0) for tensor in row])
+            gradients = tf.gradients(loss, local)
+            for i, gradient in enumerate(gradients):
+                connected[i] = gradient is not None
+            return [
+                tf.zeros(v.shape, dtype) if g is None else tf.cast(tf.convert_to_tensor(g), dtype)
+                for g, v, dtype in zip(gradients, variables, dtypes, strict=True)
+            ]
+
+        def add_chunk(index, sums):
+            start = index * chunk
+
+            def cut(tensor):
+                size = tf.concat([[chunk], tf.shape(tensor)[1:]], axis=0)
+                piece = tf.slice(tensor, tf.pad([start], [[0, tensor.shape.rank - 1]]), size)
+                return tf.ensure_shape(piece, [None, *tensor.shape[1:]])
+
+            piece = [cut(tensor) for tensor in batch]
+            if limit == 1:
+                gradients = [g[tf.newaxis] for g in gradient_of_row([t[0] for t in piece])]
+            else:
+                with _without_conversion_warnings():
+                    gradients = tf.vectorized_map(gradient_of_row, piece, warn=False)
+            if self.num_microbatches is None:
+                new = self._clip(gradients, keep=cut(mask))
+                new = [tf.reduce_sum(gradient, axis=0) for gradient in new]
+            else:
+                keep = tf.logical_and(cut(mask), _finite(gradients))
+                new = [
+                    tf.math.unsorted_segment_sum(
+                        _scale(gradient, tf.cast(keep, tf.float32)),
+                        cut(groups),
+                        self.num_microbatches,
+                    )
+                    for gradient in gradients
+                ]
+            return index + 1, [s + n for s, n in zip(sums, new, strict=True)]
+
+        _, sums = tf.while_loop(
+            lambda index, _: index < num_chunks, add_chunk, [0, zeros], parallel_iterations=1
+        )
+        return sums, connected
+
+    def _largest_chunk(self, graph: loss_graph.LossGraph, variables) -> int:
+        if self.chunk_size is not None:
+            return self.chunk_size
+        if graph.has_operation(_LOOP_TYPES):
+            return 1
+        bytes_per_example = sum(v.shape.num_elements() * max(4, v.dtype.size) for v in variables)
+        return max(1, _GRADIENT_BYTES // max(1, bytes_per_example))
+
+    def _clip(self, gradients, keep=None):
+        """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero."""
+        squares = tf.add_n([_sum_of_squares(gradient) for gradient in gradients])
+        norms = tf.sqrt(squares)
+        finite = tf.math.is_finite(norms)
+        if not self.clips:
+            factors = tf.ones_like(norms)
+        else:
+            factors = 1 / tf.maximum(1.0, norms / self.l2_norm_clip)
+        keep = finite if keep is None else tf.logical_and(finite, keep)
+        return [_scale(gradient, tf.where(keep, factors, 0.0)) for gradient in gradients]
+
+
+@contextlib.contextmanager
+def _without_conversion_warnings() -> Iterator[None]:
+    """Silences `vectorized_map` on operations that it runs row by row: right, if slower."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "uses a while_loop" not in record.getMessage()
+
+    logger = tf.get_logger()
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _sum_of_squares(stacked: tf.Tensor) -> tf.Tensor:
+    squares = tf.square(tf.cast(stacked, tf.float32))
+    return tf.reduce_sum(squares, axis=list(range(1, stacked.shape.rank)))
+
+
+def _finite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.math.is_finite(tf.add_n([_sum_of_squares(gradient) for gradient in gradients]))
+
+
+def _scale(stacked: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Multiplies the slices of `stacked`; a factor of zero gives zero, also for NaN."""
+    factors = tf.reshape(factors, [-1] + [1] * (stacked.shape.rank - 1))
+    scaled = stacked * tf.cast(factors, stacked.dtype)
+    return tf.where(factors == 0, tf.zeros_like(stacked), scaled)

@@ -1,0 +1,12 @@
+"""The private optimizers: what goes into `model.compile`."""
+
+from tfdp import _compat
+from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.dp_adam import DPAdam
+from tfdp.optimizers.dp_sgd import DPSGD
+from tfdp.optimizers.dp_sign_adam import DPSignAdam
+from tfdp.optimizers.dp_sign_sgd import DPSignSGD
+
+_compat.let_keras_save(PrivateOptimizerMixin)
+
+__all__ = ["DPSGD", "DPAdam", "DPSignAdam", "DPSignSGD"]

@@ -1,0 +1,465 @@
+"""What the private optimizers share: clip, sum, add noise once, divide, then the base's update."""
+
+import math
+import numbers
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+
+from tfdp.accounting import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting.sampling import padded_batch_size, truncation_probability
+from tfdp.clipping import ClippedSum, VectorizedClipping
+from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
+
+_NOT_POISSON = (
+    "Some steps were taken on batches that carry no boolean mask: they did not come from "
+    "`tfdp.data.poisson_batches`, and no epsilon can be stated for them."
+)
+_FIXED_SEED = "The noise seed is fixed (`noise_seed`): for tests only, who knows it has the data."
+
+
+class PrivateOptimizerMixin:
+    """Turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
+
+    Each logical step applies the base optimizer to
+
+        (sum of clipped gradients + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size
+
+    plus the gradient of weight regularisers, which depends on no data. The private optimizers'
+    docstrings describe the arguments.
+    """
+
+    def __init__(
+        self,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        expected_batch_size: int,
+        num_microbatches: int | None = None,
+        gradient_accumulation_steps: int = 1,
+        dataset_size: int | None = None,
+        noise_seed: int | None = None,
+        **kwargs: Any,
+    ):
+        _check_arguments(
+            l2_norm_clip,
+            noise_multiplier,
+            expected_batch_size,
+            num_microbatches,
+            gradient_accumulation_steps,
+            dataset_size,
+            noise_seed,
+        )
+        super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
+        self._expected_batch_size = expected_batch_size
+        self._dataset_size = dataset_size
+        self._gradient_accumulation_steps = gradient_accumulation_steps
+        self._clipping = VectorizedClipping(l2_norm_clip, num_microbatches)
+        self._noise = NoiseSource(noise_seed)
+        self._clipped: tuple[ClippedSum, list[tf.Variable]] | None = None
+        self._privacy_state: dict[str, tf.Variable] | None = None
+        self._accumulators: dict[Any, tf.Variable] = {}
+        self._micro_step: tf.Variable | None = None
+        self._state_to_load: dict[str, Any] | None = None
+
+    # What the optimizer is.
+
+    @property
+    def l2_norm_clip(self) -> float:
+        """Largest l2 norm of an example's (a microbatch's) gradient."""
+        return self._clipping.l2_norm_clip
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise, in units of the sensitivity of the clipped sum."""
+        return self._noise_multiplier
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise that is added to the clipped sum."""
+        if self._noise_multiplier == 0:
+            return 0.0
+        return self._noise_multiplier * self._clipping.sensitivity()
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Expected number of examples in a logical batch."""
+        return self._expected_batch_size
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches that make one logical batch."""
+        return self._gradient_accumulation_steps
+
+    @property
+    def clipping(self) -> VectorizedClipping:
+        """The clipping engine."""
+        return self._clipping
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """What has been released by this optimizer so far: noisy steps, and on what batches.
+
+        Raises:
+          ValueError: The optimizer was not given `dataset_size`.
+          PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
+        """
+        if self._dataset_size is None:
+            raise ValueError(
+                "Argument `dataset_size` must be given to the optimizer to know how batches are "
+                "sampled, for example `tfdp.DPSGD(..., "
+                "**tfdp.data.poisson_batches(...).sampling.optimizer_arguments())`. "
+                "Received: dataset_size=None."
+            )
+        ledger = PrivacyLedger(notes=() if self._noise.seed is None else (_FIXED_SEED,))
+        steps, not_poisson = self.released_steps()
+        q = self._expected_batch_size / self._dataset_size
+        rows = padded_batch_size(self._dataset_size, self._expected_batch_size)
+        if steps:
+            ledger.record(
+                dp_accounting.PoissonSampledDpEvent(q, self.event),
+                count=steps,
+                truncation_probability=truncation_probability(rows, self._dataset_size, q),
+            )
+        if not_poisson:
+            ledger.record(dp_accounting.UnsupportedDpEvent(), count=not_poisson)
+            ledger.add_note(_NOT_POISSON)
+        return ledger
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """What one logical step does to its batch: a Gaussian mechanism."""
+        return dp_accounting.GaussianDpEvent(self._noise_multiplier)
+
+    # One step.
+
+    def _compute_gradients(
+        self,
+        loss: tf.Tensor,
+        var_list: Sequence[tf.Variable],
+        grad_loss: tf.Tensor | None = None,
+        tape: tf.GradientTape | None = None,
+    ) -> list[tuple[tf.Tensor | None, tf.Variable]]:
+        """Clipped sums of gradients, not yet private: `apply_gradients` adds the noise."""
+        if grad_loss is not None:
+            raise ValueError("Argument `grad_loss` must be None: weights would undo the clipping.")
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise ValueError(
+                f"{type(self).__name__} must run on one replica: noise would be added on each. "
+                "Received a distribution strategy with "
+                f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas."
+            )
+        if tf.executing_eagerly():
+            raise ValueError(
+                f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
+                "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
+                "or decorate your training step with `@tf.function`."
+            )
+        if callable(loss):
+            loss = loss()
+        if callable(var_list):
+            var_list = var_list()
+        variables = list(tf.nest.flatten(var_list))
+        self._was_dp_gradients_called = True
+        with tf.name_scope(self._name + "/clipped_sum"):
+            seed = self._noise.step_key(-1 - self.iterations)
+            clipped = self._clipping.clipped_sum(loss, variables, seed)
+        self._clipped = (clipped, variables)
+        return list(zip(clipped.gradients, variables, strict=True))
+
+    def get_gradients(self, loss: Any, params: Any) -> Any:
+        """Not supported: TensorFlow 1 style training."""
+        raise NotImplementedError(f"{type(self).__name__} trains in TensorFlow 2 style only.")
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> tf.Operation:
+        """Adds noise to the clipped sums that `minimize` computed, and updates the variables.
+
+        Args:
+          grads_and_vars: What `_compute_gradients` returned: nothing else is private.
+          name: Name of the operation.
+          experimental_aggregate_gradients: As in Keras.
+
+        Returns:
+          The operation that updates the variables.
+
+        Raises:
+          RuntimeError: The gradients are not this optimizer's own clipped sums.
+        """
+        given = [gradient for gradient, _ in grads_and_vars]
+        clipped, variables = self._clipped or (None, [])
+        if clipped is None or any(
+            g is not own for g, own in zip(given, clipped.gradients, strict=True)
+        ):
+            raise RuntimeError(
+                f"{type(self).__name__}.apply_gradients must be given the clipped sums that its "
+                "`minimize` computes: gradients from elsewhere, such as `tape.gradient`, are not "
+                "private. Call `optimizer.minimize(loss, variables, tape=tape)` with one loss "
+                "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
+            )
+        self._clipped = None
+        with tf.init_scope():
+            self._create_all_weights([v for v in variables])
+        if self._gradient_accumulation_steps == 1:
+            return self._logical_step(clipped.gradients, clipped, variables, name)
+        return self._accumulate(clipped, variables, name)
+
+    def _accumulate(self, clipped: ClippedSum, variables: list, name: str | None) -> tf.Operation:
+        """Adds to the sum of a logical batch; the last of its batches makes the step."""
+        with tf.init_scope():
+            if self._micro_step is None:
+                self._micro_step = tf.Variable(0, dtype=tf.int32, trainable=False)
+            for v in variables:
+                if v.ref() not in self._accumulators:
+                    # Sums without noise: never a slot, so that no checkpoint holds them.
+                    self._accumulators[v.ref()] = tf.Variable(tf.zeros(v.shape), trainable=False)
+        present = [
+            (self._accumulators[v.ref()], gradient)
+            for v, gradient in zip(variables, clipped.gradients, strict=True)
+            if gradient is not None
+        ]
+        for accumulator, gradient in present:
+            accumulator.assign_add(tf.cast(gradient, tf.float32))
+        micro_step = self._micro_step.assign_add(1)
+
+        def last() -> tf.Tensor:
+            sums = [
+                None if g is None else tf.cast(self._accumulators[v.ref()].read_value(), g.dtype)
+                for v, g in zip(variables, clipped.gradients, strict=True)
+            ]
+            self._logical_step(sums, clipped, variables, name)
+            for accumulator, _ in present:
+                accumulator.assign(tf.zeros_like(accumulator))
+            self._micro_step.assign(0)
+            return tf.constant(True)
+
+        return tf.cond(
+            micro_step >= self._gradient_accumulation_steps, last, lambda: tf.constant(False)
+        )
+
+    def _logical_step(
+        self, sums: list, clipped: ClippedSum, variables: list, name: str | None
+    ) -> tf.Operation:
+        """One Gaussian mechanism, and the base optimizer's update with its result."""
+        with tf.control_dependencies(self._checks(clipped.rows, clipped.masked)):
+            key = self._noise.step_key(self.iterations)
+        noisy = add_gaussian_noise(sums, self.noise_stddev, key)
+        self._count_step(clipped.masked)
+        # A public constant: the size of the batch that was drawn is private.
+        divisor = self._clipping.num_microbatches or self._expected_batch_size
+        gradients = []
+        for total, public, v in zip(noisy, clipped.regularizer_gradients, variables, strict=True):
+            parts = [] if total is None else [total / divisor]
+            parts += [] if public is None else [tf.cast(public, parts[0].dtype if parts else None)]
+            update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
+            gradients.append((None if update is None else tf.cast(update, v.dtype), v))
+        return super().apply_gradients(gradients, name=name)
+
+    def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Post-processing of the noisy gradient before the base optimizer sees it."""
+        return gradient
+
+    def _checks(self, rows: tf.Tensor, masked: bool) -> list:
+        """Checks made at every step that its privacy parameters are the ones accounted for."""
+        checks = [
+            tf.debugging.assert_equal(
+                self._privacy_state["parameters"],
+                tf.constant(list(self._privacy_parameters().values()), tf.float64),
+                message="Training must go on with the privacy parameters that it began with: "
+                f"{', '.join(self._privacy_parameters())}. The restored ones differ.",
+            )
+        ]
+        if masked and self._dataset_size is not None:
+            needed = padded_batch_size(self._dataset_size, self._expected_batch_size)
+            steps = self._gradient_accumulation_steps
+            checks.append(
+                tf.debugging.Assert(
+                    tf.logical_and(rows * steps >= needed, rows * (steps - 1) < needed),
+                    [
+                        f"A logical batch must have {needed} rows, the padded size of "
+                        f"expected_batch_size={self._expected_batch_size} out of "
+                        f"dataset_size={self._dataset_size}, in "
+                        f"gradient_accumulation_steps={steps} batches. Received rows per batch:",
+                        rows,
+                    ],
+                )
+            )
+        return [check for check in checks if check is not None]
+
+    # The ledger, and state.
+
+    def _privacy_parameters(self) -> dict[str, float]:
+        return {
+            "l2_norm_clip": float(self.l2_norm_clip),
+            "noise_multiplier": float(self._noise_multiplier),
+            "expected_batch_size": float(self._expected_batch_size),
+            "num_microbatches": float(self._clipping.num_microbatches or 0),
+            "dataset_size": float(self._dataset_size or 0),
+        }
+
+    def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
+        super()._create_all_weights(var_list)
+        if self._privacy_state is None:
+            values = list(self._privacy_parameters().values())
+            state = {
+                "steps": self._add_state("privacy_steps", 0, tf.int64),
+                "not_poisson": self._add_state("privacy_steps_not_poisson", 0, tf.int64),
+                "parameters": self._add_state("privacy_parameters", values, tf.float64),
+            }
+            # Never restored: steps of this process stay counted when an older checkpoint is.
+            state["steps_here"] = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._privacy_state = state
+        if self._state_to_load is not None:
+            state, self._state_to_load = self._state_to_load, None
+            self._assign_state(state)
+
+    def _add_state(self, name: str, value: Any, dtype: tf.DType) -> tf.Variable:
+        variable = self.add_weight(
+            name,
+            shape=tf.TensorShape([len(value)] if isinstance(value, list) else []),
+            dtype=dtype,
+            trainable=False,
+            initializer=lambda shape, dtype=None, **_: tf.constant(value, dtype, shape),
+        )
+        self._weights.append(variable)
+        return variable
+
+    def _count_step(self, masked: bool) -> None:
+        state = self._privacy_state
+        if not masked:
+            state["not_poisson"].assign_add(1)
+            return
+        here = state["steps_here"].assign_add(1)
+        state["steps"].assign(tf.maximum(state["steps"] + 1, here))
+
+    def released_steps(self) -> tuple[int, int]:
+        """Steps on Poisson batches, and other steps."""
+        if self._privacy_state is None:
+            if self._state_to_load is None:
+                return 0, 0
+            state = self._state_to_load
+            return int(state["privacy_steps"]), int(state["privacy_steps_not_poisson"])
+        state = self._privacy_state
+        self._check_parameters(state["parameters"].numpy())
+        steps = max(int(state["steps"].numpy()), int(state["steps_here"].numpy()))
+        return steps, int(state["not_poisson"].numpy())
+
+    def _check_parameters(self, restored: Sequence[float]) -> None:
+        for (name, own), other in zip(self._privacy_parameters().items(), restored, strict=True):
+            if own != other:
+                raise PrivacyParametersChangedError(
+                    f"Argument `{name}` must stay {other:g}, with which training began. "
+                    f"Received: {name}={own:g}. Start a new training to change it."
+                )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the state into a `.keras` file: slots, iterations and ledger."""
+        for i, variable in enumerate(self.weights):
+            key = variable.name.split(":")[0].split("/")[-1]
+            store[key if key.startswith("privacy_") else f"{i}"] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes the state back; it is assigned when the variables are created.
+
+        Raises:
+          PrivacyParametersChangedError: The state is of other privacy parameters.
+        """
+        state = {key: store[key][()] for key in store}
+        if not state:
+            return
+        if "privacy_parameters" in state:
+            self._check_parameters(state["privacy_parameters"])
+        if self._privacy_state is None:
+            self._state_to_load = state
+        else:
+            self._assign_state(state)
+
+    def _assign_state(self, state: dict[str, Any]) -> None:
+        for i, variable in enumerate(self.weights):
+            key = variable.name.split(":")[0].split("/")[-1]
+            variable.assign(state[key if key.startswith("privacy_") else f"{i}"])
+
+    def restore_from_saved_model(self, model: tf.keras.Model, path: str) -> None:
+        """Restores the state that Keras saved with `model` but does not restore itself."""
+        prefix = os.path.join(path, "variables", "variables")
+        tf.train.Checkpoint(root=model).restore(prefix).expect_partial()
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this optimizer again. The secret noise key is not in it."""
+        return {
+            **super().get_config(),
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": self._noise_multiplier,
+            "expected_batch_size": self._expected_batch_size,
+            "num_microbatches": self._clipping.num_microbatches,
+            "gradient_accumulation_steps": self._gradient_accumulation_steps,
+            "dataset_size": self._dataset_size,
+            "noise_seed": self._noise.seed,
+        }
+
+
+def _check_arguments(
+    l2_norm_clip: float,
+    noise_multiplier: float,
+    expected_batch_size: int,
+    num_microbatches: int | None,
+    gradient_accumulation_steps: int,
+    dataset_size: int | None,
+    noise_seed: int | None,
+) -> None:
+    if not (_is_number(l2_norm_clip) and l2_norm_clip > 0):
+        raise ValueError(
+            f"Argument `l2_norm_clip` must be a positive number. Received: {l2_norm_clip=}."
+        )
+    if not (_is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
+        raise ValueError(
+            "Argument `noise_multiplier` must be a non-negative, finite number (0: no privacy). "
+            f"Received: {noise_multiplier=}."
+        )
+    if noise_multiplier > 0 and math.isinf(l2_norm_clip):
+        raise ValueError(
+            "Argument `l2_norm_clip` must be finite when there is noise: an example's influence "
+            f"would not be bounded. Received: {l2_norm_clip=}, {noise_multiplier=}."
+        )
+    for name, value in (
+        ("expected_batch_size", expected_batch_size),
+        ("num_microbatches", num_microbatches),
+        ("gradient_accumulation_steps", gradient_accumulation_steps),
+        ("dataset_size", dataset_size),
+    ):
+        optional = name in ("num_microbatches", "dataset_size")
+        if (value is None and optional) or (_is_integer(value) and value >= 1):
+            continue
+        raise ValueError(
+            f"Argument `{name}` must be a positive integer{' or None' if optional else ''}. "
+            f"Received: {name}={value!r}."
+        )
+    if dataset_size is not None and dataset_size < expected_batch_size:
+        raise ValueError(
+            "Argument `dataset_size` must be at least `expected_batch_size`. "
+            f"Received: {dataset_size=}, {expected_batch_size=}."
+        )
+    if num_microbatches is not None and gradient_accumulation_steps > 1:
+        raise ValueError(
+            "Argument `num_microbatches` must be None with gradient accumulation: where an "
+            "example's batch ends depends on the other examples, and with it, who shares its "
+            f"group. Received: {num_microbatches=}, {gradient_accumulation_steps=}."
+        )
+    if not (noise_seed is None or _is_integer(noise_seed)):
+        raise ValueError(
+            f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -1,0 +1,72 @@
+"""Where the noise of a private optimizer comes from."""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+
+class NoiseSource:
+    """Gaussian noise that nobody can draw again.
+
+    The key comes from the operating system's entropy, whatever `keras.utils.set_random_seed` was
+    given, and is part of no checkpoint, config or saved graph: who has it can subtract the noise.
+    Every draw uses the key with a counter that never goes back, also when an older checkpoint is
+    restored, so that steps never share noise; variables get keys of their own.
+
+    Args:
+      seed: For tests: makes the draws a function of the seed and of `position`.
+    """
+
+    def __init__(self, seed: int | None = None):
+        self.seed = seed
+        with tf.init_scope():
+            key = np.array([seed, 0]) if seed is not None else _entropy()
+            self._key = tf.Variable(key.astype(np.int64), trainable=False, name="noise_key")
+            self._counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_counter")
+
+    def step_key(self, position: tf.Tensor) -> tf.Tensor:
+        """A new key, int64 `[2]`: for the next step, or with a test seed, for step `position`."""
+        if self.seed is None:
+            position = self._counter.assign_add(1)
+        return _fold_in(self._key.read_value(), tf.cast(position, tf.int64))
+
+    @property
+    def draws(self) -> tf.Variable:
+        """Number of keys given out since the source was made."""
+        return self._counter
+
+
+def add_gaussian_noise(
+    tensors: list[tf.Tensor | None], stddev: float, key: tf.Tensor
+) -> list[tf.Tensor | None]:
+    """Adds independent N(0, stddev^2) to every coordinate of every tensor.
+
+    Args:
+      tensors: Tensors of any shapes; None is left as it is.
+      stddev: Standard deviation, in the units of the tensors.
+      key: int64 `[2]`, used for nothing else.
+
+    Returns:
+      The noisy tensors.
+    """
+    if stddev == 0:
+        return tensors
+    noisy: list[tf.Tensor | None] = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None:
+            noisy.append(None)
+            continue
+        noise = tf.random.stateless_normal(
+            tf.shape(tensor), _fold_in(key, i), stddev=stddev, dtype=tensor.dtype
+        )
+        noisy.append(tensor + noise)
+    return noisy
+
+
+def _fold_in(key: tf.Tensor, data: tf.Tensor | int) -> tf.Tensor:
+    return tf.random.experimental.stateless_fold_in(key, tf.cast(data, tf.int64))
+
+
+def _entropy() -> np.ndarray:
+    return np.frombuffer(os.urandom(16), dtype=np.int64)
