@@ -96,3 +96,7 @@ class UnclippedEngine(VectorizedClipping):
     @property
     def clips(self):
         return False
+
+
+def crossentropy_metric() -> tf.keras.metrics.Metric:
+    return tf.keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="crossentropy")

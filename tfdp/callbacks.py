@@ -32,7 +32,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def __init__(self, target_epsilon: float, delta: float):
         super().__init__()
         if not target_epsilon > 0:
-            raise ValueError(f"Argument `target_epsilon` must be positive. Received: {target_epsilon=}.")
+            raise ValueError(
+                f"Argument `target_epsilon` must be positive. Received: {target_epsilon=}."
+            )
         if not 0 < delta < 1:
             raise ValueError(f"Argument `delta` must be in (0, 1). Received: {delta=}.")
         self.target_epsilon = target_epsilon

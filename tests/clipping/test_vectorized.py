@@ -94,9 +94,7 @@ def test_compiled_by_xla():
     model = support.small_model()
     x, y = support.small_data(N)
     plain = support.ClippedSum(VectorizedClipping(0.5, chunk_size=3), model, x)
-    compiled = support.ClippedSum(
-        VectorizedClipping(0.5, chunk_size=3), model, x, jit_compile=True
-    )
+    compiled = support.ClippedSum(VectorizedClipping(0.5, chunk_size=3), model, x, jit_compile=True)
     np.testing.assert_allclose(compiled(x, y), plain(x, y), atol=1e-6)
 
 
@@ -223,7 +221,9 @@ def test_masked_rows_contribute_nothing_whatever_they_hold():
     clipped_sum = support.ClippedSum(VectorizedClipping(0.5), model, x)
     mask = np.array([True, False, True, False, True, False, False])
     padded = np.where(mask[:, None], x, np.float32(np.nan))
-    np.testing.assert_allclose(clipped_sum(padded, y, mask), clipped_sum(x[mask], y[mask]), atol=1e-6)
+    np.testing.assert_allclose(
+        clipped_sum(padded, y, mask), clipped_sum(x[mask], y[mask]), atol=1e-6
+    )
     assert not np.any(clipped_sum(x, y, np.zeros(N, bool)))
     assert not np.any(clipped_sum(x[:0], y[:0]))
 
@@ -263,9 +263,7 @@ def test_dropout_is_drawn_for_each_example():
     model = tf.keras.Sequential([layers.Dropout(0.5), layers.Dense(1, use_bias=False)])
     x, y = np.ones([200, 50], "float32"), np.zeros(200, "float32")
     engine = VectorizedClipping(np.inf)
-    clipped_sum = support.ClippedSum(
-        engine, model, x, loss=linear_loss, target_dtype=tf.float32
-    )
+    clipped_sum = support.ClippedSum(engine, model, x, loss=linear_loss, target_dtype=tf.float32)
     # Of 200 masks, a coordinate survives 100 +- 7 times, each time worth 2. One mask for all
     # examples would give 0 or 400.
     total = clipped_sum(x, y)

@@ -92,7 +92,7 @@ def poisson_batches(
             keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
             return tf.where(keep, taken, tf.zeros([], taken.dtype))
 
-        return _open(tf.nest.map_structure(rows_of, (x, y))) + (_open(mask),)
+        return (*_open(tf.nest.map_structure(rows_of, (x, y))), _open(mask))
 
     batches = tf.data.Dataset.range(steps_per_epoch).map(draw)
     if chunks > 1:

@@ -58,14 +58,14 @@ def add_gaussian_noise(
             noisy.append(None)
             continue
         noise = tf.random.stateless_normal(
-            tf.shape(tensor), _fold_in(key, i), stddev=stddev, dtype=tensor.dtype
+            tf.shape(tensor), _fold_in(key, i), stddev=stddev, dtype=tensor.dtype, alg="philox"
         )
         noisy.append(tensor + noise)
     return noisy
 
 
 def _fold_in(key: tf.Tensor, data: tf.Tensor | int) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(key, tf.cast(data, tf.int64))
+    return tf.random.experimental.stateless_fold_in(key, tf.cast(data, tf.int64), alg="philox")
 
 
 def _entropy() -> np.ndarray:

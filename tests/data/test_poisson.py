@@ -1,0 +1,224 @@
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp.accounting.sampling import TRUNCATION_PROBABILITY, padded_batch_size
+from tfdp.data.poisson import sample_indices
+
+N, B = 50, 8
+X = np.arange(N, dtype="float32")[:, None] * np.ones([1, 3], "float32")
+Y = np.arange(N)
+
+
+def draw_many(steps, sampler=None, n=N, q=B / N, rows=None):
+    """The samples of many batches, as an inclusion matrix `[steps, n]`."""
+    rows = rows or padded_batch_size(n, round(n * q))
+    sampler = sampler or sample_indices
+    keys = np.stack([np.full(steps, 11), np.arange(steps)], 1)
+    draw_all = tf.function(lambda keys: tf.map_fn(lambda key: sampler(key, n, q, rows), keys))
+    indices = draw_all(tf.constant(keys)).numpy()
+    included = np.zeros([steps, n], bool)
+    for step, drawn in enumerate(indices):
+        included[step, drawn[drawn < n]] = True
+    return included
+
+
+def assert_poisson_sampling(included, q):
+    """Chi-square tests that examples are in batches independently, with probability q."""
+    steps, n = included.shape
+    counts = included.sum(axis=0)
+    variance = steps * q * (1 - q)
+    if q < 1:
+        statistic = np.sum((counts - steps * q) ** 2) / variance
+        assert 1e-5 < scipy.stats.chi2.sf(statistic, n) < 1 - 1e-5  # How often each example is in.
+    sizes = included.sum(axis=1)
+    law = scipy.stats.binom(n, q)
+    edges = np.unique(law.ppf(np.linspace(0.02, 0.98, 12)).astype(int))
+    observed = np.histogram(sizes, [-1, *edges, n + 1])[0]  # Bins are [a, b).
+    expected = steps * np.diff(law.cdf(np.array([-1, *edges, n + 2]) - 1))
+    assert scipy.stats.chisquare(observed, expected).pvalue > 1e-5  # Batch sizes.
+    products = included.T.astype(float) @ included
+    pairs = products[np.triu_indices(n, 1)]
+    z = (pairs - steps * q * q) / np.sqrt(steps * q * q * (1 - q * q))
+    assert abs(np.mean(z)) < 5 * np.sqrt(1 / len(z) + (n - 1) / len(z))  # Pairs of examples.
+
+
+@pytest.mark.parametrize(("n", "q"), [(50, 0.16), (20, 0.5), (40, 0.9), (400, 0.02)])
+def test_each_example_is_in_each_batch_independently(n, q):
+    assert_poisson_sampling(draw_many(4000, n=n, q=q), q)
+
+
+def test_all_examples_with_probability_one():
+    assert np.all(draw_many(5, n=20, q=1.0))
+
+
+def fixed_size(key, n, q, rows):
+    """Mutant: a uniform sample of fixed size, as shuffled batches are."""
+    order = tf.argsort(tf.random.stateless_uniform([n], key))
+    return tf.cast(
+        tf.concat([order[: round(n * q)], tf.fill([rows - round(n * q)], n)], 0), tf.int64
+    )
+
+
+def too_likely(key, n, q, rows):
+    """Mutant: the probability is a tenth too large."""
+    return sample_indices(key, n, 1.1 * q, rows)
+
+
+def truncated(key, n, q, rows):
+    """Mutant: larger batches are cut off."""
+    drawn = sample_indices(key, n, q, rows)
+    return tf.where(tf.range(rows) < round(n * q) + 2, drawn, n)
+
+
+@pytest.mark.parametrize("mutant", [fixed_size, too_likely, truncated])
+def test_other_sampling_is_caught(mutant):
+    with pytest.raises(AssertionError):
+        assert_poisson_sampling(draw_many(4000, mutant), B / N)
+
+
+def batches(**kwargs):
+    kwargs = {"expected_batch_size": B, "steps_per_epoch": 6, **kwargs}
+    return tfdp.data.poisson_batches((X, Y), **kwargs)
+
+
+def test_batches_are_padded_and_masked():
+    for x, y, mask in batches():
+        x, y, mask = x.numpy(), y.numpy(), mask.numpy()
+        assert x.shape == (padded_batch_size(N, B), 3) and mask.dtype == bool
+        np.testing.assert_array_equal(x[mask][:, 0], y[mask])
+        assert len(set(y[mask])) == mask.sum()  # Without repetition.
+        assert not np.any(x[~mask]) and not np.any(y[~mask])
+
+
+def test_the_first_dimension_is_open_and_the_length_known():
+    data = batches()
+    assert [spec.shape[0] for spec in data.element_spec] == [None] * 3
+    assert data.element_spec[0].shape[1:] == [3]
+    assert len(data) == 6
+    assert len(tfdp.data.poisson_batches((X, Y), expected_batch_size=8)) == 6
+
+
+def test_padding_is_large_enough_and_no_larger():
+    for n, b in [(60000, 256), (1437, 64), (50, 8), (10, 10)]:
+        rows = padded_batch_size(n, b)
+        tail = scipy.stats.binom.sf([rows - 1, rows], n, b / n)
+        assert tail[1] <= TRUNCATION_PROBABILITY
+        assert rows == b or tail[0] > TRUNCATION_PROBABILITY
+
+
+def collect(data):
+    return [tuple(y.numpy()[mask.numpy()]) for _, y, mask in data]
+
+
+def test_every_epoch_draws_anew():
+    data = batches()
+    first, second = collect(data), collect(data)
+    assert not set(first) & set(second)
+
+
+def test_sampling_is_secret_unless_a_seed_is_given():
+    tf.keras.utils.set_random_seed(1)
+    first = collect(batches())
+    tf.keras.utils.set_random_seed(1)
+    assert collect(batches()) != first
+    assert collect(batches(seed=3)) == collect(batches(seed=3)) != collect(batches(seed=4))
+
+
+def test_sampling_goes_on_after_an_interruption():
+    data = batches(seed=3)
+    first, second = collect(data), collect(data)
+    assert collect(batches(seed=3, first_step=6)) == second
+    assert collect(batches(seed=3, first_step=2))[:4] == first[2:]
+
+
+def test_chunks_hold_the_same_batches():
+    whole, parts = batches(seed=3), batches(seed=3, chunk_size=7)
+    steps = parts.sampling.gradient_accumulation_steps
+    assert steps == -(-padded_batch_size(N, B) // 7) == len(parts) / len(whole)
+    chunks = [(y.numpy(), mask.numpy()) for _, y, mask in parts]
+    assert {len(mask) for _, mask in chunks} == {7}
+    joined = [
+        tuple(np.concatenate([y[mask] for y, mask in chunks[i : i + steps]]))
+        for i in range(0, len(chunks), steps)
+    ]
+    assert joined == collect(whole)
+
+
+def test_nested_inputs():
+    data = tfdp.data.poisson_batches(
+        ({"a": X, "b": (Y, X[:, 0])}, Y), expected_batch_size=B, steps_per_epoch=1
+    )
+    ((x, y, mask),) = data
+    np.testing.assert_array_equal(x["b"][0].numpy()[mask], y.numpy()[mask])
+
+
+def test_a_tf_data_dataset_of_examples():
+    source = tf.data.Dataset.from_tensor_slices((X, Y))
+    data = tfdp.data.poisson_batches(source, expected_batch_size=B, seed=3, steps_per_epoch=6)
+    assert collect(data) == collect(batches(seed=3))
+    assert data.sampling.dataset_size == N
+
+
+def test_fit_with_metrics():
+    """Loss and weighted metrics are those of the examples, whatever the padding."""
+    model = support.small_model()
+    x, y = support.small_data(60)
+    data = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=1)
+    arguments = data.sampling.optimizer_arguments()
+    model.compile(
+        tfdp.DPSGD(1.0, 1.0, learning_rate=0.0, **arguments),
+        loss=support.crossentropy(),
+        weighted_metrics=["accuracy", support.crossentropy_metric()],
+    )
+    logs = model.fit(data, epochs=1, verbose=0).history
+    same = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=1)
+    real = [(x_.numpy()[m.numpy()], y_.numpy()[m.numpy()]) for x_, y_, m in same]
+    xs, ys = (np.concatenate(parts) for parts in zip(*real, strict=True))
+    expected = model.evaluate(xs, ys, verbose=0, return_dict=True)
+    assert logs["accuracy"][0] == pytest.approx(expected["accuracy"], abs=1e-6)
+    assert logs["crossentropy"][0] == pytest.approx(expected["crossentropy"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"expected_batch_size": 0}, "`expected_batch_size` must be an integer of at least 1"),
+        ({"expected_batch_size": 51}, "at most 50, the number of examples.*=51"),
+        ({"expected_batch_size": 2.5}, "`expected_batch_size` must be an integer"),
+        ({"chunk_size": 0}, "`chunk_size` must be an integer of at least 1 or None"),
+        ({"steps_per_epoch": -1}, "`steps_per_epoch` must"),
+        ({"seed": "x"}, "`seed` must"),
+        ({"first_step": -1}, "`first_step` must"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        batches(**change)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X, Y[:-1]), "one positive length"),
+        ((X[:0], Y[:0]), "one positive length"),
+        ((X, 3), "one positive length"),
+        (X, r"pair \(x, y\)"),
+        ((X, Y, Y), "of length 3"),
+        (tf.data.Dataset.range(3), r"examples \(x, y\)"),
+        (tf.data.Dataset.from_tensors((1.0, 2)).repeat(), "infinite"),
+        (
+            tf.data.Dataset.from_generator(
+                lambda: ((np.zeros(n), n) for n in (1, 2)),
+                output_signature=(tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)),
+            ),
+            "one shape",
+        ),
+    ],
+)
+def test_bad_data(data, message):
+    with pytest.raises(ValueError, match=f"Argument `data` must.*{message}"):
+        tfdp.data.poisson_batches(data, expected_batch_size=1)

@@ -1,0 +1,299 @@
+"""What all private optimizers share: one noisy step per logical batch, on the right sum."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tests.support import OPTIMIZERS, compiled, small_data, small_model, without_noise
+
+layers = tf.keras.layers
+X, Y = small_data(64)
+
+
+def weights(model) -> np.ndarray:
+    return support.flat(model.get_weights())
+
+
+def fit(model, data=None, epochs=1, **kwargs):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(32) if data is None else data
+    return model.fit(data, epochs=epochs, verbose=0, **kwargs)
+
+
+def masked(mask, x=X, y=Y):
+    return tf.data.Dataset.from_tensors((x, y, np.asarray(mask)))
+
+
+# Equal to Keras without noise and clip.
+
+KERAS = {
+    "sgd": (tfdp.DPSGD, tf.keras.optimizers.legacy.SGD, {"learning_rate": 0.3}),
+    "momentum": (
+        tfdp.DPSGD,
+        tf.keras.optimizers.legacy.SGD,
+        {"learning_rate": 0.3, "momentum": 0.9, "nesterov": True},
+    ),
+    "adam": (tfdp.DPAdam, tf.keras.optimizers.legacy.Adam, {"learning_rate": 0.03}),
+    "amsgrad": (
+        tfdp.DPAdam,
+        tf.keras.optimizers.legacy.Adam,
+        {"learning_rate": 0.03, "amsgrad": True, "beta_1": 0.7},
+    ),
+    "schedule": (
+        tfdp.DPSGD,
+        tf.keras.optimizers.legacy.SGD,
+        {"learning_rate": tf.keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.1])},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERAS)
+def test_without_noise_and_clip_it_is_keras(name):
+    private, plain, arguments = KERAS[name]
+    ours = compiled(without_noise(private, 32, **arguments))
+    keras = compiled(plain(**arguments), loss=support.crossentropy("auto"))
+    fit(ours, epochs=3)
+    fit(keras, epochs=3)
+    np.testing.assert_allclose(weights(ours), weights(keras), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_gradient_accumulation_is_one_step(name):
+    private, plain, arguments = KERAS[name]
+    ours = compiled(without_noise(private, 64, gradient_accumulation_steps=2, **arguments))
+    keras = compiled(plain(**arguments), loss=support.crossentropy("auto"))
+    fit(ours, epochs=3)
+    fit(keras, tf.data.Dataset.from_tensors((X, Y)), epochs=3)
+    np.testing.assert_allclose(weights(ours), weights(keras), rtol=1e-4, atol=1e-6)
+    assert ours.optimizer.iterations.numpy() == 3
+
+
+# One step, exactly: clip, noise, divide.
+
+
+def one_step(optimizer, mask=None, model=None):
+    """The change of the weights by one step of gradient descent with rate 1."""
+    model = compiled(optimizer, model)
+    before = weights(model)
+    fit(model, masked(np.ones(len(Y), bool) if mask is None else mask))
+    return before - weights(model)
+
+
+def test_the_step_is_the_clipped_sum_over_the_expected_batch_size():
+    model = small_model()
+    optimizer = tfdp.DPSGD(0.05, 0.0, expected_batch_size=50, learning_rate=1.0)
+    mask = np.arange(64) % 3 != 0
+    expected = support.looped_clipped_sum(model, X[mask], Y[mask], 0.05) / 50
+    np.testing.assert_allclose(one_step(optimizer, mask, model), expected, atol=1e-6)
+
+
+class DividesByRealisedSize(tfdp.DPSGD):
+    """Mutant: the sum is divided by the number of rows, as in TF-Privacy."""
+
+    def _logical_step(self, sums, clipped, variables, name):
+        scale = self.expected_batch_size / tf.cast(clipped.rows, tf.float32)
+        return super()._logical_step([s * scale for s in sums], clipped, variables, name)
+
+
+def test_dividing_by_the_realised_size_is_caught():
+    model = small_model()
+    optimizer = DividesByRealisedSize(0.05, 0.0, expected_batch_size=50, learning_rate=1.0)
+    expected = support.looped_clipped_sum(model, X, Y, 0.05) / 50
+    assert not np.allclose(one_step(optimizer, None, model), expected, atol=1e-6)
+
+
+def test_microbatches_divide_by_their_number():
+    optimizer = tfdp.DPSGD(1e-3, 0.0, 64, num_microbatches=1, learning_rate=1.0)
+    np.testing.assert_allclose(np.linalg.norm(one_step(optimizer)), 1e-3, rtol=1e-4)
+
+
+def test_an_empty_batch_is_a_step_of_noise():
+    optimizer = tfdp.DPSGD(1.0, 1.0, 64, learning_rate=1.0)
+    step = one_step(optimizer, np.zeros(64, bool))
+    assert np.all(np.isfinite(step)) and np.all(step != 0)
+    assert optimizer.iterations.numpy() == 1
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+def test_a_bad_example_does_not_destroy_the_model(cls):
+    x = X.copy()
+    x[0], x[1], x[2] = np.nan, np.inf, 1e38
+    model = compiled(cls(1.0, 0.5, 64))
+    fit(model, masked(np.ones(64, bool), x), epochs=3)
+    assert np.all(np.isfinite(weights(model)))
+
+
+def test_regularisers_are_added_after_clipping():
+    def model():
+        tf.keras.utils.set_random_seed(3)
+        return tf.keras.Sequential(
+            [layers.Input([4]), layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(5.0))]
+        )
+
+    private = model()
+    optimizer = tfdp.DPSGD(0.01, 0.0, expected_batch_size=64, learning_rate=1.0)
+    private.compile(optimizer, loss=support.crossentropy("sum"))
+    before = weights(private)
+    regulariser = np.concatenate([10.0 * private.get_weights()[0].ravel(), np.zeros(3)])
+
+    def bare(y, prediction):
+        return support.crossentropy()(y, prediction)
+
+    expected = support.looped_clipped_sum(private, X, Y, 0.01, bare) / 64 + regulariser
+    fit(private, tf.data.Dataset.from_tensors((X, Y)))
+    np.testing.assert_allclose(before - weights(private), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_frozen_layers_do_not_move():
+    model = small_model()
+    model.layers[0].trainable = False
+    frozen = model.layers[0].get_weights()
+    free = model.layers[1].get_weights()
+    fit(compiled(tfdp.DPSGD(1.0, 1.0, 32, learning_rate=0.5), model))
+    np.testing.assert_array_equal(support.flat(frozen), support.flat(model.layers[0].get_weights()))
+    assert not np.allclose(support.flat(free), support.flat(model.layers[1].get_weights()))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"steps_per_execution": 4},
+        {"jit_compile": True},
+        {"steps_per_execution": 2, "jit_compile": True},
+    ],
+)
+def test_keras_ways_of_running_agree(how):
+    # XLA draws other normals from the same key: without noise, and see test_noise.py.
+    noise_multiplier = 0.0 if "jit_compile" in how else 1.0
+
+    def train(**kwargs):
+        optimizer = tfdp.DPSGD(0.1, noise_multiplier, 32, learning_rate=0.5, noise_seed=1)
+        model = compiled(optimizer, **kwargs)
+        fit(model, epochs=4)
+        return weights(model)
+
+    np.testing.assert_allclose(train(), train(**how), atol=1e-5)
+
+
+# Refused.
+
+
+def test_a_mean_loss_is_refused():
+    with pytest.raises(ValueError, match="one value per example"):
+        fit(compiled(tfdp.DPSGD(1.0, 1.0, 32), loss="sparse_categorical_crossentropy"))
+
+
+def test_batch_normalization_is_refused():
+    model = tf.keras.Sequential([layers.BatchNormalization(), layers.Dense(3)])
+    with pytest.raises(ValueError, match="GroupNormalization"):
+        fit(compiled(tfdp.DPSGD(1.0, 1.0, 32), model))
+
+
+def test_eager_execution_is_refused():
+    with pytest.raises(ValueError, match="run_eagerly=False"):
+        fit(compiled(tfdp.DPSGD(1.0, 1.0, 32), run_eagerly=True))
+
+
+@pytest.mark.parametrize("own_first", [False, True])
+def test_gradients_from_elsewhere_are_refused(own_first):
+    model, optimizer = small_model(), tfdp.DPSGD(1.0, 1.0, 32)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = support.crossentropy()(y, model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if own_first:
+            optimizer._compute_gradients(loss, model.trainable_variables, tape=tape)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    with pytest.raises(RuntimeError, match="not private"):
+        step(X, Y)
+
+
+def test_a_custom_training_loop_calls_minimize():
+    model, optimizer = small_model(), tfdp.DPSGD(0.5, 0.0, 64, learning_rate=1.0)
+    before = weights(model)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = support.crossentropy()(y, model(x))
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    expected = support.looped_clipped_sum(model, X, Y, 0.5) / 64
+    step(tf.constant(X), tf.constant(Y))
+    np.testing.assert_allclose(before - weights(model), expected, atol=1e-6)
+
+
+def test_mixed_float16_loss_scaling_is_refused():
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tfdp.DPSGD(1.0, 1.0, 32))
+    with pytest.raises(RuntimeError, match="mixed_float16"):
+        fit(compiled(optimizer))
+
+
+GOOD = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 10}
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("l2_norm_clip", -1.0),
+        ("l2_norm_clip", 0.0),
+        ("l2_norm_clip", float("nan")),
+        ("l2_norm_clip", float("inf")),
+        ("l2_norm_clip", "1"),
+        ("noise_multiplier", -0.1),
+        ("noise_multiplier", float("nan")),
+        ("noise_multiplier", float("inf")),
+        ("noise_multiplier", None),
+        ("expected_batch_size", 0),
+        ("expected_batch_size", 2.5),
+        ("expected_batch_size", None),
+        ("num_microbatches", 0),
+        ("num_microbatches", 1.5),
+        ("gradient_accumulation_steps", 0),
+        ("gradient_accumulation_steps", None),
+        ("dataset_size", 9),
+        ("dataset_size", 100.5),
+        ("noise_seed", 0.5),
+    ],
+)
+def test_bad_arguments(cls, name, value):
+    with pytest.raises(ValueError, match=f"Argument `{name}` must .*Received"):
+        cls(**{**GOOD, name: value})
+
+
+def test_microbatches_with_accumulation_are_refused():
+    with pytest.raises(ValueError, match="`num_microbatches` must be None"):
+        tfdp.DPSGD(**GOOD, num_microbatches=2, gradient_accumulation_steps=2)
+
+
+def test_numpy_arguments_are_taken():
+    optimizer = tfdp.DPSGD(np.float32(1), np.float64(1), np.int64(10), dataset_size=np.int32(100))
+    assert optimizer.get_config()["dataset_size"] == 100
+
+
+def test_several_replicas_are_refused():
+    """In a process of its own: devices must be set up before TensorFlow starts."""
+    import subprocess
+    import sys
+
+    program = """
+import tfdp, tensorflow as tf, numpy as np
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+    model.compile(tfdp.DPSGD(1.0, 1.0, 8), loss=tf.keras.losses.MeanSquaredError(reduction="none"))
+try:
+    model.fit(np.zeros([16, 3]), np.zeros([16, 2]), verbose=0)
+except ValueError as error:
+    print("REFUSED" if "one replica" in str(error) and "2 replicas" in str(error) else error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "REFUSED" in result.stdout, result.stdout + result.stderr[-2000:]

@@ -1,0 +1,179 @@
+"""Configs, saved models, checkpoints, and the ledger in them."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_vectorized as tf_privacy
+
+import tfdp
+from tests import support
+from tests.support import OPTIMIZERS, compiled, small_data
+
+X, Y = small_data(64)
+BASES = {
+    tfdp.DPSGD: tf_privacy.VectorizedDPKerasSGDOptimizer,
+    tfdp.DPSignSGD: tf_privacy.VectorizedDPKerasSGDOptimizer,
+    tfdp.DPAdam: tf_privacy.VectorizedDPKerasAdamOptimizer,
+    tfdp.DPSignAdam: tf_privacy.VectorizedDPKerasAdamOptimizer,
+}
+
+
+def batches(first_step=0, chunk_size=None, steps=3):
+    return tfdp.data.poisson_batches(
+        (X, Y),
+        expected_batch_size=16,
+        steps_per_epoch=steps,
+        seed=1,
+        first_step=first_step,
+        chunk_size=chunk_size,
+    )
+
+
+def make(cls, chunk_size=None, **kwargs):
+    sampling = batches(chunk_size=chunk_size).sampling.optimizer_arguments()
+    return cls(0.5, 1.1, noise_seed=2, learning_rate=0.02, **sampling, **kwargs)
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+def test_is_a_tf_privacy_optimizer(cls):
+    assert issubclass(cls, BASES[cls])
+    assert cls.__name__ in repr(cls) and cls.__doc__
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+def test_config_round_trip(cls):
+    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    sgd = issubclass(cls, tf.keras.optimizers.legacy.SGD)
+    more = {"momentum": 0.8} if sgd else {"beta_1": 0.8}
+    optimizer = cls(0.5, 1.1, 16, None, 2, 640, 4, learning_rate=schedule, name="mine", **more)
+    copy = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
+    assert type(copy) is cls
+    assert copy.get_config() == optimizer.get_config()
+    assert copy.get_config()["gradient_accumulation_steps"] == 2
+
+
+def weights_after(model, data, epochs=1):
+    model.fit(data, epochs=epochs, verbose=0)
+    return support.flat(model.get_weights())
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+@pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
+def test_training_goes_on_bit_for_bit(cls, form, tmp_path):
+    more = {"momentum": 0.9} if cls in (tfdp.DPSGD, tfdp.DPSignSGD) else {}
+    whole = compiled(make(cls, **more))
+    expected = weights_after(whole, batches(), epochs=2)
+
+    first = compiled(make(cls, **more))
+    weights_after(first, batches())
+    if form == "checkpoint":
+        path = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(tmp_path / "c")
+        resumed = compiled(make(cls, **more))
+        tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(path)
+    else:
+        path = os.path.join(tmp_path, "model.keras" if form == "keras" else "model")
+        first.save(path, save_format=form)
+        resumed = tf.keras.models.load_model(path)
+        assert type(resumed.optimizer) is cls
+    result = weights_after(resumed, batches(first_step=3))
+    np.testing.assert_array_equal(result, expected)
+    assert resumed.optimizer.ledger.steps == 6
+
+
+def test_ledger_counts_steps_not_chunks():
+    model = compiled(make(tfdp.DPSGD, chunk_size=10))
+    model.fit(batches(chunk_size=10), epochs=2, verbose=0)
+    ledger = model.optimizer.ledger
+    assert model.optimizer.gradient_accumulation_steps > 1
+    assert ledger.steps == 6
+    event = ledger.event
+    assert "0.25" in str(event) and "1.1" in str(event)  # q = 16 / 64 and the noise multiplier.
+
+
+def test_ledger_is_known_as_soon_as_a_keras_file_is_loaded(tmp_path):
+    model = compiled(make(tfdp.DPSGD))
+    model.fit(batches(), verbose=0)
+    path = os.path.join(tmp_path, "model.keras")
+    model.save(path)
+    assert tf.keras.models.load_model(path).optimizer.ledger.steps == 3
+
+
+def test_restoring_an_older_checkpoint_does_not_forget_what_was_released(tmp_path):
+    model = compiled(make(tfdp.DPSGD))
+    model.fit(batches(), verbose=0)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(tmp_path / "c")
+    model.fit(batches(), verbose=0)
+    checkpoint.restore(path)
+    assert model.optimizer.ledger.steps == 6
+    model.fit(batches(), verbose=0)
+    assert model.optimizer.ledger.steps == 9
+
+
+CHANGES = [("noise_multiplier", 2.0), ("l2_norm_clip", 0.7), ("num_microbatches", 4)]
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGES)
+def test_resuming_with_other_privacy_parameters_is_refused(name, value, tmp_path):
+    model = compiled(make(tfdp.DPSGD))
+    model.fit(batches(), verbose=0)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(tmp_path / "c")
+    changed = tfdp.DPSGD.from_config({**model.optimizer.get_config(), name: value})
+    other = compiled(changed)
+    tf.train.Checkpoint(model=other, optimizer=changed).restore(path)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="privacy parameters"):
+        other.fit(batches(), verbose=0)
+    with pytest.raises(tfdp.accounting.PrivacyParametersChangedError, match=name):
+        _ = changed.ledger
+
+
+def test_loading_a_keras_file_into_other_privacy_parameters_is_refused():
+    store = {"privacy_parameters": np.array([0.5, 9.9, 16, 0, 64])}
+    with pytest.raises(ValueError, match=r"noise_multiplier.*9\.9"):
+        make(tfdp.DPSGD).load_own_variables({k: v for k, v in store.items()})
+
+
+def test_accumulated_sums_are_in_no_checkpoint(tmp_path):
+    """They are private: noise is added only when the logical batch is complete."""
+    model = compiled(make(tfdp.DPSGD, chunk_size=10))
+    model.fit(batches(chunk_size=10).take(1), verbose=0)
+    assert any(np.any(v.numpy()) for v in model.optimizer._accumulators.values())
+    assert model.optimizer.ledger.steps == 0
+    path = tf.train.Checkpoint(optimizer=model.optimizer).save(tmp_path / "c")
+    secret = [v.numpy() for v in model.optimizer._accumulators.values()]
+    reader = tf.train.load_checkpoint(path)
+    for name in reader.get_variable_to_shape_map():
+        value = np.asarray(reader.get_tensor(name))
+        assert not any(value.shape == s.shape and np.array_equal(value, s) for s in secret)
+
+
+def test_without_dataset_size_there_is_no_ledger():
+    with pytest.raises(ValueError, match="`dataset_size` must be given"):
+        _ = tfdp.DPSGD(1.0, 1.0, 16).ledger
+
+
+def test_shuffled_batches_get_no_epsilon():
+    model = compiled(make(tfdp.DPSGD))
+    model.fit(X, Y, batch_size=16, verbose=0)
+    ledger = model.optimizer.ledger
+    with pytest.raises(Exception, match="UnsupportedDpEvent"):
+        ledger.epsilon(1e-5)
+    assert any("poisson_batches" in note for note in ledger.notes)
+
+
+def test_a_fixed_noise_seed_is_noted():
+    assert any("noise_seed" in note for note in make(tfdp.DPSGD).ledger.notes)
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(1, 16), (2, 64), (3, 20)])
+def test_batches_of_another_size_than_accounted_for_are_refused(steps, rows):
+    """64 examples, 16 expected: 47 padded rows. Other sizes mean other logical batches."""
+    arguments = batches().sampling.optimizer_arguments()
+    assert batches().sampling.padded_batch_size == 47
+    arguments["gradient_accumulation_steps"] = steps
+    model = compiled(tfdp.DPSGD(1.0, 1.0, **arguments))
+    data = tf.data.Dataset.from_tensors((X[:rows], Y[:rows], np.ones(rows, bool))).repeat(steps)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="logical batch must have 47 rows"):
+        model.fit(data, verbose=0)

@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tests.support import compiled
+
+X, Y = support.small_data(64)
+DELTA = 1e-4
+
+
+def batches(**kwargs):
+    return tfdp.data.poisson_batches((X, Y), expected_batch_size=16, steps_per_epoch=5, **kwargs)
+
+
+def make(data, **kwargs):
+    optimizer = tfdp.DPSGD(1.0, 2.0, **data.sampling.optimizer_arguments())
+    return compiled(optimizer, **kwargs)
+
+
+def allowed_steps(epsilon):
+    return tfdp.calibrate_steps(
+        target_epsilon=epsilon,
+        delta=DELTA,
+        noise_multiplier=2.0,
+        dataset_size=64,
+        expected_batch_size=16,
+    )
+
+
+class Overspends(tfdp.callbacks.PrivacyBudget):
+    """Mutant: looks only after the epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def train(budget, **kwargs):
+    data = batches()
+    model = make(data, **kwargs)
+    history = model.fit(data, epochs=30, callbacks=[budget], verbose=0).history
+    return model, history
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
+    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    model, history = train(budget, steps_per_execution=steps_per_execution)
+    steps = model.optimizer.ledger.steps
+    assert allowed_steps(2.0) - steps_per_execution < steps <= allowed_steps(2.0)
+    assert steps % 5 != 0  # Within an epoch: the epoch's end would have been too late.
+    assert model.optimizer.ledger.epsilon(DELTA).epsilon <= 2.0
+    assert history["epsilon"][-1] == model.optimizer.ledger.epsilon(DELTA).epsilon
+    assert np.all(np.diff(history["epsilon"]) > 0)
+
+
+def test_stopping_only_after_epochs_is_caught():
+    model, _ = train(Overspends(2.0, DELTA))
+    assert model.optimizer.ledger.steps > allowed_steps(2.0)
+
+
+def test_chunks_count_as_one_step():
+    data = batches(chunk_size=20)
+    model = make(data)
+    model.fit(data, epochs=30, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+    assert model.optimizer.ledger.steps == allowed_steps(2.0)
+
+
+def test_a_spent_budget_allows_no_further_training():
+    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    model, _ = train(budget)
+    before = model.optimizer.ledger.steps
+    with pytest.raises(ValueError, match=f"allows no further step: {before} steps"):
+        model.fit(batches(), callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == before
+
+
+def test_unaccounted_batches_stop_at_once():
+    data = batches()
+    model = make(data)
+    with pytest.raises(Exception, match="UnsupportedDpEvent"):
+        model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+    assert model.optimizer.iterations.numpy() == 1
+
+
+def test_unweighted_metrics_are_warned_about():
+    data = batches()
+    model = make(data, metrics=["accuracy"])
+    with pytest.warns(UserWarning, match="weighted_metrics"):
+        model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((0.0, 1e-5), "target_epsilon"), ((-1, 1e-5), "target_epsilon"), ((1.0, 0.0), "delta")],
+)
+def test_bad_arguments(arguments, name):
+    with pytest.raises(ValueError, match=f"Argument `{name}` must"):
+        tfdp.callbacks.PrivacyBudget(*arguments)
+
+
+def test_other_optimizers_are_refused():
+    model = compiled(tf.keras.optimizers.legacy.SGD(), loss=support.crossentropy("auto"))
+    with pytest.raises(ValueError, match="one of tfdp's optimizers"):
+        model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(1.0, 1e-5)], verbose=0)
