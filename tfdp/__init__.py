@@ -3,6 +3,7 @@
 from tfdp import _compat
 
 _compat.use_keras_2()
+_compat.allow_tensorflow_privacy()
 
 from tfdp import accounting, callbacks, clipping, data  # noqa: E402
 from tfdp.accounting import (  # noqa: E402

@@ -44,36 +44,30 @@ def use_keras_2() -> None:
         )
 
 
-def import_tensorflow_privacy() -> types.ModuleType:
-    """Imports TensorFlow Privacy's vectorized Keras optimizers.
+def allow_tensorflow_privacy() -> None:
+    """Makes `import tensorflow_privacy` work, for tfdp and for its users.
 
-    The estimator modules are replaced by stubs where TensorFlow has no estimators, so that the
-    whole of `tensorflow_privacy` can be imported, by tfdp and by its users.
-
-    Returns:
-      The module `tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized`.
+    Its estimators are replaced by stubs where TensorFlow has none.
     """
     import tensorflow as tf
 
-    if not hasattr(tf, "estimator"):
-        for name in _ESTIMATOR_MODULES:
-            if name not in sys.modules:
-                stub = types.ModuleType(name)
-                stub.DNNClassifier = None  # type: ignore[attr-defined]
-                sys.modules[name] = stub
-    return importlib.import_module(
-        "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
-    )
+    if hasattr(tf, "estimator"):
+        return
+    for name in _ESTIMATOR_MODULES:
+        if name not in sys.modules:
+            stub: Any = types.ModuleType(name)
+            stub.DNNClassifier = None
+            sys.modules[name] = stub
 
 
-def let_keras_save(optimizer_class: type) -> None:
+def let_keras_save(optimizer_class: Any) -> None:
     """Makes Keras save and restore the state of `optimizer_class` with a model.
 
     Args:
       optimizer_class: A class with `save_own_variables(store)`, `load_own_variables(store)` and
         `restore_from_saved_model(model, path)`.
     """
-    saving_lib = importlib.import_module("tf_keras.src.saving.saving_lib")
+    saving_lib: Any = importlib.import_module("tf_keras.src.saving.saving_lib")
     is_keras_trackable = saving_lib._is_keras_trackable
 
     def is_trackable(obj: Any) -> bool:
@@ -81,14 +75,14 @@ def let_keras_save(optimizer_class: type) -> None:
 
     saving_lib._is_keras_trackable = is_trackable
 
-    saved_model = importlib.import_module("tf_keras.src.saving.legacy.saved_model.load")
+    saved_model: Any = importlib.import_module("tf_keras.src.saving.legacy.saved_model.load")
     keras_load = saved_model.load
 
     def load(path: str, compile: bool = True, options: Any = None) -> Any:
         model = keras_load(path, compile, options)
         optimizer = getattr(model, "optimizer", None)
         if isinstance(optimizer, optimizer_class):
-            optimizer.restore_from_saved_model(model, path)  # type: ignore[attr-defined]
+            optimizer.restore_from_saved_model(model, path)
         return model
 
     saved_model.load = load

@@ -138,9 +138,9 @@ def test_sampling_goes_on_after_an_interruption():
 def test_chunks_hold_the_same_batches():
     whole, parts = batches(seed=3), batches(seed=3, chunk_size=7)
     steps = parts.sampling.gradient_accumulation_steps
-    assert steps == -(-padded_batch_size(N, B) // 7) == len(parts) / len(whole)
+    assert steps == -(-(padded_batch_size(N, B) - 1) // 7) == len(parts) / len(whole)
     chunks = [(y.numpy(), mask.numpy()) for _, y, mask in parts]
-    assert {len(mask) for _, mask in chunks} == {7}
+    assert [len(mask) for _, mask in chunks[:steps]] == [8] + [7] * (steps - 1)
     joined = [
         tuple(np.concatenate([y[mask] for y, mask in chunks[i : i + steps]]))
         for i in range(0, len(chunks), steps)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tfdp
 from tests import support
@@ -101,6 +103,40 @@ def test_dividing_by_the_realised_size_is_caught():
     optimizer = DividesByRealisedSize(0.05, 0.0, expected_batch_size=50, learning_rate=1.0)
     expected = support.looped_clipped_sum(model, X, Y, 0.05) / 50
     assert not np.allclose(one_step(optimizer, None, model), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+@pytest.mark.parametrize("num_microbatches", [None, 4])
+def test_noise_is_tied_to_the_sensitivity(cls, num_microbatches):
+    optimizer = cls(0.3, 1.7, 64, num_microbatches)
+    assert optimizer.noise_stddev == 1.7 * 0.3 * (1 if num_microbatches is None else 2)
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 10**6), num_microbatches=st.sampled_from([None, 2]))
+def test_sensitivity_of_a_step(seed, num_microbatches):
+    """Without noise, neighbours' steps differ by the sensitivity over the public divisor."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random(64) < 0.5
+    without = mask & (np.arange(64) != rng.choice(np.flatnonzero(mask)))
+    steps = []
+    for rows in (mask, without):
+        optimizer = tfdp.DPSGD(0.3, 0.0, 50, num_microbatches, learning_rate=1.0, noise_seed=1)
+        steps.append(one_step(optimizer, rows))
+    divisor = num_microbatches or 50
+    bound = optimizer.clipping.sensitivity() / divisor
+    assert np.linalg.norm(steps[0] - steps[1]) <= bound * (1 + 1e-4)
+
+
+def test_mixed_bfloat16_clips_and_adds_noise_in_float32():
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = tf.keras.Sequential([layers.Dense(50), layers.Dense(3, dtype="float32")])
+        optimizer = tfdp.DPSGD(0.01, 0.0, 64, learning_rate=1.0)
+        model.build([None, 4])
+        assert np.linalg.norm(one_step(optimizer, model=model)) <= 0.01 * (1 + 1e-3)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
 
 
 def test_microbatches_divide_by_their_number():

@@ -23,10 +23,16 @@ def noise_of_one_step(optimizer, chunks=1, model=None):
     """The noise in the clipped sum, from one step on batches without examples."""
     model = compiled(optimizer, model or wide_model())
     before = support.flat(model.get_weights())
-    mask = np.zeros(40 // chunks, bool)
-    data = tf.data.Dataset.from_tensors((X[: len(mask)], Y[: len(mask)], mask)).repeat(chunks)
-    model.fit(data, verbose=0)
+    model.fit(tfdp_like(np.zeros(40, bool), chunks), verbose=0)
     return (before - support.flat(model.get_weights())) * BATCH
+
+
+def tfdp_like(mask, chunks):
+    """One logical batch in chunks, the first of which has one row more."""
+    ends = np.arange(1, chunks + 1) * ((len(mask) - 1) // chunks) + 1
+    parts = [(X[a:b], Y[a:b], mask[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+    spec = support.open_spec(parts[0])
+    return tf.data.Dataset.from_generator(lambda: parts, output_signature=spec)
 
 
 def make(cls=tfdp.DPSGD, **kwargs):

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence, Set
 
 import tensorflow as tf
 
+from tfdp.clipping import vectorizable
+
 _HOW_TO_FIX_THE_LOSS = (
     "Pass a loss that keeps one value per example, such as "
     "`tf.keras.losses.SparseCategoricalCrossentropy(reduction='none')`. (Keras cannot add the "
@@ -82,7 +84,11 @@ class LossGraph:
                 copy.attr.pop("_class", None)
 
         # Calls of functions keep their gradient outside the graph definition.
-        calls = [op for op in operations if getattr(op, "_gradient_function", None)]
+        gradients = {
+            op.name: getattr(op, "_gradient_function", None) or vectorizable.gradient_of(op)
+            for op in operations
+        }
+        gradients = {name: gradient for name, gradient in gradients.items() if gradient}
 
         of_row = {t.name: row for t, row in zip(self.batch, rows, strict=True)}
         input_map = {t.name: of_row.get(t.name, bring(t, target)) for t in boundary}
@@ -90,7 +96,7 @@ class LossGraph:
             imported = tf.graph_util.import_graph_def(
                 graph_def,
                 input_map=input_map,
-                return_elements=[t.name for t in self.terms] + [op.name for op in calls],
+                return_elements=[t.name for t in self.terms] + list(gradients),
                 name="one_example",
             )
             losses = [
@@ -104,8 +110,9 @@ class LossGraph:
                 "`drop_remainder=False`, give no `batch_size` to `Input`, and use -1 or "
                 f"`tf.shape` in reshapes. TensorFlow said: {error}"
             ) from error
-        for op, copied in zip(calls, imported[len(self.terms) :], strict=True):
-            copied._gradient_function = op._gradient_function
+        copied = imported[len(self.terms) :]
+        for op, gradient in zip(copied, gradients.values(), strict=True):
+            op._gradient_function = gradient
         return tf.add_n(losses)
 
     def has_operation(self, types: frozenset[str]) -> bool:
@@ -169,7 +176,8 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
             "Argument `loss` must depend on a batch of examples: on arguments of the tf.function "
             "being traced or on elements of a dataset. Received a loss that depends on neither."
         )
-    terms, public = [], []
+    terms: list[tf.Tensor] = []
+    public: list[tf.Tensor] = []
     for addend in _addends(loss):
         depends = _depends_on(addend, data)
         (terms if depends or addend.shape.rank != 0 else public).append(addend)

@@ -37,7 +37,8 @@ def poisson_batches(
         finite `tf.data.Dataset` of single examples `(x, y)`, such as
         `tfds.load(..., as_supervised=True)`, which is read into memory.
       expected_batch_size: Expected number of examples in a batch, B <= N.
-      chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory. The
+      chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory; one
+        more in the first chunk of a batch, which shows where it begins. The
         optimizer's `gradient_accumulation_steps` chunks are then one batch. None: whole batches.
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
       seed: Makes the sampling reproducible, which is for tests and experiments: privacy
@@ -57,7 +58,7 @@ def poisson_batches(
       >>> x, y = np.zeros([1000, 3], "float32"), np.zeros([1000], "int64")
       >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
       >>> batches.sampling.padded_batch_size
-      118
+      116
     """
     x, y, dataset_size = _load(data)
     _check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
@@ -68,8 +69,8 @@ def poisson_batches(
     sampling = PoissonSampling(dataset_size, expected_batch_size)
     rows, chunks = sampling.padded_batch_size, 1
     if chunk_size is not None and chunk_size < rows:
-        chunks = -(-rows // chunk_size)
-        rows = chunks * chunk_size
+        chunks = -(-(rows - 1) // chunk_size)
+        rows = chunks * chunk_size + 1
         sampling = PoissonSampling(dataset_size, expected_batch_size, chunks)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
@@ -96,7 +97,7 @@ def poisson_batches(
 
     batches = tf.data.Dataset.range(steps_per_epoch).map(draw)
     if chunks > 1:
-        batches = batches.map(lambda indices: tf.reshape(indices, [chunks, -1])).unbatch()
+        batches = batches.flat_map(lambda indices: _cut(indices, chunks))
     batches = batches.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps_per_epoch * chunks))
     batches = batches.prefetch(2)
@@ -168,6 +169,14 @@ def _load(data: Any) -> tuple[Any, Any, int]:
             f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
         )
     return x, y, length
+
+
+def _cut(indices: tf.Tensor, chunks: int) -> tf.data.Dataset:
+    """Chunks of a batch; the first has one row more, so that it is seen where a batch begins."""
+    first = (indices.shape[0] - 1) // chunks + 1
+    others = tf.reshape(indices[first:], [chunks - 1, first - 1])
+    whole = tf.data.Dataset.from_tensors(indices[:first])
+    return whole.concatenate(tf.data.Dataset.from_tensor_slices(others))
 
 
 def _open(tensors: Any) -> Any:

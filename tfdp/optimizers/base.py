@@ -1,18 +1,19 @@
 """What the private optimizers share: clip, sum, add noise once, divide, then the base's update."""
 
-import math
-import numbers
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 import tensorflow as tf
 
-from tfdp.accounting import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.sampling import padded_batch_size, truncation_probability
 from tfdp.clipping import ClippedSum, VectorizedClipping
+from tfdp.optimizers.accumulator import Accumulator
+from tfdp.optimizers.arguments import check_privacy_arguments
 from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
+from tfdp.optimizers.release_count import COUNTS, ReleaseCount
 
 _NOT_POISSON = (
     "Some steps were taken on batches that carry no boolean mask: they did not come from "
@@ -21,7 +22,13 @@ _NOT_POISSON = (
 _FIXED_SEED = "The noise seed is fixed (`noise_seed`): for tests only, who knows it has the data."
 
 
-class PrivateOptimizerMixin:
+if TYPE_CHECKING:
+    from tensorflow.keras.optimizers.legacy import Optimizer as _Optimizer
+else:
+    _Optimizer = object
+
+
+class PrivateOptimizerMixin(_Optimizer):
     """Turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
 
     Each logical step applies the base optimizer to
@@ -43,7 +50,7 @@ class PrivateOptimizerMixin:
         noise_seed: int | None = None,
         **kwargs: Any,
     ):
-        _check_arguments(
+        check_privacy_arguments(
             l2_norm_clip,
             noise_multiplier,
             expected_batch_size,
@@ -59,10 +66,9 @@ class PrivateOptimizerMixin:
         self._clipping = VectorizedClipping(l2_norm_clip, num_microbatches)
         self._noise = NoiseSource(noise_seed)
         self._clipped: tuple[ClippedSum, list[tf.Variable]] | None = None
-        self._privacy_state: dict[str, tf.Variable] | None = None
-        self._accumulators: dict[Any, tf.Variable] = {}
-        self._micro_step: tf.Variable | None = None
-        self._state_to_load: dict[str, Any] | None = None
+        self._accumulator: Accumulator | None = None
+        self._state_to_load: dict[str, Any] = {}
+        self._released = ReleaseCount(self._privacy_parameters())
 
     # What the optimizer is.
 
@@ -204,44 +210,27 @@ class PrivateOptimizerMixin:
                 "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
             )
         self._clipped = None
-        with tf.init_scope():
-            self._create_all_weights([v for v in variables])
+        self.build(variables)
         if self._gradient_accumulation_steps == 1:
             return self._logical_step(clipped.gradients, clipped, variables, name)
         return self._accumulate(clipped, variables, name)
 
-    def _accumulate(self, clipped: ClippedSum, variables: list, name: str | None) -> tf.Operation:
+    def _accumulate(
+        self, clipped: ClippedSum, variables: list, name: str | None
+    ) -> tf.Operation | tf.Tensor:
         """Adds to the sum of a logical batch; the last of its batches makes the step."""
         with tf.init_scope():
-            if self._micro_step is None:
-                self._micro_step = tf.Variable(0, dtype=tf.int32, trainable=False)
-            for v in variables:
-                if v.ref() not in self._accumulators:
-                    # Sums without noise: never a slot, so that no checkpoint holds them.
-                    self._accumulators[v.ref()] = tf.Variable(tf.zeros(v.shape), trainable=False)
-        present = [
-            (self._accumulators[v.ref()], gradient)
-            for v, gradient in zip(variables, clipped.gradients, strict=True)
-            if gradient is not None
-        ]
-        for accumulator, gradient in present:
-            accumulator.assign_add(tf.cast(gradient, tf.float32))
-        micro_step = self._micro_step.assign_add(1)
+            if self._accumulator is None:
+                self._accumulator = Accumulator(variables, self._gradient_accumulation_steps)
+        accumulator = self._accumulator
+        complete = accumulator.add(clipped, variables)
 
-        def last() -> tf.Tensor:
-            sums = [
-                None if g is None else tf.cast(self._accumulators[v.ref()].read_value(), g.dtype)
-                for v, g in zip(variables, clipped.gradients, strict=True)
-            ]
+        def step() -> tf.Tensor:
+            sums = accumulator.take(clipped.gradients, variables)
             self._logical_step(sums, clipped, variables, name)
-            for accumulator, _ in present:
-                accumulator.assign(tf.zeros_like(accumulator))
-            self._micro_step.assign(0)
             return tf.constant(True)
 
-        return tf.cond(
-            micro_step >= self._gradient_accumulation_steps, last, lambda: tf.constant(False)
-        )
+        return tf.cond(complete, step, lambda: tf.constant(False))
 
     def _logical_step(
         self, sums: list, clipped: ClippedSum, variables: list, name: str | None
@@ -250,7 +239,7 @@ class PrivateOptimizerMixin:
         with tf.control_dependencies(self._checks(clipped.rows, clipped.masked)):
             key = self._noise.step_key(self.iterations)
         noisy = add_gaussian_noise(sums, self.noise_stddev, key)
-        self._count_step(clipped.masked)
+        self._released.add(clipped.masked)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
@@ -267,20 +256,16 @@ class PrivateOptimizerMixin:
 
     def _checks(self, rows: tf.Tensor, masked: bool) -> list:
         """Checks made at every step that its privacy parameters are the ones accounted for."""
-        checks = [
-            tf.debugging.assert_equal(
-                self._privacy_state["parameters"],
-                tf.constant(list(self._privacy_parameters().values()), tf.float64),
-                message="Training must go on with the privacy parameters that it began with: "
-                f"{', '.join(self._privacy_parameters())}. The restored ones differ.",
-            )
-        ]
+        checks = [self._released.check()]
         if masked and self._dataset_size is not None:
             needed = padded_batch_size(self._dataset_size, self._expected_batch_size)
             steps = self._gradient_accumulation_steps
+            one_more = int(steps > 1)  # Of the first batch: see Accumulator.
+            enough = rows * steps + one_more >= needed
+            too_many = tf.logical_and(steps > 1, rows * (steps - 1) + one_more >= needed)
             checks.append(
                 tf.debugging.Assert(
-                    tf.logical_and(rows * steps >= needed, rows * (steps - 1) < needed),
+                    tf.logical_and(enough, tf.logical_not(too_many)),
                     [
                         f"A logical batch must have {needed} rows, the padded size of "
                         f"expected_batch_size={self._expected_batch_size} out of "
@@ -292,12 +277,12 @@ class PrivateOptimizerMixin:
             )
         return [check for check in checks if check is not None]
 
-    # The ledger, and state.
+    # State.
 
     def _privacy_parameters(self) -> dict[str, float]:
         return {
             "l2_norm_clip": float(self.l2_norm_clip),
-            "noise_multiplier": float(self._noise_multiplier),
+            "noise_multiplier": float(self.noise_multiplier),
             "expected_batch_size": float(self._expected_batch_size),
             "num_microbatches": float(self._clipping.num_microbatches or 0),
             "dataset_size": float(self._dataset_size or 0),
@@ -305,64 +290,33 @@ class PrivateOptimizerMixin:
 
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         super()._create_all_weights(var_list)
-        if self._privacy_state is None:
-            values = list(self._privacy_parameters().values())
-            state = {
-                "steps": self._add_state("privacy_steps", 0, tf.int64),
-                "not_poisson": self._add_state("privacy_steps_not_poisson", 0, tf.int64),
-                "parameters": self._add_state("privacy_parameters", values, tf.float64),
-            }
-            # Never restored: steps of this process stay counted when an older checkpoint is.
-            state["steps_here"] = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._privacy_state = state
-        if self._state_to_load is not None:
-            state, self._state_to_load = self._state_to_load, None
+        if not self._released.created:
+            self._weights.extend(self._released.create(self.add_weight))
+        if self._state_to_load:
+            state, self._state_to_load = self._state_to_load, {}
             self._assign_state(state)
 
-    def _add_state(self, name: str, value: Any, dtype: tf.DType) -> tf.Variable:
-        variable = self.add_weight(
-            name,
-            shape=tf.TensorShape([len(value)] if isinstance(value, list) else []),
-            dtype=dtype,
-            trainable=False,
-            initializer=lambda shape, dtype=None, **_: tf.constant(value, dtype, shape),
-        )
-        self._weights.append(variable)
-        return variable
+    def build(self, var_list: Sequence[tf.Variable]) -> None:
+        """Creates the state now, not at the first step, so that a checkpoint can be restored.
 
-    def _count_step(self, masked: bool) -> None:
-        state = self._privacy_state
-        if not masked:
-            state["not_poisson"].assign_add(1)
-            return
-        here = state["steps_here"].assign_add(1)
-        state["steps"].assign(tf.maximum(state["steps"] + 1, here))
+        Args:
+          var_list: The variables that will be trained: `model.trainable_variables`.
+        """
+        with tf.init_scope():
+            self._create_all_weights(list(var_list))
 
     def released_steps(self) -> tuple[int, int]:
-        """Steps on Poisson batches, and other steps."""
-        if self._privacy_state is None:
-            if self._state_to_load is None:
-                return 0, 0
-            state = self._state_to_load
-            return int(state["privacy_steps"]), int(state["privacy_steps_not_poisson"])
-        state = self._privacy_state
-        self._check_parameters(state["parameters"].numpy())
-        steps = max(int(state["steps"].numpy()), int(state["steps_here"].numpy()))
-        return steps, int(state["not_poisson"].numpy())
-
-    def _check_parameters(self, restored: Sequence[float]) -> None:
-        for (name, own), other in zip(self._privacy_parameters().items(), restored, strict=True):
-            if own != other:
-                raise PrivacyParametersChangedError(
-                    f"Argument `{name}` must stay {other:g}, with which training began. "
-                    f"Received: {name}={own:g}. Start a new training to change it."
-                )
+        """Logical steps taken so far: on Poisson batches, and on others."""
+        if self._state_to_load:
+            self._released.check_parameters(self._state_to_load["privacy_parameters"])
+            steps, not_poisson = (int(self._state_to_load[name]) for name in COUNTS)
+            return steps, not_poisson
+        return self._released.counts()
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the state into a `.keras` file: slots, iterations and ledger."""
-        for i, variable in enumerate(self.weights):
-            key = variable.name.split(":")[0].split("/")[-1]
-            store[key if key.startswith("privacy_") else f"{i}"] = variable.numpy()
+        for key, variable in self._named_state().items():
+            store[key] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
         """Takes the state back; it is assigned when the variables are created.
@@ -373,17 +327,21 @@ class PrivateOptimizerMixin:
         state = {key: store[key][()] for key in store}
         if not state:
             return
-        if "privacy_parameters" in state:
-            self._check_parameters(state["privacy_parameters"])
-        if self._privacy_state is None:
-            self._state_to_load = state
-        else:
+        self._released.check_parameters(state["privacy_parameters"])
+        if self._released.created:
             self._assign_state(state)
+        else:
+            self._state_to_load = state
 
     def _assign_state(self, state: dict[str, Any]) -> None:
-        for i, variable in enumerate(self.weights):
-            key = variable.name.split(":")[0].split("/")[-1]
-            variable.assign(state[key if key.startswith("privacy_") else f"{i}"])
+        for key, variable in self._named_state().items():
+            variable.assign(state[key])
+
+    def _named_state(self) -> dict[str, tf.Variable]:
+        """Every variable of the state: the ledger's by name, the others by their order."""
+        ledger = self._released.variables
+        others = [v for v in self.weights if all(v is not known for known in ledger.values())]
+        return {**ledger, **{str(i): v for i, v in enumerate(others)}}
 
     def restore_from_saved_model(self, model: tf.keras.Model, path: str) -> None:
         """Restores the state that Keras saved with `model` but does not restore itself."""
@@ -395,71 +353,10 @@ class PrivateOptimizerMixin:
         return {
             **super().get_config(),
             "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self._noise_multiplier,
+            "noise_multiplier": self.noise_multiplier,
             "expected_batch_size": self._expected_batch_size,
             "num_microbatches": self._clipping.num_microbatches,
             "gradient_accumulation_steps": self._gradient_accumulation_steps,
             "dataset_size": self._dataset_size,
             "noise_seed": self._noise.seed,
         }
-
-
-def _check_arguments(
-    l2_norm_clip: float,
-    noise_multiplier: float,
-    expected_batch_size: int,
-    num_microbatches: int | None,
-    gradient_accumulation_steps: int,
-    dataset_size: int | None,
-    noise_seed: int | None,
-) -> None:
-    if not (_is_number(l2_norm_clip) and l2_norm_clip > 0):
-        raise ValueError(
-            f"Argument `l2_norm_clip` must be a positive number. Received: {l2_norm_clip=}."
-        )
-    if not (_is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
-        raise ValueError(
-            "Argument `noise_multiplier` must be a non-negative, finite number (0: no privacy). "
-            f"Received: {noise_multiplier=}."
-        )
-    if noise_multiplier > 0 and math.isinf(l2_norm_clip):
-        raise ValueError(
-            "Argument `l2_norm_clip` must be finite when there is noise: an example's influence "
-            f"would not be bounded. Received: {l2_norm_clip=}, {noise_multiplier=}."
-        )
-    for name, value in (
-        ("expected_batch_size", expected_batch_size),
-        ("num_microbatches", num_microbatches),
-        ("gradient_accumulation_steps", gradient_accumulation_steps),
-        ("dataset_size", dataset_size),
-    ):
-        optional = name in ("num_microbatches", "dataset_size")
-        if (value is None and optional) or (_is_integer(value) and value >= 1):
-            continue
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer{' or None' if optional else ''}. "
-            f"Received: {name}={value!r}."
-        )
-    if dataset_size is not None and dataset_size < expected_batch_size:
-        raise ValueError(
-            "Argument `dataset_size` must be at least `expected_batch_size`. "
-            f"Received: {dataset_size=}, {expected_batch_size=}."
-        )
-    if num_microbatches is not None and gradient_accumulation_steps > 1:
-        raise ValueError(
-            "Argument `num_microbatches` must be None with gradient accumulation: where an "
-            "example's batch ends depends on the other examples, and with it, who shares its "
-            f"group. Received: {num_microbatches=}, {gradient_accumulation_steps=}."
-        )
-    if not (noise_seed is None or _is_integer(noise_seed)):
-        raise ValueError(
-            f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
-        )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

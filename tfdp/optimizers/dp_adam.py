@@ -3,15 +3,15 @@
 from typing import Any
 
 import tensorflow as tf
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
+    VectorizedDPKerasAdamOptimizer,
+)
 
-from tfdp import _compat
 from tfdp.optimizers.base import PrivateOptimizerMixin
-
-_tf_privacy = _compat.import_tensorflow_privacy()
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
-class DPAdam(PrivateOptimizerMixin, _tf_privacy.VectorizedDPKerasAdamOptimizer):
+class DPAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
     """Differentially private Adam.
 
     Each example's gradient is clipped to norm C, the clipped gradients are summed, noise is added,

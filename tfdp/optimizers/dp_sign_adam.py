@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
+    VectorizedDPKerasAdamOptimizer,
+)
 
-from tfdp import _compat
 from tfdp.optimizers.base import PrivateOptimizerMixin
-
-_tf_privacy = _compat.import_tensorflow_privacy()
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
-class DPSignAdam(PrivateOptimizerMixin, _tf_privacy.VectorizedDPKerasAdamOptimizer):
+class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
     """Differentially private Adam, fed with the signs of the noisy gradient.
 
     Each example's gradient is clipped to norm C, the clipped gradients are summed, noise is added,

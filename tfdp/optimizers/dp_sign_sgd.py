@@ -3,15 +3,15 @@
 from typing import Any
 
 import tensorflow as tf
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
+    VectorizedDPKerasSGDOptimizer,
+)
 
-from tfdp import _compat
 from tfdp.optimizers.base import PrivateOptimizerMixin
-
-_tf_privacy = _compat.import_tensorflow_privacy()
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
-class DPSignSGD(PrivateOptimizerMixin, _tf_privacy.VectorizedDPKerasSGDOptimizer):
+class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     """Differentially private sign descent: steps of one size, in the noisy gradient's directions.
 
     Each example's gradient is clipped to norm C, the clipped gradients are summed, noise is added,

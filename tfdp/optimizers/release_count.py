@@ -1,0 +1,93 @@
+"""The count of an optimizer's noisy steps, in variables that live in its checkpoints."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.accounting import PrivacyParametersChangedError
+
+# Steps on batches with a boolean mask, which are Poisson samples; and steps on others.
+COUNTS = ("privacy_steps", "privacy_steps_not_poisson")
+_PARAMETERS = "privacy_parameters"
+
+
+class ReleaseCount:
+    """Counts steps, and keeps the privacy parameters that they were taken with.
+
+    Args:
+      parameters: The privacy parameters by the names of their arguments.
+    """
+
+    def __init__(self, parameters: dict[str, float]):
+        self.parameters = parameters
+        self.variables: dict[str, tf.Variable] = {}
+        with tf.init_scope():
+            # Never restored: what was released in this process stays so, when a checkpoint takes
+            # the model back to before.
+            self._steps_here = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    @property
+    def created(self) -> bool:
+        """Whether the variables exist."""
+        return bool(self.variables)
+
+    def create(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:
+        """Creates the variables with the `add_weight` of an optimizer, which tracks them."""
+
+        def add(name: str, value: Any, dtype: tf.DType) -> tf.Variable:
+            constant = tf.constant(value, dtype)
+            return add_weight(
+                name,
+                shape=constant.shape,
+                dtype=dtype,
+                trainable=False,
+                initializer=lambda shape, dtype=None, **_: constant,
+            )
+
+        self.variables = {name: add(name, 0, tf.int64) for name in COUNTS}
+        self.variables[_PARAMETERS] = add(_PARAMETERS, list(self.parameters.values()), tf.float64)
+        return list(self.variables.values())
+
+    def add(self, poisson: bool) -> None:
+        """Counts one step, in the graph being built."""
+        steps, not_poisson = (self.variables[name] for name in COUNTS)
+        if not poisson:
+            not_poisson.assign_add(1)
+            return
+        here = self._steps_here.assign_add(1)
+        steps.assign(tf.maximum(steps + 1, here))
+
+    def counts(self) -> tuple[int, int]:
+        """Steps on Poisson batches, and on others.
+
+        Raises:
+          PrivacyParametersChangedError: The steps were taken with other privacy parameters.
+        """
+        if not self.created:
+            return 0, 0
+        self.check_parameters(self.variables[_PARAMETERS].numpy())
+        steps, not_poisson = (int(self.variables[name].numpy()) for name in COUNTS)
+        return max(steps, int(self._steps_here.numpy())), not_poisson
+
+    def check(self) -> tf.Operation | None:
+        """Checks, whenever the graph being built runs, that the parameters are still the same."""
+        return tf.debugging.assert_equal(
+            self.variables[_PARAMETERS],
+            tf.constant(list(self.parameters.values()), tf.float64),
+            message="Training must go on with the privacy parameters that it began with: "
+            f"{', '.join(self.parameters)}. The restored ones differ.",
+        )
+
+    def check_parameters(self, restored: Sequence[float]) -> None:
+        """Checks the parameters of a saved state.
+
+        Raises:
+          PrivacyParametersChangedError: They differ; names the argument and both values.
+        """
+        for (name, own), other in zip(self.parameters.items(), restored, strict=True):
+            if own != other:
+                raise PrivacyParametersChangedError(
+                    f"Argument `{name}` must stay {other:g}, with which training began. "
+                    f"Received: {name}={own:g}. Start a new training to change it."
+                )
