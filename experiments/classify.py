@@ -1,0 +1,230 @@
+"""Trains a classifier with differential privacy, and shows what it learnt and what it cost.
+
+    python -m experiments.classify
+    python -m experiments.classify --dataset=mnist --data_dir=... --target_epsilon=1
+    python -m experiments.classify --flagfile=results/classify/digits_dpsgd_eps3/flags.txt
+
+Writes metrics.csv, curve.png, privacy.txt, result.json, model.keras and flags.txt to --output_dir.
+A run that was interrupted, at any time, goes on from its last epoch when it is called again.
+
+Flags that are not given take the defaults of the data set, in experiments/settings.py. Choose
+others on held-out training examples (--eval_split=validation), never on the test set; what that
+choice costs in privacy is not part of epsilon.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
+
+from absl import app, flags, logging
+
+from experiments import datasets, networks
+from experiments.report import RunFolder
+from experiments.settings import METHODS, RefusedError, Settings, resolve
+from experiments.training import Training
+
+_PER_DATASET = "Default: by data set."
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags, and what makes a value of theirs acceptable, in `values`."""
+    _define_what(values)
+    _define_privacy(values)
+    _define_how(values)
+    _define_where(values)
+
+
+def settings_from(values: flags.FlagValues) -> Settings:
+    """The settings that parsed flags ask for.
+
+    Raises:
+      RefusedError: Values that do not go together.
+    """
+    names = Settings.__dataclass_fields__
+    return resolve({name: values[name].value for name in names})
+
+
+def default_output_dir(settings: Settings) -> str:
+    """Where a run goes unless --output_dir says otherwise, relative to the working directory."""
+    name = f"{settings.dataset}_{settings.method}"
+    if settings.private:
+        name += f"_eps{settings.target_epsilon:g}"
+    if settings.eval_split != "test":
+        name += f"_{settings.eval_split}"
+    if settings.seed is not None:
+        name += f"_seed{settings.seed}"
+    return os.path.join("results", "classify", name)
+
+
+def run(values: flags.FlagValues) -> dict:
+    """Does what the parsed flags ask for, or reports what an earlier call did.
+
+    Returns:
+      What `result.json` holds.
+
+    Raises:
+      RefusedError, datasets.DataError: It cannot be done; the message says why.
+    """
+    settings = settings_from(values)
+    folder = RunFolder(values["output_dir"].value or default_output_dir(settings))
+    if values["overwrite"].value:
+        folder.clear()
+    folder.check(settings)
+    result = folder.result()
+    if result is not None:
+        print(f"The run in {folder.path} is finished; --overwrite does it again.")
+    else:
+        data = datasets.load(
+            settings.dataset,
+            data_dir=values["data_dir"].value,
+            eval_split=settings.eval_split,
+            validation_examples=settings.validation_examples or 0,
+        )
+        result = Training(settings, data, folder).run()
+    print(summary(result, folder))
+    return result
+
+
+def summary(result: dict, folder: RunFolder) -> str:
+    """The outcome of a run in a few lines."""
+    settings = result["settings"]
+    lines = [
+        f"{settings['dataset']}, {settings['method']}: {result['accuracy']:.2%} of "
+        f"{result['evaluation_examples']} {result['evaluated_on']} examples are classified "
+        "correctly by the last model."
+    ]
+    if result["epsilon"] is None:
+        lines.append("No differential privacy.")
+    else:
+        by = ", ".join(f"{e:.4f} by {a}" for a, e in result["epsilon_by_accountant"].items())
+        lines += [
+            f"epsilon = {result['epsilon']:.4f} at delta = {result['delta']:g} ({by}), "
+            f"target {settings['target_epsilon']:g}; add or remove one example.",
+            f"noise multiplier {result['noise_multiplier']:.4f}, clip {settings['l2_norm_clip']:g}",
+        ]
+        if settings["insecure_fixed_noise"]:
+            lines.append(
+                "--insecure_fixed_noise: for tests; who knows --seed can remove the noise."
+            )
+        elif settings["seed"] is not None:
+            lines.append(
+                "--seed: epsilon holds only towards those who do not know it (privacy.txt)."
+            )
+    lines += [
+        f"{result['steps']} steps, {settings['expected_batch_size']} of "
+        f"{result['dataset_size']} training examples each, {result['seconds']:.0f} s",
+        f"curve.png, metrics.csv, privacy.txt, result.json, model.keras: {folder.path}",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Runs what the command line asks for; what cannot be done ends with a sentence."""
+    try:
+        if len(argv) > 1:
+            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
+        run(flags.FLAGS)
+    except (RefusedError, datasets.DataError) as refusal:
+        sys.exit(f"classify: {refusal}")
+
+
+def _define_what(values: flags.FlagValues) -> None:
+    flags.DEFINE_enum(
+        "dataset", datasets.DATASETS[0], datasets.DATASETS, "What to learn.", flag_values=values
+    )
+    flags.DEFINE_enum("method", METHODS[0], METHODS, "Optimizer.", flag_values=values)
+    flags.DEFINE_enum(
+        "activation", None, networks.ACTIVATIONS, f"Activation. {_PER_DATASET}", flag_values=values
+    )
+    for name, default, what in (("scale", 2.0, "s"), ("temperature", 2.0, "T")):
+        text = f"{what} of the tempered sigmoid s / (1 + exp(-T x)) - o."
+        _number(values, f"tempered_{name}", text, default=default)
+    _number(values, "tempered_offset", "o of the tempered sigmoid.", default=1.0, low=None)
+    flags.DEFINE_enum(
+        "eval_split",
+        "test",
+        ["test", "validation"],
+        "What accuracy is measured on: the test set, or held-out training examples.",
+        flag_values=values,
+    )
+    _integer(values, "validation_examples", f"Training examples to hold out. {_PER_DATASET}")
+
+
+def _define_privacy(values: flags.FlagValues) -> None:
+    text = f"Epsilon that the run may cost; the noise is calibrated to it. {_PER_DATASET}"
+    _number(values, "target_epsilon", text)
+    _number(values, "delta", f"Delta of the guarantee, below 1/N. {_PER_DATASET}", high=1.0)
+    text = f"Largest l2 norm of an example's gradient. {_PER_DATASET}"
+    _number(values, "l2_norm_clip", text)
+    text = "Groups of a batch whose mean gradients are clipped; by default examples are."
+    _integer(values, "num_microbatches", text)
+    flags.DEFINE_bool(
+        "insecure_fixed_noise",
+        False,
+        "For tests: makes the noise a function of --seed, so that who knows it can subtract it.",
+        flag_values=values,
+    )
+
+
+def _define_how(values: flags.FlagValues) -> None:
+    _integer(values, "epochs", f"Epochs. {_PER_DATASET}")
+    text = f"Expected number of examples in a batch, at most all. {_PER_DATASET}"
+    _integer(values, "expected_batch_size", text)
+    text = "Rows of a batch that are worked on at a time, for large batches in little memory."
+    _integer(values, "chunk_size", text)
+    _number(values, "learning_rate", f"Learning rate. {_PER_DATASET}")
+    text = f"Momentum of the SGD methods, beta_1 of the Adam methods, in [0, 1). {_PER_DATASET}"
+    flags.DEFINE_float("momentum", None, text, flag_values=values)
+    _validate(values, "momentum", lambda value: 0 <= value < 1, "in [0, 1)")
+    text = "Fixes initial weights and sampling, but not the noise. By default nothing is fixed."
+    _integer(values, "seed", text, low=0)
+
+
+def _define_where(values: flags.FlagValues) -> None:
+    text = "Folder of TensorFlow Datasets; its own default unless given."
+    flags.DEFINE_string("data_dir", None, text, flag_values=values)
+    text = "Folder of this run. Default: results/classify/..., by data set, method and epsilon."
+    flags.DEFINE_string("output_dir", None, text, flag_values=values)
+    text = "Removes the run that is found in the folder first."
+    flags.DEFINE_bool("overwrite", False, text, flag_values=values)
+
+
+def _number(
+    values: flags.FlagValues,
+    name: str,
+    text: str,
+    default: float | None = None,
+    low: float | None = 0.0,
+    high: float = float("inf"),
+) -> None:
+    """A finite number in the open interval (low, high)."""
+    flags.DEFINE_float(name, default, text, flag_values=values)
+    lowest = float("-inf") if low is None else low
+    bounds = "a finite number" if low is None else "a positive, finite number"
+    bounds += "" if high == float("inf") else f" below {high:g}"
+    _validate(values, name, lambda value: lowest < value < high, bounds)
+
+
+def _integer(values: flags.FlagValues, name: str, text: str, low: int = 1) -> None:
+    flags.DEFINE_integer(name, None, text, flag_values=values)
+    bounds = f"an integer of at least {low}, below 2^31"
+    _validate(values, name, lambda value: low <= value < 2**31, bounds)
+
+
+def _validate(
+    values: flags.FlagValues, name: str, accept: Callable[[float], bool], must_be: str
+) -> None:
+    flags.register_validator(
+        name,
+        lambda value: value is None or accept(value),
+        message=f"--{name} must be {must_be}.",
+        flag_values=values,
+    )
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    logging.set_verbosity(logging.WARNING)  # unless --verbosity: TensorFlow logs every checkpoint
+    app.run(main)

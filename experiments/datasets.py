@@ -1,0 +1,171 @@
+"""The data sets of the classification experiments, as arrays in memory.
+
+Nothing here is fitted to the training data: pixels are scaled by their public range, words are
+hashed. Statistics of the training set (a mean image, a vocabulary of its frequent words) would be
+releases of private data outside the privacy budget.
+"""
+
+import dataclasses
+import hashlib
+import re
+
+import numpy as np
+
+DATASETS = ("digits", "mnist", "fashion_mnist", "imdb_reviews")
+
+VOCABULARY_SIZE = 20_000
+REVIEW_TOKENS = 80
+
+_TEST_FRACTION = 0.2  # of digits, which comes without a test set
+_SPLIT_SEED = 2020  # a constant: all runs and all methods see the same split
+_NOT_A_WORD = re.compile(r"[^a-z0-9' ]+")
+
+
+class DataError(ValueError):
+    """A data set that cannot be had as asked for; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Examples to train on and examples to evaluate on; they share none.
+
+    Attributes:
+      train_x: Images `[N, height, width, 1]` float32 in [0, 1], or token ids `[N, tokens]` int32.
+      train_y: Classes `[N]`, int64.
+      eval_x: Like `train_x`.
+      eval_y: Like `train_y`.
+    """
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    eval_x: np.ndarray
+    eval_y: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Number of training examples, N."""
+        return len(self.train_y)
+
+
+def load(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    eval_split: str = "test",
+    validation_examples: int = 0,
+) -> Data:
+    """Loads a data set.
+
+    Args:
+      name: One of `DATASETS`. `digits` comes with scikit-learn; the others come through TensorFlow
+        Datasets, which downloads what is not in `data_dir`.
+      data_dir: Folder of TensorFlow Datasets; None for its own default.
+      eval_split: "test", or "validation" to hold out a fixed random part of the *training* set,
+        train on the rest, and not touch the test set: for choosing hyperparameters.
+      validation_examples: How many training examples are held out for "validation".
+
+    Returns:
+      The training set and the evaluation set.
+
+    Raises:
+      DataError: The data set cannot be loaded, or `validation_examples` does not fit its size.
+    """
+    if name == "digits":
+        train, test = _digits()
+    elif name == "imdb_reviews":
+        train, test = _imdb_reviews(data_dir)
+    else:
+        train, test = _images(name, data_dir)
+    if eval_split == "test":
+        return Data(*train, *test)
+    size = len(train[1])
+    if not 0 < validation_examples < size:
+        raise DataError(
+            f"--validation_examples must be in [1, {size - 1}]: {name} has {size} training "
+            f"examples. Received: --validation_examples={validation_examples}."
+        )
+    held_out, rest = _split(size, validation_examples)
+    return Data(train[0][rest], train[1][rest], train[0][held_out], train[1][held_out])
+
+
+def hash_tokens(text: str) -> np.ndarray:
+    """Token ids of the first words of a text, int32 `[REVIEW_TOKENS]`; 0 is padding.
+
+    Every word goes to one of `VOCABULARY_SIZE - 1` buckets by a hash of its letters. The usual
+    vocabulary, the most frequent words of the training texts, is itself a function of private data:
+    whether a rare word is in it tells whether someone wrote it, and no epsilon would cover that.
+    A hash depends on no data. Its price is that words share buckets.
+
+    Args:
+      text: Any text; case, HTML line breaks and punctuation are dropped.
+
+    Returns:
+      The ids of the first words, padded with zeros at the end.
+    """
+    text = text.lower().replace("<br />", " ")
+    words = _NOT_A_WORD.sub(" ", text).split()[:REVIEW_TOKENS]
+    ids = np.zeros(REVIEW_TOKENS, np.int32)
+    ids[: len(words)] = [_bucket(word) for word in words]
+    return ids
+
+
+def _bucket(word: str) -> int:
+    fingerprint = hashlib.blake2b(word.encode(), digest_size=8).digest()
+    return 1 + int.from_bytes(fingerprint, "little") % (VOCABULARY_SIZE - 1)
+
+
+def _split(size: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts `range(size)`, in a fixed random order, into `first` indices and the rest."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(size)
+    return np.sort(order[:first]), np.sort(order[first:])
+
+
+def _digits():
+    from sklearn.datasets import load_digits  # here: other data sets do without scikit-learn
+
+    digits = load_digits()
+    x = (digits.images[..., np.newaxis] / 16).astype(np.float32)
+    y = digits.target.astype(np.int64)
+    test, train = _split(len(y), round(_TEST_FRACTION * len(y)))
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def _images(name: str, data_dir: str | None):
+    def convert(split):
+        x, y = split
+        return (x / np.float32(255)).astype(np.float32), y.astype(np.int64)
+
+    train, test = _from_tfds(name, data_dir)
+    return convert(train), convert(test)
+
+
+def _imdb_reviews(data_dir: str | None):
+    def convert(split):
+        texts, y = split
+        return np.stack([hash_tokens(text.decode()) for text in texts]), y.astype(np.int64)
+
+    train, test = _from_tfds("imdb_reviews/plain_text", data_dir)
+    return convert(train), convert(test)
+
+
+def _from_tfds(name: str, data_dir: str | None):
+    """The splits `train` and `test` of a TFDS data set, each `(x, y)`; downloads if missing."""
+    import tensorflow_datasets as tfds  # here: it takes seconds, and digits does without
+
+    try:
+        return tfds.as_numpy(
+            tfds.load(
+                name,
+                split=["train", "test"],
+                data_dir=data_dir,
+                batch_size=-1,
+                as_supervised=True,
+            )
+        )
+    except Exception as error:  # TFDS raises whatever its downloads and file systems raise
+        where = "TensorFlow Datasets' own folder" if data_dir is None else f"--data_dir={data_dir}"
+        raise DataError(
+            f"{name} is not in {where} and cannot be downloaded to it "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}). "
+            "Give the folder of a prepared copy with --data_dir, or use --dataset=digits."
+        ) from error

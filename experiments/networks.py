@@ -1,0 +1,130 @@
+"""The networks that the experiments train, one function per data set.
+
+None of them has BatchNorm: it mixes examples, so that no gradient belongs to one of them.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
+from experiments import datasets
+
+ACTIVATIONS = ("relu", "tanh", "tempered_sigmoid")
+
+Activation = Callable[[], tf.keras.layers.Layer]
+
+
+@tf.keras.utils.register_keras_serializable(package="tfdp_experiments")
+class TemperedSigmoid(tf.keras.layers.Layer):
+    """The bounded activation `scale / (1 + exp(-temperature * x)) - offset`.
+
+    Bounded activations keep gradients short, so that clipping takes less from them. The default
+    is tanh.
+
+    Args:
+      scale: Distance s between the limits, positive.
+      temperature: Inverse temperature T, positive.
+      offset: Minus the lower limit, o.
+      **kwargs: As in `tf.keras.layers.Layer`.
+
+    References:
+      - Papernot et al., 2021, Tempered Sigmoid Activations for Deep Learning with Differential
+        Privacy (https://arxiv.org/abs/2007.14191).
+    """
+
+    def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = scale
+        self.temperature = temperature
+        self.offset = offset
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Applies the activation; the shape stays."""
+        return self.scale * tf.sigmoid(self.temperature * inputs) - self.offset
+
+    def get_config(self) -> dict:
+        """The arguments that make this layer again."""
+        return {
+            **super().get_config(),
+            "scale": self.scale,
+            "temperature": self.temperature,
+            "offset": self.offset,
+        }
+
+
+def make_activation(
+    name: str, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0
+) -> Activation:
+    """A function that makes layers of the activation `name`, one of `ACTIVATIONS`."""
+    if name == "tempered_sigmoid":
+        return lambda: TemperedSigmoid(scale, temperature, offset)
+    if name not in ACTIVATIONS:
+        raise ValueError(f"Argument `name` must be one of {ACTIVATIONS}. Received: {name=}.")
+    return lambda: tf.keras.layers.Activation(name)
+
+
+def digits(activation: Activation) -> tf.keras.Model:
+    """Logits `[batch, 10]` of images `[batch, 8, 8, 1]`, by 6,090 parameters."""
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same"),
+            activation(),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(32, 3),
+            activation(),
+            layers.Flatten(),
+            layers.Dense(10),
+        ],
+        name="digits",
+    )
+
+
+def mnist(activation: Activation) -> tf.keras.Model:
+    """Logits `[batch, 10]` of images `[batch, 28, 28, 1]`, by 26,010 parameters.
+
+    The network of the published tables for MNIST and Fashion-MNIST (Tramer and Boneh, 2021,
+    https://arxiv.org/abs/2011.11660, table 4).
+    """
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input((28, 28, 1)),
+            layers.ZeroPadding2D(2),
+            layers.Conv2D(16, 8, strides=2),
+            activation(),
+            layers.MaxPooling2D(2, 1),
+            layers.Conv2D(32, 4, strides=2),
+            activation(),
+            layers.MaxPooling2D(2, 1),
+            layers.Flatten(),
+            layers.Dense(32),
+            activation(),
+            layers.Dense(10),
+        ],
+        name="mnist",
+    )
+
+
+def imdb(activation: Activation) -> tf.keras.Model:
+    """Logits `[batch, 2]` of token ids `[batch, 80]`."""
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input((datasets.REVIEW_TOKENS,), dtype="int32"),
+            layers.Embedding(datasets.VOCABULARY_SIZE, 100),
+            layers.Dense(32),
+            activation(),
+            layers.Bidirectional(layers.LSTM(32, return_sequences=True)),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(16),
+            activation(),
+            layers.Dense(2),
+        ],
+        name="imdb_reviews",
+    )
+
+
+NETWORKS = {"digits": digits, "mnist": mnist, "fashion_mnist": mnist, "imdb_reviews": imdb}

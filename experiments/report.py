@@ -1,0 +1,195 @@
+"""What a classification run leaves in its folder."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.settings import RefusedError, Settings
+
+_ARTEFACTS = ("metrics.csv", "curve.png", "flags.txt", "privacy.txt", "result.json", "model.keras")
+_CHECKPOINT = "checkpoint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of `metrics.csv`: the model after an epoch.
+
+    Attributes:
+      epoch: Epochs done.
+      step: Logical steps done.
+      epsilon: Privacy spent so far; infinite for a method that is not private.
+      accuracy: On the evaluation split, in [0, 1].
+      loss: Mean loss on the evaluation split.
+      seconds: Time spent training and evaluating so far.
+    """
+
+    epoch: int
+    step: int
+    epsilon: float
+    accuracy: float
+    loss: float
+    seconds: float
+
+
+class RunFolder:
+    """The folder of one run; every file appears whole or not at all.
+
+    Args:
+      path: The folder; made when the first file is written.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoints of an unfinished run lie."""
+        return self.path / _CHECKPOINT
+
+    @property
+    def model(self) -> Path:
+        """Where the trained model lies."""
+        return self.path / "model.keras"
+
+    def result(self) -> dict[str, Any] | None:
+        """What `write_result` wrote, or None when the run is not finished."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def check(self, settings: Settings) -> None:
+        """Checks that the run found here, if any, is one of `settings`.
+
+        Raises:
+          RefusedError: It is not; the message names the first flag that differs.
+        """
+        path = self.path / "flags.txt"
+        if path.exists():
+            _check_same(_parse(path.read_text().splitlines()), _parse(_lines(settings)), self.path)
+
+    def begin(self, settings: Settings) -> None:
+        """Writes `flags.txt` for a new run, or checks that the one found here is the same.
+
+        Raises:
+          RefusedError: The folder holds a run of other settings, or cannot be written.
+        """
+        self.check(settings)
+        header = "# Does this run again: python -m experiments.classify --flagfile=flags.txt"
+        try:
+            self._write("flags.txt", "\n".join([header, *_lines(settings), ""]))
+        except OSError as error:
+            raise RefusedError(
+                f"--output_dir must be a folder that can be written. Received: "
+                f"--output_dir={self.path} ({error.strerror})."
+            ) from error
+
+    def clear(self) -> None:
+        """Removes what a run wrote here, and nothing else."""
+        for name in _ARTEFACTS:
+            (self.path / name).unlink(missing_ok=True)
+        self.clear_checkpoint()
+
+    def clear_checkpoint(self) -> None:
+        """Removes the checkpoints."""
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def write_rows(self, rows: list[Row]) -> None:
+        """Writes `metrics.csv`."""
+        text = io.StringIO()
+        columns = [field.name for field in dataclasses.fields(Row)]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in rows)
+        self._write("metrics.csv", text.getvalue())
+
+    def write_privacy(self, text: str) -> None:
+        """Writes `privacy.txt`."""
+        self._write("privacy.txt", text.rstrip() + "\n")
+
+    def write_curve(self, rows: list[Row], settings: Settings) -> None:
+        """Writes `curve.png`."""
+        image = io.BytesIO()
+        draw_curve(rows, settings).savefig(image, format="png", dpi=120)
+        self._write("curve.png", image.getvalue())
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Writes `result.json`: last, as its presence says that the run is finished."""
+        self._write("result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+    def _write(self, name: str, content: str | bytes) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path / f".{name}.unfinished"
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(unfinished, self.path / name)
+
+
+def draw_curve(rows: list[Row], settings: Settings) -> Figure:
+    """Accuracy and, for a private method, epsilon, against steps."""
+    last = rows[-1]
+    steps = [row.step for row in rows]
+    figure = Figure(figsize=(7, 5.6 if settings.private else 4), layout="constrained")
+    panels = figure.subplots(2 if settings.private else 1, 1, sharex=True, squeeze=False)[:, 0]
+    title = f"{settings.dataset}, {settings.method}: {last.accuracy:.1%}"
+    if settings.private:
+        title += f" at ε = {last.epsilon:.2f}, δ = {settings.delta:g}"
+    figure.suptitle(title)
+
+    panels[0].plot(steps, [100 * row.accuracy for row in rows], marker=".", color="tab:blue")
+    panels[0].annotate(
+        f"{last.accuracy:.1%}",
+        (last.step, 100 * last.accuracy),
+        xytext=(0, -14),
+        textcoords="offset points",
+        ha="right",
+        color="tab:blue",
+    )
+    panels[0].set_ylabel(f"{settings.eval_split} accuracy (%)")
+    if settings.private:
+        panels[1].plot(steps, [row.epsilon for row in rows], marker=".", color="tab:orange")
+        panels[1].axhline(settings.target_epsilon, linestyle="--", linewidth=1, color="0.4")
+        panels[1].annotate(
+            f"target ε = {settings.target_epsilon:g}",
+            (0, settings.target_epsilon),
+            xytext=(4, -12),
+            textcoords="offset points",
+            color="0.4",
+        )
+        panels[1].set_ylabel("privacy spent: ε")
+        panels[1].set_ylim(0, 1.1 * max(settings.target_epsilon, last.epsilon))
+    panels[-1].set_xlabel("steps")
+    panels[-1].set_xlim(0, None)
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _lines(settings: Settings) -> list[str]:
+    """The flags that stand for `settings`."""
+    return [
+        f"--{name}={value}"
+        for name, value in dataclasses.asdict(settings).items()
+        if value is not None
+    ]
+
+
+def _parse(lines: list[str]) -> dict[str, str]:
+    flags = [line[2:].partition("=") for line in lines if line.startswith("--")]
+    return {name: value for name, _, value in flags}
+
+
+def _check_same(old: dict[str, str], new: dict[str, str], path: Path) -> None:
+    for name in [*new, *(name for name in old if name not in new)]:
+        if old.get(name) != new.get(name):
+            began = f"--{name}={old[name]}" if name in old else f"no --{name}"
+            now = f"--{name}={new[name]}" if name in new else f"no --{name}"
+            raise RefusedError(
+                f"The run in {path} began with {began} and cannot go on with another. Received: "
+                f"{now}. Give another --output_dir, or --overwrite to start again."
+            )

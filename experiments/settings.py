@@ -1,0 +1,196 @@
+"""What a classification run is asked to do, and the defaults of each data set."""
+
+import dataclasses
+from typing import Any
+
+from experiments import datasets, networks
+
+METHODS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "sgd", "adam")
+PRIVATE_METHODS = METHODS[:4]
+
+
+class RefusedError(ValueError):
+    """The run cannot be done as asked; the message says why, in a sentence for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The flags of `experiments.classify` that say what is trained, every default filled in."""
+
+    dataset: str
+    method: str
+    activation: str
+    tempered_scale: float
+    tempered_temperature: float
+    tempered_offset: float
+    target_epsilon: float
+    delta: float
+    epochs: int
+    expected_batch_size: int
+    learning_rate: float
+    momentum: float
+    l2_norm_clip: float
+    num_microbatches: int | None
+    chunk_size: int | None
+    seed: int | None
+    insecure_fixed_noise: bool
+    eval_split: str
+    validation_examples: int | None
+
+    @property
+    def private(self) -> bool:
+        """Whether the method has a privacy guarantee."""
+        return self.method in PRIVATE_METHODS
+
+    def steps_per_epoch(self, dataset_size: int) -> int:
+        """Logical steps in an epoch over `dataset_size` examples."""
+        return max(1, round(dataset_size / self.expected_batch_size))
+
+    def check_size(self, dataset_size: int) -> None:
+        """Refuses what does not fit a training set of `dataset_size` examples.
+
+        Raises:
+          RefusedError: The batch is larger than the training set, or delta says nothing.
+        """
+        if self.expected_batch_size > dataset_size:
+            raise RefusedError(
+                f"--expected_batch_size must be at most {dataset_size}, the number of training "
+                f"examples. Received: --expected_batch_size={self.expected_batch_size}."
+            )
+        if self.private and self.delta >= 1 / dataset_size:
+            raise RefusedError(
+                f"--delta must be below 1/N = {1 / dataset_size:.2g}: publishing one example in "
+                f"the clear would satisfy it otherwise. Received: --delta={self.delta:g}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """Defaults of a data set.
+
+    Attributes:
+      learning_rate: By method.
+      momentum: Of the SGD methods; Adam's `beta_1` is 0.9 by default.
+      validation_examples: Held out with `--eval_split=validation`.
+    """
+
+    target_epsilon: float
+    epochs: int
+    expected_batch_size: int
+    l2_norm_clip: float
+    momentum: float
+    validation_examples: int
+    learning_rate: dict[str, float]
+    activation: str = "tanh"
+    delta: float = 1e-5
+    chunk_size: int | None = None
+
+
+# Those of digits were chosen with `--eval_split=validation`, never on the test set: for the private
+# methods a few rates each, with 2 or 3 runs per rate. The others are values to start from.
+DEFAULTS = {
+    "digits": Defaults(
+        target_epsilon=3.0,
+        epochs=30,
+        expected_batch_size=256,
+        l2_norm_clip=1.0,
+        momentum=0.9,
+        validation_examples=287,
+        learning_rate={
+            "dpsgd": 0.15,
+            "dpadam": 0.02,
+            "dpsignsgd": 0.002,
+            "dpsignadam": 0.02,
+            "sgd": 0.1,
+            "adam": 0.005,
+        },
+    ),
+    "mnist": Defaults(
+        target_epsilon=2.0,
+        epochs=30,
+        expected_batch_size=2048,
+        l2_norm_clip=0.1,
+        momentum=0.9,
+        validation_examples=10_000,
+        learning_rate={
+            "dpsgd": 2.0,
+            "dpadam": 0.002,
+            "dpsignsgd": 0.0005,
+            "dpsignadam": 0.001,
+            "sgd": 0.1,
+            "adam": 0.002,
+        },
+    ),
+    "imdb_reviews": Defaults(
+        target_epsilon=2.0,
+        epochs=20,
+        expected_batch_size=1024,
+        l2_norm_clip=0.1,
+        momentum=0.9,
+        validation_examples=5_000,
+        chunk_size=256,
+        learning_rate={
+            "dpsgd": 2.0,
+            "dpadam": 0.01,
+            "dpsignsgd": 0.001,
+            "dpsignadam": 0.002,
+            "sgd": 0.5,
+            "adam": 0.002,
+        },
+    ),
+}
+DEFAULTS["fashion_mnist"] = dataclasses.replace(DEFAULTS["mnist"])
+
+
+def resolve(given: dict[str, Any]) -> Settings:
+    """Fills in what was not given.
+
+    Args:
+      given: By name of a field of `Settings`; None, or absent, where the default holds.
+
+    Returns:
+      The settings, complete.
+
+    Raises:
+      RefusedError: Values that do not go together.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    dataset = given.setdefault("dataset", datasets.DATASETS[0])
+    method = given.setdefault("method", METHODS[0])
+    defaults = dataclasses.asdict(DEFAULTS[dataset])
+    defaults["learning_rate"] = defaults["learning_rate"][method]
+    if "adam" in method:
+        defaults["momentum"] = 0.9
+    if given.get("num_microbatches") is not None:
+        if given.get("chunk_size") is not None:
+            raise RefusedError(
+                "--num_microbatches and --chunk_size exclude each other: an example's group must "
+                "not depend on the chunk it is delivered in. Received: "
+                f"--num_microbatches={given['num_microbatches']}, "
+                f"--chunk_size={given['chunk_size']}."
+            )
+        defaults["chunk_size"] = None
+    if given.get("insecure_fixed_noise") and given.get("seed") is None:
+        raise RefusedError("--insecure_fixed_noise must come with --seed, which fixes the noise.")
+    if given.setdefault("eval_split", "test") == "test":
+        given["validation_examples"] = defaults["validation_examples"] = None
+    rest = dict(
+        tempered_scale=2.0,
+        tempered_temperature=2.0,
+        tempered_offset=1.0,
+        num_microbatches=None,
+        seed=None,
+        insecure_fixed_noise=False,
+    )
+    return Settings(**(rest | defaults | given))
+
+
+def make_network(settings: Settings):
+    """The untrained network that `settings` ask for."""
+    activation = networks.make_activation(
+        settings.activation,
+        settings.tempered_scale,
+        settings.tempered_temperature,
+        settings.tempered_offset,
+    )
+    return networks.NETWORKS[settings.dataset](activation)

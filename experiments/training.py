@@ -1,0 +1,292 @@
+"""Trains a classifier as its settings say, from wherever an earlier attempt was interrupted."""
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import platform
+import textwrap
+import time
+from typing import Any
+
+import tensorflow as tf
+import tqdm
+
+import tfdp
+from experiments.datasets import Data
+from experiments.report import Row, RunFolder
+from experiments.settings import RefusedError, Settings, make_network
+
+_PRIVATE_OPTIMIZERS = {
+    "dpsgd": tfdp.DPSGD,
+    "dpadam": tfdp.DPAdam,
+    "dpsignsgd": tfdp.DPSignSGD,
+    "dpsignadam": tfdp.DPSignAdam,
+}
+_EVALUATION_BATCH = 1000
+_PACKAGES = ("tensorflow", "tf-keras", "tensorflow-privacy", "dp-accounting", "numpy")
+
+
+class Training:
+    """One run: a model, its batches, and a folder in which it can be found again.
+
+    Everything that leaves it is covered by the ledger, or is no function of the training data:
+    Keras's metrics on the training batches are neither shown nor kept.
+
+    Args:
+      settings: What to train.
+      data: What to train it on.
+      folder: Where the run lies.
+
+    Raises:
+      RefusedError: The settings do not fit the data, or the run in `folder` is of other ones.
+    """
+
+    def __init__(self, settings: Settings, data: Data, folder: RunFolder):
+        settings.check_size(data.size)
+        self.settings = settings
+        self.data = data
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.steps_per_epoch = settings.steps_per_epoch(data.size)
+        self.noise_multiplier = self._calibrate() if settings.private else None
+        folder.begin(settings)
+        if settings.seed is not None:
+            tf.keras.utils.set_random_seed(settings.seed)
+        if settings.insecure_fixed_noise:
+            tf.config.experimental.enable_op_determinism()
+        self.model = make_network(settings)
+        self._restore()
+
+    def run(self) -> dict[str, Any]:
+        """Trains what is left to train, and writes the artefacts.
+
+        Returns:
+          What `result.json` holds.
+        """
+        done = len(self.rows)
+        if done < self.settings.epochs:
+            with tqdm.tqdm(
+                total=self.settings.epochs,
+                initial=done,
+                unit="epoch",
+                desc=f"{self.settings.dataset} {self.settings.method}",
+            ) as bar:
+                self.model.fit(
+                    self.batches,
+                    epochs=self.settings.epochs,
+                    initial_epoch=done,
+                    verbose=0,
+                    callbacks=[*self._budget(), _EpochEnd(self, bar)],
+                )
+        return self._finish()
+
+    def end_epoch(self, epsilon: float, seconds: float) -> Row:
+        """Evaluates the model, makes what is known so far durable, and only then public."""
+        loss, accuracy = self.model.evaluate(
+            self.data.eval_x, self.data.eval_y, batch_size=_EVALUATION_BATCH, verbose=0
+        )
+        epoch = len(self.rows) + 1
+        row = Row(epoch, epoch * self.steps_per_epoch, epsilon, accuracy, loss, seconds)
+        self.rows.append(row)
+        self._saved_rows.assign(json.dumps([dataclasses.asdict(row) for row in self.rows]))
+        self._checkpoints.save(checkpoint_number=epoch)
+        self.folder.write_rows(self.rows)
+        return row
+
+    def _calibrate(self) -> float:
+        try:
+            return tfdp.calibrate_noise_multiplier(
+                target_epsilon=self.settings.target_epsilon,
+                delta=self.settings.delta,
+                steps=self.settings.epochs * self.steps_per_epoch,
+                dataset_size=self.data.size,
+                expected_batch_size=self.settings.expected_batch_size,
+            )
+        except ValueError as error:
+            raise RefusedError(
+                f"--target_epsilon={self.settings.target_epsilon:g} at --delta="
+                f"{self.settings.delta:g} cannot be reached. {error}"
+            ) from error
+
+    def _restore(self) -> None:
+        """Goes back to the end of the last epoch that was saved, or to the beginning."""
+        self._saved_rows = tf.Variable("[]", trainable=False)
+        latest = tf.train.latest_checkpoint(str(self.folder.checkpoint))
+        if latest:
+            saved = tf.train.load_checkpoint(latest).get_tensor("rows/.ATTRIBUTES/VARIABLE_VALUE")
+            self.rows = [Row(**row) for row in json.loads(saved)]
+        self._compile()
+        # Keras makes a legacy optimizer's state at its first step: too late to restore a run that
+        # has none left.
+        self.model.optimizer._create_all_weights(self.model.trainable_variables)
+        checkpoint = tf.train.Checkpoint(
+            model=self.model, optimizer=self.model.optimizer, rows=self._saved_rows
+        )
+        self._checkpoints = tf.train.CheckpointManager(
+            checkpoint, str(self.folder.checkpoint), max_to_keep=1
+        )
+        if latest:
+            checkpoint.restore(latest).assert_consumed()
+            self.folder.write_rows(self.rows)
+
+    def _compile(self) -> None:
+        loss = tf.keras.losses.SparseCategoricalCrossentropy
+        if self.settings.private:
+            self.batches = self._poisson_batches()
+            self.model.compile(
+                optimizer=self._private_optimizer(self.batches.sampling.optimizer_arguments()),
+                loss=loss(from_logits=True, reduction="none"),
+                weighted_metrics=["accuracy"],
+            )
+            return
+        self.batches = self._shuffled_batches()
+        rate, momentum = self.settings.learning_rate, self.settings.momentum
+        legacy = tf.keras.optimizers.legacy
+        if self.settings.method == "sgd":
+            optimizer = legacy.SGD(rate, momentum=momentum)
+        else:
+            optimizer = legacy.Adam(rate, beta_1=momentum)
+        self.model.compile(optimizer, loss=loss(from_logits=True), metrics=["accuracy"])
+
+    def _private_optimizer(self, sampling: dict[str, int]) -> tf.keras.optimizers.legacy.Optimizer:
+        method = self.settings.method
+        momentum = "beta_1" if "adam" in method else "momentum"
+        return _PRIVATE_OPTIMIZERS[method](
+            l2_norm_clip=self.settings.l2_norm_clip,
+            noise_multiplier=self.noise_multiplier,
+            num_microbatches=self.settings.num_microbatches,
+            learning_rate=self.settings.learning_rate,
+            # Apart from the seed of the sampling, which must not tell anything about the noise.
+            noise_seed=self.settings.seed + 1 if self.settings.insecure_fixed_noise else None,
+            **{momentum: self.settings.momentum},
+            **sampling,
+        )
+
+    def _poisson_batches(self) -> tf.data.Dataset:
+        return tfdp.data.poisson_batches(
+            (self.data.train_x, self.data.train_y),
+            expected_batch_size=self.settings.expected_batch_size,
+            chunk_size=self.settings.chunk_size,
+            steps_per_epoch=self.steps_per_epoch,
+            seed=self.settings.seed,
+            first_step=len(self.rows) * self.steps_per_epoch,
+        )
+
+    def _shuffled_batches(self) -> tf.data.Dataset:
+        """Every example once per epoch, in an order that the seed and the epoch decide."""
+        size, batch = self.data.size, self.settings.expected_batch_size
+        x, y = tf.constant(self.data.train_x), tf.constant(self.data.train_y)
+        seed = self.settings.seed if self.settings.seed is not None else time.time_ns()
+        epoch = tf.Variable(len(self.rows), dtype=tf.int64, trainable=False)
+
+        def shuffle(_: tf.Tensor) -> tf.data.Dataset:
+            key = tf.stack([tf.constant(seed, tf.int64), epoch.assign_add(1)])
+            order = tf.random.experimental.stateless_shuffle(tf.range(size), key)
+            return tf.data.Dataset.from_tensor_slices(order).batch(batch)
+
+        batches = tf.data.Dataset.range(1).flat_map(shuffle)
+        batches = batches.map(lambda rows: (tf.gather(x, rows), tf.gather(y, rows)))
+        self.steps_per_epoch = -(-size // batch)
+        return batches.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch))
+
+    def _budget(self) -> list[tf.keras.callbacks.Callback]:
+        if not self.settings.private:
+            return []
+        # The noise is calibrated to the steps that are planned; this stops whatever goes beyond.
+        return [tfdp.callbacks.PrivacyBudget(self.settings.target_epsilon, self.settings.delta)]
+
+    def _finish(self) -> dict[str, Any]:
+        """Writes what a finished run leaves, `result.json` last."""
+        self.model.save(self.folder.model)
+        self.folder.write_curve(self.rows, self.settings)
+        self.folder.write_privacy(privacy_text(self.settings, self.model, self.data.size))
+        result = self._result()
+        self.folder.write_result(result)
+        self.folder.clear_checkpoint()
+        return result
+
+    def _result(self) -> dict[str, Any]:
+        last = self.rows[-1]
+        result = {
+            "settings": dataclasses.asdict(self.settings),
+            "accuracy": last.accuracy,
+            "loss": last.loss,
+            "evaluated_on": self.settings.eval_split,
+            "evaluation_examples": len(self.data.eval_y),
+            "dataset_size": self.data.size,
+            "parameters": self.model.count_params(),
+            "steps": last.step,
+            "seconds": last.seconds,
+            "epsilon": None,
+        }
+        if self.settings.private:
+            ledger = self.model.optimizer.ledger
+            bound = ledger.epsilon(self.settings.delta)
+            result |= {
+                "epsilon": bound.epsilon,
+                "delta": bound.delta,
+                "epsilon_by_accountant": dict(bound.by_accountant),
+                "noise_multiplier": self.noise_multiplier,
+                "ledger": ledger.to_dict(),
+            }
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        result["versions"] = {
+            "python": platform.python_version(),
+            "tfdp": tfdp.__version__,
+            **versions,
+        }
+        return result
+
+
+class _EpochEnd(tf.keras.callbacks.Callback):
+    """Shows and saves, after every epoch, accuracy on the evaluation split and epsilon."""
+
+    def __init__(self, training: Training, bar: tqdm.tqdm):
+        super().__init__()
+        self._training = training
+        self._bar = bar
+        self._began = 0.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        rows = self._training.rows
+        self._began = time.monotonic() - (rows[-1].seconds if rows else 0.0)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        epsilon = (logs or {}).get("epsilon", math.inf)  # by PrivacyBudget
+        row = self._training.end_epoch(epsilon, time.monotonic() - self._began)
+        shown = {"accuracy": f"{row.accuracy:.3f}"}
+        if math.isfinite(epsilon):
+            shown["epsilon"] = f"{epsilon:.3f}"
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update()
+
+
+def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -> str:
+    """What can be said about the privacy of a trained model.
+
+    Args:
+      settings: What was trained.
+      model: The trained model.
+      dataset_size: Number of training examples.
+
+    Returns:
+      The statement of `tfdp.privacy_statement`, and what only this experiment knows.
+    """
+    if not settings.private:
+        return f"No differential privacy: --method={settings.method} trains without noise."
+    text = tfdp.privacy_statement(model, settings.delta, dataset_size=dataset_size)
+    remarks = [
+        f"The examples of the {settings.eval_split} split, on which accuracy was measured, are not "
+        "among those that are protected."
+    ]
+    if settings.seed is not None:
+        remarks.append(
+            "Who was sampled was decided by --seed, which flags.txt and result.json hold, and "
+            "which can be guessed. Epsilon does not hold towards those who know it: leave --seed "
+            "out when the data is really private, and the operating system's entropy decides."
+        )
+    wrapped = [
+        textwrap.fill(remark, 88, initial_indent="- ", subsequent_indent="  ") for remark in remarks
+    ]
+    return "\n".join([text, "This run:", *wrapped])

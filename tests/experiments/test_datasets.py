@@ -1,0 +1,106 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import datasets
+
+
+def rows(x):
+    return {row.tobytes() for row in x}
+
+
+def prepared_data():
+    """The folder of prepared TFDS data sets; skips the test when there is none."""
+    beside = Path(__file__).absolute().parents[3] / "shared" / "tfds"
+    folder = Path(os.environ.get("TFDP_TEST_DATA_DIR") or beside)
+    if not folder.is_dir():
+        pytest.skip(f"no prepared data sets: TFDP_TEST_DATA_DIR is not set, and no {beside}")
+    return str(folder)
+
+
+def test_digits_are_split_80_to_20():
+    data = datasets.load("digits")
+    assert data.train_x.shape == (1438, 8, 8, 1) and data.eval_x.shape == (359, 8, 8, 1)
+    assert data.size == len(data.train_y) == 1438 and len(data.eval_y) == 359
+    assert data.train_x.dtype == np.float32 and data.train_y.dtype == np.int64
+    assert data.train_x.min() == 0 and data.train_x.max() == 1
+    assert not rows(data.train_x) & rows(data.eval_x)
+    assert set(data.eval_y) == set(range(10))
+
+
+def test_the_split_never_changes():
+    first, second = datasets.load("digits"), datasets.load("digits")
+    np.testing.assert_array_equal(first.eval_x, second.eval_x)
+    np.testing.assert_array_equal(first.train_y, second.train_y)
+
+
+def test_validation_is_held_out_of_the_training_set():
+    whole = datasets.load("digits")
+    data = datasets.load("digits", eval_split="validation", validation_examples=200)
+    assert data.size == 1238 and len(data.eval_y) == 200
+    assert not rows(data.train_x) & rows(data.eval_x)
+    assert rows(data.train_x) | rows(data.eval_x) == rows(whole.train_x)
+    assert not rows(data.eval_x) & rows(whole.eval_x)
+
+
+@pytest.mark.parametrize("examples", [0, 1438, 5000])
+def test_validation_set_must_leave_something_to_train_on(examples):
+    with pytest.raises(datasets.DataError, match=r"\[1, 1437\]"):
+        datasets.load("digits", eval_split="validation", validation_examples=examples)
+
+
+def test_tokens_do_not_depend_on_data():
+    # Written down, so that no change of the hash goes unnoticed: saved models depend on it.
+    ids = datasets.hash_tokens("A great, GREAT film!<br /><br />It's great.")
+    assert ids.tolist()[:6] == [2665, 4589, 4589, 5338, 10456, 4589]
+    assert ids.dtype == np.int32 and ids.shape == (80,)
+    assert not ids[6:].any()
+
+
+def test_tokens_are_cut_and_padded_at_the_end():
+    long = datasets.hash_tokens(" ".join(f"word{i}" for i in range(200)))
+    assert long.all() and (long[:3] == datasets.hash_tokens("word0 word1 word2")[:3]).all()
+    assert not datasets.hash_tokens("").any()
+
+
+def test_tokens_spread_over_the_vocabulary():
+    ids = np.array([datasets.hash_tokens(f"w{i}")[0] for i in range(20_000)])
+    assert ids.min() >= 1 and ids.max() < datasets.VOCABULARY_SIZE
+    # 1 - 1/e of the buckets are hit by as many random words as there are buckets.
+    assert abs(len(set(ids)) / 20_000 - (1 - np.exp(-1))) < 0.01
+
+
+def test_missing_data_is_refused_with_a_way_out(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def no_network(*args, **kwargs):
+        raise OSError("no network\nmore lines")
+
+    monkeypatch.setattr(tfds, "load", no_network)
+    with pytest.raises(datasets.DataError, match=r"mnist .*OSError: no network\).*--data_dir"):
+        datasets.load("mnist", data_dir=str(tmp_path))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_image_data_sets(name):
+    data = datasets.load(name, data_dir=prepared_data())
+    assert data.train_x.shape == (60_000, 28, 28, 1) and data.eval_x.shape == (10_000, 28, 28, 1)
+    assert data.train_x.dtype == np.float32 and data.train_x.max() == 1
+    assert np.bincount(data.eval_y).min() > 800
+
+
+@pytest.mark.data
+def test_reviews():
+    data = datasets.load(
+        "imdb_reviews",
+        data_dir=prepared_data(),
+        eval_split="validation",
+        validation_examples=5_000,
+    )
+    assert data.train_x.shape == (20_000, 80) and data.eval_x.shape == (5_000, 80)
+    assert data.train_x.dtype == np.int32
+    assert data.train_x.min() >= 0 and data.train_x.max() < datasets.VOCABULARY_SIZE
+    assert abs(data.train_y.mean() - 0.5) < 0.02

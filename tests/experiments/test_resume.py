@@ -1,0 +1,149 @@
+import csv
+import io
+import signal
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from experiments import training
+from experiments.settings import RefusedError
+from tests.experiments.classify_support import classify_here, start
+
+FIXED = ("--seed=5", "--insecure_fixed_noise")
+
+
+class Interrupted(Exception):
+    """In the place of a kill."""
+
+
+@pytest.fixture
+def no_global_determinism(monkeypatch):
+    """Keeps a setting that cannot be taken back from the other tests of this process."""
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+
+
+def state(folder):
+    """Weights, optimizer state and ledger of a finished run, and its metrics without the times."""
+    model = tf.keras.models.load_model(folder / "model.keras")
+    optimizer = model.optimizer
+    optimizer._create_all_weights(model.trainable_variables)
+    ledger = optimizer.ledger.to_dict() if hasattr(optimizer, "ledger") else None
+    rows = list(csv.DictReader(io.StringIO((folder / "metrics.csv").read_text())))
+    rows = [{name: row[name] for name in row if name != "seconds"} for row in rows]
+    return [*model.get_weights(), *optimizer.get_weights()], ledger, rows
+
+
+def assert_same(folder, other):
+    (arrays, ledger, rows), (other_arrays, other_ledger, other_rows) = state(folder), state(other)
+    assert len(arrays) == len(other_arrays) > 8
+    for array, other_array in zip(arrays, other_arrays, strict=True):
+        np.testing.assert_array_equal(array, other_array)
+    assert ledger == other_ledger and rows == other_rows
+
+
+def interrupt(monkeypatch, after_epochs, *arguments):
+    """Runs it in this process until the epoch after `after_epochs` has been trained."""
+    with monkeypatch.context() as patch:
+        end_epoch = training.Training.end_epoch
+
+        def stop(self, *args):
+            if len(self.rows) == after_epochs:
+                raise Interrupted
+            return end_epoch(self, *args)
+
+        patch.setattr(training.Training, "end_epoch", stop)
+        with pytest.raises(Interrupted):
+            classify_here(*arguments)
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path):
+    arguments = ("--epochs=6", "--method=dpsignsgd", *FIXED)
+    whole = start(f"--output_dir={tmp_path / 'whole'}", *arguments)
+    killed = start(f"--output_dir={tmp_path / 'killed'}", *arguments)
+    while killed.poll() is None and not (tmp_path / "killed/checkpoint/checkpoint").exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "result.json").exists()
+
+    resumed = start(f"--output_dir={tmp_path / 'killed'}", *arguments)
+    for process in (whole, resumed):
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert "epsilon = 2.99" in output or "epsilon = 3.0000" in output
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert not (tmp_path / "killed" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--method=dpadam", "--chunk_size=100"),
+        ("--method=dpsgd", "--num_microbatches=32"),
+        ("--method=sgd",),
+    ],
+)
+def test_every_kind_of_run_resumes(tmp_path, monkeypatch, no_global_determinism, arguments):
+    arguments = ("--epochs=3", *FIXED, *arguments)
+    classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
+    part = f"--output_dir={tmp_path / 'part'}"
+    interrupt(monkeypatch, 1, part, *arguments)
+    classify_here(part, *arguments)
+    assert_same(tmp_path / "whole", tmp_path / "part")
+
+
+def test_comparison_notices_a_run_that_draws_its_first_batches_again(
+    tmp_path, monkeypatch, no_global_determinism
+):
+    """The mutant of the test above: sampling that starts anew when a run is resumed."""
+    arguments = ("--epochs=2", *FIXED)
+    classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
+    part = f"--output_dir={tmp_path / 'part'}"
+    interrupt(monkeypatch, 1, part, *arguments)
+    batches = training.tfdp.data.poisson_batches
+    monkeypatch.setattr(
+        training.tfdp.data,
+        "poisson_batches",
+        lambda data, **options: batches(data, **{**options, "first_step": 0}),
+    )
+    classify_here(part, *arguments)
+    with pytest.raises(AssertionError):
+        assert_same(tmp_path / "whole", tmp_path / "part")
+
+
+def test_a_run_killed_after_its_last_epoch_is_only_finished(tmp_path, monkeypatch):
+    arguments = (f"--output_dir={tmp_path}", "--epochs=2")
+    with monkeypatch.context() as patch:
+
+        def fail(*_):
+            raise Interrupted
+
+        patch.setattr(training.RunFolder, "write_curve", fail)
+        with pytest.raises(Interrupted):
+            classify_here(*arguments)
+    (tmp_path / "metrics.csv").unlink()  # As if killed before it was written.
+    result = classify_here(*arguments)
+    assert result["ledger"]["releases"][0]["count"] == result["steps"]
+    _, ledger, rows = state(tmp_path)
+    assert ledger == result["ledger"] and len(rows) == 2
+    assert float(rows[-1]["epsilon"]) == result["epsilon"]
+
+
+def test_an_interrupted_run_refuses_other_privacy_parameters(tmp_path, monkeypatch):
+    folder = f"--output_dir={tmp_path}"
+    interrupt(monkeypatch, 1, folder, "--epochs=3")
+    kept = (tmp_path / "metrics.csv").read_text()
+    for other, name in (
+        ("--target_epsilon=5", "target_epsilon"),
+        ("--l2_norm_clip=0.5", "l2_norm_clip"),
+        ("--expected_batch_size=100", "expected_batch_size"),
+    ):
+        with pytest.raises(RefusedError, match=f"began with --{name}=.*{other}"):
+            classify_here(folder, "--epochs=3", other)
+    with pytest.raises(RefusedError, match="--epochs=4"):
+        classify_here(folder, "--epochs=4")
+    assert (tmp_path / "metrics.csv").read_text() == kept
