@@ -22,6 +22,23 @@ _NOT_POISSON = (
 _FIXED_SEED = "The noise seed is fixed (`noise_seed`): for tests only, who knows it has the data."
 
 
+# In the docstrings of the optimizers, as Keras does it.
+PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
+        together, in gradient units. Longer gradients are scaled down to it.
+      noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
+        sum (C; 2C with `num_microbatches`). 0 trains without privacy.
+      expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
+        by this public constant, never by the number of examples that were drawn.
+      num_microbatches: Number of groups whose mean gradients are clipped instead of those of
+        examples, or None. Saves no time with this engine; doubles the sensitivity.
+      gradient_accumulation_steps: Batches that make one logical batch. Noise is added, and the
+        variables are updated, once per logical batch.
+      dataset_size: Number of training examples N, treated as public; together with
+        `expected_batch_size` the sampling probability of the ledger. Without it the optimizer
+        trains, and its `ledger` raises an error.
+      noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
+        subtract it. By default noise comes from the operating system's entropy."""
+
 if TYPE_CHECKING:
     from tensorflow.keras.optimizers.legacy import Optimizer as _Optimizer
 else:
@@ -59,6 +76,7 @@ class PrivateOptimizerMixin(_Optimizer):
             dataset_size,
             noise_seed,
         )
+        kwargs.setdefault("name", type(self).__name__)
         super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
         self._expected_batch_size = expected_batch_size
         self._dataset_size = dataset_size

@@ -8,7 +8,7 @@ from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import 
     VectorizedDPKerasAdamOptimizer,
 )
 
-from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.base import PRIVATE_ARGUMENTS, PrivateOptimizerMixin
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
@@ -34,27 +34,12 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
     counts them.
 
     Args:
-      l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables together, in
-        gradient units. Longer gradients are scaled down to it.
-      noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
-        sum (C; 2C with `num_microbatches`). 0 trains without privacy.
-      expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
-        by this public constant, never by the number of examples that were drawn.
-      num_microbatches: Number of groups whose mean gradients are clipped instead of those of
-        examples, or None. Saves no time with this engine; doubles the sensitivity.
-      gradient_accumulation_steps: Batches that make one logical batch. Noise is added, and the
-        variables are updated, once per logical batch.
-      dataset_size: Number of training examples N, treated as public; together with
-        `expected_batch_size` the sampling probability of the ledger. Without it the optimizer
-        trains, and its `ledger` raises an error.
-      noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
-        subtract it. By default noise comes from the operating system's entropy.
+      {{private_arguments}}
       learning_rate: A float, a `LearningRateSchedule` (of logical steps), or a callable.
       beta_1: Decay of the mean of gradients, in [0, 1).
       beta_2: Decay of the mean of squared gradients, in [0, 1).
       epsilon: Small constant for numerical stability, as in Keras.
-      name: Name of the optimizer.
-      **kwargs: As in `tf.keras.optimizers.legacy.Adam`.
+      **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.Adam`.
 
     Raises:
       ValueError: An argument is out of its range; while training, the loss is not one value per
@@ -86,38 +71,6 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         sum, whose sensitivity is C, and the sign does not depend on scale.)
     """
 
-    def __init__(
-        self,
-        l2_norm_clip: float,
-        noise_multiplier: float,
-        expected_batch_size: int,
-        num_microbatches: int | None = None,
-        gradient_accumulation_steps: int = 1,
-        dataset_size: int | None = None,
-        noise_seed: int | None = None,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
-        epsilon: float = 1e-7,
-        name: str = "DPSignAdam",
-        **kwargs: Any,
-    ):
-        super().__init__(
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            dataset_size,
-            noise_seed,
-            learning_rate=learning_rate,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            name=name,
-            **kwargs,
-        )
-
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         return tf.sign(gradient)
 
@@ -148,3 +101,6 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         # Adam as Keras computes it: `lr` holds both bias corrections.
         update = coefficients["lr"] * m_new / (root_v + coefficients["epsilon"])
         return var.assign_sub(update, use_locking=self._use_locking, read_value=False)
+
+
+DPSignAdam.__doc__ = str(DPSignAdam.__doc__).replace("{{private_arguments}}", PRIVATE_ARGUMENTS)
