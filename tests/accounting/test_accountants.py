@@ -1,0 +1,206 @@
+"""The accountants against exact values, and in dp_accounting's own abstract test."""
+
+import math
+import time
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.privacy_accountant_test import PrivacyAccountantTest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.accounting import reference
+from tfdp.accounting import PldAccountant, RdpAccountant
+from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
+from tfdp.accounting.event_codec import sampled_gaussian
+
+Gaussian = dp_accounting.GaussianDpEvent
+
+
+# dp_accounting subtracts infinities when epsilon and RDP are both infinite.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+class RdpAccountantTest(PrivacyAccountantTest):
+    def _make_test_accountants(self):
+        return [RdpAccountant(), RdpAccountant([2, 4.5, 64])]
+
+
+class PldAccountantTest(PrivacyAccountantTest):
+    def _make_test_accountants(self):
+        return [PldAccountant(), PldAccountant(1e-3)]
+
+
+del PrivacyAccountantTest  # Or pytest would collect the abstract class too.
+
+
+def test_rdp_of_a_gaussian_is_the_closed_form():
+    accountant = RdpAccountant().compose(Gaussian(1.7), 3)
+    np.testing.assert_allclose(accountant.rdp, 3 * accountant.orders / (2 * 1.7**2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.3, 0.04), (1e-8, 50.0)])
+def test_rdp_of_a_sampled_gaussian_is_the_larger_divergence(q, sigma):
+    orders = [1.1, 2, 2.5, 7.7, 16]
+    accountant = RdpAccountant(orders).compose(sampled_gaussian(q, sigma), 10)
+    exact = [10 * reference.renyi_divergence(q, sigma, order) for order in orders]
+    np.testing.assert_allclose(accountant.rdp, exact, rtol=1e-7, atol=2e-10)
+    # Where dp_accounting's sum cancels to zero or less, ours stays above the true value.
+    assert (accountant.rdp > 45 * np.array(orders) * q**2 / sigma**2 / 10).all()
+
+
+def test_mutant_doubled_noise_is_caught_by_the_rdp_reference():
+    rdp = RdpAccountant([2]).compose(sampled_gaussian(0.01, 2.0)).rdp[0]
+    assert abs(rdp / reference.renyi_divergence(0.01, 1.0, 2) - 1) > 0.5
+
+
+def test_default_orders_are_tight():
+    dense = [1 + x / 200 for x in range(4, 400)] + [float(x) for x in range(3, 1100)]
+    for sigma in (0.1, 0.3, 1.0, 10.0, 200.0):
+        for delta in (1e-3, 1e-5, 1e-8):
+            ours = RdpAccountant().compose(Gaussian(sigma)).get_epsilon(delta)
+            best = RdpAccountant(dense).compose(Gaussian(sigma)).get_epsilon(delta)
+            assert ours <= best * 1.003, (sigma, delta)
+    assert DEFAULT_RDP_ORDERS[0] < 1.03
+    assert DEFAULT_RDP_ORDERS[-1] > 900
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.5, 50.0), (0.5, 0.3), (0.004, 1.1), (0.01, 0.05)])
+def test_rdp_is_quick(q, sigma):
+    begin = time.process_time()
+    RdpAccountant().compose(sampled_gaussian(q, sigma * 1.0001), 1000).get_epsilon(1e-5)
+    assert time.process_time() - begin < 1.5  # dp_accounting's series: 3 s and more.
+
+
+@pytest.mark.parametrize("sigma", [0.4, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+@pytest.mark.parametrize("steps", [1, 900])
+def test_epsilon_of_gaussians_bounds_the_analytic_one(sigma, delta, steps):
+    """T Gaussians with noise sigma sqrt(T) are one with sigma; sampled with q = 1 as well."""
+    exact = reference.gaussian_epsilon(sigma, delta)
+    noise = sigma * math.sqrt(steps)
+    for event in (Gaussian(noise), sampled_gaussian(1.0, noise)):
+        pld = PldAccountant().compose(event, steps).get_epsilon(delta)
+        assert exact <= pld <= exact + 1e-3
+        rdp = RdpAccountant().compose(event, steps).get_epsilon(delta)
+        assert exact <= rdp <= 1.35 * exact + 1e-2
+
+
+def _composed(mu, steps, interval):
+    """`steps` releases whose composition is one Gaussian with noise 1 / mu, but for 1e-13."""
+    event = sampled_gaussian(1 - 1e-13, math.sqrt(steps) / mu)
+    return PldAccountant(interval).compose(event, steps)
+
+
+_COMPOSED = [(0.5, 10**5, 2.5e-5), (0.3, 10**4, 2.5e-5), (0.3, 10**5, 1e-4), (1.0, 10**4, 1e-4)]
+
+
+@pytest.mark.parametrize(("mu", "steps", "interval"), _COMPOSED)
+@pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-11, 1e-13])
+def test_epsilon_of_composed_distributions_bounds_the_exact_one(mu, steps, interval, delta):
+    exact = reference.gaussian_epsilon(1 / mu, delta)
+    ours = _composed(mu, steps, interval).get_epsilon(delta)
+    assert ours >= exact
+    if delta >= 1e-8:
+        assert ours <= 1.01 * exact
+
+
+def test_mutant_without_allowance_for_the_rounding_of_transforms_is_caught(monkeypatch):
+    monkeypatch.setattr("tfdp.accounting.accountants._FFT_ROUNDING", 0.0)
+    assert any(
+        _composed(*case).get_epsilon(delta) < reference.gaussian_epsilon(1 / case[0], delta)
+        for case in _COMPOSED
+        for delta in (1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
+    )
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.2, 0.7), (1e-4, 0.5)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-7])
+def test_epsilon_of_one_sampled_gaussian_bounds_the_exact_one(q, sigma, delta):
+    exact = reference.sampled_gaussian_epsilon(q, sigma, delta)
+    pld = PldAccountant().compose(sampled_gaussian(q, sigma)).get_epsilon(delta)
+    assert exact - 1e-8 <= pld <= exact + 2e-4
+    rdp = RdpAccountant().compose(sampled_gaussian(q, sigma)).get_epsilon(delta)
+    assert rdp >= exact
+
+
+@settings(max_examples=8, deadline=None)
+@given(q=st.floats(1e-4, 0.9), sigma=st.floats(0.5, 20), delta=st.floats(1e-8, 1e-3))
+def test_no_accountant_goes_below_the_exact_epsilon(q, sigma, delta):
+    exact = reference.sampled_gaussian_epsilon(q, sigma, delta)
+    for accountant in (PldAccountant(1e-3), RdpAccountant()):
+        assert accountant.compose(sampled_gaussian(q, sigma)).get_epsilon(delta) >= exact - 1e-8
+
+
+def test_accountants_agree_with_dp_accountings():
+    event = sampled_gaussian(0.02, 1.3)
+    theirs = dp_accounting.pld.PLDAccountant().compose(event, 500).get_epsilon(1e-5)
+    assert abs(PldAccountant().compose(event, 500).get_epsilon(1e-5) - theirs) < 1e-6
+    theirs = dp_accounting.rdp.RdpAccountant(DEFAULT_RDP_ORDERS).compose(event, 500)
+    ours = RdpAccountant().compose(event, 500)
+    assert abs(ours.get_epsilon(1e-5) - theirs.get_epsilon(1e-5)) < 1e-6
+
+
+def test_composition_is_order_independent_and_counts_nested_events():
+    a, b = sampled_gaussian(0.02, 1.3), Gaussian(8.0)
+    nested = dp_accounting.SelfComposedDpEvent(dp_accounting.ComposedDpEvent([a, b]), 5)
+    for make in (RdpAccountant, PldAccountant):
+        flat = make().compose(b, 15).compose(a, 15).get_epsilon(1e-5)
+        assert abs(make().compose(nested, 3).get_epsilon(1e-5) - flat) < 1e-3
+
+
+def test_delta_is_the_inverse_of_epsilon():
+    for accountant in (RdpAccountant(), PldAccountant()):
+        accountant.compose(sampled_gaussian(0.02, 1.3), 500)
+        epsilon = accountant.get_epsilon(1e-5)
+        np.testing.assert_allclose(accountant.get_delta(epsilon), 1e-5, rtol=1e-3)
+
+
+def test_no_noise_and_no_sampling():
+    for make in (RdpAccountant, PldAccountant):
+        assert make().compose(sampled_gaussian(0.1, 0.0)).get_epsilon(1e-5) == math.inf
+        assert make().compose(sampled_gaussian(0.0, 1.0)).get_epsilon(1e-5) == 0
+
+
+@pytest.mark.parametrize("make", [RdpAccountant, PldAccountant])
+def test_calibrates_with_dp_accountings_tool(make):
+    sigma = dp_accounting.calibrate_dp_mechanism(
+        lambda: make(neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+        Gaussian,
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        bracket_interval=dp_accounting.ExplicitBracketInterval(1, 20),
+        tol=1e-3,
+    )
+    assert reference.gaussian_epsilon(sigma, 1e-5) <= 1.0
+
+
+@pytest.mark.parametrize("make", [RdpAccountant, PldAccountant])
+@pytest.mark.parametrize(
+    "event",
+    [
+        Gaussian(math.nan),  # dp_accounting's RDP: epsilon 0.
+        Gaussian(-1.0),  # dp_accounting's RDP: as with noise 1.
+        sampled_gaussian(1.5, 1.0),
+        sampled_gaussian(math.nan, 1.0),
+        dp_accounting.SelfComposedDpEvent(Gaussian(1.0), 0),
+        dp_accounting.ComposedDpEvent([Gaussian(1.0), Gaussian(math.nan)]),
+    ],
+)
+def test_refuses_impossible_events(make, event):
+    with pytest.raises(ValueError, match="Argument `event` must be"):
+        make().compose(event)
+
+
+def test_refuses_impossible_arguments():
+    replace_one = dp_accounting.NeighboringRelation.REPLACE_ONE
+    for make in (RdpAccountant, PldAccountant):
+        with pytest.raises(ValueError, match="Argument `neighboring_relation` must be"):
+            make(neighboring_relation=replace_one)
+        with pytest.raises(TypeError):
+            make().compose("a step")
+    for orders in ([], [1], [2, 0.5], [math.nan]):
+        with pytest.raises(ValueError, match="Argument `orders` must be"):
+            RdpAccountant(orders)
+    for interval in (0, -1e-4, math.nan, math.inf):
+        with pytest.raises(ValueError, match="Argument `value_discretization_interval` must be"):
+            PldAccountant(interval)

@@ -1,0 +1,178 @@
+"""Calibrated parameters meet the budget, and better ones would not."""
+
+import math
+
+import dp_accounting
+import pytest
+
+from tfdp.accounting import PrivacyLedger, calibrate_noise_multiplier, calibrate_steps
+from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
+
+_Q = 256 / 60000
+
+
+def _epsilon(q, noise_multiplier, steps, delta, tau=TRUNCATION_PROBABILITY, past=()):
+    ledger = PrivacyLedger()
+    for event, count in past:
+        ledger.record(event, count)
+    if steps:
+        ledger.record(sampled_gaussian(q, noise_multiplier), steps, truncation_probability=tau)
+    return ledger.epsilon(delta).epsilon
+
+
+@pytest.mark.parametrize(
+    ("q", "target", "delta", "steps"),
+    [
+        (_Q, 1.0, 1e-5, 3500),
+        (0.1, 3.0, 1e-6, 200),
+        (_Q, 0.1, 1e-6, 1000),
+        (1.0, 2.0, 1e-5, 20),
+        (0.01, 30.0, 1e-5, 100),
+    ],
+)
+def test_noise_meets_the_target_and_less_noise_does_not(q, target, delta, steps):
+    budget = {"target_epsilon": target, "delta": delta}
+    sigma = calibrate_noise_multiplier(**budget, steps=steps, sampling_probability=q)
+    assert _epsilon(q, sigma, steps, delta) <= target
+    assert _epsilon(q, 0.999 * sigma, steps, delta) > target
+    # And the other calibration agrees: exactly these steps, or a few more.
+    most = calibrate_steps(**budget, noise_multiplier=sigma, sampling_probability=q)
+    assert steps <= most <= 1.01 * steps + 1
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "target", "delta"), [(_Q, 1.1, 1.0, 1e-5), (0.1, 4.0, 2.0, 1e-6)]
+)
+def test_steps_meet_the_target_and_one_more_does_not(q, sigma, target, delta):
+    steps = calibrate_steps(
+        target_epsilon=target, delta=delta, noise_multiplier=sigma, sampling_probability=q
+    )
+    assert _epsilon(q, sigma, steps, delta) <= target
+    assert _epsilon(q, sigma, steps + 1, delta) > target
+
+
+def test_sampling_may_be_given_as_sizes():
+    budget = {"target_epsilon": 1.0, "delta": 1e-5}
+    sizes = {"dataset_size": 60000, "expected_batch_size": 256}
+    assert calibrate_steps(**budget, noise_multiplier=2.0, **sizes) == calibrate_steps(
+        **budget, noise_multiplier=2.0, sampling_probability=_Q
+    )
+
+
+def test_what_was_spent_before_counts():
+    past = [(sampled_gaussian(0.02, 1.0), 300)]
+    ledger = PrivacyLedger()
+    for event, count in past:
+        ledger.record(event, count)
+    budget = {"target_epsilon": 3.0, "delta": 1e-5, "sampling_probability": 0.01}
+
+    sigma = calibrate_noise_multiplier(**budget, steps=400, ledger=ledger)
+    assert _epsilon(0.01, sigma, 400, 1e-5, past=past) <= 3.0
+    assert _epsilon(0.01, 0.999 * sigma, 400, 1e-5, past=past) > 3.0
+    # A calibration that ignored the past would overspend.
+    forgetful = calibrate_noise_multiplier(**budget, steps=400)
+    assert _epsilon(0.01, forgetful, 400, 1e-5, past=past) > 3.1
+
+    steps = calibrate_steps(**budget, noise_multiplier=1.0, ledger=ledger)
+    assert _epsilon(0.01, 1.0, steps, 1e-5, past=past) <= 3.0
+    assert _epsilon(0.01, 1.0, steps + 1, 1e-5, past=past) > 3.0
+    assert ledger.steps == 300
+
+
+def test_events_that_only_pld_supports_may_be_in_the_past():
+    ledger = PrivacyLedger()
+    laplace = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.LaplaceDpEvent(20.0))
+    ledger.record(laplace, 3)
+    steps = calibrate_steps(
+        target_epsilon=0.5,
+        delta=1e-5,
+        noise_multiplier=2.0,
+        sampling_probability=0.01,
+        ledger=ledger,
+    )
+    past = [(laplace, 3)]
+    assert _epsilon(0.01, 2.0, steps, 1e-5, past=past) <= 0.5
+    assert _epsilon(0.01, 2.0, steps + 1, 1e-5, past=past) > 0.5
+
+
+def test_truncation_is_part_of_the_budget():
+    budget = {"target_epsilon": 2.0, "delta": 1e-5, "sampling_probability": 0.05}
+    tau = 3e-9
+    sigma = calibrate_noise_multiplier(**budget, steps=200, truncation_probability=tau)
+    assert _epsilon(0.05, sigma, 200, 1e-5, tau) <= 2.0
+    assert sigma > calibrate_noise_multiplier(**budget, steps=200)
+    few = calibrate_steps(**budget, noise_multiplier=1.0, truncation_probability=tau)
+    assert few < calibrate_steps(**budget, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="no noise is enough"):
+        calibrate_noise_multiplier(**budget, steps=200, truncation_probability=1e-6)
+
+
+def test_a_spent_budget():
+    ledger = PrivacyLedger()
+    ledger.record(sampled_gaussian(0.1, 0.7), 1000)
+    budget = {"target_epsilon": 1.0, "delta": 1e-5, "sampling_probability": 0.1, "ledger": ledger}
+    assert calibrate_steps(**budget, noise_multiplier=1.0) == 0
+    with pytest.raises(ValueError, match="above what the ledger has spent"):
+        calibrate_noise_multiplier(**budget, steps=1)
+
+
+def test_extremes():
+    budget = {"delta": 1e-5, "sampling_probability": 0.1}
+    assert calibrate_steps(target_epsilon=5, noise_multiplier=0, **budget) == 0
+    assert calibrate_steps(target_epsilon=0.1, noise_multiplier=0.3, **budget) == 0
+    assert calibrate_steps(target_epsilon=1, noise_multiplier=1e6, **budget) == 10**8
+    sigma = calibrate_noise_multiplier(
+        target_epsilon=1e9, steps=1, truncation_probability=0.0, **budget
+    )
+    assert sigma == 0.01
+
+
+_GOOD = {
+    "target_epsilon": 1.0,
+    "delta": 1e-5,
+    "steps": 10,
+    "noise_multiplier": 1.0,
+    "sampling_probability": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"target_epsilon": 0}, "target_epsilon"),
+        ({"target_epsilon": math.nan}, "target_epsilon"),
+        ({"target_epsilon": math.inf}, "target_epsilon"),
+        ({"delta": 0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"steps": 0}, "steps"),
+        ({"steps": 1.5}, "steps"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"sampling_probability": 0}, "sampling_probability"),
+        ({"sampling_probability": 1.1}, "sampling_probability"),
+        ({"dataset_size": 10}, "sampling_probability"),
+        ({"sampling_probability": None}, "sampling_probability"),
+        ({"sampling_probability": None, "dataset_size": 10}, "sampling_probability"),
+        (
+            {"sampling_probability": None, "dataset_size": 0, "expected_batch_size": 1},
+            "dataset_size",
+        ),
+        (
+            {"sampling_probability": None, "dataset_size": 10, "expected_batch_size": 11},
+            "expected_batch_size",
+        ),
+        ({"truncation_probability": 1.0}, "truncation_probability"),
+        ({"ledger": {}}, "ledger"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(change, name):
+    arguments = {**_GOOD, **change}
+    for function, other in (
+        (calibrate_noise_multiplier, "noise_multiplier"),
+        (calibrate_steps, "steps"),
+    ):
+        if other not in change:
+            with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: .*{name}="):
+                function(**{key: value for key, value in arguments.items() if key != other})

@@ -1,0 +1,167 @@
+"""The ledger remembers everything that was released, and survives saving."""
+
+import json
+import math
+
+import dp_accounting
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.event_codec import sampled_gaussian
+
+_STEP = sampled_gaussian(0.01, 1.0)
+_OTHER = sampled_gaussian(0.02, 1.5)
+
+
+def test_an_empty_ledger_costs_nothing():
+    ledger = PrivacyLedger()
+    assert (ledger.steps, ledger.releases, ledger.notes) == (0, (), ())
+    assert isinstance(ledger.event, dp_accounting.NoOpDpEvent)
+    assert ledger.epsilon(1e-5).epsilon == 0
+
+
+def test_equal_consecutive_releases_are_merged():
+    ledger = PrivacyLedger()
+    ledger.record(_STEP)
+    ledger.record(sampled_gaussian(0.01, 1.0), count=9)
+    ledger.record(_OTHER, 2)
+    ledger.record(_STEP, 3)
+    ledger.record(_STEP, 4, truncation_probability=1e-20)
+    assert ledger.releases == (
+        Release(_STEP, 10),
+        Release(_OTHER, 2),
+        Release(_STEP, 3),
+        Release(_STEP, 4, 1e-20),
+    )
+    assert ledger.steps == 19
+    assert ledger.event == dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(_STEP, 10),
+            dp_accounting.SelfComposedDpEvent(_OTHER, 2),
+            dp_accounting.SelfComposedDpEvent(_STEP, 7),
+        ]
+    )
+
+
+def test_step_by_step_costs_what_dp_accounting_says_of_the_event():
+    ledger = PrivacyLedger()
+    for _ in range(200):
+        ledger.record(_STEP)
+    ledger.record(_OTHER, 100)
+    expected = dp_accounting.pld.PLDAccountant().compose(ledger.event).get_epsilon(1e-5)
+    assert abs(ledger.epsilon(1e-5).epsilon - expected) < 1e-3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([_STEP, _OTHER]), max_size=12))
+def test_steps_are_never_lost(events):
+    ledger = PrivacyLedger()
+    for event in events:
+        ledger.record(event)
+    assert ledger.steps == len(events)
+    flat = [release.event for release in ledger.releases for _ in range(release.count)]
+    assert flat == events
+
+
+def test_round_trip():
+    ledger = PrivacyLedger(notes=["fixed noise seed: for tests only"])
+    ledger.record(_STEP, 10, truncation_probability=1e-17)
+    ledger.record(dp_accounting.ComposedDpEvent([_STEP, dp_accounting.GaussianDpEvent(4.0)]), 2)
+    text = json.dumps(ledger.to_dict(), allow_nan=False)
+    copy = PrivacyLedger.from_dict(json.loads(text))
+    assert (copy.releases, copy.notes) == (ledger.releases, ledger.notes)
+    assert copy.epsilon(1e-5) == ledger.epsilon(1e-5)
+    copy.record(_STEP)
+    assert ledger.steps == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"version": 99}, "version"),
+        ({"extra": 1}, "data"),
+        ({"releases": [{"event": {}, "count": 1}]}, "releases"),
+        ({"releases": [{"event": {}, "count": 1, "truncation_probability": 0}]}, "event"),
+        ({"notes": [3]}, "note"),
+    ],
+)
+def test_damaged_data_is_refused(change, argument):
+    with pytest.raises(ValueError, match=f"Argument `{argument}` must be"):
+        PrivacyLedger.from_dict({**PrivacyLedger().to_dict(), **change})
+
+
+@pytest.mark.parametrize("count", [0, -5, 1.5])
+def test_damaged_counts_are_refused(count):
+    ledger = PrivacyLedger()
+    ledger.record(_STEP)
+    data = ledger.to_dict()
+    data["releases"][0]["count"] = count
+    with pytest.raises(ValueError, match="Argument `count` must be a positive integer"):
+        PrivacyLedger.from_dict(data)
+
+
+def test_notes_are_kept_once():
+    ledger = PrivacyLedger(notes=["a"])
+    ledger.add_note("b")
+    ledger.add_note("a")
+    assert ledger.notes == ("a", "b")
+    with pytest.raises(ValueError, match="Argument `note` must be"):
+        ledger.add_note("")
+
+
+def test_refuses_impossible_releases():
+    ledger = PrivacyLedger()
+    bad_events = ["step", None, dp_accounting.GaussianDpEvent(math.nan), sampled_gaussian(2.0, 1.0)]
+    for event in bad_events:
+        with pytest.raises(ValueError, match="Argument `event` must be"):
+            ledger.record(event)
+    for count in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match="Argument `count` must be"):
+            ledger.record(_STEP, count)
+    for tau in (-1e-9, 1.0, math.nan, None):
+        with pytest.raises(ValueError, match="Argument `truncation_probability` must be"):
+            ledger.record(_STEP, 1, tau)
+    for delta in (0, 1, -1, math.nan, "1e-5"):
+        with pytest.raises(ValueError, match="Argument `delta` must be in"):
+            ledger.epsilon(delta)
+    assert ledger.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (sampled_gaussian(0.01, 0.9), "`noise_multiplier` must stay 1.0, .*noise_multiplier=0.9"),
+        (sampled_gaussian(0.1, 1.0), "`sampling_probability` must stay 0.01, .*probability=0.1"),
+        (dp_accounting.GaussianDpEvent(1.0), "`event` must stay PoissonSampled.*event=Gaussian"),
+    ],
+)
+def test_changed_parameters_are_refused(other, message):
+    ledger = PrivacyLedger()
+    ledger.record(_STEP, 10)
+    resumed = PrivacyLedger()
+    resumed.record(other)
+    for candidate in (other, resumed):
+        with pytest.raises(PrivacyParametersChangedError, match=message):
+            ledger.check_compatible(candidate)
+    assert issubclass(PrivacyParametersChangedError, ValueError)
+
+
+def test_equal_parameters_are_compatible():
+    ledger, resumed = PrivacyLedger(), PrivacyLedger()
+    ledger.check_compatible(_STEP)
+    ledger.record(_OTHER)
+    ledger.record(_STEP, 10)
+    ledger.check_compatible(resumed)
+    resumed.record(_STEP, 3)
+    ledger.check_compatible(resumed)
+    ledger.check_compatible(_STEP)
+
+
+def test_repr_shows_what_was_released():
+    ledger = PrivacyLedger(notes=["a note"])
+    ledger.record(_STEP, 3)
+    assert "steps=3" in repr(ledger)
+    assert "a note" in repr(ledger)

@@ -1,0 +1,18 @@
+"""Privacy accounting: what was released, what it costs, and how to stay within a budget."""
+
+from tfdp.accounting.accountants import PldAccountant, RdpAccountant
+from tfdp.accounting.bounds import EpsilonBound
+from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
+from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting.statement import privacy_statement
+
+__all__ = [
+    "EpsilonBound",
+    "PldAccountant",
+    "PrivacyLedger",
+    "PrivacyParametersChangedError",
+    "RdpAccountant",
+    "calibrate_noise_multiplier",
+    "calibrate_steps",
+    "privacy_statement",
+]

@@ -1,0 +1,167 @@
+"""DP events as immutable values and as JSON: checked, hashable, comparable, serializable."""
+
+import importlib
+import math
+from typing import Any
+
+import attr
+import dp_accounting
+import numpy as np
+
+from tfdp.accounting import _validation
+
+# Decoding imports the class that a file names, so only classes of these packages are looked up.
+_TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
+
+
+def sampled_gaussian(
+    sampling_probability: float, noise_multiplier: float
+) -> dp_accounting.PoissonSampledDpEvent:
+    """The event of one private step: a Gaussian mechanism on a Poisson-sampled batch.
+
+    Args:
+      sampling_probability: Probability q, in (0, 1], that an example is in the batch.
+      noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+    """
+    return dp_accounting.PoissonSampledDpEvent(
+        sampling_probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+
+
+def freeze(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Returns `event` with lists replaced by tuples and NumPy scalars by Python's.
+
+    What has been recorded cannot be changed afterwards, and is a key of the accountants' caches.
+
+    Raises:
+      ValueError: A parameter cannot be one of a mechanism (see `check_event`).
+    """
+    check_event(event)
+    if not attr.has(type(event)):
+        return event
+    fields = {f.name: _freeze(getattr(event, f.name)) for f in attr.fields(type(event))}
+    return type(event)(**fields)
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, dp_accounting.DpEvent):
+        return freeze(value)
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_event(event: dp_accounting.DpEvent) -> None:
+    """Refuses parameters for which an accountant would answer nonsense instead of failing.
+
+    dp_accounting checks few of them: its RDP of a Gaussian with NaN noise gives epsilon 0, and
+    noise multiplier -1 is priced as 1.
+
+    Raises:
+      ValueError: `event` is not a DpEvent; a number in it is NaN; a `noise_multiplier` is negative
+        or infinite; a `sampling_probability` is not in [0, 1]; a `count` is not positive.
+    """
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise _validation.error("event", "a dp_accounting.DpEvent", event)
+    fields = attr.fields(type(event)) if attr.has(type(event)) else ()
+    for name in (field.name for field in fields):
+        value = getattr(event, name)
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, dp_accounting.DpEvent):
+                check_event(part)
+            elif isinstance(part, float | np.floating) and math.isnan(part):
+                raise _validation.error("event", f"without NaN in `{name}`", event)
+        number = value if _validation.is_number(value) else math.nan
+        if name == "noise_multiplier" and not 0 <= number < math.inf:
+            raise _validation.error("event", f"of finite `{name}` >= 0", event)
+        if name == "sampling_probability" and not 0 <= number <= 1:
+            raise _validation.error("event", f"of `{name}` in [0, 1]", event)
+        if name == "count" and not (_validation.is_integer(value) and value > 0):
+            raise _validation.error("event", f"of positive integer `{name}`", event)
+
+
+def first_difference(
+    old: dp_accounting.DpEvent, new: dp_accounting.DpEvent
+) -> tuple[str, Any, Any] | None:
+    """The first parameter in which two frozen events differ: its name and both values."""
+    if type(old) is not type(new) or not attr.has(type(old)):
+        return None if old == new else ("event", old, new)
+    for field in attr.fields(type(old)):
+        a, b = getattr(old, field.name), getattr(new, field.name)
+        if isinstance(a, dp_accounting.DpEvent) and isinstance(b, dp_accounting.DpEvent):
+            difference = first_difference(a, b)
+            if difference is not None:
+                return difference
+        elif a != b:
+            return field.name, a, b
+    return None
+
+
+def encode(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """Returns `event` as nested dicts and lists that JSON can hold.
+
+    Raises:
+      ValueError: The class or a value of the event could not be read back.
+
+    Example:
+      >>> encode(dp_accounting.GaussianDpEvent(1.1))
+      {'class': 'dp_accounting.dp_event.GaussianDpEvent', 'fields': {'noise_multiplier': 1.1}}
+    """
+    cls = type(event)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if _find_class(name) is not cls:
+        raise _validation.error(
+            "event", f"of an attrs DpEvent class of {' or '.join(_TRUSTED_PACKAGES)}", event
+        )
+    fields = {f.name: _encode(getattr(event, f.name)) for f in attr.fields(cls)}
+    return {"class": name, "fields": fields}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, dp_accounting.DpEvent):
+        return encode(value)
+    if isinstance(value, list | tuple):
+        return [_encode(v) for v in value]
+    if isinstance(value, float) and math.isinf(value):
+        return {"float": str(value)}  # JSON has no infinity.
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise _validation.error("event", "made of numbers, strings, events and lists of them", value)
+
+
+def decode(data: Any) -> dp_accounting.DpEvent:
+    """Returns the event that `encode` turned into `data`.
+
+    Raises:
+      ValueError: `data` is not of that form, names a class that is not an attrs DpEvent of
+        dp_accounting or tfdp, or has other fields than the class.
+    """
+    if not (isinstance(data, dict) and set(data) == {"class", "fields"}):
+        raise _validation.error("event", "a dict with the keys `class` and `fields`", data)
+    cls = _find_class(data["class"])
+    if cls is None:
+        raise _validation.error(
+            "class", f"an attrs DpEvent class of {' or '.join(_TRUSTED_PACKAGES)}", data["class"]
+        )
+    names = {field.name for field in attr.fields(cls)}
+    if not isinstance(data["fields"], dict) or set(data["fields"]) != names:
+        raise _validation.error("fields", f"a dict with the keys {sorted(names)}", data["fields"])
+    return freeze(cls(**{name: _decode(value) for name, value in data["fields"].items()}))
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return float(value["float"]) if set(value) == {"float"} else decode(value)
+    return tuple(_decode(v) for v in value) if isinstance(value, list) else value
+
+
+def _find_class(name: Any) -> type | None:
+    module, _, cls_name = str(name).rpartition(".")
+    if module.split(".")[0] not in _TRUSTED_PACKAGES:
+        return None
+    try:
+        cls = getattr(importlib.import_module(module), cls_name, None)
+    except ImportError:
+        return None
+    is_event = isinstance(cls, type) and issubclass(cls, dp_accounting.DpEvent) and attr.has(cls)
+    return cls if is_event else None

@@ -1,0 +1,178 @@
+"""The record of what has been released, and what it costs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dp_accounting
+
+from tfdp.accounting import _validation, bounds, event_codec
+from tfdp.accounting.bounds import EpsilonBound, Release
+
+_FORMAT_VERSION = 1
+
+
+class PrivacyParametersChangedError(ValueError):
+    """Training was resumed with privacy parameters other than those it began with."""
+
+
+class PrivacyLedger:
+    """What has been released so far.
+
+    Guarantees: `epsilon(delta)` is an upper bound for all recorded releases together, composed
+    adaptively, under add-or-remove-one neighbours.
+
+    Args:
+      notes: Sentences that `privacy_statement` must print.
+
+    Example:
+      >>> import dp_accounting
+      >>> ledger = PrivacyLedger()
+      >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+      >>> ledger.record(step, count=1000)
+      >>> bound = ledger.epsilon(delta=1e-5)
+      >>> bound.accountant, round(bound.epsilon, 2)
+      ('PLD', 1.83)
+    """
+
+    def __init__(self, notes: Iterable[str] = ()):
+        self._releases: list[Release] = []
+        self._notes: list[str] = []
+        for note in notes:
+            self.add_note(note)
+
+    def record(
+        self,
+        event: dp_accounting.DpEvent,
+        count: int = 1,
+        truncation_probability: float = 0.0,
+    ) -> None:
+        """Adds `count` releases of `event`.
+
+        Args:
+          event: What one release is. An event equal to the one before it is merged with it.
+          count: Number of releases.
+          truncation_probability: Probability tau, at most, that one release leaves examples out
+            because its Poisson batch does not fit into its fixed size; in [0, 1). It is charged to
+            delta: see `tfdp.accounting.bounds.tightest_epsilon`.
+
+        Raises:
+          ValueError: An argument, or a parameter of `event`, is out of its range.
+        """
+        event = event_codec.freeze(event)
+        count = _validation.positive_integer("count", count)
+        tau = _validation.small_probability("truncation_probability", truncation_probability)
+        last = self._releases[-1] if self._releases else None
+        if last is not None and (last.event, last.truncation_probability) == (event, tau):
+            self._releases[-1] = Release(event, last.count + count, tau)
+        else:
+            self._releases.append(Release(event, count, tau))
+
+    def add_note(self, note: str) -> None:
+        """Adds a sentence that `privacy_statement` must print, unless it is there already."""
+        if not (isinstance(note, str) and note):
+            raise _validation.error("note", "a non-empty string", note)
+        if note not in self._notes:
+            self._notes.append(note)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """The releases in their order, equal ones in a row merged."""
+        return tuple(self._releases)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that `privacy_statement` must print."""
+        return tuple(self._notes)
+
+    @property
+    def steps(self) -> int:
+        """Number of releases in all."""
+        return sum(release.count for release in self._releases)
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """All releases as one event, for dp_accounting's tools. Truncation is not part of it."""
+        builder = dp_accounting.DpEventBuilder()
+        for release in self._releases:
+            builder.compose(release.event, release.count)
+        return builder.build()
+
+    def epsilon(self, delta: float) -> EpsilonBound:
+        """The smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
+
+        If batches can be truncated, the bound is computed at a smaller delta that leaves room for
+        that (0.1% smaller if this is enough): it holds at the `delta` stated.
+
+        Args:
+          delta: In (0, 1); should be below one over the number of training examples.
+
+        Raises:
+          ValueError: `delta` is not in (0, 1).
+          dp_accounting.UnsupportedEventError: No accountant supports all events.
+        """
+        delta = _validation.between_zero_and_one("delta", delta)
+        return bounds.tightest_epsilon(self._releases, delta)
+
+    def check_compatible(self, other: "PrivacyLedger | dp_accounting.DpEvent") -> None:
+        """Checks that training may go on from this ledger with the parameters of `other`.
+
+        Compares the last release of this ledger with the last one of `other`, or with the event
+        `other` that will be recorded next. An empty ledger is compatible with everything.
+
+        Raises:
+          PrivacyParametersChangedError: They differ; names the parameter and both values.
+        """
+        if isinstance(other, PrivacyLedger):
+            new = other._releases[-1].event if other._releases else None
+        else:
+            new = event_codec.freeze(other)
+        if new is None or not self._releases:
+            return
+        difference = event_codec.first_difference(self._releases[-1].event, new)
+        if difference is not None:
+            name, old_value, new_value = difference
+            raise PrivacyParametersChangedError(
+                f"Argument `{name}` must stay {old_value!r}, with which {self.steps} steps were "
+                f"taken. Received: {name}={new_value!r}. Start a new training to change it."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the ledger as a dict that JSON can hold and `from_dict` reads back.
+
+        Raises:
+          ValueError: An event is of a class that could not be read back.
+        """
+        return {
+            "version": _FORMAT_VERSION,
+            "releases": [
+                {
+                    "event": event_codec.encode(release.event),
+                    "count": release.count,
+                    "truncation_probability": release.truncation_probability,
+                }
+                for release in self._releases
+            ],
+            "notes": list(self._notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "PrivacyLedger":
+        """Returns the ledger that `to_dict` turned into `data`.
+
+        Raises:
+          ValueError: `data` is not of that form, or names an unknown class of events.
+        """
+        keys = {"version", "releases", "notes"}
+        if not isinstance(data, Mapping) or set(data) != keys:
+            raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
+        if data["version"] != _FORMAT_VERSION:
+            raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
+        ledger = cls(data["notes"])
+        for release in data["releases"]:
+            if set(release) != {"event", "count", "truncation_probability"}:
+                raise _validation.error("releases", "what `to_dict` wrote", release)
+            ledger.record(**{**release, "event": event_codec.decode(release["event"])})
+        return ledger
+
+    def __repr__(self) -> str:
+        return f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r})"

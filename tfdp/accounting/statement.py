@@ -1,0 +1,169 @@
+"""A privacy guarantee in words and numbers."""
+
+import decimal
+import math
+import textwrap
+from typing import Any
+
+import dp_accounting
+
+from tfdp.accounting import _validation
+from tfdp.accounting.bounds import EpsilonBound, Release
+from tfdp.accounting.ledger import PrivacyLedger
+
+_WIDTH = 88
+
+_NOT_COVERED = (
+    "the choice of hyperparameters, architecture or stopping time by looking at the private data, "
+    "unless those runs are recorded too",
+    "metrics, losses or progress computed on the private data and shown to anyone",
+    "data preprocessing that used the private data (vocabularies, normalization statistics, "
+    "feature selection, deduplication)",
+    "attacks on floating-point noise: it is sampled in finite precision, not from the exact "
+    "Gaussian",
+    "other releases about the same examples",
+)
+
+
+def privacy_statement(
+    ledger: Any,
+    delta: float,
+    *,
+    dataset_size: int | None = None,
+) -> str:
+    """The guarantee that holds for what has been released: what it says, and what it does not.
+
+    Args:
+      ledger: A `PrivacyLedger`, an optimizer with a `ledger`, or a compiled model with such an
+        `optimizer`.
+      delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
+      dataset_size: Number of training examples, treated as public. Adds expected batch sizes and
+        a warning when `delta` is too large for it.
+
+    Returns:
+      Paragraphs of text. Epsilons are rounded up, in the sixth digit.
+
+    Raises:
+      TypeError: There is no ledger in `ledger`.
+      ValueError: Another argument is out of its range.
+      dp_accounting.UnsupportedEventError: No accountant supports what was released.
+
+    Example:
+      >>> ledger = PrivacyLedger()
+      >>> ledger.record(
+      ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
+      >>> print(privacy_statement(ledger, delta=1e-5).splitlines()[0])
+      Differential privacy: epsilon = 1.82852 at delta = 1e-05.
+    """
+    ledger = _find_ledger(ledger)
+    if dataset_size is not None:
+        dataset_size = _validation.positive_integer("dataset_size", dataset_size)
+    bound = ledger.epsilon(delta)
+    paragraphs = [
+        _headline(bound),
+        "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
+        "guarantee compares data sets of which one has a single example more; a person who "
+        "contributes several examples is protected less.",
+        _what_was_released(ledger.releases, dataset_size),
+        _accounting(bound, ledger.releases),
+    ]
+    if dataset_size is not None and bound.delta * dataset_size >= 1:
+        paragraphs.append(
+            f"Warning: delta = {bound.delta!r} is not below 1 / {dataset_size}. A mechanism that "
+            "publishes one example at random may satisfy such a guarantee: choose a smaller delta."
+        )
+    paragraphs.append("Not covered by this guarantee:")
+    text = "\n\n".join(_fill(paragraph) for paragraph in paragraphs)
+    text += "".join("\n" + _fill(item, "- ") for item in _NOT_COVERED)
+    if ledger.notes:
+        text += "\n\nNotes:" + "".join("\n" + _fill(note, "- ") for note in ledger.notes)
+    return text + "\n"
+
+
+def _find_ledger(source: Any) -> PrivacyLedger:
+    if isinstance(source, PrivacyLedger):
+        return source
+    owners: tuple[Any, Any] = (source, getattr(source, "optimizer", None))
+    for owner in owners:
+        # An error of an optimizer's own `ledger` must come through, so no default if it has one.
+        ledger = owner.ledger if hasattr(type(owner), "ledger") else getattr(owner, "ledger", None)
+        if isinstance(ledger, PrivacyLedger):
+            return ledger
+    raise TypeError(
+        "Argument `ledger` must be a PrivacyLedger, an optimizer that has one as `ledger`, or a "
+        f"model compiled with such an optimizer. Received: ledger={source!r}."
+    )
+
+
+def _headline(bound: EpsilonBound) -> str:
+    if math.isinf(bound.epsilon):
+        return (
+            f"No differential privacy: epsilon = inf at delta = {bound.delta!r}. What was released "
+            "may reveal everything about an example."
+        )
+    return f"Differential privacy: epsilon = {_round_up(bound.epsilon)} at delta = {bound.delta!r}."
+
+
+def _what_was_released(releases: tuple[Release, ...], dataset_size: int | None) -> str:
+    if not releases:
+        return "Released: nothing yet, in 0 steps."
+    parts = [_describe(release, dataset_size) for release in releases]
+    return (
+        f"Released: {'; then '.join(parts)}. Every intermediate state of the released parameters "
+        "may be published, not only the last."
+    )
+
+
+def _describe(release: Release, dataset_size: int | None) -> str:
+    event = release.event
+    steps = "1 step" if release.count == 1 else f"{release.count} steps"
+    if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return f"{steps} of {event!r}"
+    if isinstance(event.event, dp_accounting.GaussianDpEvent):
+        mechanism = (
+            f"of the Gaussian mechanism with noise multiplier {event.event.noise_multiplier!r}"
+        )
+    else:
+        mechanism = f"of {event.event!r}"
+    q = event.sampling_probability
+    text = (
+        f"{steps} {mechanism}, on Poisson-sampled batches: each example is in each batch "
+        f"independently with probability q = {q!r}"
+    )
+    if dataset_size is not None:
+        text += f" (of {dataset_size} examples, {q * dataset_size:g} expected per batch)"
+    return text
+
+
+def _accounting(bound: EpsilonBound, releases: tuple[Release, ...]) -> str:
+    by_accountant = " and ".join(
+        f"{_round_up(epsilon)} by {name}" for name, epsilon in bound.by_accountant.items()
+    )
+    text = f"Accounting: epsilon is {by_accountant} accounting; {bound.accountant}'s is reported."
+    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
+    if truncation:
+        text += (
+            f" The probability that a batch was cut to its fixed size, at most {truncation:.2g} "
+            "over all steps, is part of delta."
+        )
+    return text
+
+
+def _round_up(epsilon: float) -> str:
+    """`epsilon` with six significant digits, never smaller than it is."""
+    if math.isinf(epsilon):
+        return "inf"
+    context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(epsilon)):.6g}"
+
+
+def _fill(text: str, bullet: str = "") -> str:
+    # Breaking at hyphens would cut numbers like 1e-05 in two.
+    return textwrap.fill(
+        text,
+        width=_WIDTH,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
