@@ -28,7 +28,7 @@ def _epsilon(q, noise_multiplier, steps, delta, tau=TRUNCATION_PROBABILITY, past
         (0.1, 3.0, 1e-6, 200),
         (_Q, 0.1, 1e-6, 1000),
         (1.0, 2.0, 1e-5, 20),
-        (0.01, 30.0, 1e-5, 100),
+        (0.1, 12.0, 1e-5, 30),
     ],
 )
 def test_noise_meets_the_target_and_less_noise_does_not(q, target, delta, steps):
@@ -61,23 +61,23 @@ def test_sampling_may_be_given_as_sizes():
 
 
 def test_what_was_spent_before_counts():
-    past = [(sampled_gaussian(0.02, 1.0), 300)]
+    past = [(sampled_gaussian(0.02, 2.0), 1000)]
     ledger = PrivacyLedger()
     for event, count in past:
         ledger.record(event, count)
-    budget = {"target_epsilon": 3.0, "delta": 1e-5, "sampling_probability": 0.01}
+    budget = {"target_epsilon": 2.0, "delta": 1e-5, "sampling_probability": 0.01}
 
     sigma = calibrate_noise_multiplier(**budget, steps=400, ledger=ledger)
-    assert _epsilon(0.01, sigma, 400, 1e-5, past=past) <= 3.0
-    assert _epsilon(0.01, 0.999 * sigma, 400, 1e-5, past=past) > 3.0
+    assert _epsilon(0.01, sigma, 400, 1e-5, past=past) <= 2.0
+    assert _epsilon(0.01, 0.999 * sigma, 400, 1e-5, past=past) > 2.0
     # A calibration that ignored the past would overspend.
     forgetful = calibrate_noise_multiplier(**budget, steps=400)
-    assert _epsilon(0.01, forgetful, 400, 1e-5, past=past) > 3.1
+    assert _epsilon(0.01, forgetful, 400, 1e-5, past=past) > 2.1
 
-    steps = calibrate_steps(**budget, noise_multiplier=1.0, ledger=ledger)
-    assert _epsilon(0.01, 1.0, steps, 1e-5, past=past) <= 3.0
-    assert _epsilon(0.01, 1.0, steps + 1, 1e-5, past=past) > 3.0
-    assert ledger.steps == 300
+    steps = calibrate_steps(**budget, noise_multiplier=2.0, ledger=ledger)
+    assert _epsilon(0.01, 2.0, steps, 1e-5, past=past) <= 2.0
+    assert _epsilon(0.01, 2.0, steps + 1, 1e-5, past=past) > 2.0
+    assert ledger.steps == 1000
 
 
 def test_events_that_only_pld_supports_may_be_in_the_past():

@@ -144,7 +144,7 @@ def calibrate_steps(
     Example:
       >>> calibrate_steps(
       ...     target_epsilon=2.0, delta=1e-5, noise_multiplier=1.0, sampling_probability=0.01)
-      1185
+      1202
     """
     target, delta, q, tau, past = _check_budget(
         target_epsilon,

@@ -53,7 +53,7 @@ def privacy_statement(
       >>> ledger.record(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
       >>> print(privacy_statement(ledger, delta=1e-5).splitlines()[0])
-      Differential privacy: epsilon = 1.82852 at delta = 1e-05.
+      Differential privacy: epsilon = 1.82825 at delta = 1e-05.
     """
     ledger = _find_ledger(ledger)
     if dataset_size is not None:
