@@ -22,7 +22,7 @@ from absl import app, flags, logging
 
 from experiments import datasets, networks
 from experiments.report import RunFolder
-from experiments.settings import METHODS, RefusedError, Settings, resolve
+from experiments.settings import METHODS, SCHEDULES, RefusedError, Settings, resolve
 from experiments.training import Training
 
 _PER_DATASET = "Default: by data set."
@@ -175,6 +175,8 @@ def _define_how(values: flags.FlagValues) -> None:
     text = "Rows of a batch that are worked on at a time, for large batches in little memory."
     _integer(values, "chunk_size", text)
     _number(values, "learning_rate", f"Learning rate. {_PER_DATASET}")
+    text = f"Learning rate over the steps: constant, or linear down to zero. {_PER_DATASET}"
+    flags.DEFINE_enum("learning_rate_schedule", None, SCHEDULES, text, flag_values=values)
     text = f"Momentum of the SGD methods, beta_1 of the Adam methods, in [0, 1). {_PER_DATASET}"
     flags.DEFINE_float("momentum", None, text, flag_values=values)
     _validate(values, "momentum", lambda value: 0 <= value < 1, "in [0, 1)")

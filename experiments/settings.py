@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments import datasets, networks
 
+SCHEDULES = ("constant", "linear")
 METHODS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "sgd", "adam")
 PRIVATE_METHODS = METHODS[:4]
 
@@ -28,6 +29,7 @@ class Settings:
     epochs: int
     expected_batch_size: int
     learning_rate: float
+    learning_rate_schedule: str
     momentum: float
     l2_norm_clip: float
     num_microbatches: int | None
@@ -81,6 +83,7 @@ class Defaults:
     momentum: float
     validation_examples: int
     learning_rate: dict[str, float]
+    learning_rate_schedule: str = "constant"
     activation: str = "tanh"
     delta: float = 1e-5
     chunk_size: int | None = None

@@ -141,13 +141,21 @@ class Training:
             )
             return
         self.batches = self._shuffled_batches()
-        rate, momentum = self.settings.learning_rate, self.settings.momentum
+        rate, momentum = self._learning_rate(), self.settings.momentum
         legacy = tf.keras.optimizers.legacy
         if self.settings.method == "sgd":
             optimizer = legacy.SGD(rate, momentum=momentum)
         else:
             optimizer = legacy.Adam(rate, beta_1=momentum)
         self.model.compile(optimizer, loss=loss(from_logits=True), metrics=["accuracy"])
+
+    def _learning_rate(self) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
+        if self.settings.learning_rate_schedule == "constant":
+            return self.settings.learning_rate
+        steps = self.settings.epochs * self.steps_per_epoch
+        return tf.keras.optimizers.schedules.PolynomialDecay(
+            self.settings.learning_rate, steps, end_learning_rate=0.0
+        )
 
     def _private_optimizer(self, sampling: dict[str, int]) -> tf.keras.optimizers.legacy.Optimizer:
         method = self.settings.method
@@ -156,7 +164,7 @@ class Training:
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,
             num_microbatches=self.settings.num_microbatches,
-            learning_rate=self.settings.learning_rate,
+            learning_rate=self._learning_rate(),
             # Apart from the seed of the sampling, which must not tell anything about the noise.
             noise_seed=self.settings.seed + 1 if self.settings.insecure_fixed_noise else None,
             **{momentum: self.settings.momentum},

@@ -97,10 +97,10 @@ def test_events_that_only_pld_supports_may_be_in_the_past():
 
 
 def test_truncation_is_part_of_the_budget():
-    budget = {"target_epsilon": 2.0, "delta": 1e-5, "sampling_probability": 0.05}
+    budget = {"target_epsilon": 1.0, "delta": 1e-5, "sampling_probability": 0.02}
     tau = 3e-9
     sigma = calibrate_noise_multiplier(**budget, steps=200, truncation_probability=tau)
-    assert _epsilon(0.05, sigma, 200, 1e-5, tau) <= 2.0
+    assert _epsilon(0.02, sigma, 200, 1e-5, tau) <= 1.0
     assert sigma > calibrate_noise_multiplier(**budget, steps=200)
     few = calibrate_steps(**budget, noise_multiplier=1.0, truncation_probability=tau)
     assert few < calibrate_steps(**budget, noise_multiplier=1.0)

@@ -13,7 +13,7 @@ from tfdp.accounting import _validation, event_codec, sampled_gaussian
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 # The best order is near 1 + 2 log(1/delta) / epsilon. Steps of 10% in (order - 1) cost at most
-# 0.15% of epsilon against a grid twenty times as dense, for epsilon from 0.02 to several hundred.
+# 0.16% of epsilon against a grid many times as dense (measured, epsilon from 0.06 to 500).
 # From 10 on orders are integers, whose series is finite.
 DEFAULT_RDP_ORDERS: tuple[float, ...] = tuple(
     sorted({x if x < 10 else float(round(x)) for x in 1 + 0.02 * 1.1 ** np.arange(114)})

@@ -60,7 +60,7 @@ def privacy_loss(
 
     Example:
       >>> round(privacy_loss(0.01, 1.0, 1e-4).get_epsilon_for_delta(1e-5), 2)
-      0.83
+      0.2
     """
     low, high = _log_ratio(np.array([-_TAIL * sigma, 1 + _TAIL * sigma]), q, sigma)
     pmfs = []
