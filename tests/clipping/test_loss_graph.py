@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import VectorizedClipping
+from tfdp.clipping import VectorizedClipping, loss_graph
 
 layers = tf.keras.layers
 X, Y = support.small_data(6)
@@ -127,3 +127,36 @@ def test_static_batch_sizes_work_for_ordinary_models():
     np.testing.assert_allclose(
         support.flat(sums), support.looped_clipped_sum(model, X, Y, 0.3), atol=1e-6
     )
+
+
+@tf.function
+def read(x, y, mask, loss):
+    return tf.constant(0 if loss_graph.read_loss(loss(x, y, mask)).mask is None else 1)
+
+
+WEIGHTED = {
+    "keras": lambda x, y, mask: support.crossentropy()(y, x, sample_weight=mask),
+    "keras sum": lambda x, y, mask: support.crossentropy("sum")(y, x, sample_weight=mask),
+    "by hand": lambda x, y, mask: 0.5 * (tf.reduce_sum(x, 1) * tf.cast(mask, tf.float32)),
+    "two outputs": lambda x, y, mask: tf.add_n(
+        [support.crossentropy()(y, factor * x, sample_weight=mask) for factor in (1.0, 2.0)]
+    ),
+}
+NOT_WEIGHTED = {
+    "label": lambda x, y, label: tf.keras.losses.BinaryCrossentropy(
+        from_logits=True, reduction="none"
+    )(tf.cast(label, tf.float32)[:, None], x[:, :1]),
+    "feature": lambda x, y, flag: tf.square(x[:, 0] + tf.cast(flag, tf.float32)),
+    "of one output only": lambda x, y, mask: tf.add_n(
+        [support.crossentropy()(y, x, sample_weight=mask), tf.square(x[:, 0])]
+    ),
+    "squared": lambda x, y, mask: x[:, 0] * tf.square(tf.cast(mask, tf.float32)),
+}
+
+
+@pytest.mark.parametrize("name", [*WEIGHTED, *NOT_WEIGHTED])
+def test_a_mask_is_what_multiplies_every_loss(name):
+    """Boolean labels or features are no masks: rows where they are false are examples too."""
+    loss = {**WEIGHTED, **NOT_WEIGHTED}[name]
+    found = read(tf.constant(X), tf.constant(Y), tf.constant(Y > 0), loss)
+    assert bool(found) == (name in WEIGHTED)

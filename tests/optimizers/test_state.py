@@ -167,6 +167,16 @@ def test_shuffled_batches_get_no_epsilon():
     assert any("poisson_batches" in note for note in ledger.notes)
 
 
+def test_boolean_labels_are_no_mask():
+    """Every example counts, whatever its label; and nothing is taken for Poisson batches."""
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")
+    model.compile(make(tfdp.DPSGD), loss=loss)
+    model.fit(X, Y[:, None] > 0, batch_size=16, verbose=0)
+    model.fit(X, Y > 0, batch_size=16, verbose=0)
+    assert model.optimizer.released_steps() == (0, 8)
+
+
 def test_a_fixed_noise_seed_is_noted():
     assert any("noise_seed" in note for note in make(tfdp.DPSGD).ledger.notes)
 

@@ -29,6 +29,7 @@ _ITERATOR_TYPES = frozenset(
         "DatasetToSingleElement",
     }
 )
+_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Sum"})
 _ASSIGN_TYPES = frozenset(
     {
         "AssignVariableOp",
@@ -46,9 +47,11 @@ class LossGraph:
 
     Attributes:
       terms: Tensors, `[rows]` or scalar sums over rows, that add up to the examples' losses.
-      regularizer: Scalar sum of the terms that do not depend on data, or None.
+      regularizer: Scalar sum of the terms that do not depend on the batch, or None. Constants that
+        the loss captures are taken to be public.
       batch: The tensors that come from the batch; the first dimension is the example.
-      mask: Whether each row is an example or padding, bool `[rows]`, one of `batch`; or None.
+      mask: Whether each row is an example or padding: the bool `[rows]` of `batch` that multiplies
+        every loss, which is how Keras uses sample weights; None if there is none.
     """
 
     terms: list[tf.Tensor]
@@ -196,7 +199,11 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
             "Argument `loss` must depend on a batch of examples. Received a loss whose every "
             "term is the same whatever the batch."
         )
-    masks = [t for t in batch if t.dtype == tf.bool and t.shape.rank == 1]
+    masks = [
+        t
+        for t in batch
+        if t.dtype == tf.bool and t.shape.rank == 1 and all(_is_factor(t, term) for term in terms)
+    ]
     return LossGraph(
         terms=terms,
         regularizer=tf.add_n(public) if public else None,
@@ -292,6 +299,19 @@ def _is_sum_over_rows(tensor: tf.Tensor, data: set) -> bool:
         private = [t for t in op.inputs if _depends_on(t, data)]
         return len(private) == 1 and _is_sum_over_rows(private[0], data)
     return op.type == "Sum" and op.inputs[0].shape.rank == 1
+
+
+def _is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
+    """Whether `product` is `factor` times something else: rows where it is zero do not matter."""
+    if product.ref() == factor.ref():
+        return True
+    op = product.op
+    if op.type in _KEEP_FACTORS:
+        return _is_factor(factor, op.inputs[0])
+    if op.type == "Mul":
+        containing = [t for t in op.inputs if _cone([t], {factor.ref()})[1]]
+        return len(containing) == 1 and _is_factor(factor, containing[0])
+    return False
 
 
 def _check_state(graph: tf.Graph, data: set) -> None:

@@ -59,9 +59,10 @@ class VectorizedClipping(ClippingEngine):
             tf.debugging.assert_equal(
                 tf.shape(tensor)[0],
                 rows,
-                message=f"All tensors of the batch must have as many rows. Received: {tensor}.",
+                message="The tensors of the batch and the loss must all have as many rows. "
+                f"Received: {tensor}.",
             )
-            for tensor in graph.batch[1:]
+            for tensor in [*graph.batch[1:], *[t for t in graph.terms if t.shape.rank == 1]]
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             rows = tf.identity(rows)

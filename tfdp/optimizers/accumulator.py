@@ -1,6 +1,7 @@
 """The sum over the batches that make one logical batch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,16 +17,22 @@ class Accumulator:
     logical batch begins by delivering its first part with one row more than the others.
 
     Args:
-      variables: The trainable variables.
       steps: Batches that make one logical batch.
     """
 
-    def __init__(self, variables: Sequence[tf.Variable], steps: int):
+    def __init__(self, steps: int):
         self._steps = steps
-        self._sums = {v.ref(): tf.Variable(tf.zeros(v.shape), trainable=False) for v in variables}
+        self._sums: dict[Any, tf.Variable] = {}
         self._count = tf.Variable(0, trainable=False)
         self._first_rows = tf.Variable(0, trainable=False)
         self._restarts = tf.Variable(0, trainable=False)
+
+    def prepare(self, variables: Sequence[tf.Variable]) -> None:
+        """Makes room for the sums of `variables`, outside of any graph."""
+        for variable in variables:
+            if variable.ref() not in self._sums:
+                total = tf.Variable(tf.zeros(variable.shape), trainable=False)
+                self._sums[variable.ref()] = total
 
     def add(self, clipped: ClippedSum, variables: Sequence[tf.Variable]) -> tf.Tensor:
         """Adds one batch, in the graph being built.

@@ -19,7 +19,10 @@ _NOT_POISSON = (
     "Some steps were taken on batches that carry no boolean mask: they did not come from "
     "`tfdp.data.poisson_batches`, and no epsilon can be stated for them."
 )
-_FIXED_SEED = "The noise seed is fixed (`noise_seed`): for tests only, who knows it has the data."
+_FIXED_SEED = (
+    "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
+    "subtract the noise."
+)
 
 
 # In the docstrings of the optimizers, as Keras does it.
@@ -187,8 +190,9 @@ class PrivateOptimizerMixin(_Optimizer):
             var_list = var_list()
         variables = list(tf.nest.flatten(var_list))
         self._was_dp_gradients_called = True
+        position = -1 - self.iterations
         with tf.name_scope(self._name + "/clipped_sum"):
-            seed = self._noise.step_key(-1 - self.iterations)
+            seed = self._noise.step_key(position)
             clipped = self._clipping.clipped_sum(loss, variables, seed)
         self._clipped = (clipped, variables)
         return list(zip(clipped.gradients, variables, strict=True))
@@ -239,7 +243,8 @@ class PrivateOptimizerMixin(_Optimizer):
         """Adds to the sum of a logical batch; the last of its batches makes the step."""
         with tf.init_scope():
             if self._accumulator is None:
-                self._accumulator = Accumulator(variables, self._gradient_accumulation_steps)
+                self._accumulator = Accumulator(self._gradient_accumulation_steps)
+            self._accumulator.prepare(variables)
         accumulator = self._accumulator
         complete = accumulator.add(clipped, variables)
 
