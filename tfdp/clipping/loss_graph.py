@@ -109,9 +109,10 @@ class LossGraph:
         except ValueError as error:
             raise ValueError(
                 "The model cannot be evaluated on one example at a time: its graph holds the "
-                "size of the batch. Leave the batch dimension open: batch the dataset with "
-                "`drop_remainder=False`, give no `batch_size` to `Input`, and use -1 or "
-                f"`tf.shape` in reshapes. TensorFlow said: {error}"
+                "size of the batch. Leave the batch dimension open: train on "
+                "`tfdp.data.poisson_batches` (arrays in `fit` have a fixed batch size), or batch "
+                "your dataset with `drop_remainder=False`; give no `batch_size` to `Input`; use "
+                f"-1 or `tf.shape` in reshapes. TensorFlow said: {error}"
             ) from error
         copied = imported[len(self.terms) :]
         for op, gradient in zip(copied, gradients.values(), strict=True):
