@@ -54,7 +54,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             target_epsilon=self.target_epsilon,
             delta=self.delta,
             noise_multiplier=optimizer.noise_multiplier,
-            dataset_size=optimizer.get_config()["dataset_size"],
+            dataset_size=optimizer.dataset_size,
             expected_batch_size=optimizer.expected_batch_size,
             ledger=ledger,
         )

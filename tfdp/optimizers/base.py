@@ -116,6 +116,11 @@ class PrivateOptimizerMixin(_Optimizer):
         return self._expected_batch_size
 
     @property
+    def dataset_size(self) -> int | None:
+        """Number of training examples, if it was given."""
+        return self._dataset_size
+
+    @property
     def gradient_accumulation_steps(self) -> int:
         """Batches that make one logical batch."""
         return self._gradient_accumulation_steps
