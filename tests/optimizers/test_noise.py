@@ -45,8 +45,8 @@ def assert_normal(sample, stddev):
         scale: scipy.stats.kstest(sample, "norm", args=(0, scale * stddev)).pvalue
         for scale in (2 / 3, 1, 3 / 2)
     }
-    assert p_value[1] > 1e-4
-    assert p_value[2 / 3] < 1e-6 and p_value[3 / 2] < 1e-6
+    assert p_value[1] > 1e-6
+    assert p_value[2 / 3] < 1e-9 and p_value[3 / 2] < 1e-9
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
