@@ -193,3 +193,22 @@ def test_batches_of_another_size_than_accounted_for_are_refused(rows):
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="logical batch must have 47 rows"):
         model.fit(data, verbose=0)
+
+
+def test_under_xla_which_drops_assertions_they_get_no_epsilon():
+    arguments = batches().sampling.optimizer_arguments()
+    model = compiled(tfdp.DPSGD(1.0, 1.0, **arguments), jit_compile=True)
+    model.fit(tf.data.Dataset.from_tensors((X[:16], Y[:16], np.ones(16, bool))), verbose=0)
+    assert model.optimizer.released_steps() == (0, 1)
+    model.fit(batches(), verbose=0)
+    assert model.optimizer.released_steps() == (3, 1)
+
+
+def test_restoring_an_older_checkpoint_does_not_forget_unaccounted_steps(tmp_path):
+    model = compiled(make(tfdp.DPSGD))
+    model.fit(batches(), verbose=0)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(tmp_path / "c")
+    model.fit(X, Y, batch_size=16, verbose=0)
+    checkpoint.restore(path)
+    assert model.optimizer.released_steps() == (3, 4)

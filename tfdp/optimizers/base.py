@@ -16,8 +16,8 @@ from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
 from tfdp.optimizers.release_count import COUNTS, ReleaseCount
 
 _NOT_POISSON = (
-    "Some steps were taken on batches that carry no boolean mask: they did not come from "
-    "`tfdp.data.poisson_batches`, and no epsilon can be stated for them."
+    "Some steps were taken on batches without the boolean mask or the padded size of "
+    "`tfdp.data.poisson_batches`: no epsilon can be stated for them."
 )
 _FIXED_SEED = (
     "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
@@ -264,10 +264,12 @@ class PrivateOptimizerMixin(_Optimizer):
         self, sums: list, clipped: ClippedSum, variables: list, name: str | None
     ) -> tf.Operation:
         """One Gaussian mechanism, and the base optimizer's update with its result."""
-        with tf.control_dependencies(self._checks(clipped.rows, clipped.masked)):
+        poisson = self._is_poisson(clipped)
+        with tf.control_dependencies(self._checks(clipped, poisson)):
             key = self._noise.step_key(self.iterations)
         noisy = add_gaussian_noise(sums, self.noise_stddev, key)
-        self._released.add(clipped.masked)
+        # Counted apart, and not only asserted: XLA drops assertions.
+        self._released.add(poisson)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
@@ -282,27 +284,29 @@ class PrivateOptimizerMixin(_Optimizer):
         """Post-processing of the noisy gradient before the base optimizer sees it."""
         return gradient
 
-    def _checks(self, rows: tf.Tensor, masked: bool) -> list:
-        """Checks made at every step that its privacy parameters are the ones accounted for."""
+    def _is_poisson(self, clipped: ClippedSum) -> tf.Tensor:
+        """Whether the logical batch looks like one of `poisson_batches`, as accounted for."""
+        if not clipped.masked or self._dataset_size is None:
+            return tf.constant(clipped.masked)
+        needed = padded_batch_size(self._dataset_size, self._expected_batch_size)
+        steps = self._gradient_accumulation_steps
+        one_more = int(steps > 1)  # Of the first batch: see Accumulator.
+        enough = clipped.rows * steps + one_more >= needed
+        too_many = tf.logical_and(steps > 1, clipped.rows * (steps - 1) + one_more >= needed)
+        return tf.logical_and(enough, tf.logical_not(too_many))
+
+    def _checks(self, clipped: ClippedSum, poisson: tf.Tensor) -> list:
+        """Checks made at every step that it is the one accounted for."""
         checks = [self._released.check()]
-        if masked and self._dataset_size is not None:
+        if clipped.masked and self._dataset_size is not None:
             needed = padded_batch_size(self._dataset_size, self._expected_batch_size)
-            steps = self._gradient_accumulation_steps
-            one_more = int(steps > 1)  # Of the first batch: see Accumulator.
-            enough = rows * steps + one_more >= needed
-            too_many = tf.logical_and(steps > 1, rows * (steps - 1) + one_more >= needed)
-            checks.append(
-                tf.debugging.Assert(
-                    tf.logical_and(enough, tf.logical_not(too_many)),
-                    [
-                        f"A logical batch must have {needed} rows, the padded size of "
-                        f"expected_batch_size={self._expected_batch_size} out of "
-                        f"dataset_size={self._dataset_size}, in "
-                        f"gradient_accumulation_steps={steps} batches. Received rows per batch:",
-                        rows,
-                    ],
-                )
+            message = (
+                f"A logical batch must have {needed} rows, the padded size of "
+                f"expected_batch_size={self._expected_batch_size} out of "
+                f"dataset_size={self._dataset_size}, in gradient_accumulation_steps="
+                f"{self._gradient_accumulation_steps} batches. Received rows per batch:"
             )
+            checks.append(tf.debugging.Assert(poisson, [message, clipped.rows]))
         return [check for check in checks if check is not None]
 
     # State.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.accounting import PrivacyParametersChangedError
 
-# Steps on batches with a boolean mask, which are Poisson samples; and steps on others.
+# Steps on batches with a boolean mask and the padded size, which are Poisson samples; and others.
 COUNTS = ("privacy_steps", "privacy_steps_not_poisson")
 _PARAMETERS = "privacy_parameters"
 
@@ -25,7 +25,7 @@ class ReleaseCount:
         with tf.init_scope():
             # Never restored: what was released in this process stays so, when a checkpoint takes
             # the model back to before.
-            self._steps_here = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._here = {name: tf.Variable(0, dtype=tf.int64, trainable=False) for name in COUNTS}
 
     @property
     def created(self) -> bool:
@@ -49,14 +49,13 @@ class ReleaseCount:
         self.variables[_PARAMETERS] = add(_PARAMETERS, list(self.parameters.values()), tf.float64)
         return list(self.variables.values())
 
-    def add(self, poisson: bool) -> None:
-        """Counts one step, in the graph being built."""
-        steps, not_poisson = (self.variables[name] for name in COUNTS)
-        if not poisson:
-            not_poisson.assign_add(1)
-            return
-        here = self._steps_here.assign_add(1)
-        steps.assign(tf.maximum(steps + 1, here))
+    def add(self, poisson: tf.Tensor) -> None:
+        """Counts one step, in the graph being built; `poisson` is a scalar bool tensor."""
+        is_poisson = tf.cast(poisson, tf.int64)
+        for name, one in zip(COUNTS, (is_poisson, 1 - is_poisson), strict=True):
+            here = self._here[name].assign_add(one)
+            count = self.variables[name]
+            count.assign(tf.maximum(count + one, here))
 
     def counts(self) -> tuple[int, int]:
         """Steps on Poisson batches, and on others.
@@ -67,8 +66,10 @@ class ReleaseCount:
         if not self.created:
             return 0, 0
         self.check_parameters(self.variables[_PARAMETERS].numpy())
-        steps, not_poisson = (int(self.variables[name].numpy()) for name in COUNTS)
-        return max(steps, int(self._steps_here.numpy())), not_poisson
+        steps, not_poisson = (
+            max(int(self.variables[name].numpy()), int(self._here[name].numpy())) for name in COUNTS
+        )
+        return steps, not_poisson
 
     def check(self) -> tf.Operation | None:
         """Checks, whenever the graph being built runs, that the parameters are still the same."""
