@@ -47,6 +47,7 @@ class LossGraph:
 
     Attributes:
       terms: Tensors, `[rows]` or scalar sums over rows, that add up to the examples' losses.
+      vectors: Of each term the losses of the rows, `[rows]`: itself, or what it sums.
       regularizer: Scalar sum of the terms that do not depend on the batch, or None. Constants that
         the loss captures are taken to be public.
       batch: The tensors that come from the batch; the first dimension is the example.
@@ -55,15 +56,16 @@ class LossGraph:
     """
 
     terms: list[tf.Tensor]
+    vectors: list[tf.Tensor]
     regularizer: tf.Tensor | None
     batch: list[tf.Tensor]
     mask: tf.Tensor | None
 
-    def evaluate(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The loss of other data: the same computation with `rows` in place of `batch`.
+    def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The loss of a single row: the same computation with `row` in place of `batch`.
 
         Args:
-          rows: As `batch`, with a single row each: `[1, ...]`.
+          row: As `batch`, with a single row each: `[1, ...]`.
 
         Returns:
           The loss of that row, a scalar of the default graph.
@@ -71,57 +73,84 @@ class LossGraph:
         Raises:
           ValueError: The graph holds the batch's size, so that it cannot compute one row.
         """
+        terms = self.at(row, vectorizable_gradients=True).terms
+        try:
+            return tf.add_n([tf.reduce_sum(tf.ensure_shape(t, [1] * t.shape.rank)) for t in terms])
+        except ValueError as error:
+            raise _holds_batch_size(error) from error
+
+    def at(
+        self, rows: Sequence[tf.Tensor], vectorizable_gradients: bool = False
+    ) -> "LossGraph":
+        """The loss of other data: the same computation with `rows` in place of `batch`.
+
+        Args:
+          rows: As `batch`, with another number of rows.
+          vectorizable_gradients: Whether gradients must be such that `tf.vectorized_map` can
+            vectorise them, even if they are slower otherwise.
+
+        Returns:
+          The loss of those rows, in the default graph; without regularisers.
+
+        Raises:
+          ValueError: The graph holds the batch's size, so that it cannot compute other rows.
+        """
         source = self.terms[0].graph
         target = tf.compat.v1.get_default_graph()
-        operations, boundary = _cone(self.terms, self._inputs())
-        complete = source.as_graph_def()
-        graph_def = tf.compat.v1.GraphDef(versions=complete.versions, library=complete.library)
-        names = {op.name for op in operations}
-        for node in complete.node:
-            if node.name in names:
-                copy = graph_def.node.add()
-                copy.CopyFrom(node)
-                # Control inputs order side effects, such as updates of metrics: not wanted twice.
-                del copy.input[:]
-                copy.input.extend(name for name in node.input if not name.startswith("^"))
-                copy.attr.pop("_class", None)
-
+        operations, boundary = cone(self.terms, self._inputs())
+        graph_def = _definition(source, operations)
         # Calls of functions keep their gradient outside the graph definition.
-        gradients = {
-            op.name: getattr(op, "_gradient_function", None) or vectorizable.gradient_of(op)
-            for op in operations
-        }
+        gradients = {op.name: getattr(op, "_gradient_function", None) for op in operations}
+        if vectorizable_gradients:
+            for op in operations:
+                gradients[op.name] = gradients[op.name] or vectorizable.gradient_of(op)
         gradients = {name: gradient for name, gradient in gradients.items() if gradient}
-
         of_row = {t.name: row for t, row in zip(self.batch, rows, strict=True)}
         input_map = {t.name: of_row.get(t.name, bring(t, target)) for t in boundary}
         try:
             imported = tf.graph_util.import_graph_def(
                 graph_def,
                 input_map=input_map,
-                return_elements=[t.name for t in self.terms] + list(gradients),
-                name="one_example",
+                return_elements=[t.name for t in [*self.terms, *self.vectors]] + list(gradients),
+                name="part_of_batch",
             )
-            losses = [
-                tf.reduce_sum(tf.ensure_shape(t, [1] * term.shape.rank))
-                for t, term in zip(imported, self.terms, strict=False)
-            ]
         except ValueError as error:
-            raise ValueError(
-                "The model cannot be evaluated on one example at a time: its graph holds the "
-                "size of the batch. Leave the batch dimension open: train on "
-                "`tfdp.data.poisson_batches` (arrays in `fit` have a fixed batch size), or batch "
-                "your dataset with `drop_remainder=False`; give no `batch_size` to `Input`; use "
-                f"-1 or `tf.shape` in reshapes. TensorFlow said: {error}"
-            ) from error
-        copied = imported[len(self.terms) :]
+            raise _holds_batch_size(error) from error
+        n = len(self.terms)
+        copied = imported[2 * n :]
         for op, gradient in zip(copied, gradients.values(), strict=True):
             op._gradient_function = gradient
-        return tf.add_n(losses)
+        return LossGraph(
+            terms=imported[:n],
+            vectors=imported[n : 2 * n],
+            regularizer=None,
+            batch=list(rows),
+            mask=None if self.mask is None else of_row[self.mask.name],
+        )
+
+    def checked_rows(self) -> tf.Tensor:
+        """The number of rows, a scalar; with a check that all of the batch has as many."""
+        rows = tf.shape(self.batch[0])[0]
+        checks = [
+            tf.debugging.assert_equal(
+                tf.shape(tensor)[0],
+                rows,
+                message="The tensors of the batch and the loss must all have as many rows. "
+                f"Received: {tensor}.",
+            )
+            for tensor in [*self.batch[1:], *[t for t in self.terms if t.shape.rank == 1]]
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(rows)
+
+    def operations(self) -> list[tf.Operation]:
+        """The operations that compute `vectors` from the batch, inputs before outputs."""
+        within = {op.name for op in cone(self.vectors, self._inputs())[0]}
+        return [op for op in self.terms[0].graph.get_operations() if op.name in within]
 
     def has_operation(self, types: frozenset[str]) -> bool:
         """Whether computing the loss runs an operation of one of `types`, also inside functions."""
-        operations, _ = _cone(self.terms, self._inputs())
+        operations, _ = cone(self.terms, self._inputs())
         library = {
             f.signature.name: f.node_def
             for f in self.terms[0].graph.as_graph_def().library.function
@@ -147,6 +176,32 @@ class LossGraph:
             if op.type == "Placeholder"
         }
         return placeholders | {t.ref() for t in self.batch}
+
+
+def _definition(graph: tf.Graph, operations: Sequence[tf.Operation]) -> tf.compat.v1.GraphDef:
+    """The definition of a part of a graph, without the order of side effects."""
+    complete = graph.as_graph_def()
+    graph_def = tf.compat.v1.GraphDef(versions=complete.versions, library=complete.library)
+    names = {op.name for op in operations}
+    for node in complete.node:
+        if node.name in names:
+            copy = graph_def.node.add()
+            copy.CopyFrom(node)
+            # Control inputs order side effects, such as updates of metrics: not wanted twice.
+            del copy.input[:]
+            copy.input.extend(name for name in node.input if not name.startswith("^"))
+            copy.attr.pop("_class", None)
+    return graph_def
+
+
+def _holds_batch_size(error: ValueError) -> ValueError:
+    return ValueError(
+        "The model cannot be evaluated on one example at a time: its graph holds the size of the "
+        "batch. Leave the batch dimension open: train on `tfdp.data.poisson_batches` (arrays in "
+        "`fit` have a fixed batch size), or batch your dataset with `drop_remainder=False`; give "
+        "no `batch_size` to `Input`; use -1 or `tf.shape` in reshapes. TensorFlow said: "
+        f"{error}"
+    )
 
 
 def bring(tensor: tf.Tensor, target: tf.Graph) -> tf.Tensor:
@@ -185,15 +240,16 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     for addend in _addends(loss):
         depends = _depends_on(addend, data)
         (terms if depends or addend.shape.rank != 0 else public).append(addend)
-    for term in terms:
-        if term.shape.rank == 0 and not _is_sum_over_rows(term, data):
+    vectors = [t if t.shape.rank == 1 else _summed_vector(t, data) for t in terms]
+    for term, vector in zip(terms, vectors, strict=True):
+        if vector is None:
             raise ValueError(
                 "Argument `loss` must hold one value per example, shape [batch]. Received a "
                 f"scalar that was reduced by '{term.op.type}': the gradients of the examples "
                 f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
     _check_state(loss.graph, data)
-    _, used = _cone(terms, {t.ref() for t in batch})
+    _, used = cone(terms, {t.ref() for t in batch})
     batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
     if not batch:
         raise ValueError(
@@ -207,6 +263,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     ]
     return LossGraph(
         terms=terms,
+        vectors=vectors,
         regularizer=tf.add_n(public) if public else None,
         batch=batch,
         mask=masks[-1] if masks else None,
@@ -216,7 +273,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
 def _batch_tensors(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
     """The tensors of the batch in the loss's graph, and references to all tensors of data."""
     captured = _captured(loss.graph)
-    in_cone = {op.name for op in _cone([loss])[0]}
+    in_cone = {op.name for op in cone([loss])[0]}
     batch, data = [], set()
     for op in loss.graph.get_operations():
         if op.name not in in_cone:
@@ -253,7 +310,7 @@ def _is_data(tensor: tf.Tensor, captured: dict) -> bool:
     if not tf.is_symbolic_tensor(outer):
         return False  # A constant.
     outer_captured = _captured(outer.graph)
-    return any(_is_data(t, outer_captured) for op in _cone([outer])[0] for t in op.outputs)
+    return any(_is_data(t, outer_captured) for op in cone([outer])[0] for t in op.outputs)
 
 
 def _captured(graph: tf.Graph) -> dict:
@@ -261,7 +318,7 @@ def _captured(graph: tf.Graph) -> dict:
     return {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
 
 
-def _cone(
+def cone(
     tensors: Iterable[tf.Tensor], stop: Set = frozenset()
 ) -> tuple[list[tf.Operation], list[tf.Tensor]]:
     """The operations that `tensors` depend on, up to the tensors of `stop`; and those of `stop`."""
@@ -279,7 +336,7 @@ def _cone(
 
 
 def _depends_on(tensor: tf.Tensor, data: set) -> bool:
-    return any(output.ref() in data for op in _cone([tensor])[0] for output in op.outputs)
+    return any(output.ref() in data for op in cone([tensor])[0] for output in op.outputs)
 
 
 def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
@@ -291,15 +348,15 @@ def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
     return [tensor]
 
 
-def _is_sum_over_rows(tensor: tf.Tensor, data: set) -> bool:
-    """Whether a scalar is the sum of a vector, perhaps times something public."""
+def _summed_vector(tensor: tf.Tensor, data: set) -> tf.Tensor | None:
+    """The vector that a scalar is the sum of, perhaps times something public; None if there is none."""
     op = tensor.op
     if op.type == "Identity":
-        return _is_sum_over_rows(op.inputs[0], data)
+        return _summed_vector(op.inputs[0], data)
     if op.type == "Mul":
         private = [t for t in op.inputs if _depends_on(t, data)]
-        return len(private) == 1 and _is_sum_over_rows(private[0], data)
-    return op.type == "Sum" and op.inputs[0].shape.rank == 1
+        return _summed_vector(private[0], data) if len(private) == 1 else None
+    return op.inputs[0] if op.type == "Sum" and op.inputs[0].shape.rank == 1 else None
 
 
 def _is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
@@ -310,7 +367,7 @@ def _is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
     if op.type in _KEEP_FACTORS:
         return _is_factor(factor, op.inputs[0])
     if op.type == "Mul":
-        containing = [t for t in op.inputs if _cone([t], {factor.ref()})[1]]
+        containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]
         return len(containing) == 1 and _is_factor(factor, containing[0])
     return False
 

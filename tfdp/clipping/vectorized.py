@@ -47,26 +47,14 @@ class VectorizedClipping(ClippingEngine):
         super().__init__(l2_norm_clip, num_microbatches)
         self.chunk_size = chunk_size
 
+    @tf.autograph.experimental.do_not_convert
     def clipped_sum(
         self, loss: tf.Tensor, variables: Sequence[tf.Variable], group_seed: tf.Tensor
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
         graph = loss_graph.read_loss(loss)
-        source = loss.graph
-        handles = [source.capture(variable.handle) for variable in variables]
-        rows = tf.shape(graph.batch[0])[0]
-        checks = [
-            tf.debugging.assert_equal(
-                tf.shape(tensor)[0],
-                rows,
-                message="The tensors of the batch and the loss must all have as many rows. "
-                f"Received: {tensor}.",
-            )
-            for tensor in [*graph.batch[1:], *[t for t in graph.terms if t.shape.rank == 1]]
-        ]
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            rows = tf.identity(rows)
-
+        handles = [loss.graph.capture(variable.handle) for variable in variables]
+        rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
         groups = self._draw_groups(rows, group_seed)
         sums, connected = self._sum_over_chunks(graph, handles, variables, mask, groups, rows)
@@ -111,18 +99,6 @@ class VectorizedClipping(ClippingEngine):
         mask, groups = pad(mask), pad(groups)
         connected = [False] * len(variables)
 
-        def gradient_of_row(row):
-            target = tf.compat.v1.get_default_graph()
-            local = [loss_graph.bring(handle, target) for handle in handles]
-            loss = graph.evaluate([tf.expand_dims(tensor, 0) for tensor in row])
-            gradients = tf.gradients(loss, local)
-            for i, gradient in enumerate(gradients):
-                connected[i] = gradient is not None
-            return [
-                tf.zeros(v.shape, dtype) if g is None else tf.cast(tf.convert_to_tensor(g), dtype)
-                for g, v, dtype in zip(gradients, variables, dtypes, strict=True)
-            ]
-
         def add_chunk(index, sums):
             start = index * chunk
 
@@ -132,11 +108,9 @@ class VectorizedClipping(ClippingEngine):
                 return tf.ensure_shape(piece, [None, *tensor.shape[1:]])
 
             piece = [cut(tensor) for tensor in batch]
-            if limit == 1:
-                gradients = [g[tf.newaxis] for g in gradient_of_row([t[0] for t in piece])]
-            else:
-                with _without_conversion_warnings():
-                    gradients = tf.vectorized_map(gradient_of_row, piece, warn=False)
+            gradients = self.gradients_of_rows(
+                graph, handles, variables, piece, connected, one=limit == 1
+            )
             if self.num_microbatches is None:
                 new = self._clip(gradients, keep=cut(mask))
                 new = [tf.reduce_sum(gradient, axis=0) for gradient in new]
@@ -156,6 +130,48 @@ class VectorizedClipping(ClippingEngine):
             lambda index, _: index < num_chunks, add_chunk, [0, zeros], parallel_iterations=1
         )
         return sums, connected
+
+    def gradients_of_rows(
+        self,
+        graph: loss_graph.LossGraph,
+        handles: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        batch: list[tf.Tensor],
+        connected: list[bool] | None = None,
+        one: bool = False,
+    ) -> list[tf.Tensor]:
+        """The gradients of every row, by themselves.
+
+        Args:
+          graph: The loss.
+          handles: The variables' handles in its graph.
+          variables: The variables.
+          batch: Rows, as `graph.batch`.
+          connected: Is told, for each variable, whether the loss depends on it.
+          one: Whether there is a single row.
+
+        Returns:
+          For each variable the gradients, `[n, ...]`; zeros where the loss does not depend on it.
+        """
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+
+        def gradient_of_row(row):
+            target = tf.compat.v1.get_default_graph()
+            local = [loss_graph.bring(handle, target) for handle in handles]
+            loss = graph.evaluate([tf.expand_dims(tensor, 0) for tensor in row])
+            gradients = tf.gradients(loss, local)
+            for i, gradient in enumerate(gradients):
+                if connected is not None:
+                    connected[i] = gradient is not None
+            return [
+                tf.zeros(v.shape, dtype) if g is None else tf.cast(tf.convert_to_tensor(g), dtype)
+                for g, v, dtype in zip(gradients, variables, dtypes, strict=True)
+            ]
+
+        if one:
+            return [g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])]
+        with _without_conversion_warnings():
+            return tf.vectorized_map(gradient_of_row, batch, warn=False)
 
     def _largest_chunk(self, graph: loss_graph.LossGraph, variables) -> int:
         if self.chunk_size is not None:

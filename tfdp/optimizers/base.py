@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.sampling import padded_batch_size, truncation_probability
-from tfdp.clipping import ClippedSum, VectorizedClipping
+from tfdp.clipping import ClippedSum, ClippingEngine, OnePassClipping, VectorizedClipping
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.arguments import check_privacy_arguments
 from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
@@ -42,6 +42,11 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
         subtract it. By default noise comes from the operating system's entropy."""
 
+_ENGINES: dict[str, type[ClippingEngine]] = {
+    "one_pass": OnePassClipping,
+    "vectorized": VectorizedClipping,
+}
+
 if TYPE_CHECKING:
     from tensorflow.keras.optimizers.legacy import Optimizer as _Optimizer
 else:
@@ -68,6 +73,7 @@ class PrivateOptimizerMixin(_Optimizer):
         gradient_accumulation_steps: int = 1,
         dataset_size: int | None = None,
         noise_seed: int | None = None,
+        engine: str = "one_pass",
         **kwargs: Any,
     ):
         check_privacy_arguments(
@@ -84,7 +90,8 @@ class PrivateOptimizerMixin(_Optimizer):
         self._expected_batch_size = expected_batch_size
         self._dataset_size = dataset_size
         self._gradient_accumulation_steps = gradient_accumulation_steps
-        self._clipping = VectorizedClipping(l2_norm_clip, num_microbatches)
+        self._engine = engine
+        self._clipping = _ENGINES[engine](l2_norm_clip, num_microbatches)
         self._noise = NoiseSource(noise_seed)
         self._clipped: tuple[ClippedSum, list[tf.Variable]] | None = None
         self._accumulator: Accumulator | None = None
@@ -126,7 +133,7 @@ class PrivateOptimizerMixin(_Optimizer):
         return self._gradient_accumulation_steps
 
     @property
-    def clipping(self) -> VectorizedClipping:
+    def clipping(self) -> ClippingEngine:
         """The clipping engine."""
         return self._clipping
 
@@ -391,4 +398,5 @@ class PrivateOptimizerMixin(_Optimizer):
             "gradient_accumulation_steps": self._gradient_accumulation_steps,
             "dataset_size": self._dataset_size,
             "noise_seed": self._noise.seed,
+            "engine": self._engine,
         }

@@ -1,0 +1,361 @@
+"""The gradients of a variable for every example, in the form that is cheapest to clip.
+
+A contribution knows, from tensors with one row per example, each example's gradient of one tensor
+of weights. It can give the squared norms and the weighted sum, either of instantiated gradients or,
+where that is cheaper, without ever having them in memory.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdp.clipping import devices
+from tfdp.clipping.uses import View
+
+# A Gram norm may lose digits where the terms of a gradient nearly cancel. It is raised by this
+# share of its largest possible value, a few rounding errors: too low a norm would be too weak a clip.
+_GRAM_GUARD = 1e-6
+
+
+def widen(tensor: tf.Tensor) -> tf.Tensor:
+    """In float32 at least, in which norms are computed."""
+    narrow = tensor.dtype.is_floating and tensor.dtype.size < 4
+    return tf.cast(tensor, tf.float32) if narrow else tensor
+
+
+class Contribution(abc.ABC):
+    """Gradients of one tensor of weights, one per example.
+
+    Attributes:
+      tensors: What they are computed from: `[rows, ...]` each.
+      shape: Shape of the weights.
+      name: How they are computed, for reports.
+      view: How the weights follow from the variable.
+    """
+
+    factored = False  # Whether norms and sums come without instantiating the gradients.
+    whole = False  # Whether all rows can be worked on at once in little memory.
+
+    def __init__(self, tensors: Sequence[tf.Tensor], shape: Sequence[int], name: str):
+        self.tensors = list(tensors)
+        self.shape = list(shape)
+        self.name = name
+        self.view = View()  # How the weights follow from the variable.
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return tf.TensorShape(self.shape).num_elements()
+
+    @property
+    def floats_per_row(self) -> int:
+        """About how many floats are in memory for one example while norms are computed."""
+        return self.size
+
+    @property
+    def work_per_row(self) -> int:
+        """About how many multiplications the gradient of one example takes."""
+        return self.size
+
+    @abc.abstractmethod
+    def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The gradients, `[n, size]`, in an order of their own.
+
+        Args:
+          tensors: As `self.tensors`, of any n examples.
+        """
+
+    def unflatten(self, flat: tf.Tensor) -> tf.Tensor:
+        """From that order to the shape of the weights: `[..., size]` to `[..., *shape]`."""
+        return tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self.shape], 0))
+
+    def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The squared norms, `[n]`."""
+        return squares_of(self.flat(tensors))
+
+    def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+        """The sum of the gradients times `factors`, `[n]`, in the shape of the weights."""
+        return self.unflatten(weighted_sum(self.flat(tensors), factors))
+
+
+def squares_of(flat: tf.Tensor) -> tf.Tensor:
+    """Squared norms of the rows of `[n, size]`, in one pass over memory."""
+    if devices.compiled_by_xla():  # It makes one pass of the two, and has no EuclideanNorm.
+        return tf.reduce_sum(tf.square(flat), axis=1)
+    return tf.square(tf.raw_ops.EuclideanNorm(input=flat, axis=[1]))
+
+
+def weighted_sum(flat: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """The sum of the rows of `[n, size]` times `factors`."""
+    return tf.matmul(tf.cast(factors, flat.dtype)[tf.newaxis], flat)[0]
+
+
+class OuterProducts(Contribution):
+    """Sums over positions (time, pixels) of outer products: `sum_t a[t] outer g[t]`.
+
+    Args:
+      inputs: What the layer saw, `[rows, ...]`.
+      outputs: Gradients of what it made of it, `[rows, ...]`.
+      shape: Shape of the weights.
+      positions: Number T of positions, None if it is not static.
+      fan_in: Length p of each a[t].
+      fan_out: Length d of each g[t].
+      name: How they are computed.
+      expand: From inputs to `[n, T, p]`, such as the patches of a convolution.
+      order: The axes of the weights in the order in which they make up first p, then d.
+      ordinary: From inputs and outputs, `[n, ...]`, to the gradient of their sum, where TensorFlow
+        has an operation for it.
+    """
+
+    def __init__(
+        self,
+        inputs: tf.Tensor,
+        outputs: tf.Tensor,
+        shape: Sequence[int],
+        positions: int | None,
+        fan_in: int,
+        fan_out: int,
+        name: str,
+        expand: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        order: Sequence[int] | None = None,
+        ordinary: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
+    ):
+        super().__init__([inputs, outputs], shape, name)
+        self.positions, self.fan_in, self.fan_out = positions, fan_in, fan_out
+        self.expand, self.ordinary = expand, ordinary
+        self.order = list(range(len(self.shape))) if order is None else list(order)
+        self.whole = positions == 1
+        gram = positions is not None and 2 * positions**2 < fan_in * fan_out
+        self.factored = self.whole or gram
+        self.name = f"{name}, {'norms by Gram matrices' if self.factored else 'instantiated'}"
+        if self.whole:
+            self.name = f"{name}, norms as products of norms"
+
+    @property
+    def floats_per_row(self) -> int:
+        """See `Contribution`."""
+        positions = self.positions or 64
+        sizes = 2 * positions**2 if self.factored else self.size
+        return sizes + positions * (self.fan_in + self.fan_out)
+
+    @property
+    def work_per_row(self) -> int:
+        """See `Contribution`."""
+        return (self.positions or 64) * self.fan_in * self.fan_out
+
+    def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """The vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
+        inputs, outputs = (widen(t) for t in tensors)
+        a = inputs if self.expand is None else self.expand(inputs)
+        n = tf.shape(inputs)[0]
+        positions = -1 if self.positions is None else self.positions
+        return (
+            tf.reshape(a, [n, positions, self.fan_in]),
+            tf.reshape(outputs, [n, positions, self.fan_out]),
+        )
+
+    def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See `Contribution`; as `[d, p]`, which is the faster product."""
+        a, g = self.pairs(tensors)
+        return tf.reshape(tf.matmul(g, a, transpose_a=True), [-1, self.size])
+
+    def unflatten(self, flat: tf.Tensor) -> tf.Tensor:
+        """See `Contribution`."""
+        lead = tf.shape(flat)[:-1]
+        flat = tf.reshape(flat, tf.concat([lead, [self.fan_out, self.fan_in]], 0))
+        return self._arrange(tf.linalg.matrix_transpose(flat))
+
+    def _arrange(self, products: tf.Tensor) -> tf.Tensor:
+        """From `[..., p, d]` to the shape of the weights."""
+        lead = tf.shape(products)[:-2]
+        ordered = [self.shape[axis] for axis in self.order]
+        products = tf.reshape(products, tf.concat([lead, ordered], 0))
+        if self.order == sorted(self.order):
+            return products
+        leading = products.shape.rank - len(self.order)
+        back = [self.order.index(axis) + leading for axis in range(len(self.order))]
+        return tf.transpose(products, [*range(leading), *back])
+
+    def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See `Contribution`."""
+        if not self.factored:
+            return super().squares(tensors)
+        a, g = self.pairs(tensors)
+        if self.whole:
+            return squares_of(a[:, 0]) * squares_of(g[:, 0])
+        lengths = tf.norm(a, axis=2) * tf.norm(g, axis=2)
+        grams = tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True)
+        guard = _GRAM_GUARD * tf.square(tf.reduce_sum(lengths, axis=1))
+        return tf.maximum(tf.reduce_sum(grams, axis=[1, 2]), 0.0) + guard
+
+    def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+        """See `Contribution`."""
+        inputs, outputs = (widen(t) for t in tensors)
+        weights = tf.reshape(factors, [-1] + [1] * (outputs.shape.rank - 1))
+        outputs = outputs * tf.cast(weights, outputs.dtype)
+        if self.ordinary is not None:
+            return self.ordinary(inputs, outputs)
+        a, g = self.pairs([inputs, outputs])
+        a, g = tf.reshape(a, [-1, self.fan_in]), tf.reshape(g, [-1, self.fan_out])
+        return self._arrange(tf.matmul(a, g, transpose_a=True))
+
+
+class Direct(Contribution):
+    """Gradients that a function computes at once, such as those of a bias.
+
+    Args:
+      tensors: What they are computed from.
+      shape: Shape of the weights.
+      name: How they are computed.
+      function: From those tensors of n examples to `[n, size]`.
+      floats_per_row: See `Contribution`; the size by default.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[tf.Tensor],
+        shape: Sequence[int],
+        name: str,
+        function: Callable[..., tf.Tensor],
+        floats_per_row: int | None = None,
+    ):
+        super().__init__(tensors, shape, name)
+        self._function = function
+        self._floats_per_row = floats_per_row
+
+    @property
+    def floats_per_row(self) -> int:
+        """See `Contribution`."""
+        return self._floats_per_row or self.size
+
+    def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See `Contribution`."""
+        return tf.reshape(self._function(*[widen(t) for t in tensors]), [-1, self.size])
+
+
+class Lookups(Contribution):
+    """Gradients of a table of vectors from which each example looked up some (an embedding).
+
+    Nothing of the size of the table is made per example: `<e_i outer g_t, e_j outer g_s>` is zero
+    unless the tokens i and j are the same.
+
+    Args:
+      indices: Rows of the table, integers `[rows, T]`.
+      gradients: Gradients of what was looked up, `[rows, T, d]`.
+      shape: Shape of the table, `[vocabulary, d]`, flattened after the first dimension.
+    """
+
+    factored = True
+
+    def __init__(self, indices: tf.Tensor, gradients: tf.Tensor, shape: Sequence[int]):
+        name = "gather, norms by comparing tokens"
+        super().__init__([indices, gradients], shape, name)
+        self.width = tf.TensorShape(shape[1:]).num_elements()
+
+    @property
+    def floats_per_row(self) -> int:
+        """See `Contribution`."""
+        positions = self.tensors[0].shape[1] or 64
+        return 3 * positions**2 + positions * self.width
+
+    @property
+    def work_per_row(self) -> int:
+        """See `Contribution`."""
+        return (self.tensors[0].shape[1] or 64) * self.width
+
+    def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See `Contribution`."""
+        indices, g = tensors[0], widen(tensors[1])
+        same = tf.cast(indices[:, :, tf.newaxis] == indices[:, tf.newaxis], g.dtype)
+        lengths = tf.norm(g, axis=2)
+        guard = _GRAM_GUARD * tf.square(tf.reduce_sum(lengths, axis=1))
+        products = same * tf.matmul(g, g, transpose_b=True)
+        return tf.maximum(tf.reduce_sum(products, axis=[1, 2]), 0.0) + guard
+
+    def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See `Contribution`; large: only for tables that are also used in other ways."""
+        indices, g = tensors[0], widen(tensors[1])
+        n = tf.shape(indices)[0]
+        rows = indices + self.shape[0] * tf.range(n, dtype=indices.dtype)[:, tf.newaxis]
+        return tf.reshape(self._scatter(rows, g, n * self.shape[0]), [n, self.size])
+
+    def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+        """See `Contribution`."""
+        indices, g = tensors[0], widen(tensors[1])
+        g = g * tf.cast(factors, g.dtype)[:, tf.newaxis, tf.newaxis]
+        return tf.reshape(self._scatter(indices, g, self.shape[0]), self.shape)
+
+    def _scatter(self, indices: tf.Tensor, values: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
+        return tf.math.unsorted_segment_sum(
+            tf.reshape(values, [-1, self.width]), tf.reshape(indices, [-1]), length
+        )
+
+
+def combine(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
+    """The gradients of a variable that is used several times: norms of sums, not sums of norms.
+
+    Args:
+      contributions: Those of every use.
+      shape: Shape of the variable.
+    """
+    first = contributions[0]
+    if len(contributions) == 1:
+        return first
+    if any(c.view.key != first.view.key for c in contributions):
+        return _sum_of(contributions, shape)
+    if all(isinstance(c, Lookups) for c in contributions):
+        indices = [tf.cast(c.tensors[0], tf.int64) for c in contributions]
+        values = [widen(c.tensors[1]) for c in contributions]
+        combined: Contribution = Lookups(tf.concat(indices, 1), tf.concat(values, 1), first.shape)
+    elif all(_same_products(c, first) for c in contributions):
+        combined = _joined(contributions)
+    else:
+        return _sum_of(contributions, shape)
+    combined.view = first.view
+    return combined
+
+
+def _same_products(c: Contribution, first: Contribution) -> bool:
+    return (
+        isinstance(c, OuterProducts)
+        and c.expand is None
+        and isinstance(first, OuterProducts)
+        and (c.order, c.fan_in, c.fan_out) == (first.order, first.fan_in, first.fan_out)
+    )
+
+
+def _joined(contributions: Sequence[OuterProducts]) -> OuterProducts:
+    """Products of all the uses' positions, one after the other."""
+    first = contributions[0]
+    pairs = [c.pairs(c.tensors) for c in contributions]
+    counts = [c.positions for c in contributions]
+    return OuterProducts(
+        tf.concat([a for a, _ in pairs], 1),
+        tf.concat([g for _, g in pairs], 1),
+        first.shape,
+        None if None in counts else sum(counts),
+        first.fan_in,
+        first.fan_out,
+        f"{len(contributions)} uses of {first.name.split(',')[0]}",
+        order=first.order,
+    )
+
+
+def _sum_of(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
+    """Instantiated gradients, added up."""
+    ends: list[int] = []
+    for c in contributions:
+        ends.append((ends[-1] if ends else 0) + len(c.tensors))
+
+    def function(*tensors: tf.Tensor) -> tf.Tensor:
+        parts = []
+        for c, end in zip(contributions, ends, strict=True):
+            gradient = c.unflatten(c.flat(tensors[end - len(c.tensors) : end]))
+            parts.append(c.view.pull_back(gradient))
+        return tf.add_n(parts)
+
+    tensors = [t for c in contributions for t in c.tensors]
+    name = " + ".join(c.name.split(",")[0] for c in contributions) + ", instantiated"
+    floats = sum(c.floats_per_row for c in contributions)
+    return Direct(tensors, shape, name, function, floats)

@@ -1,0 +1,18 @@
+"""What the device and the compiler at hand do well."""
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+# What is in memory for norms at the same time: on a CPU, what its caches hold.
+_CPU_BYTES, _GPU_BYTES = 8 * 2**20, 1024 * 2**20
+
+
+def compiled_by_xla() -> bool:
+    """Whether the graph that is being built is part of a function with `jit_compile=True`."""
+    graph = tf.compat.v1.get_default_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def working_set_bytes() -> int:
+    """How much to have in memory at the same time where parts of a batch are worked on."""
+    return _GPU_BYTES if tf.config.list_logical_devices("GPU") else _CPU_BYTES

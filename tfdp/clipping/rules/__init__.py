@@ -1,0 +1,14 @@
+"""Rules for operations that use weights: one file per family of operations."""
+
+from tfdp.clipping.rules import convolutions, elementwise, generic, lookup, products
+from tfdp.clipping.rules.registry import find_rule, register_rule
+
+__all__ = [
+    "convolutions",
+    "elementwise",
+    "find_rule",
+    "generic",
+    "lookup",
+    "products",
+    "register_rule",
+]

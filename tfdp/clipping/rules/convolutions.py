@@ -1,0 +1,189 @@
+"""Convolutions: the gradient of a kernel is a product of patches and output gradients."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
+from tfdp.clipping.rules.products import positions_of
+from tfdp.clipping.rules.registry import register_rule
+from tfdp.clipping.uses import Use
+
+# Patches of at least this many contiguous bytes are gathered; others an identity kernel finds.
+_GATHERED_BYTES = 16
+
+
+def _attributes(op: tf.Operation) -> dict:
+    names = ("strides", "padding", "explicit_paddings", "dilations")
+    known = {attr.name for attr in op.op_def.attr}
+    return {name: op.get_attr(name) for name in names if name in known}
+
+
+def _merge(tensor: tf.Tensor) -> tf.Tensor:
+    """From `[n, each, ...]` to `[n * each, ...]`."""
+    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0))
+
+
+def _is_supported(use: Use, x: tf.Tensor | None) -> bool:
+    data_format = use.op.get_attr("data_format")
+    return (
+        x is not None
+        and data_format in (b"NHWC", b"NDHWC")
+        and x.shape[2:].is_fully_defined()
+        and use.gradient.shape[2:].is_fully_defined()
+        and use.each is not None
+    )
+
+
+@register_rule("Conv2D")
+def conv2d(use: Use) -> Contribution | None:
+    """Conv2D and, through it, Conv1D; any stride, padding and dilation."""
+    op, x = use.op, use.data[0]
+    if not _is_supported(use, x) or x.shape[-1] != use.shape[2]:  # Groups: the generic rule.
+        return None
+    attributes = _attributes(op)
+
+    def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=_merge(inputs), filter_sizes=use.shape, out_backprop=_merge(outputs), **attributes
+        )
+
+    return OuterProducts(
+        x,
+        use.gradient,
+        use.shape,
+        positions_of(use.gradient),
+        math.prod(use.shape[:3]),
+        use.shape[3],
+        "convolution",
+        expand=_patches_2d(x.shape[2:].as_list(), use, attributes),
+        ordinary=ordinary if max(attributes["dilations"]) == 1 else None,
+    )
+
+
+def _patches_2d(image: list[int], use: Use, attributes: dict) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`."""
+    height, width, channels = image
+    run = use.op.inputs[0].dtype.size * channels
+    patch = math.prod(use.shape[:3])
+    if run < _GATHERED_BYTES:
+        identity = np.eye(patch, dtype=np.float32).reshape([*use.shape[:3], patch])
+
+        def convolve(x: tf.Tensor) -> tf.Tensor:
+            kernel = tf.constant(identity, x.dtype)
+            return tf.raw_ops.Conv2D(input=_merge(x), filter=kernel, **attributes)
+
+        return convolve
+    paddings = _paddings(image[:2], use.shape[:2], use.gradient.shape[2:4].as_list(), attributes)
+    (top, bottom), (left, right) = paddings
+    padded_width = width + left + right
+    indices = _patch_indices(
+        use.gradient.shape[2:4].as_list(), use.shape[:2], attributes, padded_width
+    )
+
+    def gather(x: tf.Tensor) -> tf.Tensor:
+        x = _merge(x)
+        if max(top, bottom, left, right):
+            x = tf.pad(x, [[0, 0], [top, bottom], [left, right], [0, 0]])
+        x = tf.reshape(x, [-1, (height + top + bottom) * padded_width, channels])
+        return tf.gather(x, indices, axis=1)
+
+    return gather
+
+
+def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
+    """Zeros before and after each of the two axes; SAME puts the odd one after."""
+    strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
+    if attributes["padding"] == b"EXPLICIT":
+        explicit = attributes["explicit_paddings"]
+        return [(explicit[2], explicit[3]), (explicit[4], explicit[5])]
+    if attributes["padding"] == b"VALID":
+        return [(0, 0), (0, 0)]
+    pairs = []
+    for size, k, s, d, out in zip(image, kernel, strides, dilations, output, strict=True):
+        total = max(0, (out - 1) * s + (k - 1) * d + 1 - size)
+        pairs.append((total // 2, total - total // 2))
+    return pairs
+
+
+def _patch_indices(output, kernel, attributes, width: int) -> np.ndarray:
+    """Position in the padded image of each entry of each patch, `[positions * entries]`."""
+    strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
+    rows, columns = (
+        np.arange(out)[:, np.newaxis] * s + np.arange(k) * d
+        for out, k, s, d in zip(output, kernel, strides, dilations, strict=True)
+    )
+    positions = rows[:, np.newaxis, :, np.newaxis] * width + columns[:, np.newaxis, :]
+    return positions.reshape(-1).astype(np.int32)
+
+
+@register_rule("Conv3D")
+def conv3d(use: Use) -> Contribution | None:
+    """Conv3D without groups."""
+    op, x = use.op, use.data[0]
+    if not _is_supported(use, x) or x.shape[-1] != use.shape[3]:
+        return None
+    attributes = _attributes(op)
+    patch = math.prod(use.shape[:4])
+    identity = np.eye(patch, dtype=np.float32).reshape([*use.shape[:4], patch])
+
+    def expand(x: tf.Tensor) -> tf.Tensor:
+        kernel = tf.constant(identity, x.dtype)
+        return tf.raw_ops.Conv3D(input=_merge(x), filter=kernel, **attributes)
+
+    positions = positions_of(use.gradient)
+    return OuterProducts(
+        x, use.gradient, use.shape, positions, patch, use.shape[4], "convolution", expand=expand
+    )
+
+
+@register_rule("DepthwiseConv2dNative")
+def depthwise_conv2d(use: Use) -> Contribution | None:
+    """Depthwise convolution, in DepthwiseConv2D and SeparableConv: a product for each channel."""
+    op, x = use.op, use.data[0]
+    if not _is_supported(use, x):
+        return None
+    attributes = _attributes(op)
+    height, width, channels, multiplier = use.shape
+    patch, positions = height * width, positions_of(use.gradient)
+    identity = np.eye(patch, dtype=np.float32).reshape([height, width, 1, patch])
+
+    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        kernel = tf.tile(tf.constant(identity, x.dtype), [1, 1, channels, 1])
+        patches = tf.raw_ops.DepthwiseConv2dNative(input=_merge(x), filter=kernel, **attributes)
+        patches = tf.reshape(patches, [-1, positions, channels, patch])
+        g = tf.reshape(g, [-1, positions, channels, multiplier])
+        return tf.einsum("ntck,ntcm->nkcm", patches, g)
+
+    floats = positions * channels * (patch + multiplier)
+    name = "depthwise convolution, instantiated"
+    return Direct([x, use.gradient], use.shape, name, function, floats)
+
+
+@register_rule("Conv2DBackpropInput")
+def conv2d_transpose(use: Use) -> Contribution | None:
+    """Conv2DTranspose: a convolution whose input and output gradient have changed places."""
+    op, x = use.op, use.data[2]
+    if not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[2]:
+        return None
+    attributes = _attributes(op)
+    patch = math.prod(use.shape[:3])
+    identity = np.eye(patch, dtype=np.float32).reshape([*use.shape[:3], patch])
+
+    def expand(g: tf.Tensor) -> tf.Tensor:
+        kernel = tf.constant(identity, g.dtype)
+        return tf.raw_ops.Conv2D(input=_merge(g), filter=kernel, **attributes)
+
+    positions = positions_of(x)
+    return OuterProducts(
+        use.gradient,
+        x,
+        use.shape,
+        positions,
+        patch,
+        use.shape[3],
+        "transposed convolution",
+        expand=expand,
+    )

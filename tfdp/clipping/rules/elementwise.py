@@ -1,0 +1,90 @@
+"""Biases, scales and shifts: gradients that are sums over all but the weights' axes."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp.clipping.contributions import Contribution, Direct
+from tfdp.clipping.rules.registry import register_rule
+from tfdp.clipping.uses import Use
+
+
+@register_rule("BiasAdd")
+def bias_add(use: Use) -> Contribution:
+    """`x + b` for each channel."""
+    rank = use.gradient.shape.rank
+    channel = 2 if use.op.get_attr("data_format") == b"NCHW" else rank - 1
+    axes = [axis for axis in range(1, rank) if axis != channel]
+    return _reduced(use, [use.gradient], lambda g: g, axes, "bias")
+
+
+def _broadcast_axes(use: Use) -> list[int] | None:
+    """The axes of a gradient `[n, each, ...]` along which the weights are the same."""
+    output = use.op.outputs[0].shape
+    if output.rank is None or None in use.shape or use.rows[-1] is None:
+        return None
+    own = [1] * (output.rank - len(use.shape)) + use.shape
+    example = use.rows[-1].axis
+    if own[example] != 1:
+        return None
+    rest = [own[axis] for axis in range(output.rank) if axis != example]
+    return [1, *[2 + i for i, size in enumerate(rest) if size == 1]]
+
+
+def _other_factor(use: Use) -> tf.Tensor | None:
+    """The data that the weights are multiplied with, with the axes of the gradient."""
+    x, own = use.data[1 - use.weight], use.rows[1 - use.weight]
+    if x is None or own is None or use.rows[-1] is None:
+        return None
+    missing = use.gradient.shape.rank - x.shape.rank
+    if own.axis + missing != use.rows[-1].axis or (own.axis > 0 and missing):
+        return None
+    if missing:
+        return None
+    return x
+
+
+@register_rule("Add", "AddV2", weight=0)
+@register_rule("Add", "AddV2", weight=1)
+def add(use: Use) -> Contribution | None:
+    """`x + b`, the weights of any shape that broadcasts."""
+    axes = _broadcast_axes(use)
+    return None if axes is None else _reduced(use, [use.gradient], lambda g: g, axes, "shift")
+
+
+@register_rule("Sub", weight=0)
+@register_rule("Sub", weight=1)
+def subtract(use: Use) -> Contribution | None:
+    """`x - b` or `b - x`."""
+    axes, sign = _broadcast_axes(use), -1.0 if use.weight else 1.0
+    return None if axes is None else _reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
+
+
+@register_rule("Mul", weight=0)
+@register_rule("Mul", weight=1)
+def multiply(use: Use) -> Contribution | None:
+    """`x * w`: the scale of a normalisation."""
+    axes, x = _broadcast_axes(use), _other_factor(use)
+    if axes is None or x is None:
+        return None
+    return _reduced(use, [use.gradient, x], lambda g, x: g * x, axes, "scale")
+
+
+def _reduced(
+    use: Use,
+    tensors: list[tf.Tensor],
+    function: Callable[..., tf.Tensor],
+    axes: list[int],
+    name: str,
+) -> Contribution:
+    small = use.each == 1 and all(use.gradient.shape[axis] == 1 for axis in axes)
+    floats = None if small else use.gradient.shape[1:].num_elements()
+    contribution = Direct(
+        tensors,
+        use.shape,
+        name,
+        lambda *args: tf.reduce_sum(function(*args), axis=axes),
+        floats,
+    )
+    contribution.whole = small
+    return contribution

@@ -1,0 +1,73 @@
+"""The rule for operations that have none: the operation's own gradient, example by example."""
+
+import tensorflow as tf
+
+from tfdp.clipping import loss_graph
+from tfdp.clipping.contributions import Contribution, Direct
+from tfdp.clipping.uses import Use
+
+
+def generic(use: Use) -> Contribution | None:
+    """Evaluates the operation on each example and differentiates it, vectorised over examples."""
+    op, output = use.op, use.rows[-1]
+    if use.has_sizes:  # Of the whole batch: wrong for one example.
+        return None
+    inputs = [(i, t) for i, t in enumerate(use.data) if t is not None]
+    if any(rows is not None and rows.interleaved for rows in use.rows) or len(op.outputs) != 1:
+        return None
+    if any(tensor.dtype == tf.resource for tensor in op.inputs) or output is None:
+        return None
+    public = {
+        i: tensor
+        for i, tensor in enumerate(op.inputs)
+        if use.data[i] is None and i != use.weight
+    }
+    weights = op.inputs[use.weight]
+
+    def gradient_of_one(row: list[tf.Tensor]) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        values = {i: loss_graph.bring(t, graph) for i, t in {**public, use.weight: weights}.items()}
+        for (i, _), tensor in zip(inputs, row[1:], strict=True):
+            values[i] = _restore(tensor, use.rows[i].axis)
+        values = [values[i] for i in range(len(op.inputs))]
+        values[use.weight] = weight = tf.identity(values[use.weight])
+        result = _repeat(op, values)
+        (gradient,) = tf.gradients(result, weight, _restore(row[0], output.axis))
+        return tf.reshape(tf.convert_to_tensor(gradient), [-1])
+
+    def function(*tensors: tf.Tensor) -> tf.Tensor:
+        narrow = [use.gradient.dtype, *[t.dtype for _, t in inputs]]
+        tensors = [tf.cast(t, dtype) for t, dtype in zip(tensors, narrow, strict=True)]
+        return tf.vectorized_map(gradient_of_one, tensors, warn=False)
+
+    floats = sum(t.shape[1:].num_elements() or 0 for _, t in inputs)
+    name = f"the gradient of {op.type}, vectorised"
+    return Direct(
+        [use.gradient, *[t for _, t in inputs]], weights.shape.as_list(), name, function, floats
+    )
+
+
+def _restore(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """From `[each, ...]` of one example to the axes that the operation works with."""
+    order = list(range(1, tensor.shape.rank))
+    return tf.transpose(tensor, [*order[:axis], 0, *order[axis:]]) if axis else tensor
+
+
+def _repeat(op: tf.Operation, inputs: list[tf.Tensor]) -> tf.Tensor:
+    """The same operation, of other inputs."""
+    graph_def = tf.compat.v1.GraphDef()
+    node = graph_def.node.add()
+    node.CopyFrom(op.node_def)
+    del node.input[:]
+    node.attr.pop("_class", None)
+    input_map = {}
+    for i, tensor in enumerate(inputs):
+        name = f"input_{i}"
+        placeholder = graph_def.node.add(name=name, op="Placeholder")
+        placeholder.attr["dtype"].type = tensor.dtype.as_datatype_enum
+        node.input.append(name)
+        input_map[f"{name}:0"] = tensor
+    (result,) = tf.graph_util.import_graph_def(
+        graph_def, input_map=input_map, return_elements=[f"{op.name}:0"], name="one_example"
+    )
+    return result

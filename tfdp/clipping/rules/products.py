@@ -1,0 +1,92 @@
+"""Matrix products: Dense layers, also on sequences; einsums (attention, EinsumDense)."""
+
+import math
+import string
+
+import tensorflow as tf
+
+from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
+from tfdp.clipping.row_transfers import einsum_labels
+from tfdp.clipping.rules.registry import register_rule
+from tfdp.clipping.uses import Use
+
+
+def positions_of(tensor: tf.Tensor, features: int = 1) -> int | None:
+    """Number of positions per example of `[rows, ..., features]`; None if it is not static."""
+    middle = tensor.shape[1 : tensor.shape.rank - features]
+    return middle.num_elements() if middle.is_fully_defined() else None
+
+
+@register_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def matmul(use: Use) -> Contribution | None:
+    """`x @ w` for `x` of shape `[batch, ..., p]`."""
+    op, x = use.op, use.data[0]
+    names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    if x is None or len(use.shape) != 2 or op.get_attr(names[0]):
+        return None
+    transposed = op.get_attr(names[1])
+    fan_out, fan_in = use.shape if transposed else use.shape[::-1]
+    positions = positions_of(use.gradient)
+    order = [1, 0] if transposed else [0, 1]
+    return OuterProducts(
+        x, use.gradient, use.shape, positions, fan_in, fan_out, "matmul", order=order
+    )
+
+
+@register_rule("Einsum", weight=0)
+@register_rule("Einsum", weight=1)
+def einsum(use: Use) -> Contribution | None:
+    """A product of data and weights that keeps the examples apart."""
+    equation, x = einsum_labels(use.op), use.data[1 - use.weight]
+    state = use.rows[1 - use.weight]
+    if equation is None or x is None or state is None:
+        return None
+    terms, result = equation
+    x_labels, w_labels = terms[1 - use.weight], terms[use.weight]
+    row = x_labels[state.axis]
+    # `by_example` has put the axis of the examples first, and split it into row and "each".
+    each = next(c for c in string.ascii_letters if c not in x_labels + w_labels + result)
+    x_order = row + each + x_labels.replace(row, "")
+    g_order = row + each + result.replace(row, "")
+    summed = [c for c in w_labels if c in x_labels and c not in result]
+    kept = [c for c in w_labels if c in result and c not in x_labels]
+    if len(summed) + len(kept) < len(w_labels):
+        equation = f"{x_order},{g_order}->{row}{w_labels}"
+        if any(c not in x_labels + result for c in w_labels):
+            return None
+        return Direct(
+            [x, use.gradient],
+            use.shape,
+            "einsum, instantiated",
+            lambda x, g: tf.einsum(equation, x, g),
+        )
+    return _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels)
+
+
+def _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels) -> OuterProducts:
+    """Positions are the labels that data and result share, and the weights do not have."""
+    dimension = dict(zip(w_labels, use.shape, strict=True))
+    shared = [c for c in x_order[1:] if c in g_order]
+    a = _arrange(x, x_order, [x_order[0], *shared, *summed])
+    g = _arrange(use.gradient, g_order, [g_order[0], *shared, *kept])
+    fan_in = math.prod(dimension[c] for c in summed)
+    fan_out = math.prod(dimension[c] for c in kept)
+    return OuterProducts(
+        a,
+        g,
+        use.shape,
+        positions_of(g, len(kept)),
+        fan_in,
+        fan_out,
+        "einsum",
+        order=[w_labels.index(c) for c in [*summed, *kept]],
+    )
+
+
+def _arrange(tensor: tf.Tensor, labels: str, order: list[str]) -> tf.Tensor:
+    """Axes in another order; those that are not named are summed over."""
+    dropped = [i for i, c in enumerate(labels) if c not in order]
+    if dropped:
+        tensor = tf.reduce_sum(tensor, axis=dropped)
+        labels = "".join(c for c in labels if c in order)
+    return tf.transpose(tensor, [labels.index(c) for c in order])
