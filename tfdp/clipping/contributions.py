@@ -6,6 +6,7 @@ where that is cheaper, without ever having them in memory.
 """
 
 import abc
+import itertools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ from tfdp.clipping import devices
 from tfdp.clipping.uses import View
 
 # A Gram norm may lose digits where the terms of a gradient nearly cancel. It is raised by this
-# share of its largest possible value, a few rounding errors: too low a norm would be too weak a clip.
+# share of its largest possible value, a few rounding errors: too low a norm would clip too little.
 _GRAM_GUARD = 1e-6
 
 
@@ -308,10 +309,11 @@ def combine(contributions: Sequence[Contribution], shape: Sequence[int]) -> Cont
         indices = [tf.cast(c.tensors[0], tf.int64) for c in contributions]
         values = [widen(c.tensors[1]) for c in contributions]
         combined: Contribution = Lookups(tf.concat(indices, 1), tf.concat(values, 1), first.shape)
-    elif all(_same_products(c, first) for c in contributions):
-        combined = _joined(contributions)
     else:
-        return _sum_of(contributions, shape)
+        products = [c for c in contributions if _same_products(c, first)]
+        if len(products) < len(contributions):
+            return _sum_of(contributions, shape)
+        combined = _joined([c for c in products if isinstance(c, OuterProducts)])
     combined.view = first.view
     return combined
 
@@ -334,7 +336,7 @@ def _joined(contributions: Sequence[OuterProducts]) -> OuterProducts:
         tf.concat([a for a, _ in pairs], 1),
         tf.concat([g for _, g in pairs], 1),
         first.shape,
-        None if None in counts else sum(counts),
+        sum(c for c in counts if c is not None) if None not in counts else None,
         first.fan_in,
         first.fan_out,
         f"{len(contributions)} uses of {first.name.split(',')[0]}",
@@ -344,9 +346,7 @@ def _joined(contributions: Sequence[OuterProducts]) -> OuterProducts:
 
 def _sum_of(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
     """Instantiated gradients, added up."""
-    ends: list[int] = []
-    for c in contributions:
-        ends.append((ends[-1] if ends else 0) + len(c.tensors))
+    ends = list(itertools.accumulate(len(c.tensors) for c in contributions))
 
     def function(*tensors: tf.Tensor) -> tf.Tensor:
         parts = []

@@ -5,6 +5,8 @@ from tensorflow.python.ops import control_flow_util
 
 # What is in memory for norms at the same time: on a CPU, what its caches hold.
 _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 1024 * 2**20
+# What layers' outputs and their gradients may take.
+_CPU_BUDGET, _GPU_BUDGET = 2 * 2**30, 8 * 2**30
 
 
 def compiled_by_xla() -> bool:
@@ -16,3 +18,8 @@ def compiled_by_xla() -> bool:
 def working_set_bytes() -> int:
     """How much to have in memory at the same time where parts of a batch are worked on."""
     return _GPU_BYTES if tf.config.list_logical_devices("GPU") else _CPU_BYTES
+
+
+def memory_budget() -> int:
+    """How many bytes one backward pass may take by default."""
+    return _GPU_BUDGET if tf.config.list_logical_devices("GPU") else _CPU_BUDGET

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp.clipping import clipping_rules
+from tfdp.clipping.clipping_rules import ClippingRule
+
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
 
@@ -21,12 +24,16 @@ class ClippedSum:
         the variable. Private until noise is added.
       regularizer_gradients: For each variable the gradient of the part of the loss that does not
         depend on data (weight regularisers), or None. Not clipped: it is public.
+      within_clip: Number of examples whose gradient is not longer than the clip, minus half the
+        number of examples, a float32 scalar; with microbatches, of microbatches. Private as well:
+        an example changes it by 1/2.
       rows: Number of rows of the batch, padding included: a scalar int32 tensor.
       masked: Whether a boolean mask says which rows are examples.
     """
 
     gradients: list[tf.Tensor | None]
     regularizer_gradients: list[tf.Tensor | None]
+    within_clip: tf.Tensor
     rows: tf.Tensor
     masked: bool
 
@@ -43,11 +50,18 @@ class ClippingEngine(abc.ABC):
         microbatch's, with `num_microbatches`) keeps; infinite for no clipping.
       num_microbatches: Number of groups that a batch is split into; the mean gradient of each
         group is clipped. None: every example is on its own.
+      rule: How gradients are clipped: a `ClippingRule`, or the name of one.
     """
 
-    def __init__(self, l2_norm_clip: float, num_microbatches: int | None = None):
+    def __init__(
+        self,
+        l2_norm_clip: float,
+        num_microbatches: int | None = None,
+        rule: ClippingRule | str = "flat",
+    ):
         self.l2_norm_clip = l2_norm_clip
         self.num_microbatches = num_microbatches
+        self.rule = clipping_rules.get(rule)
 
     def sensitivity(self, relation: str = ADD_OR_REMOVE_ONE) -> float:
         """Largest l2 distance of the clipped sums of two neighbouring batches.
@@ -80,7 +94,12 @@ class ClippingEngine(abc.ABC):
 
     @abc.abstractmethod
     def clipped_sum(
-        self, loss: tf.Tensor, variables: Sequence[tf.Variable], group_seed: tf.Tensor
+        self,
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        clip: tf.Tensor | None = None,
+        expected_rows: int | None = None,
     ) -> ClippedSum:
         """Sums the clipped gradients of a batch.
 
@@ -89,6 +108,9 @@ class ClippingEngine(abc.ABC):
             scalar that is provably their sum plus terms that do not depend on data.
           variables: The trainable variables.
           group_seed: Secret seed, int64 `[2]`, by which examples draw their microbatch.
+          clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
+          expected_rows: About how many rows the batch will have, where that is known and its shape
+            does not say it: engines plan their memory by it.
 
         Returns:
           The clipped sum and what belongs to it.
@@ -96,3 +118,59 @@ class ClippingEngine(abc.ABC):
         Raises:
           ValueError: `loss` is no such tensor, or examples cannot be told apart in it.
         """
+
+    def _groups(self, variables: Sequence[tf.Variable]) -> list[int]:
+        """Which variables the rule clips together."""
+        return self.rule.groups([variable.name for variable in variables])
+
+    def _factors(
+        self,
+        squares: Sequence[tf.Tensor],
+        group_of: Sequence[int],
+        keep: tf.Tensor,
+        clip: tf.Tensor | None,
+    ) -> "Factors":
+        """By what to multiply gradients.
+
+        Args:
+          squares: Squared norms of the gradients of each variable, `[n]`.
+          group_of: The group of each variable.
+          keep: Which gradients count at all, bool `[n]`.
+          clip: See `clipped_sum`.
+        """
+        parts: list[list[tf.Tensor]] = [[] for _ in range(max(group_of) + 1)]
+        for square, group in zip(squares, group_of, strict=True):
+            parts[group].append(tf.cast(square, tf.float32))
+        zero = tf.zeros_like(keep, tf.float32)
+        norms = tf.sqrt(tf.stack([tf.add_n([zero, *part]) for part in parts], axis=1))
+        finite = tf.reduce_all(tf.math.is_finite(norms), axis=1)
+        limit = self.l2_norm_clip if clip is None else clip
+        factors = self.rule.factors(norms, limit) if self.clips else tf.ones_like(norms)
+        within = tf.where(tf.logical_and(finite, tf.norm(norms, axis=1) <= limit), 0.5, -0.5)
+        return Factors(
+            by_group=tf.where(tf.logical_and(finite, keep)[:, tf.newaxis], factors, 0.0),
+            bad=tf.logical_not(finite),
+            within_clip=tf.reduce_sum(tf.where(keep, within, 0.0)),
+            group_of=list(group_of),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """By what to multiply the gradients of `n` examples.
+
+    Attributes:
+      by_group: `[n, groups]`; zero for examples that do not count.
+      bad: Which gradients are not finite, bool `[n]`.
+      within_clip: See `ClippedSum`.
+      group_of: The group of each variable.
+    """
+
+    by_group: tf.Tensor
+    bad: tf.Tensor
+    within_clip: tf.Tensor
+    group_of: list[int]
+
+    def of_variable(self, index: int) -> tf.Tensor:
+        """The factors for one variable, `[n]`."""
+        return self.by_group[:, self.group_of[index]]

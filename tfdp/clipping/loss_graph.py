@@ -79,9 +79,7 @@ class LossGraph:
         except ValueError as error:
             raise _holds_batch_size(error) from error
 
-    def at(
-        self, rows: Sequence[tf.Tensor], vectorizable_gradients: bool = False
-    ) -> "LossGraph":
+    def at(self, rows: Sequence[tf.Tensor], vectorizable_gradients: bool = False) -> "LossGraph":
         """The loss of other data: the same computation with `rows` in place of `batch`.
 
         Args:
@@ -349,7 +347,7 @@ def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _summed_vector(tensor: tf.Tensor, data: set) -> tf.Tensor | None:
-    """The vector that a scalar is the sum of, perhaps times something public; None if there is none."""
+    """The vector that a scalar is the sum of, perhaps times something public, or None."""
     op = tensor.op
     if op.type == "Identity":
         return _summed_vector(op.inputs[0], data)

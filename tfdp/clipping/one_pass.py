@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdp.clipping import devices, loss_graph
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution, squares_of, weighted_sum
-from tfdp.clipping.engine import ClippedSum, ClippingEngine
-from tfdp.clipping.plan import Plan, Report
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors
+from tfdp.clipping.plan import Plan
+from tfdp.clipping.report import Report, trace_for_report, vectorized_report
 from tfdp.clipping.vectorized import VectorizedClipping
 
 _LOGGER = logging.getLogger("tfdp")
@@ -28,40 +30,184 @@ class OnePassClipping(ClippingEngine):
     Args:
       l2_norm_clip: See `ClippingEngine`.
       num_microbatches: See `ClippingEngine`. Microbatches are left to `VectorizedClipping`.
+      rule: See `ClippingEngine`.
+      chunk_size: Rows that one backward pass works on; larger batches are worked on in parts of
+        this size, for which the model is evaluated again. None: as many as `memory_budget` allows.
+      memory_budget: Bytes that the layers' outputs and their gradients may take; by default 2 GiB
+        on a CPU and 8 GiB on a GPU.
+      compare_first_step: Whether to clip the first batch with `VectorizedClipping` as well, and to
+        stop with an error if the two sums differ by more than 1 in 1,000. For debugging; layers
+        that draw random numbers (Dropout) must be off.
     """
 
-    def __init__(self, l2_norm_clip: float, num_microbatches: int | None = None):
-        super().__init__(l2_norm_clip, num_microbatches)
-        self._vectorized = VectorizedClipping(l2_norm_clip, num_microbatches)
-        self._plan: Plan | None = None
+    def __init__(
+        self,
+        l2_norm_clip: float,
+        num_microbatches: int | None = None,
+        rule: ClippingRule | str = "flat",
+        *,
+        chunk_size: int | None = None,
+        memory_budget: int | None = None,
+        compare_first_step: bool = False,
+    ):
+        super().__init__(l2_norm_clip, num_microbatches, rule)
+        self.chunk_size = chunk_size
+        self.memory_budget = memory_budget
+        self._uncompared: tf.Variable | None = None
+        self.compare_first_step = compare_first_step
+        self._vectorized = VectorizedClipping(l2_norm_clip, num_microbatches, rule)
+        self._report: Report | None = None
+
+    @property
+    def compare_first_step(self) -> bool:
+        """Whether the first batch is clipped by both engines; to be set before training."""
+        return self._uncompared is not None
+
+    @compare_first_step.setter
+    def compare_first_step(self, compare: bool) -> None:
+        self._uncompared = tf.Variable(True, trainable=False) if compare else None
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(
-        self, loss: tf.Tensor, variables: Sequence[tf.Variable], group_seed: tf.Tensor
+        self,
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        clip: tf.Tensor | None = None,
+        expected_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
         if self.num_microbatches is not None:
-            return self._vectorized.clipped_sum(loss, variables, group_seed)
+            self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
+            return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
         graph = loss_graph.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
-        self._plan = plan = Plan(graph, handles, variables)
+        plan = Plan(graph, handles, variables)
         if plan.fallback:
             _LOGGER.warning("%s", plan.fallback)
-            return self._vectorized.clipped_sum(loss, variables, group_seed)
+            self._report = vectorized_report(variables, plan.fallback)
+            return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
-        contributions = plan.contributions(rows, self._slow_gradients(graph, handles, variables))
-        present = [c for c in contributions if c is not None]
-        sums = iter(self._clipped_sums(present, mask, rows))
+        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or expected_rows)
+        if chunk is None:
+            sums, within = self._sums_of(plan, graph, handles, variables, mask, rows, clip)
+        else:
+            sums, within = self._in_chunks(graph, handles, variables, mask, rows, clip, chunk)
+        if self._uncompared is not None:
+            sums = self._compared(sums, graph, handles, variables, mask, rows, clip)
         public = [None] * len(variables)
         if graph.regularizer is not None:
             public = tf.gradients(graph.regularizer, handles)
         return ClippedSum(
-            gradients=[None if c is None else next(sums) for c in contributions],
+            gradients=sums,
             regularizer_gradients=[None if g is None else tf.convert_to_tensor(g) for g in public],
+            within_clip=within,
             rows=rows,
             masked=graph.mask is not None,
         )
+
+    def report(self, model: tf.keras.Model | None = None) -> Report:
+        """Which rule clips the gradients of each variable, or why none does.
+
+        Args:
+          model: A model that was built or called; it is traced with a stand-in for the loss. None:
+            the training step that was traced last.
+
+        Returns:
+          The report; `print` shows it as a table.
+
+        Raises:
+          ValueError: There is no model, and no step was traced yet; or the model was never called.
+
+        Example:
+          >>> import tensorflow as tf, tfdp
+          >>> model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
+          >>> engine = tfdp.clipping.OnePassClipping(l2_norm_clip=1.0)
+          >>> [entry.how for entry in engine.report(model).entries]
+          ['matmul, norms as products of norms', 'bias']
+        """
+        if model is not None:
+            trace_for_report(self, model)
+        if self._report is None:
+            raise ValueError(
+                "Argument `model` must be given before the first training step. Received: None."
+            )
+        return self._report
+
+    def _chunk_rows(self, plan: Plan, expected_rows: int | None) -> int | None:
+        """The rows of a part, if the batch must be worked on in parts."""
+        if self.chunk_size is not None:
+            known_to_fit = expected_rows is not None and expected_rows <= self.chunk_size
+            return None if known_to_fit else self.chunk_size
+        budget = self.memory_budget or devices.memory_budget()
+        chunk = max(1, budget // max(1, plan.bytes_per_row))
+        return chunk if expected_rows is not None and expected_rows > chunk else None
+
+    def _sums_of(self, plan, graph, handles, variables, mask, rows, clip):
+        """The clipped sums of a loss that is computed at once; and `ClippedSum.within_clip`."""
+        slow = self._slow_gradients(graph, handles, variables)
+        contributions = plan.contributions(rows, slow)
+        self._report = plan.report()
+        present = [c for c in contributions if c is not None]
+        group_of = [
+            group
+            for group, c in zip(self._groups(variables), contributions, strict=True)
+            if c is not None
+        ]
+        found, within = self._clipped_sums(present, group_of, mask, rows, clip)
+        sums = iter(found)
+        return [None if c is None else next(sums) for c in contributions], within
+
+    def _in_chunks(self, graph, handles, variables, mask, rows, clip, chunk):
+        """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
+        count = (rows + chunk - 1) // chunk
+        size = (rows + count - 1) // tf.maximum(count, 1)
+        connected = [False] * len(variables)
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+
+        def body(index, sums, within):
+            start = tf.minimum(index * size, rows - size)
+            part = graph.at([cut(tensor, start, size) for tensor in graph.batch])
+            here = tf.compat.v1.get_default_graph()
+            local = [loss_graph.bring(handle, here) for handle in handles]
+            keep = cut(mask, start, size)
+            keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
+            plan = Plan(part, local, variables)
+            new, more = self._sums_of(plan, part, local, variables, keep, size, clip)
+            connected[:] = [n is not None for n in new]
+            sums = [
+                s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
+            ]
+            return index + 1, sums, within + more
+
+        zeros = [tf.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
+        _, sums, within = tf.while_loop(
+            lambda index, *_: index < count, body, [0, zeros, 0.0], parallel_iterations=1
+        )
+        return [s if yes else None for s, yes in zip(sums, connected, strict=True)], within
+
+    def _compared(self, sums, graph, handles, variables, mask, rows, clip):
+        """The sums, once they were found to be those of the vectorised engine in the first step."""
+        pending = self._uncompared
+        present = [s for s in sums if s is not None]
+
+        def compare() -> tf.Tensor:
+            slow, _, _ = self._vectorized.sum_over_chunks(
+                graph, handles, variables, mask, tf.zeros([rows], tf.int32), rows, clip
+            )
+            slow = [s for s, own in zip(slow, sums, strict=True) if own is not None]
+            difference = tf.linalg.global_norm([a - b for a, b in zip(present, slow, strict=True)])
+            norm = tf.linalg.global_norm(slow)
+            check = tf.debugging.Assert(
+                difference <= 1e-3 * norm + 1e-6,
+                ["The one-pass and the vectorised clipped sum differ by", difference, "of", norm],
+            )
+            with tf.control_dependencies([check]):
+                return pending.assign(False)
+
+        with tf.control_dependencies([tf.cond(pending, compare, lambda: tf.constant(False))]):
+            return [None if s is None else tf.identity(s) for s in sums]
 
     def _slow_gradients(self, graph, handles, variables) -> Callable:
         """For variables without a rule: their gradients of each example, vectorised."""
@@ -78,98 +224,112 @@ class OnePassClipping(ClippingEngine):
         return of_variable
 
     def _clipped_sums(
-        self, contributions: list[Contribution], mask: tf.Tensor, rows: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """The clipped sum of each variable."""
-        if not contributions:
-            return []
-        early = {i: c.squares(c.tensors) for i, c in enumerate(contributions) if c.whole}
-        if len(early) == len(contributions):
-            factors, bad = self._factors(list(early.values()), mask)
-            return _totals(contributions, factors, tf.reduce_any(bad))
-        flats, factors, bad = self._in_parts(contributions, early, mask, rows)
-        late = [c for i, c in enumerate(contributions) if i not in flats]
-        totals = iter(_totals(late, factors, bad))
-        return [
-            c.view.pull_back(c.unflatten(flats[i])) if i in flats else next(totals)
-            for i, c in enumerate(contributions)
-        ]
-
-    def _in_parts(
         self,
         contributions: list[Contribution],
-        early: dict[int, tf.Tensor],
+        group_of: list[int],
         mask: tf.Tensor,
         rows: tf.Tensor,
-    ) -> tuple[dict[int, tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Norms and clip factors, part by part, each small enough for a processor's cache.
+        clip: tf.Tensor | None,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The clipped sum of each variable, and `ClippedSum.within_clip`."""
+        if not contributions:
+            return [], tf.zeros([])
+        early = {i: c.squares(c.tensors) for i, c in enumerate(contributions) if c.whole}
 
-        The last part begins early, so that all have the same size; its first rows, which have been
-        counted, are left out.
+        def factors(squares: Sequence[tf.Tensor], keep: tf.Tensor) -> Factors:
+            return self._factors(squares, group_of, keep, clip)
 
-        Returns:
-          Sums of those gradients that are instantiated, by index; the clip factors of all rows;
-          whether the gradient of any row is not finite.
-        """
-        floats = sum(c.floats_per_row for i, c in enumerate(contributions) if i not in early)
-        limit = max(1, devices.working_set_bytes() // (4 * max(1, floats)))
-        count = (rows + limit - 1) // limit
-        size = (rows + count - 1) // tf.maximum(count, 1)
-        instantiated = [i for i, c in enumerate(contributions) if not (c.factored or i in early)]
-        zeros = [tf.zeros([contributions[i].size]) for i in instantiated]
-
-        def body(index, sums, factors, bad):
-            start = tf.minimum(index * size, rows - size)
-            flats, squares = {}, []
-            for i, c in enumerate(contributions):
-                if i in early:
-                    squares.append(_cut(early[i], start, size))
-                    continue
-                tensors = [_cut(t, start, size) for t in c.tensors]
-                if c.factored:
-                    squares.append(c.squares(tensors))
-                else:
-                    flats[i] = c.flat(tensors)
-                    squares.append(squares_of(flats[i]))
-            new = tf.range(start, start + size) >= index * size
-            part, part_bad = self._factors(squares, tf.logical_and(_cut(mask, start, size), new))
-            any_bad = tf.reduce_any(part_bad)
-            parts = tf.cond(
-                any_bad,
-                lambda: [weighted_sum(_zeroed(flats[i], part_bad), part) for i in instantiated],
-                lambda: [weighted_sum(flats[i], part) for i in instantiated],
-            ) if instantiated else []
-            sums = [s + p for s, p in zip(sums, tf.nest.flatten(parts), strict=True)]
-            places = tf.range(start, start + size)[:, tf.newaxis]
-            factors = tf.tensor_scatter_nd_add(factors, places, part)
-            return index + 1, sums, factors, tf.logical_or(bad, any_bad)
-
-        _, sums, factors, bad = tf.while_loop(
-            lambda index, *_: index < count,
-            body,
-            [0, zeros, tf.zeros([rows]), False],
-            parallel_iterations=2,
+        if len(early) == len(contributions):
+            sums: dict[int, tf.Tensor] = {}
+            all_factors = factors(list(early.values()), mask)
+        else:
+            sums, all_factors = _in_parts(contributions, early, mask, rows, factors, group_of)
+        sums = {i: c.unflatten(sums[i]) for i, c in enumerate(contributions) if i in sums}
+        sums.update(
+            _totals({i: c for i, c in enumerate(contributions) if i not in sums}, all_factors)
         )
-        return dict(zip(instantiated, sums, strict=True)), factors, bad
-
-    def _factors(
-        self, squares: Sequence[tf.Tensor], keep: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """By what to multiply each example's gradient; and whether it is not finite.
-
-        Args:
-          squares: Squared norms of the gradients of each variable, `[n]`.
-          keep: Which rows are examples, bool `[n]`.
-        """
-        norms = tf.sqrt(tf.add_n([tf.cast(s, tf.float32) for s in squares]))
-        finite = tf.math.is_finite(norms)
-        factors = tf.ones_like(norms)
-        if self.clips:
-            factors = 1 / tf.maximum(1.0, norms / self.l2_norm_clip)
-        return tf.where(tf.logical_and(finite, keep), factors, 0.0), tf.logical_not(finite)
+        totals = [c.view.pull_back(sums[i]) for i, c in enumerate(contributions)]
+        return totals, all_factors.within_clip
 
 
-def _cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def _in_parts(
+    contributions: list[Contribution],
+    early: dict[int, tf.Tensor],
+    mask: tf.Tensor,
+    rows: tf.Tensor,
+    factors_of: Callable[[Sequence[tf.Tensor], tf.Tensor], Factors],
+    group_of: list[int],
+) -> tuple[dict[int, tf.Tensor], Factors]:
+    """Norms and clip factors, part by part, each small enough for a processor's cache.
+
+    The last part begins early, so that all have the same size; its first rows, which have been
+    counted, are left out.
+
+    Args:
+      contributions: The gradients.
+      early: Squared norms that are known already, by index.
+      mask: Which rows are examples.
+      rows: Number of rows.
+      factors_of: Gives the factors from the squared norms and from which rows to count.
+      group_of: Which contributions are clipped together.
+
+    Returns:
+      Sums of those gradients that are instantiated, by index, not yet in the shape of the weights;
+      and the factors of all rows.
+    """
+    floats = sum(c.floats_per_row for i, c in enumerate(contributions) if i not in early)
+    limit = max(1, devices.working_set_bytes() // (4 * max(1, floats)))
+    count = (rows + limit - 1) // limit
+    size = (rows + count - 1) // tf.maximum(count, 1)
+    instantiated = [i for i, c in enumerate(contributions) if not (c.factored or i in early)]
+
+    def body(index, sums, by_group, bad, within):
+        start = tf.minimum(index * size, rows - size)
+        flats, squares = {}, []
+        for i, c in enumerate(contributions):
+            if i in early:
+                squares.append(cut(early[i], start, size))
+                continue
+            tensors = [cut(tensor, start, size) for tensor in c.tensors]
+            flats[i] = None if c.factored else c.flat(tensors)
+            squares.append(c.squares(tensors) if c.factored else squares_of(flats[i]))
+        places = start + tf.range(size)
+        keep = tf.logical_and(cut(mask, start, size), places >= index * size)
+        part = factors_of(squares, keep)
+        new = _weighted_sums({i: flats[i] for i in instantiated}, part)
+        sums = [s + n for s, n in zip(sums, new, strict=True)]
+        by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], part.by_group)
+        bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(part.bad, tf.int32))
+        return index + 1, sums, by_group, bad, within + part.within_clip
+
+    zeros = [tf.zeros([contributions[i].size]) for i in instantiated]
+    _, sums, by_group, bad, within = tf.while_loop(
+        lambda index, *_: index < count,
+        body,
+        [0, zeros, tf.zeros([rows, max(group_of) + 1]), tf.zeros([rows], tf.int32), 0.0],
+        parallel_iterations=2,
+    )
+    factors = Factors(by_group, tf.cast(bad, tf.bool), within, group_of)
+    return dict(zip(instantiated, sums, strict=True)), factors
+
+
+def _weighted_sums(flats: dict[int, tf.Tensor], factors: Factors) -> list[tf.Tensor]:
+    """Sums over the rows of `[n, size]`; zero times NaN must be zero."""
+    if not flats:
+        return []
+
+    def sums(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+        return [weighted_sum(clean(flat), factors.of_variable(i)) for i, flat in flats.items()]
+
+    found = tf.cond(
+        tf.reduce_any(factors.bad),
+        lambda: sums(lambda flat: _zeroed(flat, factors.bad)),
+        lambda: sums(lambda flat: flat),
+    )
+    return tf.nest.flatten(found)
+
+
+def cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Some rows of a tensor, as many in every part."""
     rest = tensor.shape[1:]
     begin = tf.pad([start], [[0, tensor.shape.rank - 1]])
@@ -183,24 +343,20 @@ def _zeroed(tensor: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
     return tf.where(bad, tf.zeros_like(tensor), tensor)
 
 
-def _totals(
-    contributions: list[Contribution], factors: tf.Tensor, bad: tf.Tensor
-) -> list[tf.Tensor]:
+def _totals(contributions: dict[int, Contribution], factors: Factors) -> dict[int, tf.Tensor]:
     """The weighted sums of contributions, for all rows at once."""
     if not contributions:
-        return []
+        return {}
 
     def totals(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
         return [
-            c.view.pull_back(c.total([clean(t) for t in c.tensors], factors))
-            for c in contributions
+            c.total([clean(tensor) for tensor in c.tensors], factors.of_variable(i))
+            for i, c in contributions.items()
         ]
 
-    # Rows with factor zero are left out; those with NaN or inf must not be multiplied either.
-    return tf.nest.flatten(
-        tf.cond(
-            bad,
-            lambda: totals(lambda tensor: _zeroed(tensor, tf.equal(factors, 0))),
-            lambda: totals(lambda tensor: tensor),
-        )
+    found = tf.cond(
+        tf.reduce_any(factors.bad),
+        lambda: totals(lambda tensor: _zeroed(tensor, factors.bad)),
+        lambda: totals(lambda tensor: tensor),
     )
+    return dict(zip(contributions, tf.nest.flatten(found), strict=True))

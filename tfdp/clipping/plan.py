@@ -1,6 +1,6 @@
 """What the one-pass engine does for each variable of a model: which rule, or why none."""
 
-import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -8,61 +8,13 @@ import tensorflow as tf
 from tfdp.clipping import loss_graph, rules
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts, combine
 from tfdp.clipping.recurrent import RecurrentCall, recognise
-from tfdp.clipping.row_transfers import recurrent_transfer
+from tfdp.clipping.report import Entry, Report
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Rows
+from tfdp.clipping.transfers import recurrent_transfer
 from tfdp.clipping.uses import CannotUse, Site, find_sites, make_use
 
 _CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """How the gradients of one variable are clipped.
-
-    Attributes:
-      variable: Name of the variable.
-      parameters: Number of its values.
-      how: The rule, or why there is none.
-      fast: Whether a rule is used.
-      work: About how many multiplications the gradient of one example takes.
-    """
-
-    variable: str
-    parameters: int
-    how: str
-    fast: bool
-    work: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Which rule clips the gradients of each variable.
-
-    Attributes:
-      entries: One for each variable that the loss depends on.
-      fallback: Why all of the model is left to the vectorised engine, or None.
-    """
-
-    entries: tuple[Entry, ...]
-    fallback: str | None = None
-
-    @property
-    def fast_fraction(self) -> float:
-        """Share of the multiplications for gradients that are on the fast path."""
-        total = sum(entry.work for entry in self.entries)
-        return sum(entry.work for entry in self.entries if entry.fast) / max(1, total)
-
-    def __str__(self) -> str:
-        width = max([len(entry.variable) for entry in self.entries], default=0)
-        lines = [
-            f"{'fast' if entry.fast else 'SLOW'}  {entry.variable:{width}}  "
-            f"{entry.parameters:>10,}  {entry.how}"
-            for entry in self.entries
-        ]
-        if self.fallback:
-            lines.insert(0, self.fallback)
-        return "\n".join([*lines, f"On the fast path: {self.fast_fraction:.1%} of the work."])
 
 
 class Plan:
@@ -107,15 +59,22 @@ class Plan:
                 )
         return None
 
+    @property
+    def bytes_per_row(self) -> int:
+        """About how many bytes what the model computes of one example takes, and its gradient."""
+        total = 0
+        for op in self._in_cone.values():
+            for tensor in op.outputs:
+                state = self._analysis.state(tensor)
+                if isinstance(state, Rows):
+                    rest = [64 if d is None else d for d in tensor.shape]
+                    rest[state.axis] = state.each or 64
+                    total += 2 * math.prod(rest) * tensor.dtype.size
+        return total
+
     def report(self) -> Report:
-        """What was decided, once `contributions` was called or if there is a `fallback`."""
-        if not self.fallback:
-            return Report(tuple(self.entries))
-        entries = [
-            Entry(v.name, v.shape.num_elements(), "vectorised", False, v.shape.num_elements())
-            for v in self._variables
-        ]
-        return Report(tuple(entries), self.fallback)
+        """What was decided, once `contributions` was called."""
+        return Report(tuple(self.entries))
 
     def contributions(
         self, count: tf.Tensor, slow: Callable[[int], Callable[..., tf.Tensor]]
@@ -127,26 +86,27 @@ class Plan:
           slow: From the index of a variable to a function that computes its gradients `[n, ...]`
             from the batch's tensors of n examples.
         """
-        sites: list[list[Site] | str] = []
+        sites: list[list[Site]] = []
+        reasons: list[str | None] = []
         for handle in self._handles:
             try:
                 sites.append(find_sites(handle, self._in_cone, self._analysis))
-            except CannotUse as why:
-                sites.append(str(why))
-        gradients, recurrent = self._gradients([s for each in sites if not isinstance(each, str) for s in each])
+                reasons.append(None)
+            except CannotUse as error:
+                sites.append([])
+                reasons.append(str(error))
+        gradients, recurrent = self._gradients([site for own in sites for site in own])
         result: list[Contribution | None] = []
-        for i, (variable, own) in enumerate(zip(self._variables, sites, strict=True)):
-            contribution, why = None, own
-            if not isinstance(own, str):
+        for i, (variable, own, why) in enumerate(zip(self._variables, sites, reasons, strict=True)):
+            contribution = None
+            if why is None:
                 try:
                     contribution = self._contribution(variable, own, gradients, recurrent, count)
-                    why = None
                 except CannotUse as error:
                     why = str(error)
             if why is not None and self._is_connected(i):
-                contribution = Direct(
-                    self._graph.batch, variable.shape.as_list(), "vectorised", slow(i)
-                )
+                shape = variable.shape.as_list()
+                contribution = Direct(self._graph.batch, shape, "vectorised", slow(i))
             if contribution is not None:
                 self._record(variable, contribution, why)
             result.append(contribution)
@@ -187,7 +147,7 @@ class Plan:
         try:
             for op in used:
                 op._gradient_function = keep_uses
-            targets = [*outputs.values(), *[op.inputs[self._calls[op.name].x] for op in used]]
+            targets = [*outputs.values(), *[op.inputs[0] for op in used]]
             found = tf.gradients(self._graph.terms, targets) if targets else []
         finally:
             for op in used:

@@ -7,22 +7,20 @@ weight, two sequences whose outer products add up to each example's gradient.
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-Use = tuple[tf.Tensor | None, tf.Tensor]
-_Tensors = list[tf.Tensor]
-
-_CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-# A pre-activation that closes a gate, or opens it, in any float type.
+_Use = tuple[tf.Tensor | None, tf.Tensor]
+_Tensors = list[Any]  # Of tensors, some None.
+# Pre-activations that close a gate, and that open it, exactly.
 _SHUT, _OPEN = -1e4, 1e4
 # How far two computations of the same values lie apart, by type.
 _TOLERANCE = {tf.float64: 1e-7, tf.float32: 1e-4, tf.float16: 1e-2, tf.bfloat16: 6e-2}
-# Which of five steps count: all, right-padded, left-padded, holes (twice), none.
-_MASKS = ("11111", "11000", "00111", "10110", "01001", "00000")
+# Which of five steps count: all, right-padded, left-padded, holes, none.
+_MASKS = np.array([[*row] for row in ("11111", "11000", "00111", "10110", "01001", "00000")]) == "1"
 _recognised: dict[tuple[str, str], "RecurrentCall | None"] = {}
 
 
@@ -35,345 +33,245 @@ class RecurrentCall:
 
     Attributes:
       kind: "lstm", or "gru" (with `reset_after=True`, the only one that Keras makes a call of).
+      states: Indices of the initial states among the call's inputs.
+      kernel, recurrent_kernel, bias: Indices of the weights.
+      mask: Index of the mask that says which steps count; None: all do.
+      time_major: Whether `x`, the mask and `outputs` are `[time, batch, ...]`.
       go_backwards: Whether steps are taken from the last to the first; `outputs` are in the order
         in which they are taken.
-      time_major: Whether `x`, the mask and `outputs` are `[time, batch, ...]`.
       return_sequences: Whether `outputs` holds all steps, or only the last one taken.
       zero_output_for_mask: Whether the output of a masked step is zero, or that of the step
         before. The state is carried over either way.
-      mask: Index of the call's input that says which steps count, or None.
-      lengths: Index of the call's input that holds the rows' lengths, or None.
+      x: Index of the sequences that the layer reads.
     """
 
     kind: str
-    go_backwards: bool = False
+    states: tuple[int, ...]
+    kernel: int
+    recurrent_kernel: int
+    bias: int
+    mask: int | None = None
     time_major: bool = False
+    go_backwards: bool = False
     return_sequences: bool = False
     zero_output_for_mask: bool = False
-    mask: int | None = None
-    lengths: int | None = None
-
-    @property
-    def states(self) -> tuple[int, ...]:
-        """Indices of the initial states among the call's inputs (`x` is the first)."""
-        return (1, 2) if self.kind == "lstm" else (1,)
-
-    @property
-    def kernel(self) -> int:
-        """Index of the kernel among the call's inputs."""
-        return len(self.states) + 1
-
-    @property
-    def recurrent_kernel(self) -> int:
-        """Index of the recurrent kernel among the call's inputs."""
-        return self.kernel + 1
-
-    @property
-    def bias(self) -> int:
-        """Index of the bias among the call's inputs."""
-        return self.kernel + 2
+    x: int = 0
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs are the layer's: the last output, outputs, states and the runtime.
-
-        Others, if any, are what TensorFlow's own gradient reads.
-        """
+        """How many outputs are the layer's; TensorFlow adds others for its own gradient."""
         return len(self.states) + 3
 
     def backward(
         self, inputs: Sequence[tf.Tensor], output_gradients: Sequence[tf.Tensor | None]
-    ) -> tuple[list[tf.Tensor | None], dict[int, Use]]:
-        """The gradient of the call, weights example by example.
+    ) -> tuple[list[tf.Tensor | None], dict[int, _Use]]:
+        """The gradient of the call, that of the weights example by example.
 
         Args:
           inputs: The call's inputs.
           output_gradients: For each output of the call its gradient, or None for zero.
 
         Returns:
-          For each input its gradient: None for weights, mask and lengths. And for the index of
-          each weight a pair `(a, g)`, `[batch, time, p]` and `[batch, time, d]`, float32 or wider:
-          an example's gradient of the weight is the sum over time of the outer products of
-          `a` and `g`, in the shape of the weight. For the bias `a` is None, and the sum is of `g`
-          alone: of `[batch, 1, 6 * units]` for a GRU, whose two biases have gradients of their own.
+          For each input its gradient, None for weights and mask. And for the index of each weight
+          a pair `(a, g)`, `[batch, time, p]` and `[batch, time, d]`, float32 or wider: an example's
+          gradient of the weight is the sum over time of the outer products of `a` and `g`. For the
+          bias `a` is None, and the gradient is the sum of `g`: of `[batch, 1, 6 * units]` for a
+          GRU, the values of its two biases `[2, 3 * units]` in a row.
 
         Raises:
           ValueError: A gradient arrives at an output that is not the layer's.
         """
-        for gradient in output_gradients[self.num_outputs :]:
-            if not _is_zero(gradient):
-                raise ValueError(
-                    f"Argument `output_gradients` may be nonzero for the {self.num_outputs} "
-                    f"outputs of the layer only. Received the gradient {gradient} of another."
-                )
+        unknown = [g for g in output_gradients[self.num_outputs :] if not _is_zero(g)]
+        if unknown:
+            raise ValueError(
+                f"Argument `output_gradients` may be nonzero for the {self.num_outputs} outputs "
+                f"of the layer only. Received gradients of others: {unknown}."
+            )
         replay = self._replay(inputs)
         sequence, final = self._state_gradients(replay, output_gradients)
-        states, taken = _walk(
-            lambda reads, states: replay.cell.step_back(reads[1:], reads[0], states),
-            [sequence, *replay.saved, replay.idle],
-            final,
-            replay.cell.gradient_widths,
-            tf.shape(replay.x)[0],
-            backwards=not self.go_backwards,
-        )
-        into_kernel, into_recurrent, into_bias = replay.cell.pre_activations(
-            [_swap(_stack(gradient, replay.x)) for gradient in taken]
-        )
-        x_gradient = _project(into_kernel, tf.transpose(replay.kernel))
-        gradients: list[tf.Tensor | None] = [None] * len(inputs)
-        gradients[0] = _swap(x_gradient) if self.time_major else x_gradient
-        for index, gradient in zip(self.states, states, strict=True):
-            gradients[index] = gradient
-        return [
-            None if g is None else tf.ensure_shape(tf.cast(g, t.dtype), t.shape)
-            for g, t in zip(gradients, inputs, strict=True)
-        ], {
-            self.kernel: (_swap(replay.x), into_kernel),
-            self.recurrent_kernel: (_swap(replay.hidden), into_recurrent),
-            self.bias: (None, into_bias),
+        cell, x, reads = replay.cell, replay.x, [sequence, *replay.saved, replay.idle]
+        states, taken = _walk(cell.step_back, reads, final, cell.taken, x, not self.go_backwards)
+        outer, inner, bias = cell.pre_activations([_swap(t.stack()) for t in taken])
+        x_gradient = tf.tensordot(outer, tf.cast(tf.transpose(inputs[self.kernel]), outer.dtype), 1)
+        uses: dict[int, _Use] = {
+            self.kernel: (_swap(x), outer),
+            self.recurrent_kernel: (_swap(replay.hidden), inner),
+            self.bias: (None, bias),
         }
+        gradients: _Tensors = [_swap(x_gradient) if self.time_major else x_gradient, *states]
+        for i, t in enumerate(inputs[: self.kernel]):
+            gradients[i] = tf.ensure_shape(tf.cast(gradients[i], t.dtype), t.shape)
+        return gradients + [None] * (len(inputs) - self.kernel), uses
 
     def forward(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The layer's outputs but the runtime, computed as `backward` takes them to be."""
+        """The layer's outputs but the runtime, as `backward` takes them to be."""
         replay = self._replay(inputs)
-        last = replay.final[0][tf.newaxis]
-        if self.go_backwards:
-            hidden = tf.concat([last, replay.hidden[:-1]], axis=0)[::-1]
-        else:
-            hidden = tf.concat([replay.hidden[1:], last], axis=0)
+        last, before = replay.final[0][tf.newaxis], replay.hidden
+        hidden = tf.concat([last, before[:-1]] if self.go_backwards else [before[1:], last], axis=0)
         if replay.keep is not None:
-            shown = self._shown(replay.keep)
-            shown = shown[::-1] if self.go_backwards else shown
-            hidden *= tf.cast(shown, hidden.dtype)[..., tf.newaxis]
+            hidden *= self._shown(replay.keep, hidden.dtype)
+        hidden = hidden[::-1] if self.go_backwards else hidden
         outputs = hidden if self.return_sequences else hidden[-1:]
         outputs = [hidden[-1], outputs if self.time_major else _swap(outputs), *replay.final]
         return [tf.cast(output, inputs[0].dtype) for output in outputs]
 
     def _replay(self, inputs: Sequence[tf.Tensor]) -> "_Replay":
         """Takes the steps again, keeping what the way back needs."""
-        dtype = inputs[0].dtype
-        dtype = tf.float32 if dtype.size < 4 else dtype
-        x, *states = [tf.cast(inputs[i], dtype) for i in (0, *self.states)]
-        kernel, recurrent_kernel, bias = [
-            tf.cast(inputs[i], dtype) for i in (self.kernel, self.recurrent_kernel, self.bias)
-        ]
+        dtype = inputs[0].dtype if inputs[0].dtype.size >= 4 else tf.float32
+        x, *states, kernel, recurrent, bias = [tf.cast(t, dtype) for t in inputs[: self.bias + 1]]
         x = x if self.time_major else _swap(x)
-        keep = self._keep(inputs, x)
-        cell = (_Lstm if self.kind == "lstm" else _Gru)(recurrent_kernel, bias)
-        projected = _project(x, kernel) + cell.input_bias
-        wide = idle = None
-        if keep is not None:
-            projected = tf.where(keep[..., tf.newaxis], projected, cell.standstill)
-            wide = tf.tile(keep[..., tf.newaxis], [1, 1, cell.units])
-            idle = 1 - tf.cast(wide, dtype)
-        final, (hidden, *saved) = _walk(
-            lambda reads, states: cell.step(reads[0], reads[1], states),
-            [projected, wide],
-            states,
-            (cell.units, *cell.saved_widths),
-            tf.shape(x)[0],
-            backwards=self.go_backwards,
-        )
-        return _Replay(cell, x, kernel, keep, idle, _stack(hidden, x), saved, final)
-
-    def _keep(self, inputs: Sequence[tf.Tensor], x: tf.Tensor) -> tf.Tensor | None:
-        """Which steps count: bool `[time, batch]`, or None for all."""
+        cell = (_Lstm if self.kind == "lstm" else _Gru)(recurrent, bias)
+        projected = tf.tensordot(x, kernel, 1) + cell.input_bias
+        keep = idle = None
         if self.mask is not None:
             keep = tf.cast(inputs[self.mask], tf.bool)
-            return keep if self.time_major else tf.transpose(keep)
-        if self.lengths is not None:
-            # Going backwards, Keras counts from the longest row: as long as `x`, where it pads.
-            lengths = tf.cast(inputs[self.lengths], tf.int32)
-            return tf.transpose(tf.sequence_mask(lengths, tf.shape(x)[0]))
-        return None
+            keep = keep if self.time_major else tf.transpose(keep)
+            units = recurrent.shape[0]
+            still = tf.constant(np.repeat(cell.standstill, units), dtype)
+            projected = tf.where(keep[..., tf.newaxis], projected, still)
+            idle = tf.tile(1 - tf.cast(keep, dtype)[..., tf.newaxis], [1, 1, units])
+        reads = [projected, idle]
+        final, stored = _walk(cell.step, reads, states, cell.saved, x, self.go_backwards)
+        return _Replay(cell, x, keep, idle, stored[0].stack(), stored[1:], final)
 
-    def _shown(self, keep: tf.Tensor) -> tf.Tensor:
-        """Whether the output of a step is the state, 1, or nothing yet, 0: `[time, batch]`."""
+    def _shown(self, keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Whether a step's output is its state, 1, or zero still, 0: `[time, batch, 1]`."""
         shown = tf.cast(keep, tf.int32)
         if not self.zero_output_for_mask:
             shown = tf.minimum(tf.cumsum(shown, reverse=self.go_backwards), 1)
-        return tf.cast(shown, tf.float32)
+        return tf.cast(shown, dtype)[..., tf.newaxis]
 
-    def _state_gradients(
-        self, replay: "_Replay", output_gradients: Sequence[tf.Tensor | None]
-    ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-        """Gradients that reach the hidden state of each step, and the final states, directly."""
+    def _state_gradients(self, replay, output_gradients):
+        """What the outputs pass to the hidden state of each step, and to the final states."""
         dtype = replay.x.dtype
         last, outputs, *states = [
             None if _is_zero(gradient) else tf.cast(gradient, dtype)
             for gradient in output_gradients[: self.num_outputs - 1]
         ]
-        if outputs is not None:
-            outputs = outputs if self.time_major else _swap(outputs)
-            if not self.return_sequences:
-                last, outputs = _add(last, outputs[0]), None
-            elif self.go_backwards:
-                outputs = outputs[::-1]
-        if replay.keep is not None:
-            shown = tf.cast(self._shown(replay.keep), dtype)[..., tf.newaxis]
-            outputs = None if outputs is None else outputs * shown
-            last = None if last is None else last * shown[0 if self.go_backwards else -1]
-        states[0] = _add(states[0], last)
         final = [
-            tf.zeros_like(state) if gradient is None else gradient
+            tf.zeros_like(state) if gradient is None else tf.ensure_shape(gradient, state.shape)
             for gradient, state in zip(states, replay.final, strict=True)
         ]
+        if outputs is not None:
+            outputs = outputs if self.time_major else _swap(outputs)
+            outputs = outputs[::-1] if self.go_backwards else outputs
+            if not self.return_sequences:
+                last, outputs = outputs[0] if last is None else last + outputs[0], None
+        if replay.keep is not None:
+            shown = self._shown(replay.keep, dtype)
+            outputs = outputs if outputs is None else outputs * shown
+            last = last if last is None else last * shown[0 if self.go_backwards else -1]
+        final[0] += 0 if last is None else last
         return outputs, final
 
 
 def recognise(op: tf.Operation) -> RecurrentCall | None:
     """Finds out whether an operation is a call of Keras's LSTM or GRU, and with which options.
 
-    Keras marks the functions it makes for them; this only says which calls are worth a closer
-    look. Options are those with which `RecurrentCall.forward` returns what the call returns, on
-    random inputs and masks of every kind.
+    Keras marks the functions it makes for them; that only says which calls are worth a closer
+    look. The options are those with which `RecurrentCall.forward` returns what the call returns,
+    on random inputs with masks of every kind.
 
     Args:
       op: An operation of a graph.
 
     Returns:
-      What it computes, or None: it is something else, or its inputs are of other ranks or types.
+      What it computes, or None if that is anything else.
     """
-    if op.type not in _CALL_TYPES:
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
     name = op.get_attr("f").name
-    with tf.init_scope():
+    with tf.init_scope(), tf.device("CPU:0"):
         function = op.graph._get_function(name) if tf.executing_eagerly() else None
-    if function is None:
-        return None
-    mark = function.definition.attr["api_implements"].s.decode()
-    candidates = _candidates(op) if mark.startswith(("lstm_", "gru_")) else []
-    if not candidates:
-        return None
-    key = (mark, name)
-    if key not in _recognised:
-        with tf.init_scope(), tf.device("CPU:0"):
-            _recognised[key] = next((c for c in candidates if _agrees(c, op, function)), None)
-    return _recognised[key]
+        if function is None:
+            return None
+        marks = function.definition.attr
+        key = (marks["api_implements"].s.decode(), name)
+        if key[0].startswith(("lstm_", "gru_")) and key not in _recognised:
+            likely = (marks["time_major"].b, marks["go_backwards"].b)
+            calls = sorted(_candidates(op), key=lambda c: (c.time_major, c.go_backwards) != likely)
+            _recognised[key] = next((c for c in calls if _agrees(c, op, function)), None)
+        return _recognised.get(key)
 
 
-def _candidates(op: tf.Operation) -> list[RecurrentCall]:
-    """The calls that an operation may be, judging by the types and shapes of its inputs."""
-    ranks = [t.shape.rank for t in op.inputs]
-    kinds = {(3, 2, 2, 2, 2, 1): ("lstm", 4), (3, 2, 2, 2, 2): ("gru", 3)}
-    for extra in ((), (2,), (1,)):
-        for weights, (kind, gates) in kinds.items():
-            if tuple(ranks) != (*weights, *extra):
-                continue
-            index = len(weights)
-            call = RecurrentCall(
-                kind,
-                mask=index if extra == (2,) else None,
-                lengths=index if extra == (1,) else None,
-            )
-            if _fits(call, gates, op):
-                return _options(call)
-    return []
+def _candidates(op: tf.Operation) -> Iterator[RecurrentCall]:
+    """The calls that an operation may be, by the types and shapes of its inputs."""
+    ranks = tuple(t.shape.rank for t in op.inputs if op.inputs[0].dtype in _TOLERANCE)
+    for kind, gates, weights in (("lstm", 4, (3, 2, 2, 2, 2, 1)), ("gru", 3, (3, 2, 2, 2, 2))):
+        count = len(weights)
+        if ranks not in (weights, (*weights, 2)) or len(op.outputs) < count - 1:
+            continue
+        _, hidden, *_, kernel, recurrent_kernel, _ = (t.shape for t in op.inputs[:count])
+        units = hidden[1]
+        if units and kernel[0] and kernel[1] == gates * units and recurrent_kernel[0] == units:
+            mask = count if ranks != weights else None
+            for flags in itertools.product((False, True), repeat=3 if mask is None else 4):
+                yield RecurrentCall(
+                    kind, tuple(range(1, count - 3)), count - 3, count - 2, count - 1, mask, *flags
+                )
 
 
-def _fits(call: RecurrentCall, gates: int, op: tf.Operation) -> bool:
-    floats = op.inputs[: call.bias + 1]
-    units = op.inputs[call.recurrent_kernel].shape[0]
-    return (
-        units is not None
-        and floats[0].dtype in _TOLERANCE
-        and all(t.dtype == floats[0].dtype for t in floats)
-        and floats[call.kernel].shape.is_fully_defined()
-        and op.inputs[call.recurrent_kernel].shape == [units, gates * units]
-        and floats[call.kernel].shape[1] == gates * units
-        and len(op.outputs) >= call.num_outputs
-    )
-
-
-def _options(call: RecurrentCall) -> list[RecurrentCall]:
-    masked = call.mask is not None or call.lengths is not None
-    return [
-        dataclasses.replace(
-            call,
-            go_backwards=backwards,
-            time_major=time_major,
-            return_sequences=sequences,
-            zero_output_for_mask=zero,
-        )
-        for time_major, backwards, sequences, zero in itertools.product(
-            (False, True), (False, True), (False, True), (False, True) if masked else (False,)
-        )
-    ]
-
-
-def _agrees(call: RecurrentCall, op: tf.Operation, function: Callable) -> bool:
+def _agrees(call: RecurrentCall, op: tf.Operation, function: Any) -> bool:
     """Whether `call` computes what `function`, the one that `op` calls, computes."""
     tolerance = _TOLERANCE[op.inputs[0].dtype]
-    shown = call.num_outputs - 1  # All but the runtime.
+    length = max(size or 0 for size in op.inputs[0].shape[:2])
+    forward = tf.function(call.forward, autograph=False) if length > 99 else call.forward
     for inputs in _samples(call, op):
         try:
-            actual = function.call_flat(*inputs)[:shown]
-        except (tf.errors.InvalidArgumentError, ValueError):
-            return False  # The loop takes no inputs of these shapes.
-        for ours, theirs in zip(call.forward(inputs), actual, strict=True):
-            if ours.shape != theirs.shape or not np.allclose(
-                tf.cast(ours, tf.float64), tf.cast(theirs, tf.float64), tolerance, tolerance
-            ):
+            actual = function.call_flat(*inputs)[: call.num_outputs - 1]
+        except tf.errors.InvalidArgumentError:
+            return False  # It takes no inputs of these shapes.
+        for ours, theirs in zip(forward(inputs), actual, strict=True):
+            ours, theirs = np.float64(ours), np.float64(theirs)
+            if ours.shape != theirs.shape or not np.allclose(ours, theirs, tolerance, tolerance):
                 return False
     return True
 
 
 def _samples(call: RecurrentCall, op: tf.Operation) -> Iterator[list[tf.Tensor]]:
-    """Random inputs: small and large values, masks of every kind in every row."""
+    """Random inputs, of small and large values, with every mask in some row."""
     random = np.random.default_rng(0)
-    axis = 1 if call.time_major else 0
-    x = op.inputs[0].shape
-    batch = op.inputs[1].shape[0] or x[axis] or len(_MASKS)
-    time = x[1 - axis] or len(_MASKS[0])
-    shapes = [[*((time, batch) if axis else (batch, time)), op.inputs[call.kernel].shape[0]]]
-    shapes += [[batch, op.inputs[call.recurrent_kernel].shape[0]] for _ in call.states]
-    shapes += [op.inputs[i].shape.as_list() for i in range(call.kernel, call.bias + 1)]
-    for trial in range(max(2, math.ceil(len(_MASKS) / batch))):
-        # Recurrent kernels stay small: rounding errors must not grow with time.
-        scales = [(3.0 if trial % 2 else 1.0)] * len(shapes)
-        scales[call.kernel] /= math.sqrt(shapes[call.kernel][0])
-        scales[call.recurrent_kernel] = 1 / math.sqrt(shapes[call.recurrent_kernel][0])
+    x, hidden, dtype = op.inputs[0].shape, op.inputs[1].shape, op.inputs[0].dtype
+    kinds, steps = _MASKS.shape
+    batch = hidden[0] or x[1 if call.time_major else 0] or kinds
+    time = x[0 if call.time_major else 1] or steps
+    weights = [op.inputs[i].shape.as_list() for i in range(call.kernel, call.bias + 1)]
+    lead = [time, batch] if call.time_major else [batch, time]
+    shapes = [[*lead, weights[0][0]], *[[batch, weights[1][0]] for _ in call.states], *weights]
+    for trial in range(max(2, -(-kinds // batch))):
+        # Recurrent weights are always small: rounding errors must not grow with time.
+        scales = [3.0 if trial % 2 else 1.0] * len(shapes)
+        scales[call.kernel] /= np.sqrt(weights[0][0])
+        scales[call.recurrent_kernel] = 1 / np.sqrt(weights[1][0])
         inputs = [
-            tf.cast(scale * random.normal(size=shape), op.inputs[0].dtype)
+            tf.cast(scale * random.normal(size=shape), dtype)
             for scale, shape in zip(scales, shapes, strict=True)
         ]
-        rows = [_MASKS[(row + trial * batch) % len(_MASKS)] for row in range(batch)]
-        mask = np.array([[row[step % len(row)] == "1" for step in range(time)] for row in rows])
         if call.mask is not None:
-            inputs.append(tf.cast(mask.T if axis else mask, op.inputs[call.mask].dtype))
-        if call.lengths is not None:
-            # As Keras pads: the longest row fills the steps.
-            lengths = np.maximum.reduce([mask.sum(1), np.arange(batch) == trial % batch]) 
-            inputs.append(tf.cast(lengths, op.inputs[call.lengths].dtype))
+            rows = np.arange(trial * batch, (trial + 1) * batch) % kinds
+            mask = _MASKS[np.ix_(rows, np.arange(time) % steps)]
+            inputs.append(tf.cast(mask.T if call.time_major else mask, op.inputs[call.mask].dtype))
         yield inputs
 
 
 class _Lstm:
     """The LSTM's step, and the way back through it.
 
-    With `i, f, g, o` the gates: `c = f c' + i g`, `h = o tanh(c)`. Gradients are linear in those of
-    `h` and `c`; their factors are made on the way there, where all they need is at hand.
-
-    Args:
-      recurrent_kernel: `[units, 4 * units]`.
-      bias: `[4 * units]`.
+    With gates `i, f, g, o`: `c = f c' + i g`, `h = o tanh(c)`. Pre-activations' gradients are those
+    of `c` and `h` times factors, which are made on the way there, where all they need is at hand.
     """
 
+    # In place of the projected input: lets a step keep `c`, put out zero, and have no gradient.
+    standstill = (_SHUT, _OPEN, 0.0, _SHUT)
+    # Widths, in units, of what the steps there and back leave behind.
+    saved, taken = (1, 4, 1, 1), (4,)
+
     def __init__(self, recurrent_kernel: tf.Tensor, bias: tf.Tensor):
-        units = recurrent_kernel.shape[0]
-        self.units = units
         self.input_bias = bias
-        # With these in place of the projected input, a step keeps the carry, and outputs zero.
-        self.standstill = tf.constant(
-            [_SHUT] * units + [_OPEN] * units + [0.0] * units + [_SHUT] * units, bias.dtype
-        )
-        self.saved_widths = (4 * units, units, units)
-        self.gradient_widths = (4 * units,)
         self._recurrent_kernel = recurrent_kernel
 
-    def step(self, reads: _Tensors, states: list[tf.Tensor]) -> tuple[_Tensors, _Tensors]:
-        """New states; and the old hidden state with the factors of the way back."""
-        projected, keep = reads
+    def step(self, reads: _Tensors, states: _Tensors) -> tuple[_Tensors, _Tensors]:
+        projected, idle = reads
         hidden, carry = states
         z = tf.split(projected + tf.matmul(hidden, self._recurrent_kernel), 4, axis=1)
         i, f, g, o = tf.sigmoid(z[0]), tf.sigmoid(z[1]), tf.tanh(z[2]), tf.sigmoid(z[3])
@@ -382,56 +280,44 @@ class _Lstm:
         squashed = tf.tanh(new_carry)
         output = o * squashed
         slopes = [added - added * i, kept - kept * f, i - added * g, output - output * o]
-        new_hidden = output if keep is None else tf.where(keep, output, hidden)
+        new_hidden = output if idle is None else output + hidden * idle
         saved = [hidden, tf.concat(slopes, axis=1), o - output * squashed, f]
         return [new_hidden, new_carry], saved
 
-    def step_back(self, reads: _Tensors, states: list[tf.Tensor]) -> tuple[_Tensors, _Tensors]:
-        """Gradients of the old states from those of the new; and of the pre-activations."""
+    def step_back(self, reads: _Tensors, states: _Tensors) -> tuple[_Tensors, _Tensors]:
         direct, slopes, output_slope, f, idle = reads
-        hidden, carry = states
-        hidden = _add(hidden, direct)
-        carry += hidden * output_slope
+        hidden = states[0] if direct is None else states[0] + direct
+        carry = states[1] + hidden * output_slope
         z = tf.concat([carry, carry, carry, hidden], axis=1) * slopes
         old_hidden = tf.matmul(z, self._recurrent_kernel, transpose_b=True)
         if idle is not None:
             old_hidden += hidden * idle
         return [old_hidden, carry * f], [z]
 
-    def pre_activations(self, taken: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """What to combine with the kernel's and the recurrent kernel's inputs, and the bias's."""
-        return taken[0], taken[0], taken[0]
+    def pre_activations(self, taken: _Tensors) -> _Tensors:
+        """Gradients that belong to the kernel, to the recurrent kernel and to the bias."""
+        return taken * 3
 
 
 class _Gru:
     """The GRU's step, and the way back through it; see `_Lstm`.
 
-    With `z, r` the gates and `u` the recurrent pre-activation of the candidate:
-    `k = tanh(x + r u)`, `h = z h' + (1 - z) k`.
-
-    Args:
-      recurrent_kernel: `[units, 3 * units]`.
-      bias: `[2, 3 * units]`.
+    With gates `z, r`, and the candidate `k` of pre-activation `x + r u`: `h = z h' + (1 - z) k`.
     """
 
-    def __init__(self, recurrent_kernel: tf.Tensor, bias: tf.Tensor):
-        units = recurrent_kernel.shape[0]
-        self.units = units
-        self.input_bias = bias[0]
-        # With these in place of the projected input, a step keeps the state.
-        self.standstill = tf.constant([_OPEN] * units + [0.0] * (2 * units), bias.dtype)
-        self.saved_widths = (3 * units, units, units)
-        self.gradient_widths = (3 * units, units)
-        self._recurrent_kernel = recurrent_kernel
-        self._recurrent_bias = bias[1]
+    standstill = (_OPEN, 0.0, 0.0)
+    saved, taken = (1, 3, 1, 1), (3, 1)
 
-    def step(self, reads: _Tensors, states: list[tf.Tensor]) -> tuple[_Tensors, _Tensors]:
-        """New states; and the old hidden state with the factors of the way back."""
+    def __init__(self, recurrent_kernel: tf.Tensor, bias: tf.Tensor):
+        self.input_bias, self._recurrent_bias = bias[0], bias[1]
+        self._recurrent_kernel = recurrent_kernel
+        self._sizes = [2 * recurrent_kernel.shape[0], recurrent_kernel.shape[0]]
+
+    def step(self, reads: _Tensors, states: _Tensors) -> tuple[_Tensors, _Tensors]:
         (hidden,) = states
-        sizes = [2 * self.units, self.units]
         inner = tf.nn.bias_add(tf.matmul(hidden, self._recurrent_kernel), self._recurrent_bias)
-        inner_gates, inner_candidate = tf.split(inner, sizes, axis=1)
-        gates, candidate = tf.split(reads[0], sizes, axis=1)
+        inner_gates, inner_candidate = tf.split(inner, self._sizes, axis=1)
+        gates, candidate = tf.split(reads[0], self._sizes, axis=1)
         z, r = tf.split(tf.sigmoid(gates + inner_gates), 2, axis=1)
         reset = r * inner_candidate
         candidate = tf.tanh(candidate + reset)
@@ -441,40 +327,30 @@ class _Gru:
         saved = [hidden, tf.concat(slopes, axis=1), slope, z]
         return [z * hidden + share * candidate], saved
 
-    def step_back(self, reads: _Tensors, states: list[tf.Tensor]) -> tuple[_Tensors, _Tensors]:
-        """Gradients of the old states from those of the new; and of the pre-activations."""
+    def step_back(self, reads: _Tensors, states: _Tensors) -> tuple[_Tensors, _Tensors]:
         direct, slopes, slope, z, _ = reads
-        hidden = _add(states[0], direct)
+        hidden = states[0] if direct is None else states[0] + direct
         inner = tf.concat([hidden, hidden, hidden], axis=1) * slopes
-        old = tf.matmul(inner, self._recurrent_kernel, transpose_b=True) + hidden * z
-        return [old], [inner, hidden * slope]
+        old_hidden = tf.matmul(inner, self._recurrent_kernel, transpose_b=True) + hidden * z
+        return [old_hidden], [inner, hidden * slope]
 
-    def pre_activations(self, taken: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """What to combine with the kernel's and the recurrent kernel's inputs, and the biases'."""
+    def pre_activations(self, taken: _Tensors) -> _Tensors:
         inner, candidate = taken
-        outer = tf.concat([inner[..., : 2 * self.units], candidate], axis=2)
+        outer = tf.concat([inner[..., : self._sizes[0]], candidate], axis=2)
         sums = [tf.reduce_sum(gradient, axis=1, keepdims=True) for gradient in (outer, inner)]
-        return outer, inner, tf.concat(sums, axis=2)
+        return [outer, inner, tf.concat(sums, axis=2)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Replay:
-    """The steps of a call, taken again; sequences are `[time, batch, ...]`.
+    """A call's steps, as sequences `[time, batch, ...]` in the order of `x`.
 
-    Attributes:
-      cell: What a step computes.
-      x: The inputs, in the order of `outputs` if steps were taken forwards.
-      kernel: The kernel.
-      keep: Which steps count, bool `[time, batch]`; None: all.
-      idle: One where a step does not count, `[time, batch, units]`; None if all count.
-      hidden: The hidden state before each step.
-      saved: What the way back reads at each step.
-      final: The states after all steps.
+    `keep` says which count, and `idle` which do not; `hidden` is the state before the step, `saved`
+    what the way back reads; `final` holds the states after the last step.
     """
 
     cell: _Lstm | _Gru
     x: tf.Tensor
-    kernel: tf.Tensor
     keep: tf.Tensor | None
     idle: tf.Tensor | None
     hidden: tf.Tensor
@@ -482,28 +358,20 @@ class _Replay:
     final: list[tf.Tensor]
 
 
-def _walk(
-    step: Callable[[_Tensors, list[tf.Tensor]], tuple[_Tensors, _Tensors]],
-    sequences: Sequence[tf.Tensor | tf.TensorArray | None],
-    states: list[tf.Tensor],
-    widths: Sequence[int],
-    length: tf.Tensor,
-    backwards: bool,
-) -> tuple[list[tf.Tensor], list[tf.TensorArray]]:
-    """Takes steps along sequences; what a step returns is stored at the step's own position."""
-    reads = [
-        tf.TensorArray(s.dtype, length, element_shape=s.shape[1:]).unstack(s)
-        if tf.is_tensor(s)
-        else s
-        for s in sequences
-    ]
-    batch = states[0].shape[0]
-    stored = [
-        tf.TensorArray(states[0].dtype, length, element_shape=[batch, width]) for width in widths
-    ]
+def _walk(step, sequences, states, widths, x, backwards):
+    """Takes steps along sequences; returns the last states, and arrays of what steps leave."""
+    length = x.shape[0] or tf.shape(x)[0]
+
+    def array(s):
+        return tf.TensorArray(s.dtype, length, element_shape=s.shape[1:]).unstack(s)
+
+    arrays = [array(s) if tf.is_tensor(s) else s for s in sequences]
+    batch, units = states[0].shape
+    shapes = [[batch, width * units] for width in widths]
+    stored = [tf.TensorArray(x.dtype, length, element_shape=shape) for shape in shapes]
 
     def body(position, states, stored):
-        new, values = step([None if r is None else r.read(position) for r in reads], states)
+        new, values = step([a and a.read(position) for a in arrays], states)
         for old, tensor in zip(states, new, strict=True):
             tensor.set_shape(old.shape)
         stored = [array.write(position, v) for array, v in zip(stored, values, strict=True)]
@@ -518,39 +386,15 @@ def _walk(
     return states, stored
 
 
-def _stack(array: tf.TensorArray, like: tf.Tensor) -> tf.Tensor:
-    stacked = array.stack()
-    stacked.set_shape([*like.shape[:2], None])
-    return stacked
-
-
-def _project(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """The product of sequences `[n, m, p]` and weights `[p, d]`, as that of two matrices."""
-    flat = tf.matmul(tf.reshape(x, [-1, x.shape[2]]), weights)
-    shape = tf.shape(x)
-    product = tf.reshape(flat, [shape[0], shape[1], weights.shape[1]])
-    product.set_shape([*x.shape[:2], weights.shape[1]])
-    return product
-
-
 def _swap(x: tf.Tensor) -> tf.Tensor:
-    """Exchanges batch and time."""
     return tf.transpose(x, [1, 0, 2])
 
 
-def _add(a: tf.Tensor | None, b: tf.Tensor | None) -> tf.Tensor | None:
-    return b if a is None else a if b is None else a + b
-
-
-def _is_zero(gradient: tf.Tensor | None) -> bool:
+def _is_zero(gradient: Any) -> bool:
     """Whether a gradient is zero for certain; TensorFlow passes such for outputs not in use."""
-    if gradient is None:
-        return True
-    if not tf.is_symbolic_tensor(gradient):
-        return False
-    if gradient.op.type in ("Identity", "Fill"):
-        return _is_zero(gradient.op.inputs[-1])
-    if gradient.op.type == "ZerosLike":
+    while tf.is_symbolic_tensor(gradient) and gradient.op.type in ("Identity", "Fill"):
+        gradient = gradient.op.inputs[-1]
+    if gradient is None or (tf.is_symbolic_tensor(gradient) and gradient.op.type == "ZerosLike"):
         return True
     value = tf.get_static_value(gradient)
     return value is not None and not np.any(value)

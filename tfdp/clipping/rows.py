@@ -16,7 +16,6 @@ import tensorflow as tf
 from tfdp.clipping import sizes
 from tfdp.clipping.states import BatchSize, Filled, Public, Rows, State, Unproven
 
-
 # From an operation and the states of its inputs to those of its outputs.
 Transfer: TypeAlias = Callable[[tf.Operation, list[State]], State | list[State]]
 
@@ -99,7 +98,7 @@ class RowAnalysis:
 
     def _transfer(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
         if all(isinstance(state, Public) for state in inputs):
-            computed = any(state.values for state in inputs)
+            computed = any(_values(state) for state in inputs)
             return self._of_sizes(op, inputs) if computed else Public()
         unproven = next((state for state in inputs if isinstance(state, Unproven)), None)
         if unproven is not None:
@@ -119,21 +118,23 @@ class RowAnalysis:
 
     def _of_sizes(self, op: tf.Operation, inputs: list[State]) -> State:
         """The state of what is computed from the size of the batch, and from public values."""
-        if op.type in RANDOM_TYPES:
-            values = inputs[0].values if isinstance(inputs[0], BatchSize) else None
-            if isinstance(inputs[0], Public):
-                return Public()
-            leads = values is not None and isinstance(values[0], Rows)
-            return values[0] if leads else Filled()
         known = [
-            state.values or (sizes.static_values(tensor) if isinstance(state, Public) else None)
+            _values(state) or (sizes.static_values(tensor) if isinstance(state, Public) else None)
             for tensor, state in zip(op.inputs, inputs, strict=True)
         ]
+        public = all(isinstance(state, Public) for state in inputs)
+        if op.type in RANDOM_TYPES:
+            first = known[0][0] if known[0] else None
+            return Public() if public else first if isinstance(first, Rows) else Filled()
         values = sizes.compute(op, known)
-        fixed = values is not None and all(isinstance(value, int) for value in values)
-        if fixed or all(isinstance(state, Public) for state in inputs):
-            return Public(values)
-        return BatchSize(values)
+        numbers = tuple(value for value in values or () if isinstance(value, int))
+        if values is not None and len(numbers) == len(values):
+            return Public(numbers)
+        return Public() if public else BatchSize(values)
+
+
+def _values(state: State) -> sizes.Sizes:
+    return state.values if isinstance(state, Public | BatchSize) else None
 
 
 def unproven(op: tf.Operation, why: str) -> Unproven:

@@ -16,7 +16,11 @@ Sizes: TypeAlias = tuple[Size, ...] | None
 def static_values(tensor: tf.Tensor) -> Sizes:
     """The entries of a constant scalar or vector of integers."""
     value = tf.get_static_value(tensor)
-    if value is None or np.ndim(value) > 1 or not np.issubdtype(np.asarray(value).dtype, np.integer):
+    if (
+        value is None
+        or np.ndim(value) > 1
+        or not np.issubdtype(np.asarray(value).dtype, np.integer)
+    ):
         return None
     return tuple(int(entry) for entry in np.ravel(value))
 
@@ -58,16 +62,18 @@ def _gather(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
 
 
 def _slice(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
-    sizes, begin, end, strides = inputs
-    if None in (sizes, begin, end, strides) or op.get_attr("new_axis_mask"):
+    sizes, *limits = inputs
+    numbers = [limit[0] if limit and len(limit) == 1 else None for limit in limits]
+    begin, end, stride = (n if isinstance(n, int) else None for n in numbers)
+    if sizes is None or begin is None or end is None or stride is None:
         return None
-    if op.get_attr("ellipsis_mask") or len(begin or ()) != 1:
+    if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
         return None
-    first = None if op.get_attr("begin_mask") else begin[0]
-    last = None if op.get_attr("end_mask") else end[0]
     if op.get_attr("shrink_axis_mask"):
-        return (sizes[begin[0]],)
-    return sizes[first : last : strides[0]]
+        return (sizes[begin],)
+    first = None if op.get_attr("begin_mask") else begin
+    last = None if op.get_attr("end_mask") else end
+    return sizes[first:last:stride]
 
 
 def _multiply(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
@@ -85,9 +91,8 @@ def _multiply(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
 
 def _divide(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     numbers = [i[0] if i is not None and len(i) == 1 else None for i in inputs]
-    if all(isinstance(number, int) for number in numbers) and numbers[1]:
-        return (numbers[0] // numbers[1],)
-    return None
+    whole = [number for number in numbers if isinstance(number, int)]
+    return (whole[0] // whole[1],) if len(whole) == 2 and whole[1] else None
 
 
 _FUNCTIONS = {

@@ -8,7 +8,9 @@ import tensorflow as tf
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Public, Rows
 
-_VIEW_TYPES = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose"})
+_VIEW_TYPES = frozenset(
+    {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "Transpose"}
+)
 
 
 class CannotUse(Exception):
@@ -17,7 +19,7 @@ class CannotUse(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The values of a variable in another shape: the same numbers, so that norms are the same.
+    """The values of a variable in another shape, or negated: norms of gradients are the same.
 
     Attributes:
       operations: The operations that make it from the value of the variable.
@@ -38,7 +40,9 @@ class View:
         """From gradients of the view, `[..., *view]`, to those of the variable."""
         for op in reversed(self.operations):
             lead = gradient.shape.rank - op.outputs[0].shape.rank
-            if op.type == "Transpose":
+            if op.type == "Neg":
+                gradient = -gradient
+            elif op.type == "Transpose":
                 order = list(tf.get_static_value(op.inputs[1]))
                 inverse = [order.index(axis) + lead for axis in range(len(order))]
                 gradient = tf.transpose(gradient, [*range(lead), *inverse])

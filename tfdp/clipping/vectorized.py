@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from tfdp.clipping import loss_graph
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 
 # Gradients of the examples that are worked on at the same time: what a processor's cache holds.
@@ -34,6 +35,7 @@ class VectorizedClipping(ClippingEngine):
       l2_norm_clip: See `ClippingEngine`.
       num_microbatches: See `ClippingEngine`. Every example draws its group on its own, uniformly:
         groups cut from consecutive rows would all change when one example is added.
+      rule: See `ClippingEngine`.
       chunk_size: Rows that are worked on at the same time; by default a number
         whose gradients take about 16 MB.
     """
@@ -42,14 +44,20 @@ class VectorizedClipping(ClippingEngine):
         self,
         l2_norm_clip: float,
         num_microbatches: int | None = None,
+        rule: ClippingRule | str = "flat",
         chunk_size: int | None = None,
     ):
-        super().__init__(l2_norm_clip, num_microbatches)
+        super().__init__(l2_norm_clip, num_microbatches, rule)
         self.chunk_size = chunk_size
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(
-        self, loss: tf.Tensor, variables: Sequence[tf.Variable], group_seed: tf.Tensor
+        self,
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        clip: tf.Tensor | None = None,
+        expected_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
         graph = loss_graph.read_loss(loss)
@@ -57,13 +65,16 @@ class VectorizedClipping(ClippingEngine):
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
         groups = self._draw_groups(rows, group_seed)
-        sums, connected = self._sum_over_chunks(graph, handles, variables, mask, groups, rows)
+        sums, connected, within = self.sum_over_chunks(
+            graph, handles, variables, mask, groups, rows, clip
+        )
         if self.num_microbatches is not None:
             sizes = tf.math.unsorted_segment_sum(
                 tf.cast(mask, tf.float32), groups, self.num_microbatches
             )
             means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
-            sums = [tf.reduce_sum(clipped, axis=0) for clipped in self._clip(means)]
+            means, within = self._clip(means, variables, tf.ones_like(sizes, tf.bool), clip)
+            sums = [tf.reduce_sum(mean, axis=0) for mean in means]
         public = [None] * len(variables)
         if graph.regularizer is not None:
             public = tf.gradients(graph.regularizer, handles)
@@ -72,6 +83,7 @@ class VectorizedClipping(ClippingEngine):
                 s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)
             ],
             regularizer_gradients=[None if g is None else tf.convert_to_tensor(g) for g in public],
+            within_clip=within,
             rows=rows,
             masked=graph.mask is not None,
         )
@@ -80,8 +92,21 @@ class VectorizedClipping(ClippingEngine):
         """The microbatch of each row: independent, so that an example moves no other's."""
         return tf.random.stateless_uniform([rows], seed, 0, self.num_microbatches or 1, tf.int32)
 
-    def _sum_over_chunks(self, graph, handles, variables, mask, groups, rows):
-        """Sums of the clipped gradients; with microbatches, per group and not yet clipped."""
+    def sum_over_chunks(self, graph, handles, variables, mask, groups, rows, clip):
+        """Sums of the clipped gradients; with microbatches, per group and not yet clipped.
+
+        Args:
+          graph: The loss.
+          handles: The variables' handles in its graph.
+          variables: The variables.
+          mask: Which rows are examples, bool `[rows]`.
+          groups: The microbatch of each row, int32 `[rows]`.
+          rows: Number of rows.
+          clip: See `ClippingEngine.clipped_sum`.
+
+        Returns:
+          The sums; whether the loss depends on each variable; and `ClippedSum.within_clip`.
+        """
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
         zeros = [
@@ -99,7 +124,7 @@ class VectorizedClipping(ClippingEngine):
         mask, groups = pad(mask), pad(groups)
         connected = [False] * len(variables)
 
-        def add_chunk(index, sums):
+        def add_chunk(index, sums, within):
             start = index * chunk
 
             def cut(tensor):
@@ -112,8 +137,9 @@ class VectorizedClipping(ClippingEngine):
                 graph, handles, variables, piece, connected, one=limit == 1
             )
             if self.num_microbatches is None:
-                new = self._clip(gradients, keep=cut(mask))
-                new = [tf.reduce_sum(gradient, axis=0) for gradient in new]
+                gradients, more = self._clip(gradients, variables, cut(mask), clip)
+                within = within + more
+                new = [tf.reduce_sum(gradient, axis=0) for gradient in gradients]
             else:
                 keep = tf.logical_and(cut(mask), _finite(gradients))
                 new = [
@@ -124,12 +150,12 @@ class VectorizedClipping(ClippingEngine):
                     )
                     for gradient in gradients
                 ]
-            return index + 1, [s + n for s, n in zip(sums, new, strict=True)]
+            return index + 1, [s + n for s, n in zip(sums, new, strict=True)], within
 
-        _, sums = tf.while_loop(
-            lambda index, _: index < num_chunks, add_chunk, [0, zeros], parallel_iterations=1
+        _, sums, within = tf.while_loop(
+            lambda index, *_: index < num_chunks, add_chunk, [0, zeros, 0.0], parallel_iterations=1
         )
-        return sums, connected
+        return sums, connected, within
 
     def gradients_of_rows(
         self,
@@ -182,17 +208,22 @@ class VectorizedClipping(ClippingEngine):
         fewest = max(1, min(_FEWEST_ROWS, _MOST_BYTES // max(1, bytes_per_example)))
         return max(fewest, _GRADIENT_BYTES // max(1, bytes_per_example))
 
-    def _clip(self, gradients, keep=None):
-        """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero."""
-        squares = tf.add_n([_sum_of_squares(gradient) for gradient in gradients])
-        norms = tf.sqrt(squares)
-        finite = tf.math.is_finite(norms)
-        if not self.clips:
-            factors = tf.ones_like(norms)
-        else:
-            factors = 1 / tf.maximum(1.0, norms / self.l2_norm_clip)
-        keep = finite if keep is None else tf.logical_and(finite, keep)
-        return [_scale(gradient, tf.where(keep, factors, 0.0)) for gradient in gradients]
+    def _clip(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        keep: tf.Tensor,
+        clip: tf.Tensor | None,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero.
+
+        Returns:
+          The gradients, and `ClippedSum.within_clip`.
+        """
+        squares = [_sum_of_squares(gradient) for gradient in gradients]
+        factors = self._factors(squares, self._groups(variables), keep, clip)
+        clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
+        return clipped, factors.within_clip
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ class Accumulator:
     def __init__(self, steps: int):
         self._steps = steps
         self._sums: dict[Any, tf.Variable] = {}
+        self._within_clip = tf.Variable(0.0, trainable=False)
         self._count = tf.Variable(0, trainable=False)
         self._first_rows = tf.Variable(0, trainable=False)
         self._restarts = tf.Variable(0, trainable=False)
@@ -55,6 +56,7 @@ class Accumulator:
             with tf.control_dependencies([check] if check is not None else []):
                 begins = tf.logical_or(begins, broken_off)
         keep = tf.cast(tf.logical_not(begins), tf.float32)
+        self._within_clip.assign(self._within_clip * keep + clipped.within_clip)
         for variable, gradient in zip(variables, clipped.gradients, strict=True):
             if gradient is not None:
                 total = self._sums[variable.ref()]
@@ -64,12 +66,15 @@ class Accumulator:
 
     def take(
         self, like: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]
-    ) -> list[tf.Tensor | None]:
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """The sums of the complete logical batch; leaves nothing behind.
 
         Args:
           like: Tensors of the types to return, None where a variable has no gradient.
           variables: The trainable variables.
+
+        Returns:
+          The sums of gradients, and that of `ClippedSum.within_clip`.
         """
         taken: list[tf.Tensor | None] = []
         for variable, tensor in zip(variables, like, strict=True):
@@ -79,8 +84,11 @@ class Accumulator:
             total = self._sums[variable.ref()]
             taken.append(tf.cast(total.read_value(), tensor.dtype))
             total.assign(tf.zeros_like(total))
+        within_clip = self._within_clip.read_value()
+        with tf.control_dependencies([within_clip]):
+            self._within_clip.assign(0.0)
         self._count.assign(0)
-        return taken
+        return taken, within_clip
 
     @property
     def sums(self) -> list[tf.Variable]:

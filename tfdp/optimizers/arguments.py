@@ -2,7 +2,10 @@
 
 import math
 import numbers
+from collections.abc import Collection
 from typing import Any
+
+from tfdp.clipping import AdaptiveQuantile, ClippingRule
 
 
 def check_privacy_arguments(
@@ -56,6 +59,30 @@ def check_privacy_arguments(
     if not (noise_seed is None or _is_integer(noise_seed)):
         raise ValueError(
             f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
+        )
+
+
+def check_clipping_arguments(
+    engine: str,
+    engines: Collection[str],
+    rule: ClippingRule,
+    l2_norm_clip: float,
+    num_microbatches: int | None,
+) -> None:
+    """Raises a ValueError that names the first argument that does not go with the others."""
+    if engine not in engines:
+        raise ValueError(
+            f"Argument `engine` must be one of {sorted(engines)}. Received: {engine=}."
+        )
+    if isinstance(rule, AdaptiveQuantile) and math.isinf(l2_norm_clip):
+        raise ValueError(
+            "Argument `l2_norm_clip` must be finite for an adaptive clip to begin with. Received: "
+            f"{l2_norm_clip=}."
+        )
+    if isinstance(rule, AdaptiveQuantile) and num_microbatches is not None:
+        raise ValueError(
+            "Argument `num_microbatches` must be None with an adaptive clip, which counts "
+            f"examples. Received: {num_microbatches=}."
         )
 
 

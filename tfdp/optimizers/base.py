@@ -1,19 +1,28 @@
 """What the private optimizers share: clip, sum, add noise once, divide, then the base's update."""
 
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dp_accounting
 import tensorflow as tf
 
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.sampling import padded_batch_size, truncation_probability
-from tfdp.clipping import ClippedSum, ClippingEngine, OnePassClipping, VectorizedClipping
+from tfdp.clipping import (
+    AdaptiveQuantile,
+    ClippedSum,
+    ClippingEngine,
+    ClippingRule,
+    OnePassClipping,
+    VectorizedClipping,
+    clipping_rules,
+)
 from tfdp.optimizers.accumulator import Accumulator
-from tfdp.optimizers.arguments import check_privacy_arguments
+from tfdp.optimizers.adaptive_clip import AdaptiveClip
+from tfdp.optimizers.arguments import check_clipping_arguments, check_privacy_arguments
 from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
-from tfdp.optimizers.release_count import COUNTS, ReleaseCount
+from tfdp.optimizers.release_count import ReleaseCount
+from tfdp.optimizers.state import PersistentState
 
 _NOT_POISSON = (
     "Some steps were taken on batches without the boolean mask or the padded size of "
@@ -33,27 +42,26 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
         by this public constant, never by the number of examples that were drawn.
       num_microbatches: Number of groups whose mean gradients are clipped instead of those of
-        examples, or None. Saves no time with this engine; doubles the sensitivity.
+        examples, or None. Saves no time; doubles the sensitivity.
       gradient_accumulation_steps: Batches that make one logical batch. Noise is added, and the
         variables are updated, once per logical batch.
       dataset_size: Number of training examples N, treated as public; together with
         `expected_batch_size` the sampling probability of the ledger. Without it the optimizer
         trains, and its `ledger` raises an error.
       noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
-        subtract it. By default noise comes from the operating system's entropy."""
+        subtract it. By default noise comes from the operating system's entropy.
+      engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
+        prove, or "vectorized", which is slower (`tfdp.clipping`).
+      clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", or a
+        `tfdp.clipping.ClippingRule` with arguments of its own."""
 
-_ENGINES: dict[str, type[ClippingEngine]] = {
+ENGINES: dict[str, type[ClippingEngine]] = {
     "one_pass": OnePassClipping,
     "vectorized": VectorizedClipping,
 }
 
-if TYPE_CHECKING:
-    from tensorflow.keras.optimizers.legacy import Optimizer as _Optimizer
-else:
-    _Optimizer = object
 
-
-class PrivateOptimizerMixin(_Optimizer):
+class PrivateOptimizerMixin(PersistentState):
     """Turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
 
     Each logical step applies the base optimizer to
@@ -74,6 +82,7 @@ class PrivateOptimizerMixin(_Optimizer):
         dataset_size: int | None = None,
         noise_seed: int | None = None,
         engine: str = "one_pass",
+        clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         **kwargs: Any,
     ):
         check_privacy_arguments(
@@ -90,8 +99,13 @@ class PrivateOptimizerMixin(_Optimizer):
         self._expected_batch_size = expected_batch_size
         self._dataset_size = dataset_size
         self._gradient_accumulation_steps = gradient_accumulation_steps
+        rule = clipping_rules.get(clipping_rule)
+        check_clipping_arguments(engine, ENGINES, rule, l2_norm_clip, num_microbatches)
         self._engine = engine
-        self._clipping = _ENGINES[engine](l2_norm_clip, num_microbatches)
+        self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
+        self._adaptive: AdaptiveClip | None = None
+        if isinstance(rule, AdaptiveQuantile):
+            self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
         self._noise = NoiseSource(noise_seed)
         self._clipped: tuple[ClippedSum, list[tf.Variable]] | None = None
         self._accumulator: Accumulator | None = None
@@ -102,8 +116,13 @@ class PrivateOptimizerMixin(_Optimizer):
 
     @property
     def l2_norm_clip(self) -> float:
-        """Largest l2 norm of an example's (a microbatch's) gradient."""
+        """Largest l2 norm of an example's (a microbatch's) gradient; if adaptive, at first."""
         return self._clipping.l2_norm_clip
+
+    @property
+    def current_l2_norm_clip(self) -> float:
+        """The clip of the next step: `l2_norm_clip`, unless it is adaptive."""
+        return self.l2_norm_clip if self._adaptive is None else float(self._adaptive.value())
 
     @property
     def noise_multiplier(self) -> float:
@@ -112,9 +131,11 @@ class PrivateOptimizerMixin(_Optimizer):
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of the noise that is added to the clipped sum."""
+        """Standard deviation of the noise that the next step adds to the clipped sum."""
         if self._noise_multiplier == 0:
             return 0.0
+        if self._adaptive is not None:
+            return self._adaptive.sum_noise * self.current_l2_norm_clip
         return self._noise_multiplier * self._clipping.sensitivity()
 
     @property
@@ -205,7 +226,14 @@ class PrivateOptimizerMixin(_Optimizer):
         position = -1 - self.iterations
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.step_key(position)
-            clipped = self._clipping.clipped_sum(loss, variables, seed)
+            if self._adaptive is not None:
+                self.build(variables)
+            clip = None if self._adaptive is None else self._adaptive.value()
+            rows = self._expected_batch_size
+            if self._dataset_size is not None:
+                rows = padded_batch_size(self._dataset_size, rows)
+            rows = -(-rows // self._gradient_accumulation_steps)
+            clipped = self._clipping.clipped_sum(loss, variables, seed, clip, expected_rows=rows)
         self._clipped = (clipped, variables)
         return list(zip(clipped.gradients, variables, strict=True))
 
@@ -246,7 +274,9 @@ class PrivateOptimizerMixin(_Optimizer):
         self._clipped = None
         self.build(variables)
         if self._gradient_accumulation_steps == 1:
-            return self._logical_step(clipped.gradients, clipped, variables, name)
+            return self._logical_step(
+                clipped.gradients, clipped.within_clip, clipped, variables, name
+            )
         return self._accumulate(clipped, variables, name)
 
     def _accumulate(
@@ -261,20 +291,28 @@ class PrivateOptimizerMixin(_Optimizer):
         complete = accumulator.add(clipped, variables)
 
         def step() -> tf.Tensor:
-            sums = accumulator.take(clipped.gradients, variables)
-            self._logical_step(sums, clipped, variables, name)
+            sums, within_clip = accumulator.take(clipped.gradients, variables)
+            self._logical_step(sums, within_clip, clipped, variables, name)
             return tf.constant(True)
 
         return tf.cond(complete, step, lambda: tf.constant(False))
 
     def _logical_step(
-        self, sums: list, clipped: ClippedSum, variables: list, name: str | None
+        self,
+        sums: list,
+        within_clip: tf.Tensor,
+        clipped: ClippedSum,
+        variables: list,
+        name: str | None,
     ) -> tf.Operation:
         """One Gaussian mechanism, and the base optimizer's update with its result."""
         poisson = self._is_poisson(clipped)
         with tf.control_dependencies(self._checks(clipped, poisson)):
             key = self._noise.step_key(self.iterations)
-        noisy = add_gaussian_noise(sums, self.noise_stddev, key)
+        if self._adaptive is not None:
+            noisy = self._adaptive.step(sums, within_clip, key)
+        else:
+            noisy = add_gaussian_noise(sums, self.noise_stddev, key)
         # Counted apart, and not only asserted: XLA drops assertions.
         self._released.add(poisson)
         # A public constant: the size of the batch that was drawn is private.
@@ -316,8 +354,6 @@ class PrivateOptimizerMixin(_Optimizer):
             checks.append(tf.debugging.Assert(poisson, [message, clipped.rows]))
         return [check for check in checks if check is not None]
 
-    # State.
-
     def _privacy_parameters(self) -> dict[str, float]:
         return {
             "l2_norm_clip": float(self.l2_norm_clip),
@@ -326,66 +362,6 @@ class PrivateOptimizerMixin(_Optimizer):
             "num_microbatches": float(self._clipping.num_microbatches or 0),
             "dataset_size": float(self._dataset_size or 0),
         }
-
-    def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
-        super()._create_all_weights(var_list)
-        if not self._released.created:
-            self._weights.extend(self._released.create(self.add_weight))
-        if self._state_to_load:
-            state, self._state_to_load = self._state_to_load, {}
-            self._assign_state(state)
-
-    def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Creates the state now, not at the first step, so that a checkpoint can be restored.
-
-        Args:
-          var_list: The variables that will be trained: `model.trainable_variables`.
-        """
-        with tf.init_scope():
-            self._create_all_weights(list(var_list))
-
-    def released_steps(self) -> tuple[int, int]:
-        """Logical steps taken so far: on Poisson batches, and on others."""
-        if self._state_to_load:
-            self._released.check_parameters(self._state_to_load["privacy_parameters"])
-            steps, not_poisson = (int(self._state_to_load[name]) for name in COUNTS)
-            return steps, not_poisson
-        return self._released.counts()
-
-    def save_own_variables(self, store: Any) -> None:
-        """Writes the state into a `.keras` file: slots, iterations and ledger."""
-        for key, variable in self._named_state().items():
-            store[key] = variable.numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        """Takes the state back; it is assigned when the variables are created.
-
-        Raises:
-          PrivacyParametersChangedError: The state is of other privacy parameters.
-        """
-        state = {key: store[key][()] for key in store}
-        if not state:
-            return
-        self._released.check_parameters(state["privacy_parameters"])
-        if self._released.created:
-            self._assign_state(state)
-        else:
-            self._state_to_load = state
-
-    def _assign_state(self, state: dict[str, Any]) -> None:
-        for key, variable in self._named_state().items():
-            variable.assign(state[key])
-
-    def _named_state(self) -> dict[str, tf.Variable]:
-        """Every variable of the state: the ledger's by name, the others by their order."""
-        ledger = self._released.variables
-        others = [v for v in self.weights if all(v is not known for known in ledger.values())]
-        return {**ledger, **{str(i): v for i, v in enumerate(others)}}
-
-    def restore_from_saved_model(self, model: tf.keras.Model, path: str) -> None:
-        """Restores the state that Keras saved with `model` but does not restore itself."""
-        prefix = os.path.join(path, "variables", "variables")
-        tf.train.Checkpoint(root=model).restore(prefix).expect_partial()
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this optimizer again. The secret noise key is not in it."""
@@ -399,4 +375,5 @@ class PrivateOptimizerMixin(_Optimizer):
             "dataset_size": self._dataset_size,
             "noise_seed": self._noise.seed,
             "engine": self._engine,
+            "clipping_rule": clipping_rules.serialize(self._clipping.rule),
         }

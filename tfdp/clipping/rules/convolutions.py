@@ -26,11 +26,10 @@ def _merge(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0))
 
 
-def _is_supported(use: Use, x: tf.Tensor | None) -> bool:
+def _is_supported(use: Use, x: tf.Tensor) -> bool:
     data_format = use.op.get_attr("data_format")
     return (
-        x is not None
-        and data_format in (b"NHWC", b"NDHWC")
+        data_format in (b"NHWC", b"NDHWC")
         and x.shape[2:].is_fully_defined()
         and use.gradient.shape[2:].is_fully_defined()
         and use.each is not None
@@ -41,7 +40,9 @@ def _is_supported(use: Use, x: tf.Tensor | None) -> bool:
 def conv2d(use: Use) -> Contribution | None:
     """Conv2D and, through it, Conv1D; any stride, padding and dilation."""
     op, x = use.op, use.data[0]
-    if not _is_supported(use, x) or x.shape[-1] != use.shape[2]:  # Groups: the generic rule.
+    if (
+        x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[2]
+    ):  # Groups: the generic rule.
         return None
     attributes = _attributes(op)
 
@@ -67,15 +68,8 @@ def _patches_2d(image: list[int], use: Use, attributes: dict) -> Callable[[tf.Te
     """A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`."""
     height, width, channels = image
     run = use.op.inputs[0].dtype.size * channels
-    patch = math.prod(use.shape[:3])
     if run < _GATHERED_BYTES:
-        identity = np.eye(patch, dtype=np.float32).reshape([*use.shape[:3], patch])
-
-        def convolve(x: tf.Tensor) -> tf.Tensor:
-            kernel = tf.constant(identity, x.dtype)
-            return tf.raw_ops.Conv2D(input=_merge(x), filter=kernel, **attributes)
-
-        return convolve
+        return _patches_by_identity(tf.raw_ops.Conv2D, use.shape[:3], attributes)
     paddings = _paddings(image[:2], use.shape[:2], use.gradient.shape[2:4].as_list(), attributes)
     (top, bottom), (left, right) = paddings
     padded_width = width + left + right
@@ -119,23 +113,53 @@ def _patch_indices(output, kernel, attributes, width: int) -> np.ndarray:
     return positions.reshape(-1).astype(np.int32)
 
 
+def _patches_by_identity(
+    operation: Callable[..., tf.Tensor], kernel: list[int], attributes: dict
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function from `[n, each, ..., c]` to patches, by a convolution that copies each entry."""
+    patch = math.prod(kernel)
+    identity = np.eye(patch, dtype=np.float32).reshape([*kernel, patch])
+
+    def convolve(x: tf.Tensor) -> tf.Tensor:
+        return operation(input=_merge(x), filter=tf.constant(identity, x.dtype), **attributes)
+
+    return convolve
+
+
 @register_rule("Conv3D")
 def conv3d(use: Use) -> Contribution | None:
     """Conv3D without groups."""
     op, x = use.op, use.data[0]
-    if not _is_supported(use, x) or x.shape[-1] != use.shape[3]:
+    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[3]:
         return None
-    attributes = _attributes(op)
-    patch = math.prod(use.shape[:4])
-    identity = np.eye(patch, dtype=np.float32).reshape([*use.shape[:4], patch])
-
-    def expand(x: tf.Tensor) -> tf.Tensor:
-        kernel = tf.constant(identity, x.dtype)
-        return tf.raw_ops.Conv3D(input=_merge(x), filter=kernel, **attributes)
-
-    positions = positions_of(use.gradient)
     return OuterProducts(
-        x, use.gradient, use.shape, positions, patch, use.shape[4], "convolution", expand=expand
+        x,
+        use.gradient,
+        use.shape,
+        positions_of(use.gradient),
+        math.prod(use.shape[:4]),
+        use.shape[4],
+        "convolution",
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:4], _attributes(op)),
+    )
+
+
+@register_rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+def transposed_convolution(use: Use) -> Contribution | None:
+    """Conv2DTranspose, Conv3DTranspose: input and output gradient have changed places."""
+    op, x = use.op, use.data[2]
+    if x is None or not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
+        return None
+    operation = tf.raw_ops.Conv2D if len(use.shape) == 4 else tf.raw_ops.Conv3D
+    return OuterProducts(
+        use.gradient,
+        x,
+        use.shape,
+        positions_of(x),
+        math.prod(use.shape[:-1]),
+        use.shape[-1],
+        "transposed convolution",
+        expand=_patches_by_identity(operation, use.shape[:-1], _attributes(op)),
     )
 
 
@@ -143,7 +167,7 @@ def conv3d(use: Use) -> Contribution | None:
 def depthwise_conv2d(use: Use) -> Contribution | None:
     """Depthwise convolution, in DepthwiseConv2D and SeparableConv: a product for each channel."""
     op, x = use.op, use.data[0]
-    if not _is_supported(use, x):
+    if x is None or not _is_supported(use, x):
         return None
     attributes = _attributes(op)
     height, width, channels, multiplier = use.shape
@@ -157,33 +181,6 @@ def depthwise_conv2d(use: Use) -> Contribution | None:
         g = tf.reshape(g, [-1, positions, channels, multiplier])
         return tf.einsum("ntck,ntcm->nkcm", patches, g)
 
-    floats = positions * channels * (patch + multiplier)
+    floats = (positions or 1) * channels * (patch + multiplier)
     name = "depthwise convolution, instantiated"
     return Direct([x, use.gradient], use.shape, name, function, floats)
-
-
-@register_rule("Conv2DBackpropInput")
-def conv2d_transpose(use: Use) -> Contribution | None:
-    """Conv2DTranspose: a convolution whose input and output gradient have changed places."""
-    op, x = use.op, use.data[2]
-    if not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[2]:
-        return None
-    attributes = _attributes(op)
-    patch = math.prod(use.shape[:3])
-    identity = np.eye(patch, dtype=np.float32).reshape([*use.shape[:3], patch])
-
-    def expand(g: tf.Tensor) -> tf.Tensor:
-        kernel = tf.constant(identity, g.dtype)
-        return tf.raw_ops.Conv2D(input=_merge(g), filter=kernel, **attributes)
-
-    positions = positions_of(x)
-    return OuterProducts(
-        use.gradient,
-        x,
-        use.shape,
-        positions,
-        patch,
-        use.shape[3],
-        "transposed convolution",
-        expand=expand,
-    )

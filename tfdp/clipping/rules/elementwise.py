@@ -57,7 +57,9 @@ def add(use: Use) -> Contribution | None:
 def subtract(use: Use) -> Contribution | None:
     """`x - b` or `b - x`."""
     axes, sign = _broadcast_axes(use), -1.0 if use.weight else 1.0
-    return None if axes is None else _reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
+    return (
+        None if axes is None else _reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
+    )
 
 
 @register_rule("Mul", weight=0)

@@ -18,27 +18,25 @@ def generic(use: Use) -> Contribution | None:
     if any(tensor.dtype == tf.resource for tensor in op.inputs) or output is None:
         return None
     public = {
-        i: tensor
-        for i, tensor in enumerate(op.inputs)
-        if use.data[i] is None and i != use.weight
+        i: tensor for i, tensor in enumerate(op.inputs) if use.data[i] is None and i != use.weight
     }
     weights = op.inputs[use.weight]
+    axes = [0 if rows is None else rows.axis for rows in use.rows]
 
     def gradient_of_one(row: list[tf.Tensor]) -> tf.Tensor:
         graph = tf.compat.v1.get_default_graph()
         values = {i: loss_graph.bring(t, graph) for i, t in {**public, use.weight: weights}.items()}
         for (i, _), tensor in zip(inputs, row[1:], strict=True):
-            values[i] = _restore(tensor, use.rows[i].axis)
-        values = [values[i] for i in range(len(op.inputs))]
+            values[i] = _restore(tensor, axes[i])
         values[use.weight] = weight = tf.identity(values[use.weight])
-        result = _repeat(op, values)
+        result = _repeat(op, [values[i] for i in range(len(op.inputs))])
         (gradient,) = tf.gradients(result, weight, _restore(row[0], output.axis))
         return tf.reshape(tf.convert_to_tensor(gradient), [-1])
 
     def function(*tensors: tf.Tensor) -> tf.Tensor:
         narrow = [use.gradient.dtype, *[t.dtype for _, t in inputs]]
-        tensors = [tf.cast(t, dtype) for t, dtype in zip(tensors, narrow, strict=True)]
-        return tf.vectorized_map(gradient_of_one, tensors, warn=False)
+        narrowed = [tf.cast(t, dtype) for t, dtype in zip(tensors, narrow, strict=True)]
+        return tf.vectorized_map(gradient_of_one, narrowed, warn=False)
 
     floats = sum(t.shape[1:].num_elements() or 0 for _, t in inputs)
     name = f"the gradient of {op.type}, vectorised"

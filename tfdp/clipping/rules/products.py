@@ -6,8 +6,8 @@ import string
 import tensorflow as tf
 
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
-from tfdp.clipping.row_transfers import einsum_labels
 from tfdp.clipping.rules.registry import register_rule
+from tfdp.clipping.transfers.products import einsum_labels
 from tfdp.clipping.uses import Use
 
 
@@ -51,14 +51,14 @@ def einsum(use: Use) -> Contribution | None:
     summed = [c for c in w_labels if c in x_labels and c not in result]
     kept = [c for c in w_labels if c in result and c not in x_labels]
     if len(summed) + len(kept) < len(w_labels):
-        equation = f"{x_order},{g_order}->{row}{w_labels}"
+        product = f"{x_order},{g_order}->{row}{w_labels}"
         if any(c not in x_labels + result for c in w_labels):
             return None
         return Direct(
             [x, use.gradient],
             use.shape,
             "einsum, instantiated",
-            lambda x, g: tf.einsum(equation, x, g),
+            lambda x, g: tf.einsum(product, x, g),
         )
     return _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels)
 

@@ -1,0 +1,222 @@
+"""How an example's gradient is made no longer than the clip."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+Clip: TypeAlias = float | tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippingRule(abc.ABC):
+    """By what each example's gradient is multiplied.
+
+    Formal guarantee: what is left of a gradient, all variables together, has an l2 norm of at most
+    the clip C, whatever the gradient.
+    """
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """Which variables are clipped together: for each the number of its group, from 0.
+
+        Args:
+          names: Names of the variables.
+        """
+        return [0] * len(names)
+
+    @abc.abstractmethod
+    def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
+        """The factors for gradients of given norms.
+
+        Args:
+          norms: Norms of the gradients of `n` examples, by group: `[n, groups]`.
+          clip: The clip C, a scalar; infinite for no clipping.
+
+        Returns:
+          The factors, `[n, groups]`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(ClippingRule):
+    """Gradients longer than C are scaled down to C: `g / max(1, ||g|| / C)`.
+
+    References:
+      - Abadi et al., 2016, Deep Learning with Differential Privacy
+        (https://arxiv.org/abs/1607.00133).
+    """
+
+    def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
+        """See `ClippingRule.factors`."""
+        return 1 / tf.maximum(1.0, norms / clip)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayer(ClippingRule):
+    """The gradients of each of L layers are clipped to `C / sqrt(L)`: all together, to C.
+
+    Variables belong to the same layer if their names have the same part before the last slash, as
+    Keras names them. No layer's norm decides on how much of another's gradient is kept.
+
+    References:
+      - McMahan et al., 2018, Learning Differentially Private Recurrent Language Models, section 3
+        (https://arxiv.org/abs/1710.06963).
+    """
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """See `ClippingRule.groups`."""
+        layers = [name.rpartition("/")[0] for name in names]
+        order = list(dict.fromkeys(layers))
+        return [order.index(layer) for layer in layers]
+
+    def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
+        """See `ClippingRule.factors`."""
+        layers = tf.cast(tf.shape(norms)[1], norms.dtype)
+        return 1 / tf.maximum(1.0, norms * tf.sqrt(layers) / clip)
+
+
+@dataclasses.dataclass(frozen=True)
+class Automatic(ClippingRule):
+    """Gradients are normalised: `C * g / (||g|| + stability)`. Short ones get longer, too.
+
+    The clip becomes a factor of the learning rate: there is no clip to tune.
+
+    Args:
+      stability: The positive constant gamma, in gradient units: gradients much shorter than it stay
+        short, so that examples that the model has learnt lose their say.
+
+    Raises:
+      ValueError: `stability` is not positive.
+
+    References:
+      - Bu et al., 2023, Automatic Clipping: Differentially Private Deep Learning Made Easier and
+        Stronger (https://arxiv.org/abs/2206.07136).
+    """
+
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stability < float("inf"):
+            raise ValueError(
+                "Argument `stability` must be a positive finite number. Received: "
+                f"stability={self.stability}."
+            )
+
+    def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
+        """See `ClippingRule.factors`."""
+        return clip / (norms + self.stability)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveQuantile(Flat):
+    """Flat clipping with a clip that follows a quantile of the norms, privately.
+
+    `l2_norm_clip` is where it begins. After each step the share b of the batch's gradients that
+    were not longer than C is released with noise, and `C <- C * exp(-learning_rate * (b -
+    target_quantile))`. The sum of gradients and the count are one Gaussian mechanism: with noise of
+    `s_g * C` on the sum and of `s_b` on the count (centred, so that an example moves it by 1/2), it
+    has the noise multiplier z of `1 / z^2 = 1 / s_g^2 + 1 / (2 s_b)^2`. The optimizer's
+    `noise_multiplier` is this z, which the ledger counts: s_g is a little larger.
+
+    Args:
+      target_quantile: Share of the gradients that should not be clipped, in [0, 1].
+      learning_rate: Positive step size of the logarithm of C.
+      count_noise: Standard deviation s_b of the noise on the count, in examples: more than half of
+        `noise_multiplier`. None: a twentieth of `expected_batch_size`, but at least
+        `noise_multiplier`.
+
+    Raises:
+      ValueError: An argument is out of its range.
+
+    References:
+      - Andrew et al., 2021, Differentially Private Learning with Adaptive Clipping, Algorithm 1 and
+        Theorem 1 (https://arxiv.org/abs/1905.03871).
+    """
+
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "target_quantile": (0 <= self.target_quantile <= 1, "be in [0, 1]"),
+            "learning_rate": (0 < self.learning_rate < float("inf"), "be positive and finite"),
+            "count_noise": (
+                self.count_noise is None or 0 <= self.count_noise < float("inf"),
+                "be None, or not negative and finite",
+            ),
+        }
+        for name, (holds, must) in checks.items():
+            if not holds:
+                raise ValueError(
+                    f"Argument `{name}` must {must}. Received: {name}={getattr(self, name)}."
+                )
+
+    def noise(self, noise_multiplier: float, expected_batch_size: int) -> tuple[float, float]:
+        """How the noise is divided between the two parts of the mechanism.
+
+        Args:
+          noise_multiplier: Noise multiplier z of both together.
+          expected_batch_size: Expected number of examples in a batch.
+
+        Returns:
+          The noise multiplier of the sum of gradients, and the standard deviation of the noise on
+          the count.
+
+        Raises:
+          ValueError: `count_noise` is so small that the count alone costs more than z allows.
+        """
+        if noise_multiplier == 0:
+            return 0.0, self.count_noise or 0.0
+        count_noise = self.count_noise
+        if count_noise is None:
+            count_noise = max(expected_batch_size / 20, noise_multiplier)
+        if 2 * count_noise <= noise_multiplier:
+            raise ValueError(
+                "Argument `count_noise` must be more than half of the optimizer's noise multiplier "
+                f"{noise_multiplier}. Received: count_noise={self.count_noise}."
+            )
+        inverse = noise_multiplier**-2 - (2 * count_noise) ** -2
+        return inverse**-0.5, count_noise
+
+    def next_clip(self, clip: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+        """The clip after a step in which about `share` of the gradients were not clipped."""
+        return clip * tf.exp(-self.learning_rate * (share - self.target_quantile))
+
+
+_NAMED: dict[str, type[ClippingRule]] = {
+    "flat": Flat,
+    "per_layer": PerLayer,
+    "automatic": Automatic,
+    "adaptive_quantile": AdaptiveQuantile,
+}
+
+
+def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
+    """A clipping rule from its name, from what `serialize` returned, or itself.
+
+    Raises:
+      ValueError: There is no such rule.
+    """
+    if isinstance(rule, ClippingRule):
+        return rule
+    config = {"name": rule} if isinstance(rule, str) else dict(rule)
+    cls = _NAMED.get(str(config.pop("name", None)))
+    if cls is None:
+        raise ValueError(
+            f"Argument `clipping_rule` must be one of {sorted(_NAMED)} or a "
+            f"`tfdp.clipping.ClippingRule`. Received: clipping_rule={rule!r}."
+        )
+    return cls(**config)
+
+
+def serialize(rule: ClippingRule) -> dict[str, Any]:
+    """What `get` makes the same rule from: of a rule of tfdp, plain values."""
+    names = {cls: name for name, cls in _NAMED.items()}
+    if type(rule) not in names:
+        raise ValueError(
+            f"Argument `clipping_rule` must be one of tfdp's rules to be saved. Received: {rule!r}."
+        )
+    return {"name": names[type(rule)], **dataclasses.asdict(rule)}

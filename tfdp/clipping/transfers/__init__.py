@@ -1,0 +1,19 @@
+"""What operations do to the rows of examples: transfer functions, one file per family.
+
+A transfer function may only be registered here if the operation, used so, computes the entries of
+an example from the entries of that example and from public values.
+"""
+
+from tfdp.clipping.transfers import elementwise, layers, products, recurrent, shapes
+from tfdp.clipping.transfers.products import einsum_labels
+from tfdp.clipping.transfers.recurrent import recurrent_transfer
+
+__all__ = [
+    "einsum_labels",
+    "elementwise",
+    "layers",
+    "products",
+    "recurrent",
+    "recurrent_transfer",
+    "shapes",
+]

@@ -1,0 +1,79 @@
+"""The clip of an optimizer that follows a quantile of the norms of gradients."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp.clipping import AdaptiveQuantile
+from tfdp.optimizers.noise import add_gaussian_noise
+
+
+class AdaptiveClip:
+    """The current clip C, and the noise with which it is learnt; see `AdaptiveQuantile`.
+
+    Formal guarantee: `step` is one Gaussian mechanism of noise multiplier `noise_multiplier`, whose
+    results are the noisy sum and the next clip.
+
+    Args:
+      rule: How the clip moves.
+      l2_norm_clip: Where it begins.
+      noise_multiplier: Noise multiplier of the sum and the count together.
+      expected_batch_size: Expected number of examples in a logical batch.
+    """
+
+    def __init__(
+        self,
+        rule: AdaptiveQuantile,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        expected_batch_size: int,
+    ):
+        self._rule, self._first = rule, l2_norm_clip
+        self._expected_batch_size = expected_batch_size
+        self.sum_noise, self.count_noise = rule.noise(noise_multiplier, expected_batch_size)
+        self._clip: tf.Variable | None = None
+
+    def create(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:
+        """Creates the variable with the `add_weight` of an optimizer, which tracks it."""
+        first = tf.constant(self._first, tf.float32)
+        self._clip = add_weight(
+            "l2_norm_clip",
+            shape=[],
+            dtype=tf.float32,
+            trainable=False,
+            initializer=lambda shape, dtype=None, **_: first,
+        )
+        return [self._clip]
+
+    def value(self) -> tf.Tensor:
+        """The current clip, a scalar. It is public: noise was added to what it follows from."""
+        return tf.constant(self._first) if self._clip is None else self._clip.read_value()
+
+    def step(
+        self, sums: list[tf.Tensor | None], within_clip: tf.Tensor, key: tf.Tensor
+    ) -> list[tf.Tensor | None]:
+        """Adds noise to the sums, and moves the clip by a noisy count.
+
+        Args:
+          sums: Sums of gradients that were clipped to the current clip.
+          within_clip: See `tfdp.clipping.ClippedSum`.
+          key: int64 `[2]`, used for nothing else.
+
+        Returns:
+          The noisy sums.
+        """
+        if self._clip is None:
+            raise RuntimeError("The clip has no variable yet. Call `build` first.")
+        clip = self.value()
+        noises = add_gaussian_noise(
+            [None if s is None else tf.zeros_like(s) for s in [*sums, within_clip]], 1.0, key
+        )
+        noisy = [
+            None if s is None else s + tf.cast(self.sum_noise * clip, s.dtype) * noise
+            for s, noise in zip(sums, noises[:-1], strict=True)
+        ]
+        count = within_clip + self.count_noise * tf.convert_to_tensor(noises[-1])
+        share = count / self._expected_batch_size + 0.5
+        with tf.control_dependencies([s for s in noisy if s is not None]):
+            self._clip.assign(self._rule.next_clip(clip, share))
+        return noisy
