@@ -1,91 +1,109 @@
-"""Times a private training step against the plain Keras step on the same model and rows.
+"""Times a private training step beside plain Keras and beside other libraries.
 
-    python -m benchmarks.step --batch 256 2048
+    python -m benchmarks.step --model mnist_cnn --batch 256 2048
 
-Prints a Markdown table: median and quartiles of the time of one step, through `model.fit`, and the
-ratio of the medians. The contestants take turns, so that a noisy machine disturbs all of them.
+Prints a Markdown table. Every contestant runs in a process of its own, with the same network, rows
+and batch size; they take turns, so that a noisy machine disturbs all of them. Contestants that are
+not installed get a row that says so: with `--peer_python`, PyTorch, Opacus, JAX and JAX-Privacy are
+looked for in another Python.
 """
 
 import argparse
-import importlib.metadata
-import os
-import platform
-import time
+import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
+from benchmarks import report
+from benchmarks.contestants import CONTESTANTS, DEFAULT
+from benchmarks.problems import L2_NORM_CLIP, NOISE_MULTIPLIER, PROBLEMS
+from benchmarks.settings import Settings
+from benchmarks.turns import Measurement, Rounds, plan
 
-import numpy as np
-import tensorflow as tf
-
-import tfdp
-from experiments import networks
-
-STEPS = 4
-OPTIMIZERS = {
-    "plain Keras SGD": None,
-    "tfdp.DPSGD": tfdp.DPSGD,
-    "tfdp.DPAdam": tfdp.DPAdam,
-    "tfdp.DPSignSGD": tfdp.DPSignSGD,
-    "tfdp.DPSignAdam": tfdp.DPSignAdam,
-}
+NOTES = """- Random rows, in {batches} batches that are taken in turn. Private steps clip to norm \
+{clip:g}, noise multiplier {noise:g}.
+- Keras, tfdp and TF-Privacy run through `model.fit`{jit}; PyTorch and Opacus in a training loop;
+  JAX and JAX-Privacy as one compiled step.
+- Medians and quartiles of {repeats} turns (of at most 3 single steps where steps are slow); the
+  first step includes tracing and compilation.
+- Peak: most resident memory of the process, its libraries included; before: just before the first
+  step, with model and rows in memory."""
 
 
-def make(optimizer_class: type | None, batch: int) -> tf.keras.Model:
-    """The MNIST network of the papers, compiled."""
-    model = networks.NETWORKS["mnist"](networks.make_activation("tanh"))
-    private = optimizer_class is not None
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, reduction="none" if private else "auto"
-    )
-    if private:
-        optimizer = optimizer_class(
-            l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=batch
-        )
-    else:
-        optimizer = tf.keras.optimizers.legacy.SGD()
-    model.compile(optimizer, loss=loss)
-    return model
-
-
-def measure(batch: int, repeats: int) -> dict[str, np.ndarray]:
-    """Milliseconds per step of every contestant, `[repeats]`."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(batch * STEPS, 28, 28, 1)).astype("float32")
-    y = rng.integers(0, 10, batch * STEPS)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch).cache()
-    models = {name: make(cls, batch) for name, cls in OPTIMIZERS.items()}
-    for model in models.values():
-        model.fit(data, epochs=2, verbose=0)
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(repeats):
-        for name, model in models.items():
-            start = time.perf_counter()
-            model.fit(data, verbose=0)
-            times[name].append((time.perf_counter() - start) / STEPS * 1e3)
-    return {name: np.array(values) for name, values in times.items()}
-
-
-def main() -> None:
-    """Prints the table."""
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, nargs="+", default=[256, 2048], help="rows per step")
-    parser.add_argument("--repeats", type=int, default=15, help="measurements of each")
-    options = parser.parse_args()
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "tf-keras")]
-    print(
-        f"MNIST network, 26,010 parameters; {os.cpu_count()} cores, {platform.machine()}; "
-        f"Python {platform.python_version()}, {', '.join(versions)}\n"
+    parser.add_argument("--model", choices=PROBLEMS, default="mnist_cnn")
+    parser.add_argument("--batch", type=_positive, nargs="+", default=[256], help="rows per step")
+    parser.add_argument("--repeats", type=_positive, default=15, help="turns of each")
+    parser.add_argument(
+        "--turn_seconds", type=float, default=0.5, help="about how long a turn takes"
     )
-    print("| rows | optimizer | median ms | quartiles | private / plain |\n|---|---|---|---|---|")
+    parser.add_argument(
+        "--contestants",
+        default=",".join(DEFAULT),
+        help=f"comma-separated, out of {', '.join(CONTESTANTS)}; by default all without Adam "
+        "or signs",
+    )
+    parser.add_argument(
+        "--peer_python", default=sys.executable, help="Python that has Opacus and JAX-Privacy"
+    )
+    parser.add_argument("--jit_compile", action="store_true", help="Keras steps compiled by XLA")
+    parser.add_argument(
+        "--slow_batch", type=int, default=256, help="largest batch that TF-Privacy is run at"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="longest wait for one contestant, in seconds"
+    )
+    parser.add_argument("--output", help="JSON file to write")
+    parser.add_argument("--plot", help="picture to write")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.contestants.split(",") if name not in CONTESTANTS]
+    if unknown:
+        parser.error(f"--contestants must be out of {', '.join(CONTESTANTS)}: {unknown}")
+    return options
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
+    return value
+
+
+def measure(options: argparse.Namespace) -> list[Measurement]:
+    """Measures every contestant at every batch size."""
+    rounds = Rounds(options.repeats, options.turn_seconds, options.peer_python, options.timeout)
+    done: list[Measurement] = []
     for batch in options.batch:
-        times = measure(batch, options.repeats)
-        plain = np.median(times["plain Keras SGD"])
-        for name, values in times.items():
-            low, median, high = np.percentile(values, [25, 50, 75])
-            print(
-                f"| {batch} | {name} | {median:.1f} | {low:.1f} to {high:.1f} | "
-                f"{median / plain:.2f} |"
-            )
+        settings = Settings(batch, jit_compile=options.jit_compile)
+        measurements = plan(options.contestants.split(","), options.model, settings)
+        for m in measurements:
+            if CONTESTANTS[m.contestant].slow and batch > options.slow_batch:
+                m.reason = f"not run: slow; --slow_batch {batch} runs it"
+        rounds.measure(measurements)
+        done += measurements
+    return done
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the tables."""
+    options = parse(arguments)
+    done = measure(options)
+    parameters = PROBLEMS[options.model].parameters
+    notes = NOTES.format(
+        batches=Settings.batches,
+        clip=L2_NORM_CLIP,
+        noise=NOISE_MULTIPLIER,
+        jit=" with jit_compile=True" if options.jit_compile else "",
+        repeats=options.repeats,
+    )
+    print(f"Network `{options.model}`, {parameters:,} parameters\n")
+    print(f"{report.step_table(done)}\n\n{report.ratio_table(done)}\n")
+    print(f"{report.versions(done)}\n{notes}", flush=True)
+    if options.output:
+        paths = ("peer_python", "output", "plot")
+        chosen = {name: value for name, value in vars(options).items() if name not in paths}
+        report.write_json(options.output, chosen, done)
+    if options.plot:
+        report.plot_steps(options.plot, done)
 
 
 if __name__ == "__main__":

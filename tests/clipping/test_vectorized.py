@@ -86,7 +86,9 @@ def test_chunks_do_not_change_the_sum(chunk_size, num_microbatches):
     model = support.small_model()
     x, y = support.small_data(N)
     whole = support.ClippedSum(VectorizedClipping(0.5, num_microbatches), model, x)
-    parts = support.ClippedSum(VectorizedClipping(0.5, num_microbatches, chunk_size), model, x)
+    parts = support.ClippedSum(
+        VectorizedClipping(0.5, num_microbatches, chunk_size=chunk_size), model, x
+    )
     np.testing.assert_allclose(parts(x, y), whole(x, y), atol=1e-6)
 
 

@@ -93,9 +93,10 @@ def test_the_step_is_the_clipped_sum_over_the_expected_batch_size():
 class DividesByRealisedSize(tfdp.DPSGD):
     """Mutant: the sum is divided by the number of rows, as in TF-Privacy."""
 
-    def _logical_step(self, sums, clipped, variables, name):
+    def _logical_step(self, sums, within_clip, clipped, variables, name):
         scale = self.expected_batch_size / tf.cast(clipped.rows, tf.float32)
-        return super()._logical_step([s * scale for s in sums], clipped, variables, name)
+        sums = [s * scale for s in sums]
+        return super()._logical_step(sums, within_clip, clipped, variables, name)
 
 
 def test_dividing_by_the_realised_size_is_caught():

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence, Set
 
 import tensorflow as tf
 
-from tfdp.clipping import vectorizable
+from tfdp.clipping import batch_state, vectorizable
+from tfdp.clipping.batch_state import captured
 
 _HOW_TO_FIX_THE_LOSS = (
     "Pass a loss that keeps one value per example, such as "
@@ -30,15 +31,6 @@ _ITERATOR_TYPES = frozenset(
     }
 )
 _KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Sum"})
-_ASSIGN_TYPES = frozenset(
-    {
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "ResourceScatterUpdate",
-        "ResourceScatterAdd",
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +43,8 @@ class LossGraph:
       regularizer: Scalar sum of the terms that do not depend on the batch, or None. Constants that
         the loss captures are taken to be public.
       batch: The tensors that come from the batch; the first dimension is the example.
+      sources: Of operations that were copied from another graph, by name: the originals, where
+        these are calls of functions.
       mask: Whether each row is an example or padding: the bool `[rows]` of `batch` that multiplies
         every loss, which is how Keras uses sample weights; None if there is none.
     """
@@ -60,6 +54,7 @@ class LossGraph:
     regularizer: tf.Tensor | None
     batch: list[tf.Tensor]
     mask: tf.Tensor | None
+    sources: dict[str, tf.Operation] = dataclasses.field(default_factory=dict)
 
     def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
         """The loss of a single row: the same computation with `row` in place of `batch`.
@@ -124,6 +119,10 @@ class LossGraph:
             regularizer=None,
             batch=list(rows),
             mask=None if self.mask is None else of_row[self.mask.name],
+            sources={
+                op.name: source.get_operation_by_name(name)
+                for op, name in zip(copied, gradients, strict=True)
+            },
         )
 
     def checked_rows(self) -> tf.Tensor:
@@ -149,22 +148,7 @@ class LossGraph:
     def has_operation(self, types: frozenset[str]) -> bool:
         """Whether computing the loss runs an operation of one of `types`, also inside functions."""
         operations, _ = cone(self.terms, self._inputs())
-        library = {
-            f.signature.name: f.node_def
-            for f in self.terms[0].graph.as_graph_def().library.function
-        }
-        pending = [op.node_def for op in operations]
-        seen: set[str] = set()
-        while pending:
-            node = pending.pop()
-            if node.op in types:
-                return True
-            for attribute in node.attr.values():
-                name = attribute.func.name
-                if name in library and name not in seen:
-                    seen.add(name)
-                    pending.extend(library[name])
-        return False
+        return _contains(self.terms[0].graph, [op.node_def for op in operations], types)
 
     def _inputs(self) -> set:
         """References of the batch, and of all that the graph captures from outside."""
@@ -174,6 +158,23 @@ class LossGraph:
             if op.type == "Placeholder"
         }
         return placeholders | {t.ref() for t in self.batch}
+
+
+def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:
+    """Whether nodes, or the functions that they call, are of one of `types`."""
+    library = {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
+    pending = list(nodes)
+    seen: set[str] = set()
+    while pending:
+        node = pending.pop()
+        if node.op in types:
+            return True
+        for attribute in node.attr.values():
+            name = attribute.func.name
+            if name in library and name not in seen:
+                seen.add(name)
+                pending.extend(library[name])
+    return False
 
 
 def _definition(graph: tf.Graph, operations: Sequence[tf.Operation]) -> tf.compat.v1.GraphDef:
@@ -246,7 +247,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
                 f"scalar that was reduced by '{term.op.type}': the gradients of the examples "
                 f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
-    _check_state(loss.graph, data)
+    batch_state.check(loss.graph, lambda tensor: _depends_on(tensor, data))
     _, used = cone(terms, {t.ref() for t in batch})
     batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
     if not batch:
@@ -270,14 +271,14 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
 
 def _batch_tensors(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
     """The tensors of the batch in the loss's graph, and references to all tensors of data."""
-    captured = _captured(loss.graph)
+    outer = captured(loss.graph)
     in_cone = {op.name for op in cone([loss])[0]}
     batch, data = [], set()
     for op in loss.graph.get_operations():
         if op.name not in in_cone:
             continue
         for tensor in op.outputs:
-            if not _is_data(tensor, captured):
+            if not _is_data(tensor, outer):
                 continue
             data.add(tensor.ref())
             if tensor.shape.rank is None:
@@ -294,26 +295,23 @@ def _batch_tensors(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
     return batch, data
 
 
-def _is_data(tensor: tf.Tensor, captured: dict) -> bool:
+def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
     """Whether a tensor comes from outside as data, and is no state or constant."""
     if tensor.dtype in (tf.resource, tf.variant):
         return False
     if tensor.op.type in _ITERATOR_TYPES:
         return True
+    if tensor.op.type in ("If", "StatelessIf"):  # Distribution strategies read a batch, or none.
+        return _contains(tensor.graph, [tensor.op.node_def], _ITERATOR_TYPES)
     if tensor.op.type != "Placeholder":
         return False
-    if tensor.ref() not in captured:
+    if tensor.ref() not in outside:
         return True  # An argument of the function being traced.
-    outer = captured[tensor.ref()]
+    outer = outside[tensor.ref()]
     if not tf.is_symbolic_tensor(outer):
         return False  # A constant.
-    outer_captured = _captured(outer.graph)
-    return any(_is_data(t, outer_captured) for op in cone([outer])[0] for t in op.outputs)
-
-
-def _captured(graph: tf.Graph) -> dict:
-    """The tensor outside that each captured tensor of a function's graph stands for."""
-    return {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
+    further = captured(outer.graph)
+    return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
 
 
 def cone(
@@ -368,36 +366,3 @@ def _is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
         containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]
         return len(containing) == 1 and _is_factor(factor, containing[0])
     return False
-
-
-def _check_state(graph: tf.Graph, data: set) -> None:
-    """Refuses layers that write what they see of the batch into a variable."""
-    for op in graph.get_operations():
-        if op.type not in _ASSIGN_TYPES or not any(_depends_on(t, data) for t in op.inputs[1:]):
-            continue
-        variable = _variable_of(op.inputs[0])
-        if variable is None or _is_metric(variable):
-            continue
-        raise ValueError(
-            f"The model writes a statistic of the batch into its variable '{variable.name}': it "
-            "would leave the training without noise, and it mixes examples. Replace "
-            "BatchNormalization by GroupNormalization or LayerNormalization, and do not use "
-            "stateful layers."
-        )
-
-
-def _variable_of(handle: tf.Tensor) -> tf.Variable | None:
-    """The variable that a graph's resource tensor is the handle of, if the graph reads it too."""
-    watched = list(getattr(handle.graph, "_watched_variables", ()))
-    outer = handle
-    while tf.is_symbolic_tensor(outer):
-        outer = _captured(outer.graph).get(outer.ref())
-    return next((v for v in watched if v.handle is outer), None)
-
-
-def _is_metric(variable: tf.Variable) -> bool:
-    """Whether a variable is one of a Keras metric, by how Keras makes those."""
-    return (
-        variable.synchronization == tf.VariableSynchronization.ON_READ
-        and variable.aggregation == tf.VariableAggregation.SUM
-    )

@@ -41,7 +41,8 @@ class Plan:
         self._graph, self._handles, self._variables = graph, handles, variables
         operations = graph.operations()
         self._in_cone = {op.name: op for op in operations}
-        found = {op.name: recognise(op) for op in operations if op.type in _CALL_TYPES}
+        calls = [op for op in operations if op.type in _CALL_TYPES]
+        found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
         self._calls: dict[str, RecurrentCall] = {k: v for k, v in found.items() if v is not None}
         special = {name: recurrent_transfer(call) for name, call in self._calls.items()}
         self._analysis = RowAnalysis(operations, graph.batch, special)

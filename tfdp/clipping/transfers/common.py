@@ -15,7 +15,8 @@ ELEMENTWISE = frozenset(
     "LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod "
     "Mul MulNoNan Ndtri Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 "
     "Rint Round Rsqrt Select SelectV2 Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Sqrt "
-    "Square SquaredDifference StopGradient Sub Tan Tanh TruncateDiv Xdivy Xlogy Xlog1py ZerosLike".split()
+    "Square SquaredDifference StopGradient Sub Tan Tanh TruncateDiv Xdivy Xlogy Xlog1py "
+    "ZerosLike".split()
 )
 
 

@@ -1,0 +1,5 @@
+"""Speed and memory, side by side with plain Keras and with peers.
+
+A package with this file on purpose: some peers install a `benchmarks` of their own, which would be
+found instead of a folder without one.
+"""

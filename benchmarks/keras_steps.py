@@ -1,0 +1,118 @@
+"""Training steps of Keras, tfdp and TensorFlow Privacy, through `model.fit`."""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
+
+import tensorflow as tf
+
+import tfdp
+from benchmarks import networks
+from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
+from benchmarks.settings import Settings
+
+_TFDP = {
+    "tfdp_one_pass": (tfdp.DPSGD, "one_pass"),
+    "tfdp_vectorized": (tfdp.DPSGD, "vectorized"),
+    "tfdp_adam": (tfdp.DPAdam, "one_pass"),
+    "tfdp_sign_sgd": (tfdp.DPSignSGD, "one_pass"),
+    "tfdp_sign_adam": (tfdp.DPSignAdam, "one_pass"),
+}
+_TF_PRIVACY = {
+    "tf_privacy": ("dp_optimizer_keras", "DPKerasSGDOptimizer"),
+    "tf_privacy_vectorized": ("dp_optimizer_keras_vectorized", "VectorizedDPKerasSGDOptimizer"),
+}
+
+
+class KerasSteps:
+    """A compiled model and its batches.
+
+    Args:
+      contestant: Name of the contestant.
+      problem: What to train.
+      settings: How.
+    """
+
+    def __init__(self, contestant: str, problem: Problem, settings: Settings):
+        sampling: dict[str, Any] = {}
+        if settings.dataset_size is None:
+            self._data = fixed_batches(problem, settings)
+        else:
+            self._data, sampling = _poisson_batches(problem, settings)
+        self._poisson = settings.dataset_size is not None
+        self._model = networks.build(problem)
+        if settings.jit_compile:
+            networks.let_xla_compile(self._model)
+        self.parameters = self._model.count_params()
+        optimizer = make_optimizer(contestant, settings.batch, **sampling)
+        self._model.compile(
+            optimizer, loss=make_loss(contestant), jit_compile=settings.jit_compile or None
+        )
+
+    def run(self, steps: int) -> None:
+        """Takes so many steps (logical ones, of Poisson batches)."""
+        if self._poisson:  # an epoch is one batch, in one or more chunks
+            self._model.fit(self._data, epochs=steps, verbose=0)
+        else:
+            self._model.fit(self._data, steps_per_epoch=steps, verbose=0)
+
+    @staticmethod
+    def versions() -> dict[str, str]:
+        """Versions of what runs."""
+        names = ("tensorflow", "tf-keras", "tensorflow-privacy", "numpy")
+        return {
+            "Python": platform.python_version(),
+            "tfdp": tfdp.__version__,
+            **{name: importlib.metadata.version(name) for name in names},
+        }
+
+
+def make_loss(contestant: str) -> tf.keras.losses.Loss:
+    """Cross-entropy: one value per example for private optimizers, else their mean."""
+    private = not contestant.startswith("keras")
+    return tf.keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="none" if private else "sum_over_batch_size"
+    )
+
+
+def make_optimizer(contestant: str, batch: int, **sampling: Any) -> Any:
+    """The optimizer of a contestant; `sampling` replaces `expected_batch_size`."""
+    legacy = tf.keras.optimizers.legacy
+    if contestant == "keras_sgd":
+        return legacy.SGD(LEARNING_RATE)
+    if contestant == "keras_adam":
+        return legacy.Adam(LEARNING_RATE)
+    privacy = {"l2_norm_clip": L2_NORM_CLIP, "noise_multiplier": NOISE_MULTIPLIER}
+    if contestant in _TF_PRIVACY:
+        module, name = _TF_PRIVACY[contestant]
+        optimizers = importlib.import_module(f"tensorflow_privacy.privacy.optimizers.{module}")
+        optimizer_class = getattr(optimizers, name)
+        return optimizer_class(**privacy, num_microbatches=batch, learning_rate=LEARNING_RATE)
+    optimizer_class, engine = _TFDP[contestant]
+    sampling = sampling or {"expected_batch_size": batch}
+    return optimizer_class(**privacy, **sampling, learning_rate=LEARNING_RATE, engine=engine)
+
+
+def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
+    """The same few batches again and again, from memory, with an open batch dimension."""
+    rows = problem.rows(settings.batch * settings.batches)
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(settings.batch).cache()
+    for _ in data:  # fills the cache
+        pass
+    return data.repeat()
+
+
+def _poisson_batches(
+    problem: Problem, settings: Settings
+) -> tuple[tf.data.Dataset, dict[str, Any]]:
+    data = tfdp.data.poisson_batches(
+        problem.rows(settings.dataset_size),
+        expected_batch_size=settings.batch,
+        chunk_size=settings.chunk_size,
+        steps_per_epoch=1,
+    )
+    return data, data.sampling.optimizer_arguments()

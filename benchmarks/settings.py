@@ -1,0 +1,26 @@
+"""What a worker is told about the steps to take."""
+
+import dataclasses
+
+
+class Unsupported(Exception):
+    """A framework cannot run what was asked for; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a contestant trains.
+
+    Attributes:
+      batch: Rows of a batch; with `dataset_size`, the expected number of examples.
+      batches: Number of different batches, which are taken in turn.
+      jit_compile: Whether Keras compiles the step with XLA.
+      dataset_size: Number of examples that Poisson batches are drawn from; None: fixed batches.
+      chunk_size: Rows that a Poisson batch is delivered in; None: all at once.
+    """
+
+    batch: int
+    batches: int = 4
+    jit_compile: bool = False
+    dataset_size: int | None = None
+    chunk_size: int | None = None

@@ -1,0 +1,43 @@
+import re
+
+import numpy as np
+import pytest
+
+from benchmarks import export_xla
+from benchmarks.problems import problem
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("programs")
+    export_xla.main(["--model", "mnist_cnn", "--batch", "4", "--output", str(path)])
+    return path
+
+
+@pytest.mark.parametrize("name", ["plain", "private"])
+def test_program_has_a_parameter_for_each_array(folder, name):
+    text = (folder / f"{name}.stablehlo").read_text()
+    stored = np.load(folder / f"{name}_args.npz")
+    arrays = [stored[f"a{i}"] for i in range(len(stored.files))]
+    assert re.match(r"(#loc.*\n)*module @\w+", text) and text.count("{") == text.count("}")
+    assert text.count("@main") == 1 and "stablehlo.convolution" in text
+    found = export_xla.parameters(text)
+    assert found == [(array.shape, array.dtype.name) for array in arrays]
+    x, y = problem("mnist_cnn").rows(4)
+    np.testing.assert_array_equal(arrays[0], x)
+    np.testing.assert_array_equal(arrays[1], y)
+    weights = sum(array.size for array in arrays[2:] if array.ndim and array.dtype == np.float32)
+    assert weights == problem("mnist_cnn").parameters
+
+
+def test_private_program_draws_noise_and_updates_more_than_the_plain_one(folder):
+    plain, private = ((folder / f"{name}.stablehlo").read_text() for name in ("plain", "private"))
+    assert "rng" in private and "rng" not in plain
+    assert len(export_xla.parameters(private)) > len(export_xla.parameters(plain))
+
+
+def test_parameters_are_read_from_the_text():
+    text = """module @m {
+  func.func @main(%arg0: tensor<8x28x1xf32> loc("a"), %arg1: tensor<i64>, %arg2: tensor<2xi1>) \
+-> (tensor<3xf32>) {"""
+    assert export_xla.parameters(text) == [((8, 28, 1), "float32"), ((), "int64"), ((2,), "bool")]

@@ -1,0 +1,169 @@
+import json
+import math
+import re
+import venv
+
+import matplotlib.image
+import pytest
+
+from benchmarks import report, step
+from benchmarks.contestants import CONTESTANTS, DEFAULT
+from benchmarks.problems import problem
+from benchmarks.settings import Settings
+from benchmarks.turns import Measurement, Rounds, plan
+from benchmarks.worker import describe
+
+KERAS = ("keras_sgd", "tfdp_one_pass")
+
+
+def rows(text):
+    """The cells of the rows of the first table in a Markdown text, by header."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
+
+
+def measured(contestant, seconds, batch=8, **others):
+    return Measurement(
+        contestant,
+        "mnist_cnn",
+        Settings(batch),
+        seconds=seconds,
+        first=1.0,
+        peak=200.0,
+        growth=100.0,
+        **others,
+    )
+
+
+def test_table_of_a_run_has_a_row_for_everyone_and_reasons_for_the_missing(capsys, tmp_path):
+    step.main(
+        [
+            *("--batch", "8", "--repeats", "2", "--turn_seconds", "0.01", "--slow_batch", "4"),
+            *("--contestants", ",".join([*KERAS, "tf_privacy", "jax_privacy"])),
+            *("--peer_python", _python_without_anything(tmp_path)),
+            *("--output", str(tmp_path / "results.json"), "--plot", str(tmp_path / "plot.png")),
+        ]
+    )
+    text = capsys.readouterr().out
+    found = rows(text.split("\n\n")[1])
+    assert [row["step"] for row in found] == [
+        "plain Keras SGD",
+        "tfdp.DPSGD, one-pass",
+        "TF-Privacy DPKerasSGD",
+        "JAX-Privacy",
+    ]
+    for row in found[:2]:
+        cells = " ".join(cell for key, cell in row.items() if key != "step")
+        numbers = [float(number) for number in re.findall(r"\d+\.?\d*", cells)]
+        assert len(numbers) == 9 and all(number > 0 for number in numbers), row
+    assert found[0]["× plain Keras"] == found[0]["× own plain step"] == "1.00"
+    assert found[2]["median ms"] == "not run: slow; --slow_batch 8 runs it"
+    assert found[3]["median ms"].startswith("not installed: No module named ")
+    assert all(found[3][key] == "–" for key in ("first step s", "peak MiB", "× plain Keras"))
+    assert "26,010 parameters" in text and "tensorflow 2." in text and " cores" in text
+
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [m["contestant"] for m in results["measurements"]][:2] == list(KERAS)
+    assert all(m["seconds"] == [] for m in results["measurements"][2:])
+    assert all(len(m["seconds"]) == 2 for m in results["measurements"][:2])
+    assert str(tmp_path) not in json.dumps(results)
+    assert matplotlib.image.imread(tmp_path / "plot.png").std() > 0
+
+
+def _python_without_anything(tmp_path):
+    """A Python with the standard library alone."""
+    venv.create(tmp_path / "python", symlinks=True, with_pip=False)
+    return str(tmp_path / "python" / "bin" / "python")
+
+
+def test_process_that_fails_or_hangs_gets_a_row_with_the_reason(tmp_path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho warning >&2\necho no such thing >&2\nexit 3\n")
+    script.chmod(0o755)
+    measurements = plan(["jax_sgd"], "mnist_cnn", Settings(8))
+    Rounds(1, peer_python=str(script)).measure(measurements)
+    assert measurements[0].reason == "failed: no such thing"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    measurements = plan(["jax_sgd"], "mnist_cnn", Settings(8))
+    Rounds(1, peer_python=str(script), timeout=0.1).measure(measurements)
+    assert measurements[0].reason == "stopped: no answer within 0.1 s"
+
+
+def test_error_of_a_step_is_told_in_one_line():
+    assert describe(ValueError("in user code:\n\n  File x\n\n  ValueError: bad loss\n")) == (
+        "ValueError: bad loss"
+    )
+    assert describe(RuntimeError("no memory\nfor this")) == "RuntimeError: no memory"
+    assert describe(KeyError()) == "KeyError: "
+
+
+def test_step_that_needs_too_much_memory_is_not_run():
+    measurements = plan(["opacus_hooks"], "imdb_lstm", Settings(10_000_000))
+    Rounds(1).measure(measurements)
+    assert re.match(r"not run: would need about \d+ GiB", measurements[0].reason)
+
+
+@pytest.mark.parametrize("name", CONTESTANTS)
+def test_every_contestant_has_a_plain_step_of_its_framework(name):
+    contestant = CONTESTANTS[name]
+    plain = CONTESTANTS[contestant.plain]
+    assert plain.framework == contestant.framework and not plain.private
+    assert contestant.private == (name not in ("keras_sgd", "keras_adam", "torch_sgd", "jax_sgd"))
+    assert contestant.private or contestant.expected_bytes(problem("imdb_lstm"), 64) == 0
+    assert name in DEFAULT or "adam" in name or "sign" in name
+
+
+def test_ratios_are_of_medians_at_the_same_batch():
+    done = [
+        measured("keras_sgd", [0.01, 0.02, 0.9]),
+        measured("tfdp_one_pass", [0.03, 0.03, 0.03]),
+        measured("torch_sgd", [0.04]),
+        measured("opacus_ghost", [0.06]),
+        measured("keras_sgd", [0.3], batch=16),
+        measured("tfdp_one_pass", [0.6], batch=16),
+    ]
+    table = rows(report.step_table(done))
+    own = [row["× own plain step"] for row in table]
+    assert own == ["1.00", "1.50", "1.00", "1.50", "1.00", "2.00"]
+    assert table[3]["× plain Keras"] == "3.00"
+    assert table[0]["median ms"] == "20.0" and table[0]["quartiles ms"] == "15.0 to 460.0"
+    small, large = rows(report.ratio_table(done))
+    assert small["private / plain Keras"] == "1.50" and large["private / plain Keras"] == "2.00"
+    assert small["Opacus ghost / tfdp"] == "2.00" and large["Opacus ghost / tfdp"] == "–"
+
+
+def test_busy_machine_is_reported():
+    idle = report.versions([measured("keras_sgd", [1.0], others=0.01)])
+    busy = report.versions([measured("keras_sgd", [1.0], others=0.5)])
+    assert "up to 1%" in idle and "too much" not in idle
+    assert "up to 50%" in busy and "too much" in busy
+
+
+def test_quartiles_are_numpys():
+    assert measured("keras_sgd", [4.0, 1.0, 2.0, 8.0]).quartiles == (1.75, 3.0, 5.0)
+    assert measured("keras_sgd", [2.0]).quartiles == (2.0, 2.0, 2.0)
+    assert measured("keras_sgd", []).median is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--model", "mlp"], "invalid choice"),
+        (["--batch", "0"], "must be at least 1"),
+        (["--repeats", "0"], "must be at least 1"),
+        (["--contestants", "keras_sgd,pytorch"], "must be out of"),
+    ],
+)
+def test_bad_argument_is_refused(arguments, complaint, capsys):
+    with pytest.raises(SystemExit):
+        step.parse(arguments)
+    assert complaint in capsys.readouterr().err
+
+
+def test_time_per_step_is_a_finite_number_of_seconds():
+    measurements = plan(["keras_sgd"], "mlp_4", Settings(4, batches=1))
+    Rounds(1, turn_seconds=0.01).measure(measurements)
+    (m,) = measurements
+    assert m.reason is None and 0 < m.median < 5 and math.isfinite(m.first)
+    assert 0 <= m.growth < m.peak

@@ -1,0 +1,231 @@
+"""Small models, one for each rule of the one-pass engine and for what has none."""
+
+import numpy as np
+import tensorflow as tf
+
+layers = tf.keras.layers
+N = 7
+RNG = np.random.default_rng(0)
+Y = RNG.integers(0, 3, N)
+VECTORS = RNG.normal(size=(N, 5)).astype("float32")
+IMAGES = RNG.normal(size=(N, 8, 8, 2)).astype("float32")
+VOLUMES = RNG.normal(size=(N, 4, 4, 3, 2)).astype("float32")
+SEQUENCES = RNG.normal(size=(N, 6, 4)).astype("float32")
+TOKENS = np.where(np.arange(6) < RNG.integers(2, 7, (N, 1)), RNG.integers(1, 9, (N, 6)), 0)
+
+
+def sequential(*stack):
+    return lambda: tf.keras.Sequential([*[make() for make in stack], layers.Dense(3)])
+
+
+def attention():
+    x = layers.Input([6, 4])
+    attended = layers.MultiHeadAttention(2, 4)(x, x)
+    pooled = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x + attended))
+    return tf.keras.Model(x, layers.Dense(3)(pooled))
+
+
+def masked_attention():
+    tokens = layers.Input([6], dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    attended = layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+    return tf.keras.Model(tokens, layers.Dense(3)(layers.GlobalMaxPooling1D()(attended)))
+
+
+def two_inputs():
+    first, second = layers.Input([5]), layers.Input([5])
+    shared = layers.Dense(4, activation="tanh")
+    return tf.keras.Model(
+        [first, second], layers.Dense(3)(layers.Concatenate()([shared(first), shared(second)]))
+    )
+
+
+def shared_convolution():
+    x = layers.Input([8, 8, 2])
+    shared = layers.Conv2D(2, 3, padding="same")
+    return tf.keras.Model(x, layers.Dense(3)(layers.Flatten()(shared(tf.tanh(shared(x))))))
+
+
+def shared_embedding():
+    tokens = layers.Input([6], dtype="int32")
+    table = layers.Embedding(9, 4)
+    both = table(tokens) * table((tokens + 1) % 9)
+    return tf.keras.Model(tokens, layers.Dense(3)(layers.Flatten()(both)))
+
+
+class TiedEmbedding(tf.keras.Model):
+    """The table is looked up and, transposed, used as the last layer."""
+
+    def __init__(self):
+        super().__init__()
+        normal = tf.keras.initializers.RandomNormal(stddev=1.0)
+        self.table = layers.Embedding(9, 4, embeddings_initializer=normal)
+        self.hidden = layers.Dense(4, activation="tanh")
+
+    def call(self, tokens):
+        pooled = tf.reduce_mean(self.hidden(self.table(tokens)), axis=1)
+        return tf.matmul(pooled, self.table.embeddings, transpose_b=True)
+
+
+class TimeMajor(tf.keras.layers.Layer):
+    """A matrix product on [time, batch, features]."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", [shape[-1], 3])
+        self.b = self.add_weight("b", [3])
+
+    def call(self, x):
+        return tf.transpose(tf.transpose(x, [1, 0, 2]) @ self.w - self.b, [1, 0, 2])
+
+
+class WeightNormalization(tf.keras.layers.Layer):
+    """Something else than a view is computed from the weights."""
+
+    def build(self, shape):
+        self.v = self.add_weight("v", [shape[-1], 4])
+        self.g = self.add_weight("g", [4], initializer="ones")
+
+    def call(self, x):
+        return x @ (self.v * self.g / tf.norm(self.v, axis=0))
+
+
+class GroupedEinsum(tf.keras.layers.Layer):
+    """Every group of features has weights of its own: a label in all three terms."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", [2, 2, 3])
+
+    def call(self, x):
+        return tf.einsum("btgf,gfh->btgh", tf.reshape(x, [-1, 6, 2, 2]), self.w)
+
+
+class ReorderedEinsum(tf.keras.layers.Layer):
+    """The weights' axes are not in the order of data and result; they come first."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", [3, 2, 2])
+
+    def call(self, x):
+        return tf.einsum("hfg,btgf->bth", self.w, tf.reshape(x, [-1, 6, 2, 2]))
+
+
+FLAT = layers.Flatten
+# Models of which all work is done by rules, with their data.
+FAST = {
+    "dense": (sequential(lambda: layers.Dense(4, activation="tanh")), VECTORS),
+    "dense on sequences": (
+        sequential(lambda: layers.Dense(4), layers.LayerNormalization, FLAT),
+        SEQUENCES,
+    ),
+    "gram": (sequential(lambda: layers.Dense(20), lambda: layers.Dense(20), FLAT), SEQUENCES),
+    "time major": (sequential(TimeMajor, FLAT), SEQUENCES),
+    "conv2d": (
+        sequential(
+            lambda: layers.Conv2D(4, 3, strides=2, activation="relu"),
+            lambda: layers.GroupNormalization(2),
+            layers.MaxPool2D,
+            FLAT,
+        ),
+        IMAGES,
+    ),
+    "conv2d, gathered patches": (
+        sequential(
+            lambda: layers.Conv2D(4, 3, padding="same", activation="tanh"),
+            lambda: layers.Conv2D(5, (2, 3), strides=(2, 2), padding="same"),
+            lambda: layers.LayerNormalization(axis=[1, 2, 3]),
+            FLAT,
+        ),
+        IMAGES,
+    ),
+    "conv2d, gram and dilation": (
+        sequential(
+            lambda: layers.Conv2D(8, 3, padding="same"),
+            lambda: layers.Conv2D(64, (3, 2), dilation_rate=(2, 1)),
+            layers.GlobalAveragePooling2D,
+        ),
+        IMAGES,
+    ),
+    "conv2d of every step": (
+        sequential(
+            lambda: layers.Reshape([4, 4, 4, 2]),
+            lambda: layers.TimeDistributed(layers.Conv2D(3, 2)),
+            FLAT,
+        ),
+        IMAGES,
+    ),
+    "conv1d": (
+        sequential(lambda: layers.Conv1D(4, 3, padding="same", strides=2), FLAT),
+        SEQUENCES,
+    ),
+    "conv1d, causal and dilated": (
+        sequential(
+            lambda: layers.Conv1D(4, 3, dilation_rate=2, padding="causal"),
+            layers.GlobalMaxPooling1D,
+        ),
+        SEQUENCES,
+    ),
+    "conv3d": (sequential(lambda: layers.Conv3D(4, 2, padding="same"), FLAT), VOLUMES),
+    "transposed convolutions": (
+        sequential(
+            lambda: layers.Conv2DTranspose(4, 3, strides=2, padding="same"),
+            lambda: layers.Conv2DTranspose(3, 3),
+            layers.GlobalAveragePooling2D,
+        ),
+        IMAGES,
+    ),
+    "conv3d, transposed": (
+        sequential(lambda: layers.Conv3DTranspose(4, 2, padding="same"), FLAT),
+        VOLUMES,
+    ),
+    "depthwise": (
+        sequential(lambda: layers.DepthwiseConv2D(3, depth_multiplier=2), layers.PReLU, FLAT),
+        IMAGES,
+    ),
+    "separable": (
+        sequential(lambda: layers.SeparableConv2D(4, 3), lambda: layers.Reshape([-1])),
+        IMAGES,
+    ),
+    "embedding": (
+        sequential(lambda: layers.Embedding(9, 4, input_length=6), layers.LayerNormalization, FLAT),
+        TOKENS,
+    ),
+    "embedding, masked": (
+        sequential(lambda: layers.Embedding(9, 4, mask_zero=True), layers.GlobalAveragePooling1D),
+        TOKENS,
+    ),
+    "einsum dense": (
+        sequential(
+            lambda: layers.EinsumDense("abc,cd->abd", [None, 5], bias_axes="d"),
+            layers.GlobalAveragePooling1D,
+        ),
+        SEQUENCES,
+    ),
+    "einsum, grouped": (sequential(GroupedEinsum, FLAT), SEQUENCES),
+    "einsum, reordered": (sequential(ReorderedEinsum, FLAT), SEQUENCES),
+    "attention": (attention, SEQUENCES),
+    "attention, masked": (masked_attention, TOKENS),
+    "lstm": (
+        sequential(lambda: layers.Embedding(9, 4, mask_zero=True), lambda: layers.LSTM(5)),
+        TOKENS,
+    ),
+    "lstm, both directions": (
+        sequential(
+            lambda: layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+            layers.GlobalAveragePooling1D,
+        ),
+        SEQUENCES,
+    ),
+    "lstm, unrolled": (sequential(lambda: layers.LSTM(4, unroll=True)), SEQUENCES),
+    "gru": (sequential(lambda: layers.GRU(5)), SEQUENCES),
+    "shared layer, two inputs": (two_inputs, (VECTORS, VECTORS[::-1].copy())),
+    "shared convolution": (shared_convolution, IMAGES),
+    "shared embedding": (shared_embedding, TOKENS),
+    "tied embedding": (TiedEmbedding, TOKENS),
+}
+
+# Models of which some variables, or all, are left to the vectorised engine.
+SLOW = {
+    "computed weights": (sequential(WeightNormalization), VECTORS),
+    "simple rnn": (sequential(lambda: layers.SimpleRNN(4)), SEQUENCES),
+    "grouped convolution": (sequential(lambda: layers.Conv2D(4, 3, groups=2), FLAT), IMAGES),
+}

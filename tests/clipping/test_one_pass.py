@@ -1,0 +1,587 @@
+import logging
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tfdp
+from tests import support
+from tests.clipping import models
+from tests.clipping.models import FAST, IMAGES, SEQUENCES, SLOW, TOKENS, VECTORS, N, Y
+from tfdp.clipping import OnePassClipping, VectorizedClipping, contributions, uses
+from tfdp.clipping.rules import registry
+
+layers = tf.keras.layers
+CLIP = 0.3
+
+
+def built(make, x, seed=0):
+    tf.keras.utils.set_random_seed(seed)
+    model = make()
+    model(tf.nest.map_structure(lambda t: t[:1], x))
+    return model
+
+
+def assert_equals_loop(engine, make, x, **kwargs):
+    """The clipped sum is that of one eager example at a time, and the clip was at work."""
+    model = built(make, x)
+    expected = support.looped_clipped_sum(model, x, Y, CLIP)
+    actual = support.ClippedSum(engine, model, x, **kwargs)(x, Y)
+    np.testing.assert_allclose(actual, expected, atol=3e-6)
+    unclipped = support.looped_clipped_sum(model, x, Y, np.inf)
+    assert np.linalg.norm(unclipped - expected) > 1e-2
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_rules_equal_a_loop_over_examples(name):
+    engine = OnePassClipping(CLIP)
+    assert_equals_loop(engine, *FAST[name])
+    report = engine.report()
+    assert report.fast_fraction == 1, str(report)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_has_no_rule_falls_back_and_says_so(name):
+    engine = OnePassClipping(CLIP)
+    assert_equals_loop(engine, *SLOW[name])
+    report = engine.report()
+    assert report.fast_fraction < 1
+    assert any(not entry.fast and "vectorised" in entry.how for entry in report.entries)
+
+
+@pytest.mark.parametrize("name", ["dense", "conv2d", "embedding", "attention", "tied embedding"])
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
+def test_compiled_by_xla(name, options):
+    assert_equals_loop(OnePassClipping(CLIP, **options), *FAST[name], jit_compile=True)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "lstm", "embedding", "computed weights"])
+@pytest.mark.parametrize("chunk_size", [1, 3, 100])
+def test_chunks_do_not_change_the_sum(name, chunk_size):
+    assert_equals_loop(OnePassClipping(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
+
+
+class ExpectsRows(OnePassClipping):
+    """Is told how many rows to expect, as the optimizers tell it."""
+
+    def clipped_sum(self, loss, variables, group_seed, clip=None, expected_rows=N):
+        return super().clipped_sum(loss, variables, group_seed, clip, expected_rows)
+
+
+def test_a_small_memory_budget_makes_chunks(monkeypatch):
+    chunks = []
+    original = OnePassClipping._in_chunks
+
+    def watched(self, *args):
+        chunks.append(args[-1])
+        return original(self, *args)
+
+    monkeypatch.setattr(OnePassClipping, "_in_chunks", watched)
+    assert_equals_loop(ExpectsRows(CLIP, memory_budget=1000), *FAST["dense"])
+    assert chunks and 1 <= chunks[0] < N
+
+
+@pytest.mark.parametrize("working_set", [1, 10_000])
+def test_parts_of_norms_do_not_change_the_sum(working_set, monkeypatch):
+    monkeypatch.setattr("tfdp.clipping.devices._CPU_BYTES", working_set)
+    assert_equals_loop(OnePassClipping(CLIP), *FAST["conv2d"])
+
+
+# Random models.
+
+
+IMAGE_LAYERS = {
+    "conv": lambda o: layers.Conv2D(
+        o["filters"],
+        o["kernel"],
+        o["stride"],
+        o["padding"],
+        dilation_rate=o["dilation"],
+        use_bias=o["bias"],
+        activation="tanh",
+    ),
+    "depthwise": lambda o: layers.DepthwiseConv2D(
+        o["kernel"], o["stride"], o["padding"], use_bias=o["bias"]
+    ),
+    "transpose": lambda o: layers.Conv2DTranspose(o["filters"], o["kernel"], o["stride"], "same"),
+    "norm": lambda o: layers.LayerNormalization(),
+    "prelu": lambda o: layers.PReLU(shared_axes=[1, 2]),
+    "pool": lambda o: layers.AveragePooling2D(2, 1, "same"),
+}
+SEQUENCE_LAYERS = {
+    "dense": lambda o: layers.Dense(o["units"], "tanh"),
+    "lstm": lambda o: layers.LSTM(o["units"], return_sequences=True, go_backwards=o["backwards"]),
+    "gru": lambda o: layers.GRU(o["units"], return_sequences=True, go_backwards=o["backwards"]),
+    "conv": lambda o: layers.Conv1D(
+        o["units"], 3, padding=o["padding"], dilation_rate=o["dilation"]
+    ),
+    "norm": lambda o: layers.LayerNormalization(),
+    "both": lambda o: layers.Bidirectional(layers.GRU(2, return_sequences=True)),
+}
+
+
+def later(layer):
+    """Makes the layer again and again, with the same options."""
+    return lambda: type(layer).from_config(layer.get_config())
+
+
+@st.composite
+def image_models(draw):
+    """A stack of layers on images, with every kind of stride, padding and dilation."""
+    makers = []
+    for _ in range(draw(st.integers(1, 3))):
+        options = {
+            "kernel": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+            "padding": draw(st.sampled_from(["same", "valid"])),
+            "stride": draw(st.integers(1, 2)),
+            "bias": draw(st.booleans()),
+            "filters": draw(st.sampled_from([1, 4, 6])),
+        }
+        options["dilation"] = draw(st.integers(1, 2)) if options["stride"] == 1 else 1
+        if options["padding"] == "valid":  # Leave something of the image.
+            options["kernel"], options["dilation"] = (2, 1), 1
+        makers.append(later(IMAGE_LAYERS[draw(st.sampled_from(sorted(IMAGE_LAYERS)))](options)))
+    return models.sequential(*makers, layers.Flatten)
+
+
+@st.composite
+def sequence_models(draw):
+    """A stack of layers on tokens that ends in a vector; the tokens may be masked."""
+    masked = draw(st.booleans())
+    makers = [later(layers.Embedding(9, 4, mask_zero=masked, input_length=6))]
+    for _ in range(draw(st.integers(0, 2))):
+        options = {
+            "padding": draw(st.sampled_from(["same", "causal"])),
+            "dilation": draw(st.integers(1, 2)),
+            "units": draw(st.integers(1, 4)),
+            "backwards": draw(st.booleans()),
+        }
+        kind = draw(st.sampled_from(sorted(SEQUENCE_LAYERS)))
+        makers.append(later(SEQUENCE_LAYERS[kind](options)))
+    last = draw(st.sampled_from([lambda: layers.LSTM(3), layers.Flatten]))
+    return models.sequential(*makers, last)
+
+
+RANDOM = settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def assert_random_model(make, x, mask_seed):
+    model = built(make, x, mask_seed)
+    mask = np.random.default_rng(mask_seed).random(N) < 0.7
+    engine = OnePassClipping(CLIP)
+    actual = support.ClippedSum(engine, model, x)(x, Y, mask)
+    expected = support.looped_clipped_sum(model, x[mask], Y[mask], CLIP) if any(mask) else 0
+    np.testing.assert_allclose(actual, expected, atol=5e-6)
+    assert engine.report().fast_fraction == 1, str(engine.report())
+
+
+@RANDOM
+@given(make=image_models(), seed=st.integers(0, 1000))
+def test_random_models_on_images(make, seed):
+    assert_random_model(make, IMAGES, seed)
+
+
+@RANDOM
+@given(make=sequence_models(), seed=st.integers(0, 1000))
+def test_random_models_on_tokens(make, seed):
+    assert_random_model(make, TOKENS, seed)
+
+
+# Mutants: each rule's result, made wrong, is noticed.
+
+RULE_MODELS = {
+    ("MatMul", 1): "dense",
+    ("BatchMatMulV2", 1): "time major",
+    ("Conv2D", 1): "conv2d",
+    ("Conv3D", 1): "conv3d",
+    ("Conv2DBackpropInput", 1): "transposed convolutions",
+    ("Conv3DBackpropInputV2", 1): "conv3d, transposed",
+    ("DepthwiseConv2dNative", 1): "depthwise",
+    ("BiasAdd", 1): "dense",
+    ("AddV2", 1): "einsum dense",
+    ("Sub", 1): "time major",
+    ("Mul", 1): "dense on sequences",
+    ("Mul", 0): "depthwise",
+    ("Einsum", 1): "attention",
+    ("Einsum", 0): "einsum, reordered",
+    ("ResourceGather", 0): "embedding",
+}
+
+
+@pytest.mark.parametrize("key", RULE_MODELS)
+def test_a_wrong_rule_is_caught(key, monkeypatch):
+    """Mutant: the gradients of the first example are not seen."""
+    rule = registry.find_rule(*key)
+
+    def wrong(use):
+        seen = tf.concat([tf.zeros_like(use.gradient[:1]), use.gradient[1:]], 0)
+        return rule(uses.Use(**{**use.__dict__, "gradient": seen}))
+
+    monkeypatch.setitem(registry._RULES, key, wrong)
+    with pytest.raises(AssertionError):
+        assert_equals_loop(OnePassClipping(CLIP), *FAST[RULE_MODELS[key]])
+
+
+def test_every_rule_has_a_mutant():
+    aliases = {("BatchMatMul", 1), ("BatchMatMulV3", 1), ("Add", 0), ("Add", 1), ("AddV2", 0)}
+    untested = set(registry._RULES) - set(RULE_MODELS) - aliases
+    assert untested <= {("Sub", 0), ("GatherV2", 0)}
+
+
+class SumOfNorms(contributions.Direct):
+    """Mutant: the squared norms of a shared variable's uses are added up."""
+
+    def __init__(self, parts, shape):
+        tensors = [t for part in parts for t in part.tensors]
+        super().__init__(tensors, shape, "mutant", lambda *args: None)
+        self._parts = parts
+        self._whole = contributions._sum_of(parts, shape)
+
+    def flat(self, tensors):
+        return self._whole.flat(tensors)
+
+    factored = True
+
+    def squares(self, tensors):
+        ends = np.cumsum([len(part.tensors) for part in self._parts])
+        pieces = [
+            part.squares(tensors[end - len(part.tensors) : end])
+            for part, end in zip(self._parts, ends, strict=True)
+        ]
+        return tf.add_n(pieces)
+
+
+@pytest.mark.parametrize("name", ["shared layer, two inputs", "tied embedding", "shared embedding"])
+def test_sums_of_norms_are_caught(name, monkeypatch):
+    combine = contributions.combine
+
+    def wrong(parts, shape):
+        return combine(parts, shape) if len(parts) == 1 else SumOfNorms(parts, shape)
+
+    monkeypatch.setattr("tfdp.clipping.plan.combine", wrong)
+    with pytest.raises(AssertionError):
+        assert_equals_loop(OnePassClipping(CLIP), *FAST[name])
+
+
+def test_comparing_the_first_step_notices_a_wrong_rule(monkeypatch):
+    make, x = FAST["dense"]
+    engine = OnePassClipping(CLIP, compare_first_step=True)
+    support.ClippedSum(engine, built(make, x), x)(x, Y)
+    rule = registry.find_rule("BiasAdd", 1)
+
+    def wrong(use):
+        return rule(uses.Use(**{**use.__dict__, "gradient": 2 * use.gradient}))
+
+    monkeypatch.setitem(registry._RULES, ("BiasAdd", 1), wrong)
+    engine = OnePassClipping(CLIP, compare_first_step=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="clipped sum differ"):
+        support.ClippedSum(engine, built(make, x), x)(x, Y)
+
+
+# Sensitivity, bad examples, masks.
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([1e-3, 1.0, 1e4]),
+    name=st.sampled_from(["dense", "gram", "conv2d, gram and dilation", "conv1d"]),
+)
+def test_sensitivity_of_random_neighbours(seed, scale, name):
+    make, x = FAST[name]
+    x = x * np.float32(scale)
+    row = seed % N
+    engine = OnePassClipping(CLIP)
+    clipped_sum = support.ClippedSum(engine, built(make, x, seed), x)
+    others = np.arange(N) != row
+    whole, masked = clipped_sum(x, Y), clipped_sum(x, Y, others)
+    removed = clipped_sum(x[others], Y[others])
+    bound = engine.sensitivity() * (1 + 1e-5)
+    assert np.linalg.norm(whole - masked) <= bound
+    assert np.linalg.norm(whole - removed) <= bound
+    np.testing.assert_allclose(masked, removed, atol=1e-5)
+
+
+class UnclippedOnePass(OnePassClipping):
+    """Mutant: the clip is skipped."""
+
+    @property
+    def clips(self):
+        return False
+
+
+def test_a_skipped_clip_is_caught():
+    make, x = FAST["dense"]
+    engine = UnclippedOnePass(CLIP)
+    clipped_sum = support.ClippedSum(engine, built(make, x), x)
+    moved = clipped_sum(x, Y) - clipped_sum(x[1:], Y[1:])
+    assert np.linalg.norm(moved) > engine.sensitivity()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("name", ["dense", "gram", "conv2d", "lstm, both directions"])
+def test_a_bad_example_contributes_nothing(bad, name):
+    make, x = FAST[name]
+
+    def loss(y_true, y_pred, sample_weight=None):  # So that large inputs give large gradients.
+        return tf.reduce_sum(tf.square(y_pred), 1) * tf.cast(sample_weight, tf.float32)
+
+    clipped_sum = support.ClippedSum(OnePassClipping(CLIP), built(make, x), x, loss=loss)
+    broken = x.copy()
+    broken[3] = bad
+    result = clipped_sum(broken, Y)
+    assert np.all(np.isfinite(result))
+    if not (bad == 1e30 and "lstm" in name):  # Its gates saturate: the gradient is finite.
+        others = np.arange(N) != 3
+        np.testing.assert_allclose(result, clipped_sum(x[others], Y[others]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense", "embedding", "conv1d"])
+def test_masked_rows_contribute_nothing_and_empty_batches_are_zero(name):
+    make, x = FAST[name]
+    clipped_sum = support.ClippedSum(OnePassClipping(CLIP), built(make, x), x)
+    mask = np.arange(N) % 2 == 0
+    padded = x.copy()
+    padded[~mask] = np.nan if x.dtype == np.float32 else 3
+    expected = clipped_sum(x[mask], Y[mask])
+    np.testing.assert_allclose(clipped_sum(padded, Y, mask), expected, atol=1e-6)
+    assert not np.any(clipped_sum(x, Y, np.zeros(N, bool)))
+    assert not np.any(clipped_sum(x[:0], Y[:0]))
+
+
+def test_cancelling_positions_do_not_weaken_the_clip():
+    """Norms by Gram matrices lose digits where positions cancel: they must not come out too low."""
+    steps, features = 8, 64
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=features)
+    signs = np.where(np.arange(steps) % 2, 1, -1)
+    x = 1e4 * signs[np.newaxis, :, np.newaxis] * direction + rng.normal(size=(N, steps, features))
+    x = x.astype("float32")
+
+    def make():
+        dense = layers.Dense(64, use_bias=False)
+        return tf.keras.Sequential([dense, layers.GlobalAveragePooling1D()])
+
+    def loss(y_true, y_pred, sample_weight=None):
+        return tf.reduce_sum(y_pred, 1) * tf.cast(sample_weight, tf.float32)
+
+    engine = OnePassClipping(CLIP)
+    clipped_sum = support.ClippedSum(engine, built(make, x), x, loss=loss)
+    lengths = [np.linalg.norm(clipped_sum(x, Y, np.arange(N) == i)) for i in range(N)]
+    assert max(lengths) <= CLIP * (1 + 1e-3)
+    assert "Gram" in engine.report().entries[0].how
+
+
+def test_without_the_guard_the_clip_would_be_too_weak(monkeypatch):
+    monkeypatch.setattr(contributions, "_GRAM_GUARD", 0.0)
+    with pytest.raises(AssertionError):
+        test_cancelling_positions_do_not_weaken_the_clip()
+
+
+def test_microbatches_are_those_of_the_vectorised_engine():
+    make, x = FAST["dense"]
+    model = built(make, x)
+    engine = OnePassClipping(CLIP, num_microbatches=2)
+    fast = support.ClippedSum(engine, model, x)(x, Y)
+    slow = support.ClippedSum(VectorizedClipping(CLIP, num_microbatches=2), model, x)(x, Y)
+    np.testing.assert_allclose(fast, slow, atol=1e-7)
+    assert "Microbatches" in engine.report().fallback
+
+
+# Other clipping rules.
+
+
+@pytest.mark.parametrize("rule", ["per_layer", "automatic"])
+@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+def test_other_rules_equal_a_loop(rule, engine):
+    make, x = FAST["conv2d"]
+    model = built(make, x)
+    expected = 0
+    for i in range(N):
+        one = support.looped_clipped_sum(model, x[i : i + 1], Y[i : i + 1], np.inf)
+        sizes = [v.shape.num_elements() for v in model.trainable_variables]
+        names = [v.name.rpartition("/")[0] for v in model.trainable_variables]
+        parts = np.split(one, np.cumsum(sizes)[:-1])
+        if rule == "automatic":
+            expected = expected + CLIP * one / (np.linalg.norm(one) + 0.01)
+            continue
+        limit = CLIP / math.sqrt(len(set(names)))
+        for layer in set(names):
+            norm = np.linalg.norm(
+                np.concatenate([p for p, n in zip(parts, names, strict=True) if n == layer])
+            )
+            for j, n in enumerate(names):
+                if n == layer:
+                    parts[j] = parts[j] / max(1, norm / limit)
+        expected = expected + np.concatenate(parts)
+    actual = support.ClippedSum(engine(CLIP, rule=rule), model, x)(x, Y)
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
+
+
+# Models that mix examples, and models of which nothing is known.
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x - tf.reduce_mean(x, axis=0),
+        lambda x: tf.transpose(tf.nn.softmax(tf.transpose(x))),
+        lambda x: tf.cumsum(x, axis=0),
+        lambda x: tf.reverse(x, [0]),
+        lambda x: tf.matmul(tf.matmul(x, x, transpose_b=True), x),
+        lambda x: tf.gather(x, tf.argsort(x[:, 0])),
+        lambda x: tf.einsum("ij,kj->ij", x, x),
+        lambda x: tf.transpose(tf.sort(tf.transpose(x))),
+    ],
+    ids=["mean", "softmax", "cumsum", "reverse", "matmul", "gather", "einsum", "sort"],
+)
+def test_mixing_examples_is_an_error(mix):
+    model = tf.keras.Sequential([layers.Dense(4), layers.Lambda(mix), layers.Dense(3)])
+    with pytest.raises(ValueError, match="mixes examples"):
+        support.ClippedSum(OnePassClipping(CLIP), model, VECTORS)(VECTORS, Y)
+
+
+class Opaque(layers.Layer):
+    """An operation that no rule knows: its function is hidden in a call."""
+
+    def call(self, x):
+        return tf.function(lambda t: tf.sin(t) * tf.reduce_max(t, axis=-1, keepdims=True))(x)
+
+
+def test_a_model_of_unknown_layers_still_trains(caplog):
+    def make(engine):
+        tf.keras.utils.set_random_seed(0)
+        model = tf.keras.Sequential([layers.Dense(4), Opaque(), layers.Dense(3)])
+        optimizer = tfdp.DPSGD(CLIP, 0.0, expected_batch_size=N, engine=engine)
+        return support.compiled(optimizer, model)
+
+    data = tf.data.Dataset.from_tensor_slices((VECTORS, Y)).batch(N)
+    trained = []
+    for engine in ("one_pass", "vectorized"):
+        model = make(engine)
+        with caplog.at_level(logging.WARNING, "tfdp"):
+            model.fit(data, epochs=3, verbose=0)
+        trained.append(support.flat(model.trainable_variables))
+        if engine == "one_pass":
+            assert "no rule says" in model.optimizer.clipping.report().fallback
+    np.testing.assert_allclose(*trained, atol=1e-6)
+    assert "cannot prove" in caplog.text
+
+
+def test_report_of_a_model():
+    model = tf.keras.Sequential([layers.Input([4]), layers.Dense(3), WeightNorm()])
+    report = OnePassClipping(1.0).report(model)
+    assert [entry.fast for entry in report.entries] == [True, True, False]
+    assert report.entries[2].parameters == 6
+    text = str(report)
+    assert "SLOW" in text
+    assert all(entry.variable in text for entry in report.entries)
+    assert 0 < report.fast_fraction < 1
+
+
+class WeightNorm(layers.Layer):
+    def build(self, shape):
+        self.v = self.add_weight("v", [shape[-1], 2])
+
+    def call(self, x):
+        return x @ tf.nn.softmax(self.v)
+
+
+def test_report_needs_a_model_or_a_step():
+    with pytest.raises(ValueError, match="`model` must be given"):
+        OnePassClipping(1.0).report()
+    with pytest.raises(ValueError, match="must have been called"):
+        OnePassClipping(1.0).report(tf.keras.Sequential([layers.Dense(3)]))
+
+
+# Precision and tracing.
+
+
+@pytest.mark.parametrize("name", ["dense", "conv2d", "gram"])
+def test_mixed_bfloat16(name):
+    """Norms in float32: nobody's contribution is longer than the clip, and it is about right."""
+    make, x = FAST[name]
+    reference = support.looped_clipped_sum(built(make, x), x, Y, CLIP)
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = built(make, x)
+        clipped_sum = support.ClippedSum(OnePassClipping(CLIP), model, x)
+        gradients = clipped_sum.gradients(x, Y)[0]
+        total = clipped_sum(x, Y)
+        single = [clipped_sum(x, Y, np.arange(N) == i) for i in range(N)]
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    assert all(g.dtype == tf.float32 for g in gradients)
+    assert max(np.linalg.norm(s) for s in single) <= CLIP * (1 + 1e-5)
+    np.testing.assert_allclose(np.sum(single, axis=0), total, atol=1e-5)
+    assert np.linalg.norm(total - reference) < 0.1 * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_poisson_batches_trace_the_step_once(jit_compile):
+    traces = []
+
+    class Counting(layers.Layer):
+        def call(self, x):
+            traces.append(x.shape)
+            return x
+
+    x, y = support.small_data(300)
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=0)
+    model = tf.keras.Sequential([layers.Input([4]), Counting(), layers.Dense(3)])
+    optimizer = tfdp.DPSGD(1.0, 1.0, **batches.sampling.optimizer_arguments())
+    support.compiled(optimizer, model, jit_compile=jit_compile)
+    model.fit(batches, steps_per_epoch=1, epochs=1, verbose=0)
+    before = len(traces)  # Keras traces the first step twice, to create variables.
+    model.fit(batches, epochs=2, verbose=0)
+    assert len(traces) == before
+    assert np.all(np.isfinite(support.flat(model.trainable_variables)))
+
+
+def test_one_replica_changes_nothing():
+    def train(strategy):
+        with strategy.scope():
+            model = support.small_model()
+            optimizer = tfdp.DPSGD(CLIP, 0.0, expected_batch_size=20, learning_rate=0.5)
+            support.compiled(optimizer, model)
+        x, y = support.small_data(60)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
+        model.fit(data, epochs=2, verbose=0)
+        return support.flat(model.trainable_variables)
+
+    one = tf.distribute.MirroredStrategy(["CPU:0"])
+    np.testing.assert_allclose(train(one), train(tf.distribute.get_strategy()), atol=1e-6)
+
+
+def test_variables_that_the_loss_does_not_use_get_no_gradient():
+    class Unused(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = layers.Dense(3), self.add_weight("unused", [2])
+
+        def call(self, inputs):
+            return self.used(inputs)
+
+    gradients, _ = support.ClippedSum(OnePassClipping(CLIP), Unused(), VECTORS).gradients(
+        VECTORS, Y
+    )
+    assert [g is None for g in gradients].count(True) == 1
+
+
+def test_dropout_is_on_the_fast_path():
+    model = tf.keras.Sequential(
+        [layers.Dropout(0.5), layers.SpatialDropout1D(0.5), layers.Flatten(), layers.Dense(3)]
+    )
+    engine = OnePassClipping(CLIP)
+    clipped_sum = support.ClippedSum(engine, model, SEQUENCES)
+    first, second = clipped_sum(SEQUENCES, Y), clipped_sum(SEQUENCES, Y)
+    assert not np.array_equal(first, second)
+    assert engine.report().fast_fraction == 1
