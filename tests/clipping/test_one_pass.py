@@ -476,6 +476,37 @@ def test_a_model_of_unknown_layers_still_trains(caplog):
     assert "cannot prove" in caplog.text
 
 
+def test_weights_that_multiply_the_sum_of_the_losses_are_not_forgotten():
+    class Weighted(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.w = layers.Dense(3), self.add_weight("w", [], initializer="ones")
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = built(Weighted, VECTORS)
+
+    def loss(y_true, y_pred, sample_weight=None):
+        losses = support.crossentropy("sum")(y_true, y_pred, sample_weight=sample_weight)
+        return losses * model.w
+
+    engine = OnePassClipping(CLIP)
+    actual = support.ClippedSum(engine, model, VECTORS, loss=loss)(VECTORS, Y)
+    expected = support.looped_clipped_sum(model, VECTORS, Y, CLIP, loss=loss)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    assert "multiplied with weights" in engine.report().fallback
+
+
+def test_half_precision_batches_keep_their_type_where_there_is_no_rule():
+    make, x = SLOW["computed weights"]
+    model = tf.keras.Sequential([layers.Lambda(lambda t: tf.cast(t, tf.float32)), make()])
+    half = x.astype("float16")
+    expected = support.looped_clipped_sum(model, half, Y, CLIP)
+    actual = support.ClippedSum(OnePassClipping(CLIP), model, half)(half, Y)
+    np.testing.assert_allclose(actual, expected, atol=3e-6)
+
+
 def test_report_of_a_model():
     model = tf.keras.Sequential([layers.Input([4]), layers.Dense(3), WeightNorm()])
     report = OnePassClipping(1.0).report(model)

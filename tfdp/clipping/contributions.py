@@ -19,6 +19,16 @@ from tfdp.clipping.uses import View
 _GRAM_GUARD = 1e-6
 
 
+# Instantiating a gradient writes and reads its entries: about as long as this many multiplications.
+_MULTIPLICATIONS_PER_ENTRY = 16
+
+
+def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
+    """Whether two `[T, T]` products cost less than passing over gradients in memory."""
+    products = positions**2 * (fan_in + fan_out)
+    return products < _MULTIPLICATIONS_PER_ENTRY * fan_in * fan_out
+
+
 def widen(tensor: tf.Tensor) -> tf.Tensor:
     """In float32 at least, in which norms are computed."""
     narrow = tensor.dtype.is_floating and tensor.dtype.size < 4
@@ -127,7 +137,7 @@ class OuterProducts(Contribution):
         self.expand, self.ordinary = expand, ordinary
         self.order = list(range(len(self.shape))) if order is None else list(order)
         self.whole = positions == 1
-        gram = positions is not None and 2 * positions**2 < fan_in * fan_out
+        gram = positions is not None and _gram_is_cheaper(positions, fan_in, fan_out)
         self.factored = self.whole or gram
         self.name = f"{name}, {'norms by Gram matrices' if self.factored else 'instantiated'}"
         if self.whole:

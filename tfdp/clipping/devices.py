@@ -4,7 +4,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 # What is in memory for norms at the same time: on a CPU, what its caches hold.
-_CPU_BYTES, _GPU_BYTES = 8 * 2**20, 1024 * 2**20
+_CPU_BYTES, _GPU_BYTES = 16 * 2**20, 1024 * 2**20
 # What layers' outputs and their gradients may take.
 _CPU_BUDGET, _GPU_BUDGET = 2 * 2**30, 8 * 2**30
 

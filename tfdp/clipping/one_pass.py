@@ -214,8 +214,12 @@ class OnePassClipping(ClippingEngine):
 
         def of_variable(index: int) -> Callable[..., tf.Tensor]:
             def function(*batch: tf.Tensor) -> tf.Tensor:
+                rows = [
+                    row if row.dtype == own.dtype else tf.cast(row, own.dtype)
+                    for row, own in zip(batch, graph.batch, strict=True)
+                ]
                 (gradients,) = self._vectorized.gradients_of_rows(
-                    graph, [handles[index]], [variables[index]], list(batch)
+                    graph, [handles[index]], [variables[index]], rows
                 )
                 return gradients
 

@@ -4,8 +4,8 @@ The sum of the losses of a batch has one gradient with respect to the output of 
 are the gradients of the examples only if no operation lets one example's row into another's. The
 proof goes through the graph, operation by operation: from the batch, whose rows are the examples,
 to the losses. Each operation has a transfer function that says where its outputs hold the
-examples, given where its inputs do (`tfdp.clipping.row_transfers`). What has none is not proven;
-what is known to mix examples is an error.
+examples, given where its inputs do (`tfdp.clipping.transfers`). What has none is not proven; what
+is known to mix examples is an error.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,17 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tfdp.clipping import sizes
-from tfdp.clipping.states import BatchSize, Filled, Public, Rows, State, Unproven
+from tfdp.clipping.states import BatchSize, Public, Rows, Sizes, State, Unproven
 
 # From an operation and the states of its inputs to those of its outputs.
 Transfer: TypeAlias = Callable[[tf.Operation, list[State]], State | list[State]]
 
 _TRANSFERS: dict[str, Transfer] = {}
-RANDOM_TYPES = frozenset(
+_DRAWING_TYPES = frozenset(
+    {"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
+)
+_STATELESS_TYPES = frozenset(
     {
-        "Fill",
-        "RandomUniform",
-        "RandomStandardNormal",
-        "TruncatedNormal",
         "StatelessRandomUniform",
         "StatelessRandomUniformV2",
         "StatelessRandomNormal",
@@ -33,6 +32,25 @@ RANDOM_TYPES = frozenset(
         "StatelessTruncatedNormalV2",
     }
 )
+# Stateful operations whose result no example can have got into. (Of variables, another check
+# refuses what the model writes into them.)
+_PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
+    "If",
+    "ParameterizedTruncatedNormal",
+    "RandomGammaV2",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "RngReadAndSkip",
+    "StatefulPartitionedCall",
+    "VarHandleOp",
+    "VarIsInitializedOp",
+    "VariableShape",
+    "While",
+}
 
 
 def mixes(op: tf.Operation, how: str) -> ValueError:
@@ -97,44 +115,110 @@ class RowAnalysis:
             self._states.setdefault(tensor.ref(), state)
 
     def _transfer(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
-        if all(isinstance(state, Public) for state in inputs):
-            computed = any(_values(state) for state in inputs)
-            return self._of_sizes(op, inputs) if computed else Public()
-        unproven = next((state for state in inputs if isinstance(state, Unproven)), None)
-        if unproven is not None:
-            return unproven
+        found = next((state for state in inputs if isinstance(state, Unproven)), None)
+        if found is not None:
+            return found
+        if not any(isinstance(state, Rows) for state in inputs):
+            return _without_examples(op, inputs)
         if op.type == "Shape":
-            rows = inputs[0] if isinstance(inputs[0], Rows) else None
-            return BatchSize(sizes.shape_of(op.inputs[0], rows))
-        if op.type in ("Size", "Rank"):
-            return BatchSize()
-        has_rows = any(isinstance(state, Rows) for state in inputs)
-        if not has_rows and not any(isinstance(state, Filled) for state in inputs):
-            return self._of_sizes(op, inputs)
-        transfer = self._special.get(op.name) or _TRANSFERS.get(op.type)
+            return _of_sizes(sizes.shape_of(op.inputs[0], inputs[0]))
+        if op.type == "Size":
+            shape = sizes.shape_of(op.inputs[0], inputs[0])
+            return _of_sizes(None if shape is None else (sizes.product(shape),))
+        if op.type == "Rank":
+            rank = op.inputs[0].shape.rank
+            return Public(None if rank is None else (rank,))
+        if op.name in self._special:
+            return self._special[op.name](op, inputs)
+        transfer = _TRANSFERS.get(op.type)
         if transfer is None:
-            return Unproven(f"no rule says what '{op.name}' ({op.type}) does to examples")
+            return unproven(op, "no rule says what it does to examples")
+        if has_own_gradient(op):
+            return unproven(op, "its gradient was replaced by another")
         return transfer(op, inputs)
 
-    def _of_sizes(self, op: tf.Operation, inputs: list[State]) -> State:
-        """The state of what is computed from the size of the batch, and from public values."""
-        known = [
-            _values(state) or (sizes.static_values(tensor) if isinstance(state, Public) else None)
-            for tensor, state in zip(op.inputs, inputs, strict=True)
-        ]
-        public = all(isinstance(state, Public) for state in inputs)
-        if op.type in RANDOM_TYPES:
-            first = known[0][0] if known[0] else None
-            return Public() if public else first if isinstance(first, Rows) else Filled()
-        values = sizes.compute(op, known)
-        numbers = tuple(value for value in values or () if isinstance(value, int))
-        if values is not None and len(numbers) == len(values):
-            return Public(numbers)
-        return Public() if public else BatchSize(values)
+
+def _without_examples(op: tf.Operation, inputs: list[State]) -> State:
+    """The state of what is computed from the size of the batch, and from public values."""
+    public = all(isinstance(state, Public) for state in inputs)
+    if op.op_def.is_stateful and op.type not in _PUBLIC_STATEFUL_TYPES:
+        return unproven(op, "what it returns may have been stored by examples")
+    if op.type == "RngReadAndSkip":  # How far it skips does not matter to what it returns.
+        return Public()
+    if not public:
+        rows = _repeated(op, inputs)
+        if rows is not None:
+            return rows
+    if op.type == "Shape":
+        return _of_sizes(sizes.shape_of(op.inputs[0], inputs[0]))
+    known = [sizes.known(t, state) for t, state in zip(op.inputs, inputs, strict=True)]
+    state = _of_sizes(sizes.compute(op, known))
+    return Public() if public and isinstance(state, BatchSize) else state
 
 
-def _values(state: State) -> sizes.Sizes:
-    return state.values if isinstance(state, Public | BatchSize) else None
+def _of_sizes(values: Sizes) -> State:
+    """The state of a tensor of sizes."""
+    if values is None or not sizes.are_public(values):
+        return BatchSize(values)
+    numbers = tuple(value for value in values if isinstance(value, int))
+    return Public(numbers if len(numbers) == len(values) else None)
+
+
+def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:
+    """The state of public values that are repeated, or drawn anew, for each row of the batch."""
+    shape = 1 if op.type in ("BroadcastTo", "Tile") else 0
+    if not (op.type in ("BroadcastTo", "Tile") or has_one_law(op)):
+        return None
+    if not all(isinstance(state, Public) for i, state in enumerate(inputs) if i != shape):
+        return None
+    lengths = sizes.known(op.inputs[shape], inputs[shape])
+    if lengths is None:
+        return None
+    found = [(axis, size) for axis, size in enumerate(lengths) if isinstance(size, Rows)]
+    if len(found) != 1 or any(size is None for size in lengths):
+        return None
+    axis, size = found[0]
+    if shape:
+        own = op.inputs[0].shape
+        if own.rank is None:
+            return None
+        place = axis - (len(lengths) - own.rank)
+        if place >= 0 and own[place] != 1:
+            return None
+    return Rows(axis, size.each)
+
+
+def has_one_law(op: tf.Operation) -> bool:
+    """Whether all entries of what an operation makes of public inputs are alike.
+
+    They are one value, or independent random numbers of one law. Random numbers that follow from a
+    constant seed are neither: an example's would be those of its place in the batch.
+    """
+    if op.type in _STATELESS_TYPES:
+        return any(_is_drawn(tensor) for tensor in op.inputs[1:3])
+    return op.type == "Fill" or op.type in _DRAWING_TYPES
+
+
+def _is_drawn(tensor: tf.Tensor) -> bool:
+    """Whether a seed follows from some state, and not from constants alone."""
+    pending, seen = [tensor.op], set()
+    while pending:
+        op = pending.pop()
+        if op.name in seen:
+            continue
+        if op.type in _PUBLIC_STATEFUL_TYPES:
+            return True
+        seen.add(op.name)
+        pending.extend(t.op for t in op.inputs)
+    return False
+
+
+def has_own_gradient(op: tf.Operation) -> bool:
+    """Whether an operation's gradient was replaced (`tf.custom_gradient`)."""
+    try:
+        return bool(op.get_attr("_gradient_op_type"))
+    except ValueError:
+        return False
 
 
 def unproven(op: tf.Operation, why: str) -> Unproven:

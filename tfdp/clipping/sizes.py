@@ -1,46 +1,83 @@
 """Follows the sizes of tensors through the operations that compute shapes."""
 
-import math
-from typing import TypeAlias
+from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.states import Rows
-
-# A number; the length of an axis that holds examples so; or unknown.
-Size: TypeAlias = int | Rows | None
-Sizes: TypeAlias = tuple[Size, ...] | None
+from tfdp.clipping.states import BatchSize, Public, Rows, Size, Sizes, State
 
 
-def static_values(tensor: tf.Tensor) -> Sizes:
-    """The entries of a constant scalar or vector of integers."""
-    value = tf.get_static_value(tensor)
-    if (
-        value is None
-        or np.ndim(value) > 1
-        or not np.issubdtype(np.asarray(value).dtype, np.integer)
-    ):
+def known(tensor: tf.Tensor, state: State) -> Sizes:
+    """What is known of the entries of a scalar or a vector of integers."""
+    if not isinstance(state, BatchSize | Public):
         return None
-    return tuple(int(entry) for entry in np.ravel(value))
+    if state.values is not None:
+        return state.values
+    if not isinstance(state, Public) or not tensor.dtype.is_integer or not _is_short(tensor):
+        return None
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return tuple(int(entry) for entry in np.ravel(value))
+    count = tensor.shape.num_elements()
+    return None if count is None else (Public(),) * count
 
 
-def shape_of(tensor: tf.Tensor, rows: Rows | None) -> Sizes:
-    """The shape of a tensor that holds examples at `rows`."""
+def _is_short(tensor: tf.Tensor) -> bool:
+    """Whether it may be a shape, or one size: a scalar or a short vector."""
+    rank = tensor.shape.rank
+    return rank == 0 or (rank == 1 and (tensor.shape[0] or 0) <= 16)
+
+
+def shape_of(tensor: tf.Tensor, state: State) -> Sizes:
+    """The shape of a tensor of which `state` is known."""
     if tensor.shape.rank is None:
         return None
-    sizes: list[Size] = tensor.shape.as_list()
-    if rows is not None:
-        sizes[rows.axis] = rows if rows.leads else None
+    other = Public() if isinstance(state, Rows | Public) else None
+    sizes: list[Size] = [other if size is None else size for size in tensor.shape]
+    if isinstance(state, Rows):
+        sizes[state.axis] = None if state.interleaved else Rows(0, state.each)
     return tuple(sizes)
+
+
+def are_public(sizes: Iterable[Size]) -> bool:
+    """Whether no size depends on the number of examples."""
+    return all(isinstance(size, int | Public) for size in sizes)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes."""
+    number: int = 1
+    rows: Rows | None = None
+    public = False
+    for size in sizes:
+        if isinstance(size, int):
+            number *= size
+        elif isinstance(size, Public):
+            public = True
+        elif size is None or rows is not None:
+            return None
+        else:
+            rows = size
+    if rows is None:
+        return Public() if public else number
+    if number < 1:
+        return None
+    return Rows(0, None if public or rows.each is None else rows.each * number)
 
 
 def compute(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     """What an operation makes of sizes; None where that is not known."""
     function = _FUNCTIONS.get(op.type)
-    if function is None or inputs[0] is None:
+    # Only 64 and 32 bits: no shape overflows those. And of short tensors: a matrix has no `values`.
+    tensors = [*op.inputs, *op.outputs]
+    if function is None or any(t.dtype not in (tf.int32, tf.int64) for t in tensors):
         return None
-    return function(op, inputs)
+    if not all(_is_short(t) for t in tensors):
+        return None
+    result = function(op, inputs)
+    fits = result is not None and op.outputs[0].shape.num_elements() == len(result)
+    return result if fits else None
 
 
 def _same(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
@@ -48,45 +85,57 @@ def _same(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
 
 
 def _concatenate(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
-    pieces = inputs[:-1] if op.type == "ConcatV2" else inputs
-    if any(piece is None for piece in pieces):
-        return None
-    return tuple(size for piece in pieces for size in piece or ())
+    result: list[Size] = []
+    for piece in inputs[:-1] if op.type == "ConcatV2" else inputs:
+        if piece is None:
+            return None
+        result.extend(piece)
+    return tuple(result)
 
 
 def _gather(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     sizes, indices = inputs[0], inputs[1]
-    if sizes is None or indices is None or any(not isinstance(i, int) for i in indices):
+    if sizes is None or indices is None:
         return None
-    return tuple(sizes[i] for i in indices if isinstance(i, int))
+    result: list[Size] = []
+    for i in indices:
+        if not isinstance(i, int) or not 0 <= i < len(sizes):
+            return None
+        result.append(sizes[i])
+    return tuple(result)
 
 
 def _slice(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     sizes, *limits = inputs
     numbers = [limit[0] if limit and len(limit) == 1 else None for limit in limits]
     begin, end, stride = (n if isinstance(n, int) else None for n in numbers)
-    if sizes is None or begin is None or end is None or stride is None:
+    if sizes is None or begin is None or not stride:
         return None
     if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
         return None
     if op.get_attr("shrink_axis_mask"):
-        return (sizes[begin],)
+        return (sizes[begin],) if -len(sizes) <= begin < len(sizes) else None
+    if end is None and not op.get_attr("end_mask"):
+        return None
     first = None if op.get_attr("begin_mask") else begin
     last = None if op.get_attr("end_mask") else end
     return sizes[first:last:stride]
 
 
+def _tf_slice(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    sizes, begin, size = (i or (None,) for i in inputs)
+    if inputs[0] is None or not isinstance(begin[0], int) or not isinstance(size[0], int):
+        return None
+    return sizes[begin[0] :] if size[0] == -1 else sizes[begin[0] : begin[0] + size[0]]
+
+
 def _multiply(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
-    factors = inputs[0] if op.type == "Prod" else [size for i in inputs for size in (i or (None,))]
+    factors = [inputs[0]] if op.type == "Prod" else inputs
     if op.type == "Mul" and any(i is None or len(i) != 1 for i in inputs):
         return None
-    numbers = [f for f in factors or () if isinstance(f, int)]
-    others = [f for f in factors or () if not isinstance(f, int)]
-    if not others:
-        return (math.prod(numbers),)
-    if len(others) > 1 or not isinstance(others[0], Rows) or others[0].each is None:
-        return (None,)
-    return (Rows(others[0].axis, others[0].each * math.prod(numbers)),)
+    if any(i is None for i in factors):
+        return None
+    return (product(size for i in factors for size in i or ()),)
 
 
 def _divide(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
@@ -95,7 +144,15 @@ def _divide(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     return (whole[0] // whole[1],) if len(whole) == 2 and whole[1] else None
 
 
+def _add(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    sign = -1 if op.type == "Sub" else 1
+    numbers = [i[0] if i is not None and len(i) == 1 else None for i in inputs]
+    whole = [number for number in numbers if isinstance(number, int)]
+    return (whole[0] + sign * whole[1],) if len(whole) == 2 else None
+
+
 _FUNCTIONS = {
+    "AddV2": _add,
     "Cast": _same,
     "ConcatV2": _concatenate,
     "FloorDiv": _divide,
@@ -105,5 +162,7 @@ _FUNCTIONS = {
     "Pack": _concatenate,
     "Prod": _multiply,
     "Reshape": _same,
+    "Slice": _tf_slice,
     "StridedSlice": _slice,
+    "Sub": _add,
 }

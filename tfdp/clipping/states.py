@@ -8,6 +8,10 @@ from typing import TypeAlias
 class Rows:
     """A tensor that holds the examples along one axis.
 
+    The entries of an example follow from that example, from public values and from random numbers
+    that were drawn for them: not from how many other examples there are, nor from its place among
+    them. The other axes are as long as they are whatever the number of examples.
+
     Attributes:
       axis: The axis.
       each: Entries of the axis that belong to one example, None if that is not known statically.
@@ -37,25 +41,20 @@ class Public:
     values: tuple[int, ...] | None = None
 
 
+# A number; the length of an axis that holds examples so; a public number; or unknown.
+Size: TypeAlias = int | Rows | Public | None
+Sizes: TypeAlias = tuple[Size, ...] | None
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchSize:
     """A tensor that depends on the number of rows of the batch alone: shapes, mostly.
 
     Attributes:
-      values: Of a scalar or a vector, what is known of its entries: a number, the length of an axis
-        that holds examples so, or None; None if nothing is known.
+      values: Of a scalar or a vector, what is known of its entries; None if nothing is known.
     """
 
-    values: "tuple[int | Rows | None, ...] | None" = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Filled:
-    """A tensor whose shape may depend on the number of rows, with one value or one law throughout.
-
-    Zeros, ones, or random numbers: whichever axis is taken for that of the examples, no example
-    is in it and all positions are alike.
-    """
+    values: Sizes = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,4 +64,4 @@ class Unproven:
     reason: str
 
 
-State: TypeAlias = Rows | Public | BatchSize | Filled | Unproven
+State: TypeAlias = Rows | Public | BatchSize | Unproven

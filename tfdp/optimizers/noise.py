@@ -50,18 +50,21 @@ def add_gaussian_noise(
     Returns:
       The noisy tensors.
     """
-    if stddev == 0:
+    present = [tensor for tensor in tensors if tensor is not None]
+    if stddev == 0 or not present:
         return tensors
-    noisy: list[tf.Tensor | None] = []
-    for i, tensor in enumerate(tensors):
-        if tensor is None:
-            noisy.append(None)
-            continue
-        noise = tf.random.stateless_normal(
-            tf.shape(tensor), _fold_in(key, i), stddev=stddev, dtype=tensor.dtype, alg="philox"
-        )
-        noisy.append(tensor + noise)
-    return noisy
+    # One draw for all: much faster than many small ones.
+    sizes = [tf.size(tensor) for tensor in present]
+    noise = tf.random.stateless_normal([tf.add_n(sizes)], key, stddev=stddev, alg="philox")
+    noises = iter(tf.split(noise, sizes))
+    return [
+        None if tensor is None else tensor + tf.cast(_like(next(noises), tensor), tensor.dtype)
+        for tensor in tensors
+    ]
+
+
+def _like(flat: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(flat, tf.shape(tensor))
 
 
 def _fold_in(key: tf.Tensor, data: tf.Tensor | int) -> tf.Tensor:

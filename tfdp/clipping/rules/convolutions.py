@@ -11,8 +11,8 @@ from tfdp.clipping.rules.products import positions_of
 from tfdp.clipping.rules.registry import register_rule
 from tfdp.clipping.uses import Use
 
-# Patches of at least this many contiguous bytes are gathered; others an identity kernel finds.
-_GATHERED_BYTES = 16
+# Pixels of fewer contiguous bytes are not gathered one by one.
+_RUN_BYTES = 32
 
 
 def _attributes(op: tf.Operation) -> dict:
@@ -51,6 +51,7 @@ def conv2d(use: Use) -> Contribution | None:
             input=_merge(inputs), filter_sizes=use.shape, out_backprop=_merge(outputs), **attributes
         )
 
+    patches, order = _patches_2d(x.shape[2:].as_list(), use, attributes)
     return OuterProducts(
         x,
         use.gradient,
@@ -59,32 +60,55 @@ def conv2d(use: Use) -> Contribution | None:
         math.prod(use.shape[:3]),
         use.shape[3],
         "convolution",
-        expand=_patches_2d(x.shape[2:].as_list(), use, attributes),
+        expand=patches,
+        order=order,
         ordinary=ordinary if max(attributes["dilations"]) == 1 else None,
     )
 
 
-def _patches_2d(image: list[int], use: Use, attributes: dict) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`."""
+def _patches_2d(
+    image: list[int], use: Use, attributes: dict
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], list[int]]:
+    """Finds patches by gathering contiguous runs of memory, which is faster than a convolution.
+
+    Where a pixel has few channels, runs would be short: then whole rows are gathered first, and
+    transposed so that a patch's column is contiguous.
+
+    Returns:
+      A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`; and the
+      order of the kernel's axes in a patch.
+    """
     height, width, channels = image
-    run = use.op.inputs[0].dtype.size * channels
-    if run < _GATHERED_BYTES:
-        return _patches_by_identity(tf.raw_ops.Conv2D, use.shape[:3], attributes)
-    paddings = _paddings(image[:2], use.shape[:2], use.gradient.shape[2:4].as_list(), attributes)
-    (top, bottom), (left, right) = paddings
-    padded_width = width + left + right
-    indices = _patch_indices(
-        use.gradient.shape[2:4].as_list(), use.shape[:2], attributes, padded_width
-    )
+    kernel, output = use.shape[:2], use.gradient.shape[2:4].as_list()
+    strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
+    (top, bottom), (left, right) = _paddings(image[:2], kernel, output, attributes)
+    # Neighbouring pixels that every patch has together are moved together.
+    run = strides[1] if dilations[1] == 1 and kernel[1] % strides[1] == 0 else 1
+    right += -(left + width + right) % run
+    height, width = height + top + bottom, width + left + right
+    rows = np.arange(output[0])[:, np.newaxis] * strides[0] + np.arange(kernel[0]) * dilations[0]
+    steps = np.arange(kernel[1] // run) * dilations[1]
+    columns = np.arange(output[1])[:, np.newaxis] * (strides[1] // run) + steps
+    by_column = use.op.inputs[0].dtype.size * channels < _RUN_BYTES
+    if by_column:  # [output row, run of the image's columns] by [run of the patch's columns]
+        places = np.arange(output[0])[:, np.newaxis, np.newaxis] * (width // run) + columns
+    else:  # [output row, output column] by [row of the patch, run of its columns]
+        places = rows[:, np.newaxis, :, np.newaxis] * (width // run) + columns[:, np.newaxis, :]
 
     def gather(x: tf.Tensor) -> tf.Tensor:
         x = _merge(x)
         if max(top, bottom, left, right):
             x = tf.pad(x, [[0, 0], [top, bottom], [left, right], [0, 0]])
-        x = tf.reshape(x, [-1, (height + top + bottom) * padded_width, channels])
-        return tf.gather(x, indices, axis=1)
+        entries = channels
+        if by_column:
+            x = tf.gather(tf.reshape(x, [-1, height, width * channels]), rows.ravel(), axis=1)
+            x = tf.reshape(x, [-1, output[0], kernel[0], width, channels])
+            x = tf.transpose(x, [0, 1, 3, 2, 4])
+            entries = kernel[0] * channels
+        x = tf.reshape(x, [-1, (output[0] if by_column else height) * width // run, run * entries])
+        return tf.gather(x, places.ravel(), axis=1)
 
-    return gather
+    return gather, [1, 0, 2, 3] if by_column else [0, 1, 2, 3]
 
 
 def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
@@ -100,17 +124,6 @@ def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
         total = max(0, (out - 1) * s + (k - 1) * d + 1 - size)
         pairs.append((total // 2, total - total // 2))
     return pairs
-
-
-def _patch_indices(output, kernel, attributes, width: int) -> np.ndarray:
-    """Position in the padded image of each entry of each patch, `[positions * entries]`."""
-    strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
-    rows, columns = (
-        np.arange(out)[:, np.newaxis] * s + np.arange(k) * d
-        for out, k, s, d in zip(output, kernel, strides, dilations, strict=True)
-    )
-    positions = rows[:, np.newaxis, :, np.newaxis] * width + columns[:, np.newaxis, :]
-    return positions.reshape(-1).astype(np.int32)
 
 
 def _patches_by_identity(

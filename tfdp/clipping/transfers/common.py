@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.rows import RANDOM_TYPES, Transfer, transfers, unproven
-from tfdp.clipping.states import BatchSize, Filled, Public, Rows, State
+from tfdp.clipping.rows import Transfer, has_one_law, transfers, unproven
+from tfdp.clipping.states import BatchSize, Public, Rows, State
 
 ELEMENTWISE = frozenset(
     "Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr Cast Ceil "  # noqa: SIM905
@@ -20,13 +20,13 @@ ELEMENTWISE = frozenset(
 )
 
 
-def of_rows(*types: str, index: int = 0, keeps_filled: bool = True) -> Callable:
+def of_rows(*types: str, index: int = 0, sized: bool = False) -> Callable:
     """Registers a transfer function for operations on one tensor that holds the examples.
 
     Args:
       *types: Types of operations.
-      index: Their input that holds the examples.
-      keeps_filled: Whether what they make of a filled tensor is a filled tensor.
+      index: Their input that holds the examples. All others must be public.
+      sized: Whether the function itself looks at others that depend on the size of the batch.
 
     Returns:
       A decorator for functions of the operation, of that input's `Rows` and of all states.
@@ -35,61 +35,75 @@ def of_rows(*types: str, index: int = 0, keeps_filled: bool = True) -> Callable:
     def register(function: Callable[[tf.Operation, Rows, list[State]], State]) -> Callable:
         @transfers(*types)
         def transfer(op: tf.Operation, inputs: list[State]) -> State:
-            state = inputs[index]
-            if isinstance(state, Filled) and keeps_filled:
-                return state
-            if not isinstance(state, Rows) or op.inputs[index].shape.rank is None:
-                return unproven(op, f"{op.inputs[index].name} is not proven to hold the examples")
+            state, tensor = inputs[index], op.inputs[index]
+            if not isinstance(state, Rows) or tensor.shape.rank is None:
+                return unproven(op, f"{tensor.name} is not proven to hold the examples")
+            allowed = (Public, BatchSize) if sized else Public
+            for i, (other, its) in enumerate(zip(op.inputs, inputs, strict=True)):
+                if i != index and not isinstance(its, allowed):
+                    return unproven(op, f"{other.name} depends on the batch")
             return function(op, state, inputs)
 
-        return function
+        return transfer
 
     return register
 
 
 def aligned(op: tf.Operation, inputs: list[State], rank: int) -> State:
-    """The state of an elementwise result: all examples on the same axis, counted from the end."""
+    """The state of an elementwise result: all examples on the same axis, counted from the end.
+
+    Args:
+      op: The operation. Its inputs have known ranks.
+      inputs: The states of its inputs, or of the first ones if it only works on those.
+      rank: Rank of the result.
+    """
+    tensors = list(op.inputs)[: len(inputs)]
     positions: set[Rows] = set()
-    for tensor, state in zip(op.inputs, inputs, strict=True):
+    lengths: set[int | None] = set()
+    for tensor, state in zip(tensors, inputs, strict=True):
         if isinstance(state, BatchSize):
             return unproven(op, "its values depend on the size of the batch")
         if isinstance(state, Rows):
-            axis = state.axis + rank - tensor.shape.rank
-            positions.add(Rows(axis, state.each, state.interleaved))
-    if not positions:
-        return _filled(op, inputs)
-    if len(positions) > 1:
+            positions.add(moved(state, rank - tensor.shape.rank))
+            lengths.add(tensor.shape[state.axis])
+    if len(positions) != 1:
         return unproven(op, f"its inputs hold the examples differently: {positions}")
     rows = positions.pop()
-    for tensor, state in zip(op.inputs, inputs, strict=True):
+    for tensor, state in zip(tensors, inputs, strict=True):
         own = rows.axis - (rank - tensor.shape.rank)
-        if isinstance(state, Public) and own >= 0 and not constant_along(tensor, own):
+        if not isinstance(state, Public) or own < 0:
+            continue
+        if not any(constant_along(tensor, own, length) for length in lengths):
             return unproven(op, f"the public {tensor.name} may differ from row to row")
     return rows
 
 
-def _filled(op: tf.Operation, inputs: list[State]) -> State:
-    """Of constants and random numbers of one value or law throughout, together with scalars."""
-    scalars = all(
-        isinstance(state, Filled) or tensor.shape.rank == 0
-        for tensor, state in zip(op.inputs, inputs, strict=True)
+def constant_along(tensor: tf.Tensor, axis: int, length: int | None) -> bool:
+    """Whether a public tensor has the same values, or law, for all rows of the batch.
+
+    Args:
+      tensor: The tensor.
+      axis: Its axis that meets the rows.
+      length: How many rows there are, None if that is not known statically. A public tensor of
+        several rows cannot go with batches of any size, only a single row can.
+    """
+    if tensor.shape.rank is None:
+        return False
+    return tensor.shape[axis] == 1 or (
+        length is not None and tensor.shape[axis] == length and _is_constant(tensor, axis)
     )
-    return Filled() if scalars else unproven(op, "it fills a tensor that may differ by row")
 
 
-def constant_along(tensor: tf.Tensor, axis: int) -> bool:
-    """Whether a public tensor has the same values, or law, at all positions of an axis."""
-    if tensor.shape[axis] == 1:
-        return True
+def _is_constant(tensor: tf.Tensor, axis: int) -> bool:
     value = tf.get_static_value(tensor)
     if value is not None:
         return bool(np.all(value == np.take(value, [0], axis)))
     op, rank = tensor.op, tensor.shape.rank
-    if op.type in RANDOM_TYPES:
+    if has_one_law(op):
         return True
     if op.type not in ELEMENTWISE or any(t.shape.rank not in (0, rank) for t in op.inputs):
         return False
-    return all(t.shape.rank == 0 or constant_along(t, axis) for t in op.inputs)
+    return all(t.shape.rank == 0 or t.shape[axis] == 1 or _is_constant(t, axis) for t in op.inputs)
 
 
 def axes_of(op: tf.Operation, index: int, rank: int) -> list[int] | None:

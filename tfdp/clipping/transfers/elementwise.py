@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdp.clipping.rows import mixes, transfers, unproven
-from tfdp.clipping.states import BatchSize, Filled, Rows, State
+from tfdp.clipping.states import Public, Rows, State
 from tfdp.clipping.transfers.common import ELEMENTWISE, aligned, axes_of, moved, of_rows
 
 
@@ -22,17 +22,15 @@ def elementwise(op: tf.Operation, inputs: list[State]) -> State:
 def reduce(op: tf.Operation, inputs: list[State]) -> State:
     """Reductions over other axes than that of the examples."""
     state, rank = inputs[0], op.inputs[0].shape.rank
-    if isinstance(state, Filled):
-        return BatchSize()
     axes = axes_of(op, 1, rank) if rank else None
-    if not isinstance(state, Rows) or axes is None:
+    if not isinstance(state, Rows) or not isinstance(inputs[1], Public) or axes is None:
         return unproven(op, "what it reduces, or over which axes, is not proven")
     if state.axis in axes:
         raise mixes(op, "it reduces over the batch")
     return state if op.get_attr("keep_dims") else moved(state, -sum(a < state.axis for a in axes))
 
 
-@of_rows("ArgMax", "ArgMin", keeps_filled=False)
+@of_rows("ArgMax", "ArgMin")
 def arg(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     """The place of the largest entry along another axis."""
     axes = axes_of(op, 1, op.inputs[0].shape.rank)
@@ -43,17 +41,17 @@ def arg(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     return moved(rows, -(axes[0] < rows.axis))
 
 
-@of_rows("Softmax", "LogSoftmax", "TopKV2", "InTopKV2", keeps_filled=False)
+@of_rows("Softmax", "LogSoftmax", "TopKV2", sized=True)
 def last_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     """Functions of all entries along the last axis."""
-    if any(isinstance(state, Rows) for state in inputs[1:]):
-        return unproven(op, "a further input holds examples")
     if rows.axis == op.inputs[0].shape.rank - 1:
         raise mixes(op, "it works over the batch")
+    if not all(isinstance(state, Public) for state in inputs[1:]):
+        return unproven(op, "how many it takes depends on the batch")
     return rows
 
 
-@of_rows("Cumsum", "Cumprod", "ReverseV2", keeps_filled=False)
+@of_rows("Cumsum", "Cumprod", "ReverseV2")
 def along_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     """Functions of all entries along given axes."""
     axes = axes_of(op, 1, op.inputs[0].shape.rank)

@@ -10,6 +10,8 @@ from tfdp.clipping.states import Public, Rows, State
 def matmul(op: tf.Operation, inputs: list[State]) -> State:
     """The examples may be rows of the left side, columns of the right, or on a batch axis."""
     names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    if any(tensor.shape.rank is None for tensor in op.inputs):
+        return unproven(op, "the rank of an input is unknown")
     rank = max(tensor.shape.rank for tensor in op.inputs)
     found: list[Rows] = []
     for side, (tensor, state) in enumerate(zip(op.inputs, inputs, strict=True)):
@@ -38,6 +40,8 @@ def matmul(op: tf.Operation, inputs: list[State]) -> State:
 @transfers("Einsum")
 def einsum(op: tf.Operation, inputs: list[State]) -> State:
     """Products in which the examples have a label of their own."""
+    if any(tensor.shape.rank is None for tensor in op.inputs):
+        return unproven(op, "the rank of an input is unknown")
     equation = einsum_labels(op)
     if equation is None:
         return unproven(op, "its equation repeats a label")

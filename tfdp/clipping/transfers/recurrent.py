@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdp.clipping.recurrent import RecurrentCall
 from tfdp.clipping.rows import Transfer, unproven
-from tfdp.clipping.states import Filled, Rows, State, Unproven
+from tfdp.clipping.states import Public, Rows, State, Unproven
 from tfdp.clipping.transfers.common import constant_along
 
 
@@ -14,11 +14,14 @@ def recurrent_transfer(call: RecurrentCall) -> Transfer:
     sequence = Rows(1 if call.time_major else 0)
 
     def transfer(op: tf.Operation, inputs: list[State]) -> State | list[State]:
+        length = op.inputs[call.x].shape[sequence.axis]
         for index, (tensor, state) in enumerate(zip(op.inputs, inputs, strict=True)):
-            if state == (sequence if index in (0, call.mask) else Rows()):
+            expected = sequence if index in (call.x, call.mask) else Rows()
+            if isinstance(state, Public) and index in weights:
                 continue
-            constant = isinstance(state, Filled) or constant_along(tensor, 0)
-            if isinstance(state, Rows) or not (index in weights or constant):
+            if isinstance(state, Public) and constant_along(tensor, expected.axis, length):
+                continue
+            if index in weights or state != expected:
                 return unproven(op, f"{tensor.name} does not hold the examples as expected")
         other = Unproven(f"'{op.name}' ({op.type}): one of its other outputs")
         known: list[State] = [Rows(), sequence, *[Rows() for _ in call.states]]

@@ -1,0 +1,95 @@
+"""Checks that what is proven of a graph holds when it is evaluated."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping import loss_graph
+from tfdp.clipping.rows import RowAnalysis
+from tfdp.clipping.states import BatchSize, Public, Rows, Unproven
+
+N = 4  # Rows of the batch, where it is left open.
+
+
+class Disproved(AssertionError):
+    """A state that does not hold."""
+
+
+class Traced:
+    """A function of a batch, what is proven of it, and whether that holds."""
+
+    def __init__(self, function, *shapes):
+        specs = [tf.TensorSpec(shape) for shape in shapes]
+
+        def run(*batch):
+            outputs = tf.nest.flatten(function(*batch))
+            operations = operations_of(outputs, batch)
+            analysis = RowAnalysis(operations, list(batch))
+            self.state = analysis.state(outputs[0])
+            self.random = any(op.op_def.is_stateful and "Random" in op.type for op in operations)
+            found = [t for op in operations for t in op.outputs if t.dtype.is_numpy_compatible]
+            self.states = {t.name: analysis.state(t) for t in found if t.dtype.name != "resource"}
+            return {t.name: t for t in found if not isinstance(analysis.state(t), Unproven)}
+
+        self._run = tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
+        self.open = all(shape[0] is None for shape in shapes)
+        self.shapes = shapes
+
+    def check(self, seed: int = 0, count: int | None = None) -> None:
+        random = np.random.default_rng(seed)
+        count = count or self.shapes[0][0] or N
+        shapes = [[count, *[5 if d is None else d for d in shape[1:]]] for shape in self.shapes]
+        data, other = ([2 * random.normal(size=shape) for shape in shapes] for _ in range(2))
+        values = self.values(data)
+        order = np.roll(np.arange(count), 1)
+        self._compare(values, self.values([d[order] for d in data]), order, np.arange(count))
+        for row in {0, count // 2, count - 1}:
+            rest = np.arange(count) != row
+            changed = [np.copy(d) for d in data]
+            for d, o in zip(changed, other, strict=True):
+                d[row] = o[row]
+            self._compare(values, self.values(changed), rest, rest)
+            if self.open and count > 1:
+                less = self.values([d[rest] for d in data])
+                self._compare(values, less, rest, np.ones(count - 1, bool), sizes_differ=True)
+
+    def values(self, data):
+        return {
+            k: v.numpy() for k, v in self._run(*[tf.constant(d, "float32") for d in data]).items()
+        }
+
+    def _compare(self, before, after, rows_before, rows_after, sizes_differ=False):
+        for name, a in before.items():
+            b, state = after[name], self.states[name]
+            if isinstance(state, Rows):
+                a = of_examples(a, state, len(rows_before))[rows_before]
+                b = of_examples(b, state, len(rows_after))[rows_after]
+            elif isinstance(state, BatchSize) and sizes_differ:
+                continue
+            wrong = getattr(state, "values", None) not in (None, tuple(np.ravel(a)))
+            if isinstance(state, Public) and wrong:
+                raise Disproved(f"{name} is {a}, not {state}")
+            if a.shape != b.shape or not (self.random or almost_equal(a, b)):
+                raise Disproved(f"{name} is not {state}")
+
+
+def operations_of(outputs, batch):
+    graph = outputs[0].graph
+    within = {op.name for op in loss_graph.cone(outputs, {t.ref() for t in batch})[0]}
+    return [op for op in graph.get_operations() if op.name in within]
+
+
+def of_examples(values, state, count):
+    """`[count, each, ...]` of an array that holds examples so."""
+    values = np.moveaxis(values, state.axis, 0)
+    each, remainder = divmod(len(values), count)
+    if remainder or state.each not in (None, each):
+        raise Disproved(f"{len(values)} rows for {count} examples: not {state}")
+    if state.interleaved:
+        return values.reshape(each, count, *values.shape[1:]).swapaxes(0, 1)
+    return values.reshape(count, each, *values.shape[1:])
+
+
+def almost_equal(a, b):
+    if a.dtype.kind != "f":
+        return np.array_equal(a, b)
+    return np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -1,0 +1,103 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer, clipping_rules
+
+RULES = [Flat(), PerLayer(), Automatic(), Automatic(1e-6), AdaptiveQuantile()]
+NAMES = ["a/kernel:0", "a/bias:0", "b/kernel:0", "c/d/kernel:0"]
+
+
+def clipped_norm(rule, norms, clip):
+    """What is left of a gradient whose groups have these norms."""
+    factors = rule.factors(tf.constant([norms], tf.float32), clip)[0].numpy()
+    return float(np.linalg.norm(np.asarray(norms) * factors))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rule=st.sampled_from(RULES),
+    norms=st.lists(st.floats(0, 1e15), min_size=3, max_size=3),
+    clip=st.floats(1e-3, 1e3),
+)
+def test_nothing_longer_than_the_clip_is_left(rule, norms, clip):
+    groups = max(rule.groups(NAMES)) + 1
+    assert clipped_norm(rule, norms[:groups], clip) <= clip * (1 + 1e-5)
+
+
+class PerLayerWithoutRoot(PerLayer):
+    """Mutant: each layer is clipped to the whole clip."""
+
+    def factors(self, norms, clip):
+        return 1 / tf.maximum(1.0, norms / clip)
+
+
+def test_layers_that_are_each_clipped_to_the_whole_are_caught():
+    assert clipped_norm(PerLayerWithoutRoot(), [5.0, 5.0, 5.0], 1.0) > 1.7
+    assert clipped_norm(PerLayer(), [5.0, 5.0, 5.0], 1.0) == pytest.approx(1.0)
+
+
+def test_layers_are_those_of_the_names():
+    assert PerLayer().groups(NAMES) == [0, 0, 1, 2]
+    assert Flat().groups(NAMES) == [0, 0, 0, 0]
+
+
+def test_short_gradients_stay_or_are_normalised():
+    assert clipped_norm(Flat(), [0.5], 1.0) == 0.5
+    assert clipped_norm(Automatic(0.01), [0.5], 1.0) == pytest.approx(0.5 / 0.51)
+    assert clipped_norm(Automatic(0.01), [0.0], 1.0) == 0
+
+
+@pytest.mark.parametrize("name", ["flat", "per_layer", "automatic", "adaptive_quantile"])
+def test_names_and_configs_round_trip(name):
+    rule = clipping_rules.get(name)
+    assert clipping_rules.get(clipping_rules.serialize(rule)) == rule
+    assert clipping_rules.get(rule) is rule
+
+
+def test_unknown_rules_are_refused():
+    with pytest.raises(ValueError, match=r"`clipping_rule` must be one of .*Received.*'ghost'"):
+        clipping_rules.get("ghost")
+    with pytest.raises(ValueError, match="one of tfdp's rules to be saved"):
+        clipping_rules.serialize(PerLayerWithoutRoot())
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: Automatic(0.0), "stability"),
+        (lambda: Automatic(math.inf), "stability"),
+        (lambda: AdaptiveQuantile(target_quantile=1.5), "target_quantile"),
+        (lambda: AdaptiveQuantile(learning_rate=0.0), "learning_rate"),
+        (lambda: AdaptiveQuantile(count_noise=-1.0), "count_noise"),
+        (lambda: AdaptiveQuantile(count_noise=0.5).noise(1.0, 100), "count_noise"),
+    ],
+)
+def test_bad_arguments_are_named(make, argument):
+    with pytest.raises(ValueError, match=f"`{argument}` must .*Received: {argument}="):
+        make()
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.3, 1.0, 7.0])
+@pytest.mark.parametrize("count_noise", [None, 5.0, 100.0])
+def test_sum_and_count_together_cost_what_the_ledger_counts(noise_multiplier, count_noise):
+    """Two Gaussian mechanisms on one batch: squared signal-to-noise ratios add up.
+
+    In units in which both noises are 1, an example moves the sum by 1 / s_g and the count by
+    1 / (2 s_b).
+    """
+    rule = AdaptiveQuantile(count_noise=count_noise)
+    sum_noise, count = rule.noise(noise_multiplier, 1000)
+    moved = math.hypot(1 / sum_noise, 1 / (2 * count))
+    assert moved == pytest.approx(1 / noise_multiplier)
+
+
+def test_the_clip_moves_towards_the_quantile():
+    rule = AdaptiveQuantile(target_quantile=0.5, learning_rate=0.2)
+    assert float(rule.next_clip(tf.constant(1.0), tf.constant(1.0))) < 1
+    assert float(rule.next_clip(tf.constant(1.0), tf.constant(0.0))) > 1
+    assert float(rule.next_clip(tf.constant(1.0), tf.constant(0.5))) == 1

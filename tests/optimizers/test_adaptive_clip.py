@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfdp
+from tests import support
+from tests.support import compiled, small_model
+from tfdp.clipping import AdaptiveQuantile
+from tfdp.optimizers.adaptive_clip import AdaptiveClip
+
+X, Y = support.small_data(400)
+
+
+def batches(seed=0, **kwargs):
+    return tfdp.data.poisson_batches((X, Y), expected_batch_size=100, seed=seed, **kwargs)
+
+
+def make(rule="adaptive_quantile", cls=tfdp.DPSGD, clip=5.0, noise=1.0, **kwargs):
+    data = batches(**kwargs)
+    return cls(clip, noise, clipping_rule=rule, **data.sampling.optimizer_arguments()), data
+
+
+@pytest.mark.parametrize("cls", support.OPTIMIZERS)
+def test_the_clip_follows_the_median_norm(cls):
+    rule = AdaptiveQuantile(0.5, learning_rate=0.5, count_noise=2.0)
+    optimizer, data = make(rule, cls, clip=50.0)
+    optimizer.learning_rate = 0.0
+    model = compiled(optimizer)
+    model.fit(data, epochs=12, verbose=0)
+    norms = [
+        np.linalg.norm(support.looped_clipped_sum(model, X[i : i + 1], Y[i : i + 1], np.inf))
+        for i in range(100)
+    ]
+    assert optimizer.current_l2_norm_clip == pytest.approx(np.median(norms), rel=0.25)
+    assert optimizer.l2_norm_clip == 50.0
+
+
+def test_the_ledger_counts_the_noise_of_both():
+    adaptive, data = make()
+    flat, _ = make("flat")
+    for optimizer in (adaptive, flat):
+        compiled(optimizer).fit(data, epochs=2, verbose=0)
+    assert adaptive.ledger.epsilon(1e-5).epsilon == flat.ledger.epsilon(1e-5).epsilon
+    # The sum gets a little more noise for that.
+    assert adaptive.noise_stddev > adaptive.noise_multiplier * adaptive.current_l2_norm_clip
+
+
+def law(scale=1.0):
+    """The noise on the sum and, as far as the clip shows it, on the count."""
+    clip = AdaptiveClip(AdaptiveQuantile(count_noise=30.0), 2.0, 1.5, 100)
+    variable = tf.Variable(2.0)
+    clip.create(lambda *args, **kwargs: variable)
+    sums, counts = [], []
+    for step in range(800):
+        variable.assign(2.0)
+        noisy = clip.step([tf.zeros([40])], tf.constant(0.0), tf.constant([7, step], tf.int64))
+        sums.append(noisy[0].numpy())
+        counts.append((np.log(variable.numpy() / 2.0) / -0.2) * 100)
+    return np.concatenate(sums) / (clip.sum_noise * 2.0) * scale, np.array(counts) / 30.0 * scale
+
+
+def p_values(scale):
+    return [stats.kstest(values, "norm").pvalue for values in law(scale)]
+
+
+def test_law_of_the_noise():
+    assert min(p_values(1.0)) > 1e-4
+    for scale in (2 / 3, 3 / 2):  # Mutants.
+        assert max(p_values(scale)) < 1e-4
+
+
+def test_one_example_moves_the_count_by_half():
+    model = small_model()
+    engine = tfdp.clipping.OnePassClipping(1.0)
+    model(X[:1])
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 4]),
+            tf.TensorSpec([None], tf.int64),
+            tf.TensorSpec([None], tf.bool),
+        ]
+    )
+    def count(x, y, mask):
+        losses = support.crossentropy()(y, model(x), sample_weight=mask)
+        seed = tf.constant([1, 2])
+        return engine.clipped_sum(losses, model.trainable_variables, seed).within_clip
+
+    full = np.ones(50, bool)
+    counts = [float(count(X[:50], Y[:50], full))]
+    for row in range(50):
+        counts.append(float(count(X[:50], Y[:50], np.arange(50) != row)))
+    np.testing.assert_allclose(np.abs(np.array(counts[1:]) - counts[0]), 0.5)
+    broken = X[:50].copy()
+    broken[3] = np.nan
+    assert abs(float(count(broken, Y[:50], full)) - counts[0]) in (0.0, 1.0)
+
+
+def test_accumulated_batches_move_the_clip_like_one():
+    clips = []
+    for chunk, steps in ((None, 1), (40, None)):
+        data = batches(chunk_size=chunk)
+        arguments = data.sampling.optimizer_arguments()
+        optimizer = tfdp.DPSGD(
+            1.0,
+            0.0,
+            clipping_rule=AdaptiveQuantile(count_noise=0.0),
+            learning_rate=0.0,
+            **arguments,
+        )
+        assert (arguments.get("gradient_accumulation_steps", 1) == 1) == (steps == 1)
+        compiled(optimizer).fit(data, epochs=1, verbose=0)
+        clips.append(optimizer.current_l2_norm_clip)
+    assert clips[0] == pytest.approx(clips[1], rel=1e-5)
+    assert clips[0] != 1.0
+
+
+def test_the_clip_is_saved_and_restored(tmp_path):
+    optimizer, data = make()
+    model = compiled(optimizer)
+    model.fit(data, epochs=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    restored = tf.keras.models.load_model(tmp_path / "model.keras")
+    restored.optimizer.build(restored.trainable_variables)
+    assert restored.optimizer.current_l2_norm_clip == optimizer.current_l2_norm_clip
+    assert restored.optimizer.clipping.rule == optimizer.clipping.rule
+    assert optimizer.current_l2_norm_clip != 5.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"clip": float("inf"), "noise": 0.0}, "l2_norm_clip"),
+        ({"rule": "ghost"}, "clipping_rule"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, name):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        make(**arguments)
+
+
+def test_microbatches_and_unknown_engines_are_refused():
+    with pytest.raises(ValueError, match="`num_microbatches` must be None with an adaptive clip"):
+        tfdp.DPSGD(1.0, 1.0, 10, num_microbatches=2, clipping_rule="adaptive_quantile")
+    with pytest.raises(ValueError, match=r"`engine` must be one of .*Received: engine='ghost'"):
+        tfdp.DPSGD(1.0, 1.0, 10, engine="ghost")
