@@ -109,6 +109,23 @@ class ReorderedEinsum(tf.keras.layers.Layer):
         return tf.einsum("hfg,btgf->bth", self.w, tf.reshape(x, [-1, 6, 2, 2]))
 
 
+@tf.custom_gradient
+def reversed_gradient(x):
+    return tf.identity(x), lambda dy: -0.5 * dy
+
+
+@tf.custom_gradient
+def straight_through(x):
+    slope = tf.sigmoid(x)
+    return tf.round(x), lambda dy: dy * slope + tf.reduce_mean(dy, axis=-1, keepdims=True)
+
+
+def open_time_axis():
+    tokens = layers.Input([None], dtype="int32")
+    x = layers.LayerNormalization()(layers.Embedding(9, 4, mask_zero=True)(tokens))
+    return tf.keras.Model(tokens, layers.Dense(3)(layers.LSTM(5)(layers.Dense(4)(x))))
+
+
 FLAT = layers.Flatten
 # Models of which all work is done by rules, with their data.
 FAST = {
@@ -217,6 +234,20 @@ FAST = {
     ),
     "lstm, unrolled": (sequential(lambda: layers.LSTM(4, unroll=True)), SEQUENCES),
     "gru": (sequential(lambda: layers.GRU(5)), SEQUENCES),
+    "swish": (
+        sequential(lambda: layers.Dense(4, "swish"), lambda: layers.Dense(4, "swish")),
+        VECTORS,
+    ),
+    "custom gradients": (
+        sequential(
+            lambda: layers.Dense(4),
+            lambda: layers.Lambda(reversed_gradient),
+            lambda: layers.Dense(4),
+            lambda: layers.Lambda(straight_through),
+        ),
+        VECTORS,
+    ),
+    "open time axis": (open_time_axis, TOKENS),
     "shared layer, two inputs": (two_inputs, (VECTORS, VECTORS[::-1].copy())),
     "shared convolution": (shared_convolution, IMAGES),
     "shared embedding": (shared_embedding, TOKENS),

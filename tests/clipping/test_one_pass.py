@@ -58,7 +58,12 @@ def test_compiled_by_xla(name, options):
     assert_equals_loop(OnePassClipping(CLIP, **options), *FAST[name], jit_compile=True)
 
 
-@pytest.mark.parametrize("name", ["conv2d", "lstm", "embedding", "computed weights"])
+@pytest.mark.parametrize("name", ["swish", "custom gradients"])
+def test_custom_gradients_are_copied_for_the_vectorised_engine(name):
+    assert_equals_loop(VectorizedClipping(CLIP), *FAST[name])
+
+
+@pytest.mark.parametrize("name", ["conv2d", "lstm", "embedding", "computed weights", "swish"])
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
 def test_chunks_do_not_change_the_sum(name, chunk_size):
     assert_equals_loop(OnePassClipping(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
@@ -433,15 +438,16 @@ def test_other_rules_equal_a_loop(rule, engine):
     "mix",
     [
         lambda x: x - tf.reduce_mean(x, axis=0),
-        lambda x: tf.transpose(tf.nn.softmax(tf.transpose(x))),
+        lambda x: tf.nn.softmax(x, axis=0),
         lambda x: tf.cumsum(x, axis=0),
         lambda x: tf.reverse(x, [0]),
         lambda x: tf.matmul(tf.matmul(x, x, transpose_b=True), x),
         lambda x: tf.gather(x, tf.argsort(x[:, 0])),
         lambda x: tf.einsum("ij,kj->ij", x, x),
         lambda x: tf.transpose(tf.sort(tf.transpose(x))),
+        tf.custom_gradient(lambda x: (tf.identity(x), lambda dy: dy - tf.reduce_mean(dy, axis=0))),
     ],
-    ids=["mean", "softmax", "cumsum", "reverse", "matmul", "gather", "einsum", "sort"],
+    ids=["mean", "softmax", "cumsum", "reverse", "matmul", "gather", "einsum", "sort", "gradient"],
 )
 def test_mixing_examples_is_an_error(mix):
     model = tf.keras.Sequential([layers.Dense(4), layers.Lambda(mix), layers.Dense(3)])

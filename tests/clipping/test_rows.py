@@ -243,7 +243,6 @@ UNPROVEN = {
     "without its axis": ((1, 6), lambda x: tf.squeeze(x, 0)),
     "more rows than one": ((1, 6), lambda x: x * tf.ones([3, 6])),
     "rows that fit by chance": (V, lambda x: x * tf.ones([4, 1])),
-    "swish, which has a gradient of its own": (V, tf.nn.swish),
     "empty": ((None, 0), lambda x: tf.reshape(x, [-1, 0])),
 }
 
@@ -335,8 +334,10 @@ def batch_gradient(x):
     return 2 * x, lambda gradient: gradient - tf.reduce_mean(gradient, 0)
 
 
-def test_gradients_that_were_replaced_are_not_proven():
-    assert isinstance(Traced(batch_gradient, V).state, Unproven)
+def test_gradients_that_were_replaced_must_keep_examples_apart_too():
+    assert Traced(tf.nn.swish, V).state == Rows()
+    with pytest.raises(ValueError, match="mixes examples"):
+        Traced(batch_gradient, V)
 
     def overridden(x):
         y = tf.nn.relu(x)

@@ -4,15 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-_ASSIGN_TYPES = frozenset(
-    {
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "ResourceScatterUpdate",
-        "ResourceScatterAdd",
-    }
-)
+_WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStrided")
 
 
 def captured(graph: tf.Graph) -> dict:
@@ -23,7 +15,7 @@ def captured(graph: tf.Graph) -> dict:
 def check(graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool]) -> None:
     """Refuses layers that write what they see of the batch into a variable."""
     for op in graph.get_operations():
-        if op.type not in _ASSIGN_TYPES or not any(depends_on_data(t) for t in op.inputs[1:]):
+        if not op.type.startswith(_WRITING) or not any(map(depends_on_data, op.inputs[1:])):
             continue
         variable = _variable_of(op.inputs[0])
         if variable is None or _is_metric(variable):

@@ -8,12 +8,13 @@ alone, whatever the layers do; this is what per-example clipping needs to be pri
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import batch_state, vectorizable
+from tfdp.clipping import batch_state, graph_copy, vectorizable
 from tfdp.clipping.batch_state import captured
+from tfdp.clipping.graph_copy import bring, cone
 
 _HOW_TO_FIX_THE_LOSS = (
     "Pass a loss that keeps one value per example, such as "
@@ -88,41 +89,24 @@ class LossGraph:
         Raises:
           ValueError: The graph holds the batch's size, so that it cannot compute other rows.
         """
-        source = self.terms[0].graph
         target = tf.compat.v1.get_default_graph()
         operations, boundary = cone(self.terms, self._inputs())
-        graph_def = _definition(source, operations)
-        # Calls of functions keep their gradient outside the graph definition.
-        gradients = {op.name: getattr(op, "_gradient_function", None) for op in operations}
-        if vectorizable_gradients:
-            for op in operations:
-                gradients[op.name] = gradients[op.name] or vectorizable.gradient_of(op)
-        gradients = {name: gradient for name, gradient in gradients.items() if gradient}
         of_row = {t.name: row for t, row in zip(self.batch, rows, strict=True)}
-        input_map = {t.name: of_row.get(t.name, bring(t, target)) for t in boundary}
+        known = {t.name: of_row.get(t.name, bring(t, target)) for t in boundary}
+        replaced = vectorizable.gradient_of if vectorizable_gradients else lambda op: None
         try:
-            imported = tf.graph_util.import_graph_def(
-                graph_def,
-                input_map=input_map,
-                return_elements=[t.name for t in [*self.terms, *self.vectors]] + list(gradients),
-                name="part_of_batch",
+            copies, originals = graph_copy.copy(
+                operations, [*self.terms, *self.vectors], known, replaced
             )
         except ValueError as error:
             raise _holds_batch_size(error) from error
-        n = len(self.terms)
-        copied = imported[2 * n :]
-        for op, gradient in zip(copied, gradients.values(), strict=True):
-            op._gradient_function = gradient
         return LossGraph(
-            terms=imported[:n],
-            vectors=imported[n : 2 * n],
+            terms=copies[: len(self.terms)],
+            vectors=copies[len(self.terms) :],
             regularizer=None,
             batch=list(rows),
             mask=None if self.mask is None else of_row[self.mask.name],
-            sources={
-                op.name: source.get_operation_by_name(name)
-                for op, name in zip(copied, gradients, strict=True)
-            },
+            sources=originals,
         )
 
     def checked_rows(self) -> tf.Tensor:
@@ -177,22 +161,6 @@ def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:
     return False
 
 
-def _definition(graph: tf.Graph, operations: Sequence[tf.Operation]) -> tf.compat.v1.GraphDef:
-    """The definition of a part of a graph, without the order of side effects."""
-    complete = graph.as_graph_def()
-    graph_def = tf.compat.v1.GraphDef(versions=complete.versions, library=complete.library)
-    names = {op.name for op in operations}
-    for node in complete.node:
-        if node.name in names:
-            copy = graph_def.node.add()
-            copy.CopyFrom(node)
-            # Control inputs order side effects, such as updates of metrics: not wanted twice.
-            del copy.input[:]
-            copy.input.extend(name for name in node.input if not name.startswith("^"))
-            copy.attr.pop("_class", None)
-    return graph_def
-
-
 def _holds_batch_size(error: ValueError) -> ValueError:
     return ValueError(
         "The model cannot be evaluated on one example at a time: its graph holds the size of the "
@@ -201,11 +169,6 @@ def _holds_batch_size(error: ValueError) -> ValueError:
         "no `batch_size` to `Input`; use -1 or `tf.shape` in reshapes. TensorFlow said: "
         f"{error}"
     )
-
-
-def bring(tensor: tf.Tensor, target: tf.Graph) -> tf.Tensor:
-    """A tensor of an enclosing graph, made usable in the graph `target`."""
-    return tensor if tensor.graph is target else target.capture(tensor)
 
 
 def read_loss(loss: tf.Tensor) -> LossGraph:
@@ -312,23 +275,6 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
         return False  # A constant.
     further = captured(outer.graph)
     return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
-
-
-def cone(
-    tensors: Iterable[tf.Tensor], stop: Set = frozenset()
-) -> tuple[list[tf.Operation], list[tf.Tensor]]:
-    """The operations that `tensors` depend on, up to the tensors of `stop`; and those of `stop`."""
-    operations: dict[str, tf.Operation] = {}
-    boundary: dict = {}
-    pending = list(tensors)
-    while pending:
-        tensor = pending.pop()
-        if tensor.ref() in stop:
-            boundary[tensor.ref()] = tensor
-        elif tensor.op.name not in operations:
-            operations[tensor.op.name] = tensor.op
-            pending.extend(tensor.op.inputs)
-    return list(operations.values()), list(boundary.values())
 
 
 def _depends_on(tensor: tf.Tensor, data: set) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfdp.clipping import sizes
+from tfdp.clipping import custom_gradients, graph_copy, sizes
 from tfdp.clipping.states import BatchSize, Public, Rows, Sizes, State, Unproven
 
 # From an operation and the states of its inputs to those of its outputs.
@@ -96,7 +96,6 @@ class RowAnalysis:
     ):
         self._states: dict = {tensor.ref(): Rows() for tensor in batch}
         self._special = special or {}
-        self.unproven: list[str] = []
         for op in operations:
             self._visit(op)
 
@@ -108,9 +107,6 @@ class RowAnalysis:
         inputs = [self.state(tensor) for tensor in op.inputs]
         result = self._transfer(op, inputs)
         states = result if isinstance(result, list) else [result] * len(op.outputs)
-        news = [s for s in states if isinstance(s, Unproven)]
-        if news and not any(isinstance(s, Unproven) for s in inputs):
-            self.unproven.append(news[0].reason)
         for tensor, state in zip(op.outputs, states, strict=True):
             self._states.setdefault(tensor.ref(), state)
 
@@ -130,12 +126,37 @@ class RowAnalysis:
             return Public(None if rank is None else (rank,))
         if op.name in self._special:
             return self._special[op.name](op, inputs)
+        if custom_gradients.is_custom(op):
+            return self._custom_gradient(op, inputs)
         transfer = _TRANSFERS.get(op.type)
         if transfer is None:
             return unproven(op, "no rule says what it does to examples")
         if has_own_gradient(op):
             return unproven(op, "its gradient was replaced by another")
         return transfer(op, inputs)
+
+    def _custom_gradient(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
+        """Of `tf.custom_gradient`, an identity whose gradient must keep the examples apart, too."""
+        traced = custom_gradients.trace(op)
+        for tensor, state in zip(traced.arriving, inputs, strict=True):
+            # What arrives at a public tensor is a sum over the batch.
+            summed = Unproven(f"'{op.name}' ({op.type}): the gradient of a public tensor")
+            self._states[tensor.ref()] = state if isinstance(state, Rows) else summed
+        pairs = [
+            (gradient, state)
+            for gradient, state in zip(traced.gradients, inputs, strict=True)
+            if gradient is not None and isinstance(state, Rows)
+        ]
+        added, _ = graph_copy.cone([gradient for gradient, _ in pairs], set(self._states))
+        needed = {other.name for other in added}
+        for other in op.graph.get_operations():
+            if other.name in needed:
+                if other.type == "Placeholder" and other.outputs[0].dtype != tf.resource:
+                    return unproven(op, f"its gradient uses '{other.name}'")
+                self._visit(other)
+        if any(self.state(gradient) != state for gradient, state in pairs):
+            return unproven(op, "its gradient is not proven to keep the examples apart")
+        return list(inputs)
 
 
 def _without_examples(op: tf.Operation, inputs: list[State]) -> State:

@@ -22,9 +22,9 @@ def gather(use: Use) -> Contribution | None:
 
 def _lookup(use: Use, batch_dims: int) -> Contribution | None:
     indices, width = use.data[1], tf.TensorShape(use.shape[1:]).num_elements()
-    if indices is None or batch_dims or not indices.shape[1:].is_fully_defined():
+    if indices is None or batch_dims:
         return None
-    positions = indices.shape[1:].num_elements()
+    positions = indices.shape[1:].num_elements() or -1  # An open time axis.
     return Lookups(
         tf.reshape(indices, [-1, positions]),
         tf.reshape(use.gradient, [-1, positions, width]),
