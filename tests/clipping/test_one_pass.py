@@ -532,6 +532,21 @@ class WeightNorm(layers.Layer):
         return x @ tf.nn.softmax(self.v)
 
 
+def test_float64_models():
+    tf.keras.backend.set_floatx("float64")
+    try:
+        for name in ("conv2d", "dense on sequences", "gram"):
+            make, x = FAST[name]
+            assert_equals_loop(OnePassClipping(CLIP), make, x.astype("float64"))
+    finally:
+        tf.keras.backend.set_floatx("float32")
+
+
+def test_report_of_the_vectorised_engine():
+    report = VectorizedClipping(1.0).report(support.small_model())
+    assert report.fast_fraction == 0 and len(report.entries) == 4
+
+
 def test_report_needs_a_model_or_a_step():
     with pytest.raises(ValueError, match="`model` must be given"):
         OnePassClipping(1.0).report()

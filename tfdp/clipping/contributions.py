@@ -60,6 +60,12 @@ class Contribution(abc.ABC):
         return tf.TensorShape(self.shape).num_elements()
 
     @property
+    def dtype(self) -> tf.DType:
+        """Type of the gradients: float32, or float64 where the data is."""
+        wide = any(tensor.dtype == tf.float64 for tensor in self.tensors)
+        return tf.float64 if wide else tf.float32
+
+    @property
     def floats_per_row(self) -> int:
         """About how many floats are in memory for one example while norms are computed."""
         return self.size

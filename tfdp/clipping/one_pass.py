@@ -173,7 +173,7 @@ class OnePassClipping(ClippingEngine):
             local = [loss_graph.bring(handle, here) for handle in handles]
             keep = cut(mask, start, size)
             keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
-            plan = Plan(part, local, variables)
+            plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
             new, more = self._sums_of(plan, part, local, variables, keep, size, clip)
             connected[:] = [n is not None for n in new]
             sums = [
@@ -306,7 +306,7 @@ def _in_parts(
         bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(part.bad, tf.int32))
         return index + 1, sums, by_group, bad, within + part.within_clip
 
-    zeros = [tf.zeros([contributions[i].size]) for i in instantiated]
+    zeros = [tf.zeros([contributions[i].size], contributions[i].dtype) for i in instantiated]
     _, sums, by_group, bad, within = tf.while_loop(
         lambda index, *_: index < count,
         body,

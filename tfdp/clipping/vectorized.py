@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdp.clipping import loss_graph
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
+from tfdp.clipping.report import Report, vectorized_report
 
 # Gradients of the examples that are worked on at the same time: what a processor's cache holds.
 # More is slower.
@@ -156,6 +157,17 @@ class VectorizedClipping(ClippingEngine):
             lambda index, *_: index < num_chunks, add_chunk, [0, zeros, 0.0], parallel_iterations=1
         )
         return sums, connected, within
+
+    def report(self, model: tf.keras.Model) -> Report:
+        """As `OnePassClipping.report`: everything is vectorised.
+
+        Args:
+          model: A model that was built.
+
+        Returns:
+          The report.
+        """
+        return vectorized_report(model.trainable_variables, 'engine="vectorized"')
 
     def gradients_of_rows(
         self,
