@@ -5,31 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import support
+from tests.clipping.models import (
+    IMAGES,
+    SEQUENCES,
+    TOKENS,
+    VECTORS,
+    N,
+    Y,
+    attention,
+    two_inputs,
+)
 from tfdp.clipping import VectorizedClipping
 
 layers = tf.keras.layers
-N = 7
-RNG = np.random.default_rng(0)
-Y = RNG.integers(0, 3, N)
-VECTORS = RNG.normal(size=(N, 5)).astype("float32")
-IMAGES = RNG.normal(size=(N, 8, 8, 2)).astype("float32")
-SEQUENCES = RNG.normal(size=(N, 6, 4)).astype("float32")
-TOKENS = RNG.integers(0, 20, (N, 6))
-
-
-def attention():
-    x = layers.Input([6, 4])
-    attended = layers.MultiHeadAttention(2, 4)(x, x)
-    pooled = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x + attended))
-    return tf.keras.Model(x, layers.Dense(3)(pooled))
-
-
-def two_inputs():
-    first, second = layers.Input([5]), layers.Input([5])
-    shared = layers.Dense(4, activation="tanh")
-    return tf.keras.Model(
-        [first, second], layers.Dense(3)(layers.Concatenate()([shared(first), shared(second)]))
-    )
 
 
 def sequential(*stack):
