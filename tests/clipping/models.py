@@ -78,6 +78,16 @@ class TimeMajor(tf.keras.layers.Layer):
         return tf.transpose(tf.transpose(x, [1, 0, 2]) @ self.w - self.b, [1, 0, 2])
 
 
+class Division(tf.keras.layers.Layer):
+    """An operation that has no rule of its own, of data and weights."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", shape[1:], initializer=tf.keras.initializers.Constant(2.0))
+
+    def call(self, x):
+        return x / self.w
+
+
 class WeightNormalization(tf.keras.layers.Layer):
     """Something else than a view is computed from the weights."""
 
@@ -234,6 +244,7 @@ FAST = {
     ),
     "lstm, unrolled": (sequential(lambda: layers.LSTM(4, unroll=True)), SEQUENCES),
     "gru": (sequential(lambda: layers.GRU(5)), SEQUENCES),
+    "division": (sequential(lambda: layers.Dense(4, "tanh"), Division), VECTORS),
     "swish": (
         sequential(lambda: layers.Dense(4, "swish"), lambda: layers.Dense(4, "swish")),
         VECTORS,

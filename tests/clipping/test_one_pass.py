@@ -11,7 +11,7 @@ import tfdp
 from tests import support
 from tests.clipping import models
 from tests.clipping.models import FAST, IMAGES, SEQUENCES, SLOW, TOKENS, VECTORS, N, Y
-from tfdp.clipping import OnePassClipping, VectorizedClipping, contributions, uses
+from tfdp.clipping import OnePassClipping, VectorizedClipping, contributions, rules, uses
 from tfdp.clipping.rules import registry
 
 layers = tf.keras.layers
@@ -233,6 +233,20 @@ def test_a_wrong_rule_is_caught(key, monkeypatch):
     monkeypatch.setitem(registry._RULES, key, wrong)
     with pytest.raises(AssertionError):
         assert_equals_loop(OnePassClipping(CLIP), *FAST[RULE_MODELS[key]])
+
+
+def test_a_wrong_generic_rule_is_caught(monkeypatch):
+    original = rules.generic.generic
+
+    def wrong(use):
+        return original(uses.Use(**{**use.__dict__, "gradient": 2 * use.gradient}))
+
+    engine = OnePassClipping(CLIP)
+    assert_equals_loop(engine, *FAST["division"])
+    assert any("RealDiv" in entry.how for entry in engine.report().entries)
+    monkeypatch.setattr(rules.generic, "generic", wrong)
+    with pytest.raises(AssertionError):
+        assert_equals_loop(OnePassClipping(CLIP), *FAST["division"])
 
 
 def test_every_rule_has_a_mutant():

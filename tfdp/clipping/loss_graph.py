@@ -109,6 +109,13 @@ class LossGraph:
             sources=originals,
         )
 
+    def regularizer_gradients(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """The gradients of the regulariser by variables, given by their handles, or None."""
+        if self.regularizer is None:
+            return [None] * len(handles)
+        gradients = tf.gradients(self.regularizer, handles)
+        return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
     def checked_rows(self) -> tf.Tensor:
         """The number of rows, a scalar; with a check that all of the batch has as many."""
         rows = tf.shape(self.batch[0])[0]

@@ -76,14 +76,11 @@ class VectorizedClipping(ClippingEngine):
             means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
             means, within = self._clip(means, variables, tf.ones_like(sizes, tf.bool), clip)
             sums = [tf.reduce_sum(mean, axis=0) for mean in means]
-        public = [None] * len(variables)
-        if graph.regularizer is not None:
-            public = tf.gradients(graph.regularizer, handles)
         return ClippedSum(
             gradients=[
                 s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)
             ],
-            regularizer_gradients=[None if g is None else tf.convert_to_tensor(g) for g in public],
+            regularizer_gradients=graph.regularizer_gradients(handles),
             within_clip=within,
             rows=rows,
             masked=graph.mask is not None,

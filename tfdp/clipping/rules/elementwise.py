@@ -31,19 +31,6 @@ def _broadcast_axes(use: Use) -> list[int] | None:
     return [1, *[2 + i for i, size in enumerate(rest) if size == 1]]
 
 
-def _other_factor(use: Use) -> tf.Tensor | None:
-    """The data that the weights are multiplied with, with the axes of the gradient."""
-    x, own = use.data[1 - use.weight], use.rows[1 - use.weight]
-    if x is None or own is None or use.rows[-1] is None:
-        return None
-    missing = use.gradient.shape.rank - x.shape.rank
-    if own.axis + missing != use.rows[-1].axis or (own.axis > 0 and missing):
-        return None
-    if missing:
-        return None
-    return x
-
-
 @register_rule("Add", "AddV2", weight=0)
 @register_rule("Add", "AddV2", weight=1)
 def add(use: Use) -> Contribution | None:
@@ -66,8 +53,8 @@ def subtract(use: Use) -> Contribution | None:
 @register_rule("Mul", weight=1)
 def multiply(use: Use) -> Contribution | None:
     """`x * w`: the scale of a normalisation."""
-    axes, x = _broadcast_axes(use), _other_factor(use)
-    if axes is None or x is None:
+    axes, x = _broadcast_axes(use), use.data[1 - use.weight]
+    if axes is None or x is None or x.shape.rank != use.gradient.shape.rank:
         return None
     return _reduced(use, [use.gradient, x], lambda g, x: g * x, axes, "scale")
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph
+from tfdp.clipping import graph_copy
 from tfdp.clipping.contributions import Contribution, Direct
 from tfdp.clipping.uses import Use
 
@@ -21,15 +21,18 @@ def generic(use: Use) -> Contribution | None:
         i: tensor for i, tensor in enumerate(op.inputs) if use.data[i] is None and i != use.weight
     }
     weights = op.inputs[use.weight]
+    if sum(tensor is weights for tensor in op.inputs) > 1:
+        return None
     axes = [0 if rows is None else rows.axis for rows in use.rows]
 
     def gradient_of_one(row: list[tf.Tensor]) -> tf.Tensor:
         graph = tf.compat.v1.get_default_graph()
-        values = {i: loss_graph.bring(t, graph) for i, t in {**public, use.weight: weights}.items()}
+        values = {i: graph_copy.bring(t, graph) for i, t in {**public, use.weight: weights}.items()}
         for (i, _), tensor in zip(inputs, row[1:], strict=True):
             values[i] = _restore(tensor, axes[i])
         values[use.weight] = weight = tf.identity(values[use.weight])
-        result = _repeat(op, [values[i] for i in range(len(op.inputs))])
+        known = {tensor.name: values[i] for i, tensor in enumerate(op.inputs)}
+        ((result,), _) = graph_copy.copy([op], [op.outputs[0]], known)
         (gradient,) = tf.gradients(result, weight, _restore(row[0], output.axis))
         return tf.reshape(tf.convert_to_tensor(gradient), [-1])
 
@@ -49,23 +52,3 @@ def _restore(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     """From `[each, ...]` of one example to the axes that the operation works with."""
     order = list(range(1, tensor.shape.rank))
     return tf.transpose(tensor, [*order[:axis], 0, *order[axis:]]) if axis else tensor
-
-
-def _repeat(op: tf.Operation, inputs: list[tf.Tensor]) -> tf.Tensor:
-    """The same operation, of other inputs."""
-    graph_def = tf.compat.v1.GraphDef()
-    node = graph_def.node.add()
-    node.CopyFrom(op.node_def)
-    del node.input[:]
-    node.attr.pop("_class", None)
-    input_map = {}
-    for i, tensor in enumerate(inputs):
-        name = f"input_{i}"
-        placeholder = graph_def.node.add(name=name, op="Placeholder")
-        placeholder.attr["dtype"].type = tensor.dtype.as_datatype_enum
-        node.input.append(name)
-        input_map[f"{name}:0"] = tensor
-    (result,) = tf.graph_util.import_graph_def(
-        graph_def, input_map=input_map, return_elements=[f"{op.name}:0"], name="one_example"
-    )
-    return result

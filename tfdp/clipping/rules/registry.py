@@ -16,7 +16,7 @@ def register_rule(*types: str, weight: int = 1) -> Callable[[Rule], Rule]:
 
     A rule is a function of a `Use` that returns the gradients of the weights for every example, or
     None where it does not apply (then the generic rule does). The row analysis has proven by then
-    that the operation keeps the examples apart (`tfdp.clipping.row_transfers`).
+    that the operation keeps the examples apart (`tfdp.clipping.transfers`).
 
     Args:
       *types: Types of TensorFlow operations.
