@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tests import support
+
 layers = tf.keras.layers
 N = 7
 RNG = np.random.default_rng(0)
@@ -271,3 +273,23 @@ SLOW = {
     "simple rnn": (sequential(lambda: layers.SimpleRNN(4)), SEQUENCES),
     "grouped convolution": (sequential(lambda: layers.Conv2D(4, 3, groups=2), FLAT), IMAGES),
 }
+
+
+CLIP = 0.3
+
+
+def built(make, x, seed=0):
+    tf.keras.utils.set_random_seed(seed)
+    model = make()
+    model(tf.nest.map_structure(lambda t: t[:1], x))
+    return model
+
+
+def assert_equals_loop(engine, make, x, **kwargs):
+    """The clipped sum is that of one eager example at a time, and the clip was at work."""
+    model = built(make, x)
+    expected = support.looped_clipped_sum(model, x, Y, CLIP)
+    actual = support.ClippedSum(engine, model, x, **kwargs)(x, Y)
+    np.testing.assert_allclose(actual, expected, atol=3e-6)
+    unclipped = support.looped_clipped_sum(model, x, Y, np.inf)
+    assert np.linalg.norm(unclipped - expected) > 1e-2

@@ -1,0 +1,38 @@
+import pytest
+import tensorflow as tf
+
+from tests import support
+from tfdp.clipping import OnePassClipping, VectorizedClipping
+
+layers = tf.keras.layers
+
+
+def test_report_of_a_model():
+    model = tf.keras.Sequential([layers.Input([4]), layers.Dense(3), WeightNorm()])
+    report = OnePassClipping(1.0).report(model)
+    assert [entry.fast for entry in report.entries] == [True, True, False]
+    assert report.entries[2].parameters == 6
+    text = str(report)
+    assert "SLOW" in text
+    assert all(entry.variable in text for entry in report.entries)
+    assert 0 < report.fast_fraction < 1
+
+
+class WeightNorm(layers.Layer):
+    def build(self, shape):
+        self.v = self.add_weight("v", [shape[-1], 2])
+
+    def call(self, x):
+        return x @ tf.nn.softmax(self.v)
+
+
+def test_report_of_the_vectorised_engine():
+    report = VectorizedClipping(1.0).report(support.small_model())
+    assert report.fast_fraction == 0 and len(report.entries) == 4
+
+
+def test_report_needs_a_model_or_a_step():
+    with pytest.raises(ValueError, match="`model` must be given"):
+        OnePassClipping(1.0).report()
+    with pytest.raises(ValueError, match="must have been called"):
+        OnePassClipping(1.0).report(tf.keras.Sequential([layers.Dense(3)]))
