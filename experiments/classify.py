@@ -22,7 +22,15 @@ from absl import app, flags, logging
 
 from experiments import datasets, networks
 from experiments.report import RunFolder
-from experiments.settings import METHODS, SCHEDULES, RefusedError, Settings, resolve
+from experiments.settings import (
+    METHODS,
+    OBSERVABILITY,
+    SCHEDULES,
+    SELECTIVE_METHODS,
+    RefusedError,
+    Settings,
+    resolve,
+)
 from experiments.training import Training
 
 _PER_DATASET = "Default: by data set."
@@ -33,6 +41,7 @@ def define_flags(values: flags.FlagValues) -> None:
     _define_what(values)
     _define_privacy(values)
     _define_how(values)
+    _define_selection(values)
     _define_where(values)
 
 
@@ -90,6 +99,7 @@ def run(values: flags.FlagValues) -> dict:
 def summary(result: dict, folder: RunFolder) -> str:
     """The outcome of a run in a few lines."""
     settings = result["settings"]
+    seconds = "" if result["seconds"] is None else f", {result['seconds']:.0f} s"
     lines = [
         f"{settings['dataset']}, {settings['method']}: {result['accuracy']:.2%} of "
         f"{result['evaluation_examples']} {result['evaluated_on']} examples are classified "
@@ -104,6 +114,11 @@ def summary(result: dict, folder: RunFolder) -> str:
             f"target {settings['target_epsilon']:g}; add or remove one example.",
             f"noise multiplier {result['noise_multiplier']:.4f}, clip {settings['l2_norm_clip']:g}",
         ]
+        if settings["selective_release"] == "conditional":
+            lines.append(
+                "Only accepted updates are released: nobody may see how many attempts were "
+                "rejected, or how long they took."
+            )
         if settings["insecure_fixed_noise"]:
             lines.append(
                 "--insecure_fixed_noise: for tests; who knows --seed can remove the noise."
@@ -114,7 +129,7 @@ def summary(result: dict, folder: RunFolder) -> str:
             )
     lines += [
         f"{result['steps']} steps, {settings['expected_batch_size']} of "
-        f"{result['dataset_size']} training examples each, {result['seconds']:.0f} s",
+        f"{result['dataset_size']} training examples each{seconds}",
         f"curve.png, metrics.csv, privacy.txt, result.json, model.keras: {folder.path}",
     ]
     return "\n".join(lines)
@@ -182,6 +197,19 @@ def _define_how(values: flags.FlagValues) -> None:
     _validate(values, "momentum", lambda value: 0 <= value < 1, "in [0, 1)")
     text = "Fixes initial weights and sampling, but not the noise. By default nothing is fixed."
     _integer(values, "seed", text, low=0)
+
+
+def _define_selection(values: flags.FlagValues) -> None:
+    only = f"Only with --method={SELECTIVE_METHODS[0]} and its like. {_PER_DATASET}"
+    text = f"Expected number of examples in the batch that an update is tested on. {only}"
+    _integer(values, "validation_batch_size", text)
+    text = f"Noise of the test, over the range of what it is added to. {only}"
+    _number(values, "validation_noise_multiplier", text)
+    _number(values, "validation_clip", f"Largest difference of losses that the test sees. {only}")
+    text = f"Noisy difference of losses, over the clip, below which updates are kept. {only}"
+    _number(values, "threshold", text, low=None)
+    text = f"What can be observed: accepted updates alone, or every attempt. {only}"
+    flags.DEFINE_enum("selective_release", None, OBSERVABILITY, text, flag_values=values)
 
 
 def _define_where(values: flags.FlagValues) -> None:

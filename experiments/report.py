@@ -27,7 +27,8 @@ class Row:
       epsilon: Privacy spent so far; infinite for a method that is not private.
       accuracy: On the evaluation split, in [0, 1].
       loss: Mean loss on the evaluation split.
-      seconds: Time spent training and evaluating so far.
+      seconds: Time spent training and evaluating so far; None where it would tell of attempts that
+        were not released.
     """
 
     epoch: int
@@ -35,7 +36,7 @@ class Row:
     epsilon: float
     accuracy: float
     loss: float
-    seconds: float
+    seconds: float | None
 
 
 class RunFolder:

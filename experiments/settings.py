@@ -3,15 +3,27 @@
 import dataclasses
 from typing import Any
 
+import tfdp
 from experiments import datasets, networks
 
 SCHEDULES = ("constant", "linear")
-METHODS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "sgd", "adam")
-PRIVATE_METHODS = METHODS[:4]
+NON_PRIVATE_METHODS = ("sgd", "adam")
+SELECTIVE_METHODS = ("dpsur_sgd", "dpsur_adam", "dpsur_signsgd", "dpsur_signadam")
+METHODS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", *SELECTIVE_METHODS, *NON_PRIVATE_METHODS)
+OBSERVABILITY = ("conditional", "per_attempt")
 
 
 class RefusedError(ValueError):
     """The run cannot be done as asked; the message says why, in a sentence for the user."""
+
+
+SELECTIVE_FLAGS = (
+    "validation_batch_size",
+    "validation_noise_multiplier",
+    "validation_clip",
+    "threshold",
+    "selective_release",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +50,21 @@ class Settings:
     insecure_fixed_noise: bool
     eval_split: str
     validation_examples: int | None
+    validation_batch_size: int | None = None
+    validation_noise_multiplier: float | None = None
+    validation_clip: float | None = None
+    threshold: float | None = None
+    selective_release: str | None = None
 
     @property
     def private(self) -> bool:
         """Whether the method has a privacy guarantee."""
-        return self.method in PRIVATE_METHODS
+        return self.method not in NON_PRIVATE_METHODS
+
+    @property
+    def selective(self) -> bool:
+        """Whether updates are tested, and kept or taken back."""
+        return self.method in SELECTIVE_METHODS
 
     def steps_per_epoch(self, dataset_size: int) -> int:
         """Logical steps in an epoch over `dataset_size` examples."""
@@ -58,6 +80,11 @@ class Settings:
             raise RefusedError(
                 f"--expected_batch_size must be at most {dataset_size}, the number of training "
                 f"examples. Received: --expected_batch_size={self.expected_batch_size}."
+            )
+        if self.selective and self.validation_batch_size > dataset_size:
+            raise RefusedError(
+                f"--validation_batch_size must be at most {dataset_size}, the number of training "
+                f"examples. Received: --validation_batch_size={self.validation_batch_size}."
             )
         if self.private and self.delta >= 1 / dataset_size:
             raise RefusedError(
@@ -87,6 +114,11 @@ class Defaults:
     activation: str = "tanh"
     delta: float = 1e-5
     chunk_size: int | None = None
+    validation_batch_size: int = 64
+    validation_noise_multiplier: float = 0.5
+    validation_clip: float = 0.001
+    threshold: float = 1.0
+    selective_release: str = "conditional"
 
 
 # Chosen with `--eval_split=validation`, never on the test set: the rates of the private methods on
@@ -162,7 +194,9 @@ def resolve(given: dict[str, Any]) -> Settings:
     dataset = given.setdefault("dataset", datasets.DATASETS[0])
     method = given.setdefault("method", METHODS[0])
     defaults = dataclasses.asdict(DEFAULTS[dataset])
-    defaults["learning_rate"] = defaults["learning_rate"][method]
+    # A selective method starts from the rate of the method that it selects from.
+    defaults["learning_rate"] = defaults["learning_rate"][method.replace("dpsur_", "dp")]
+    _check_selective(method, given, defaults)
     if "adam" in method:
         defaults["momentum"] = 0.9
     if given.get("num_microbatches") is not None:
@@ -189,6 +223,25 @@ def resolve(given: dict[str, Any]) -> Settings:
     return Settings(**(rest | defaults | given))
 
 
+def _check_selective(method: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    names = [name for name in SELECTIVE_FLAGS if given.get(name) is not None]
+    if method in SELECTIVE_METHODS:
+        if given.get("chunk_size") is not None:
+            raise RefusedError(
+                "--chunk_size must be left out with a selective method: an attempt is one batch. "
+                f"Received: --method={method}, --chunk_size={given['chunk_size']}."
+            )
+        defaults["chunk_size"] = None
+        return
+    if names:
+        raise RefusedError(
+            f"--{names[0]} must come with one of --method={', '.join(SELECTIVE_METHODS)}. "
+            f"Received: --method={method}, --{names[0]}={given[names[0]]}."
+        )
+    for name in SELECTIVE_FLAGS:
+        defaults[name] = None
+
+
 def make_network(settings: Settings):
     """The untrained network that `settings` ask for."""
     activation = networks.make_activation(
@@ -197,4 +250,5 @@ def make_network(settings: Settings):
         settings.tempered_temperature,
         settings.tempered_offset,
     )
-    return networks.NETWORKS[settings.dataset](activation)
+    network = networks.NETWORKS[settings.dataset](activation)
+    return tfdp.SelectiveModel(network) if settings.selective else network

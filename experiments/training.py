@@ -15,15 +15,21 @@ import tqdm
 import tfdp
 from experiments.datasets import Data
 from experiments.report import Row, RunFolder
-from experiments.settings import RefusedError, Settings, make_network
+from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
 
 _PRIVATE_OPTIMIZERS = {
     "dpsgd": tfdp.DPSGD,
     "dpadam": tfdp.DPAdam,
     "dpsignsgd": tfdp.DPSignSGD,
     "dpsignadam": tfdp.DPSignAdam,
+    "dpsur_sgd": tfdp.DPSURSGD,
+    "dpsur_adam": tfdp.DPSURAdam,
+    "dpsur_signsgd": tfdp.DPSURSignSGD,
+    "dpsur_signadam": tfdp.DPSURSignAdam,
 }
 _EVALUATION_BATCH = 1000
+# How long attempts took says how many of them were rejected.
+_WITHOUT_TIMES = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} epochs{postfix}"
 _PACKAGES = ("tensorflow", "tf-keras", "tensorflow-privacy", "dp-accounting", "numpy")
 
 
@@ -70,6 +76,7 @@ class Training:
                 total=self.settings.epochs,
                 initial=done,
                 unit="epoch",
+                bar_format=_WITHOUT_TIMES if self.settings.selective else None,
                 desc=f"{self.settings.dataset} {self.settings.method}",
             ) as bar:
                 self.model.fit(
@@ -81,7 +88,7 @@ class Training:
                 )
         return self._finish()
 
-    def end_epoch(self, epsilon: float, seconds: float) -> Row:
+    def end_epoch(self, epsilon: float, seconds: float | None) -> Row:
         """Evaluates the model, makes what is known so far durable, and only then public."""
         loss, accuracy = self.model.evaluate(
             self.data.eval_x, self.data.eval_y, batch_size=_EVALUATION_BATCH, verbose=0
@@ -95,13 +102,23 @@ class Training:
         return row
 
     def _calibrate(self) -> float:
+        budget = {
+            "target_epsilon": self.settings.target_epsilon,
+            "delta": self.settings.delta,
+            "dataset_size": self.data.size,
+            "expected_batch_size": self.settings.expected_batch_size,
+        }
+        steps = self.settings.epochs * self.steps_per_epoch
         try:
-            return tfdp.calibrate_noise_multiplier(
-                target_epsilon=self.settings.target_epsilon,
-                delta=self.settings.delta,
-                steps=self.settings.epochs * self.steps_per_epoch,
-                dataset_size=self.data.size,
-                expected_batch_size=self.settings.expected_batch_size,
+            if not self.settings.selective:
+                return tfdp.calibrate_noise_multiplier(**budget, steps=steps)
+            return tfdp.accounting.calibrate_selective_release(
+                **budget,
+                updates=steps,
+                validation_batch_size=self.settings.validation_batch_size,
+                validation_noise_multiplier=self.settings.validation_noise_multiplier,
+                threshold=self.settings.threshold,
+                selective_release=self.settings.selective_release,
             )
         except ValueError as error:
             raise RefusedError(
@@ -160,6 +177,8 @@ class Training:
     def _private_optimizer(self, sampling: dict[str, int]) -> tf.keras.optimizers.legacy.Optimizer:
         method = self.settings.method
         momentum = "beta_1" if "adam" in method else "momentum"
+        names = SELECTIVE_FLAGS if self.settings.selective else ()
+        selection = {name: getattr(self.settings, name) for name in names}
         return _PRIVATE_OPTIMIZERS[method](
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,
@@ -168,6 +187,7 @@ class Training:
             # Apart from the seed of the sampling, which must not tell anything about the noise.
             noise_seed=self.settings.seed + 1 if self.settings.insecure_fixed_noise else None,
             **{momentum: self.settings.momentum},
+            **selection,
             **sampling,
         )
 
@@ -258,11 +278,13 @@ class _EpochEnd(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         rows = self._training.rows
-        self._began = time.monotonic() - (rows[-1].seconds if rows else 0.0)
+        self._began = time.monotonic() - ((rows[-1].seconds if rows else None) or 0.0)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         epsilon = (logs or {}).get("epsilon", math.inf)  # by PrivacyBudget
-        row = self._training.end_epoch(epsilon, time.monotonic() - self._began)
+        # How long attempts took says how many of them were rejected.
+        hidden = self._training.settings.selective
+        row = self._training.end_epoch(epsilon, None if hidden else time.monotonic() - self._began)
         shown = {"accuracy": f"{row.accuracy:.3f}"}
         if math.isfinite(epsilon):
             shown["epsilon"] = f"{epsilon:.3f}"

@@ -11,15 +11,30 @@ from tfdp.accounting import (  # noqa: E402
     calibrate_steps,
     privacy_statement,
 )
-from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
+from tfdp.models import SelectiveModel  # noqa: E402
+from tfdp.optimizers import (  # noqa: E402
+    DPSGD,
+    DPSURSGD,
+    DPAdam,
+    DPSignAdam,
+    DPSignSGD,
+    DPSURAdam,
+    DPSURSignAdam,
+    DPSURSignSGD,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DPSGD",
+    "DPSURSGD",
     "DPAdam",
+    "DPSURAdam",
+    "DPSURSignAdam",
+    "DPSURSignSGD",
     "DPSignAdam",
     "DPSignSGD",
+    "SelectiveModel",
     "accounting",
     "calibrate_noise_multiplier",
     "calibrate_steps",

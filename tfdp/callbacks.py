@@ -1,11 +1,12 @@
 """Keras callbacks that keep a training run within its privacy budget."""
 
+import dataclasses
 import warnings
 from typing import Any
 
 import tensorflow as tf
 
-from tfdp.accounting import calibrate_steps
+from tfdp.accounting.budget import Budget
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
@@ -50,14 +51,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"{type(optimizer).__name__}."
             )
         ledger = optimizer.ledger
-        allowed = calibrate_steps(
-            target_epsilon=self.target_epsilon,
-            delta=self.delta,
-            noise_multiplier=optimizer.noise_multiplier,
-            dataset_size=optimizer.dataset_size,
-            expected_batch_size=optimizer.expected_batch_size,
-            ledger=ledger,
-        )
+        budget = Budget.check(self.target_epsilon, self.delta, ledger)
+        release = optimizer.release
+        allowed = budget.most(lambda steps: dataclasses.replace(release, count=steps))
         if allowed < self._steps_per_call():
             raise ValueError(
                 f"The privacy budget of target_epsilon={self.target_epsilon} at "

@@ -92,3 +92,56 @@ def gaussian_epsilon(sigma, delta):
     if log_ratio(1e-12) <= 0:
         return 0.0
     return optimize.brentq(log_ratio, 1e-12, 1 / sigma**2 + 60 / sigma, xtol=1e-12)
+
+
+class SelectedUpdate:
+    """Renyi divergences of one accepted update, for given acceptance probabilities on cells of w.
+
+    Cells are seen instead of w, so that every value is below that of the best functions of w.
+    """
+
+    def __init__(self, q, sigma, validation_q, cells=240):
+        edges = np.concatenate([[-np.inf], np.linspace(-6, 6, cells - 1) * sigma, [np.inf]])
+        self.p = np.diff(special.ndtr(edges / sigma))
+        shifted = np.diff(special.ndtr((edges - 1) / sigma))
+        self.p_with = (1 - q) * self.p + q * shifted
+        self.validation_q = validation_q
+
+    def laws(self, a, b):
+        """Masses of the accepted update without the example and with it, not normalized."""
+        return self.p * a, self.p_with * ((1 - self.validation_q) * a + self.validation_q * b)
+
+    def divergence(self, a, b, order, remove=False):
+        without, with_it = self.laws(a, b)
+        num, den = (without, with_it) if remove else (with_it, without)
+        terms = order * np.log(num / num.sum()) + (1 - order) * np.log(den / den.sum())
+        return special.logsumexp(terms) / (order - 1)
+
+    def search(self, low, high, order, remove, rng, starts=6):
+        """The largest divergence found: from random intervals, changing cell after cell."""
+        best = 0.0
+        for _ in range(starts):
+            best = max(best, self._climb(low, high, order, remove, rng))
+        return best
+
+    def _climb(self, low, high, order, remove, rng):
+        n, corners = len(self.p), np.array([(a, b) for a in (low, high) for b in (low, high)])
+        a_with = (1 - self.validation_q) * corners[:, 0] + self.validation_q * corners[:, 1]
+        without, with_it = self.p[:, None] * corners[:, 0], self.p_with[:, None] * a_with
+        num, den = (without, with_it) if remove else (with_it, without)
+        # What each cell adds to N, Z and Z' at each corner.
+        parts = np.stack([num * (num / den) ** (order - 1), den, num], axis=2)
+        choice = rng.integers(4, size=2)[np.digitize(np.arange(n), [rng.integers(n)])]
+        total = parts[np.arange(n), choice].sum(axis=0)
+        weights = np.array([1, order - 1, -order])
+        value, gain = weights @ np.log(total), np.inf
+        while gain > 1e-9 * abs(value):
+            begin = value
+            for i in rng.permutation(n):
+                options = total - parts[i, choice[i]] + parts[i]
+                values = np.log(options) @ weights
+                if values.max() > value:
+                    choice[i] = values.argmax()
+                    total, value = options[choice[i]], values[choice[i]]
+            gain = value - begin
+        return value / (order - 1)

@@ -14,6 +14,7 @@ from tests.accounting import reference
 from tfdp.accounting import PldAccountant, RdpAccountant
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.selective_release import OBSERVABILITY
 
 Gaussian = dp_accounting.GaussianDpEvent
 
@@ -22,12 +23,13 @@ Gaussian = dp_accounting.GaussianDpEvent
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 class RdpAccountantTest(PrivacyAccountantTest):
     def _make_test_accountants(self):
-        return [RdpAccountant(), RdpAccountant([2, 4.5, 64])]
+        modes = [RdpAccountant(selective_release=mode) for mode in OBSERVABILITY]
+        return [*modes, RdpAccountant([2, 4.5, 64])]
 
 
 class PldAccountantTest(PrivacyAccountantTest):
     def _make_test_accountants(self):
-        return [PldAccountant(), PldAccountant(1e-3)]
+        return [PldAccountant(), PldAccountant(1e-3, selective_release="per_attempt")]
 
 
 del PrivacyAccountantTest  # Or pytest would collect the abstract class too.
@@ -198,6 +200,12 @@ def test_refuses_impossible_arguments():
             make(neighboring_relation=replace_one)
         with pytest.raises(TypeError):
             make().compose("a step")
+    for make in (RdpAccountant, PldAccountant):
+        for mode in ("hidden", None, 1):
+            with pytest.raises(
+                ValueError, match="`selective_release` must be one of 'conditional'"
+            ):
+                make(selective_release=mode)
     for orders in ([], [1], [2, 0.5], [math.nan]):
         with pytest.raises(ValueError, match="Argument `orders` must be"):
             RdpAccountant(orders)

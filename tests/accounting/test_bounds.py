@@ -6,7 +6,7 @@ import time
 import dp_accounting
 import pytest
 
-from tfdp.accounting import PldAccountant, RdpAccountant, bounds
+from tfdp.accounting import PldAccountant, RdpAccountant, SelectiveReleaseDpEvent, bounds
 from tfdp.accounting.bounds import Release, tightest_epsilon
 from tfdp.accounting.event_codec import sampled_gaussian
 
@@ -102,6 +102,39 @@ def test_truncations_of_several_releases_add_up():
 def test_huge_epsilons_with_truncation_do_not_overflow():
     huge = Release(sampled_gaussian(0.5, 0.05), 100, 1e-16)
     assert tightest_epsilon([huge], _DELTA).epsilon == math.inf
+
+
+# Selective release.
+
+_SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussian(0.005, 1.3))
+
+
+def test_selective_release_is_priced_by_what_can_be_observed():
+    releases = [Release(_SELECTIVE, 100)]
+    for mode, names in (("conditional", {"RDP"}), ("per_attempt", {"RDP", "PLD"})):
+        bound = tightest_epsilon(releases, _DELTA, mode)
+        assert set(bound.by_accountant) == names and bound.is_upper_bound
+        rdp = RdpAccountant(selective_release=mode).compose(_SELECTIVE, 100)
+        assert bound.by_accountant["RDP"] == rdp.get_epsilon(_DELTA)
+    assert tightest_epsilon(releases, _DELTA) == tightest_epsilon(releases, _DELTA, "conditional")
+
+
+def test_the_published_price_is_labelled():
+    nested = dp_accounting.SelfComposedDpEvent(_SELECTIVE, 100)
+    bound = tightest_epsilon([Release(nested, 1), Release(_STEP, 10)], _DELTA, "published")
+    assert bound.accountant == "RDP (published, not an upper bound)"
+    assert list(bound.by_accountant) == [bound.accountant]
+    assert not bound.is_upper_bound
+    assert "published, not an upper bound" in repr(bound)
+    rdp = RdpAccountant(selective_release="published").compose(_SELECTIVE, 100).compose(_STEP, 10)
+    assert bound.epsilon == rdp.get_epsilon(_DELTA)
+    ordinary = tightest_epsilon([Release(_STEP, 10)], _DELTA, "published")
+    assert ordinary == tightest_epsilon([Release(_STEP, 10)], _DELTA)
+
+
+def test_an_unknown_observability_is_refused():
+    with pytest.raises(ValueError, match="Argument `selective_release` must be one of"):
+        tightest_epsilon([], _DELTA, "hidden")
 
 
 # The grid of losses.

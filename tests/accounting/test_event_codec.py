@@ -8,7 +8,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from tfdp.accounting import event_codec
+from tfdp.accounting import SelectiveReleaseDpEvent, event_codec
 
 Gaussian = dp_accounting.GaussianDpEvent
 _EVENTS = [
@@ -23,6 +23,7 @@ _EVENTS = [
     dp_accounting.SampledWithoutReplacementDpEvent(100, 10, Gaussian(1.0)),
     dp_accounting.SingleEpochTreeAggregationDpEvent(1.0, [3, 4]),
     dp_accounting.dp_event.RepeatAndSelectDpEvent(Gaussian(5.0), 10.0, math.inf),
+    SelectiveReleaseDpEvent(event_codec.sampled_gaussian(0.1, 2.0), Gaussian(1.3), -0.5),
 ]
 
 
@@ -60,6 +61,19 @@ def test_first_difference_names_the_innermost_parameter():
     new = event_codec.sampled_gaussian(0.2, 1.0)
     assert event_codec.first_difference(old, new) == ("sampling_probability", 0.1, 0.2)
     assert event_codec.first_difference(old, Gaussian(1.0)) == ("event", old, Gaussian(1.0))
+
+
+def test_first_difference_says_in_which_of_several_mechanisms():
+    update, selection = event_codec.sampled_gaussian(0.1, 1.0), event_codec.sampled_gaussian(0.2, 2)
+    old = SelectiveReleaseDpEvent(update, selection)
+    assert event_codec.first_difference(old, SelectiveReleaseDpEvent(update, selection)) is None
+    other = event_codec.sampled_gaussian(0.2, 3)
+    new = SelectiveReleaseDpEvent(update, other)
+    assert event_codec.first_difference(old, new) == ("selection.noise_multiplier", 2, 3)
+    new = SelectiveReleaseDpEvent(other, selection)
+    assert event_codec.first_difference(old, new) == ("update.sampling_probability", 0.1, 0.2)
+    new = SelectiveReleaseDpEvent(update, selection, 0.0)
+    assert event_codec.first_difference(old, new) == ("threshold", -1.0, 0.0)
 
 
 def test_refuses_foreign_classes():
@@ -108,3 +122,6 @@ def test_decoding_refuses_impossible_parameters():
     data["fields"]["noise_multiplier"] = -1.0
     with pytest.raises(ValueError, match="noise_multiplier"):
         event_codec.decode(data)
+    for threshold in (math.nan, math.inf, "1", None):
+        with pytest.raises(ValueError, match="threshold"):
+            event_codec.check_event(SelectiveReleaseDpEvent(Gaussian(1), Gaussian(1), threshold))

@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.accounting import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting import (
+    PrivacyLedger,
+    PrivacyParametersChangedError,
+    SelectiveReleaseDpEvent,
+    bounds,
+)
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.event_codec import sampled_gaussian
 
 _STEP = sampled_gaussian(0.01, 1.0)
 _OTHER = sampled_gaussian(0.02, 1.5)
+_SELECTIVE = SelectiveReleaseDpEvent(_STEP, _OTHER)
 
 
 def test_an_empty_ledger_costs_nothing():
@@ -86,6 +92,8 @@ def test_round_trip():
         ({"releases": [{"event": {}, "count": 1}]}, "releases"),
         ({"releases": [{"event": {}, "count": 1, "truncation_probability": 0}]}, "event"),
         ({"notes": [3]}, "note"),
+        ({"selective_release": "hidden"}, "selective_release"),
+        ({"version": 1, "notes": None, "extra": 1}, "data"),
     ],
 )
 def test_damaged_data_is_refused(change, argument):
@@ -165,3 +173,42 @@ def test_repr_shows_what_was_released():
     ledger.record(_STEP, 3)
     assert "steps=3" in repr(ledger)
     assert "a note" in repr(ledger)
+
+
+# Selective release.
+
+
+@pytest.mark.parametrize("mode", ["conditional", "per_attempt", "published"])
+def test_observability_is_kept_and_priced(mode):
+    ledger = PrivacyLedger(selective_release=mode)
+    ledger.record(_SELECTIVE, 20)
+    assert ledger.epsilon(1e-5) == bounds.tightest_epsilon(ledger.releases, 1e-5, mode)
+    copy = PrivacyLedger.from_dict(json.loads(json.dumps(ledger.to_dict(), allow_nan=False)))
+    assert copy.selective_release == ledger.selective_release == mode
+    assert copy.epsilon(1e-5) == ledger.epsilon(1e-5)
+    assert f"selective_release='{mode}" in repr(ledger)
+    assert ("not an upper bound" in repr(ledger)) == (mode == "published")
+
+
+def test_ledgers_of_the_first_version_are_read():
+    ledger = PrivacyLedger(notes=["a"])
+    ledger.record(_STEP, 10)
+    data = {**ledger.to_dict(), "version": 1}
+    del data["selective_release"]
+    copy = PrivacyLedger.from_dict(data)
+    assert (copy.releases, copy.notes) == (ledger.releases, ledger.notes)
+    assert copy.selective_release == "conditional"
+    assert copy.to_dict() == ledger.to_dict()
+
+
+def test_observability_must_stay():
+    ledger, other = PrivacyLedger(), PrivacyLedger(selective_release="per_attempt")
+    ledger.record(_STEP)
+    ledger.check_compatible(other)  # It makes no difference here.
+    ledger.record(_SELECTIVE)
+    with pytest.raises(PrivacyParametersChangedError, match="`selective_release` must stay 'cond"):
+        ledger.check_compatible(other)
+    with pytest.raises(PrivacyParametersChangedError, match=r"`selection\.noise_multiplier` must"):
+        ledger.check_compatible(SelectiveReleaseDpEvent(_STEP, sampled_gaussian(0.02, 1.0)))
+    with pytest.raises(ValueError, match="Argument `selective_release` must be one of"):
+        PrivacyLedger(selective_release="hidden")

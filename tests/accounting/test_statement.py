@@ -6,7 +6,7 @@ import re
 import dp_accounting
 import pytest
 
-from tfdp.accounting import PrivacyLedger, privacy_statement
+from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, privacy_statement
 from tfdp.accounting.event_codec import sampled_gaussian
 
 _NUMBER = r"(inf|\d[\d.]*(?:e[+-]?\d+)?)"
@@ -145,3 +145,57 @@ def test_unsupported_releases_raise():
     ledger.record(dp_accounting.UnsupportedDpEvent())
     with pytest.raises(dp_accounting.UnsupportedEventError):
         privacy_statement(ledger, 1e-5)
+
+
+# Selective release.
+
+
+def _selective(mode, tau=0.0, count=300):
+    ledger = PrivacyLedger(selective_release=mode)
+    event = SelectiveReleaseDpEvent(
+        sampled_gaussian(2048 / 60000, 4.0), sampled_gaussian(256 / 60000, 1.3), -1.0
+    )
+    ledger.record(event, count, truncation_probability=tau)
+    return ledger
+
+
+def test_describes_selective_release_and_what_is_assumed():
+    ledger = _selective("conditional", tau=1e-15)
+    text = _text(ledger, 1e-5, dataset_size=60000)
+    assert _find(rf"epsilon = {_NUMBER} at delta", text)[0] >= ledger.epsilon(1e-5).epsilon
+    assert "300 accepted updates of selective release" in text
+    assert _find(rf"noise multiplier {_NUMBER},", text) == [4.0]
+    assert _find(rf"{_NUMBER} expected per batch", text) == [2048]
+    assert _find(rf"sampled with q = {_NUMBER}, plus noise of multiplier {_NUMBER},", text) == [
+        256 / 60000,
+        1.3,
+    ]
+    assert "is below -1.0 times the clipping bound" in text
+    assert (
+        "only accepted updates are observable: rejected attempts, their number and the time they "
+        "took are not released" in text
+    )
+    assert _find(rf"or that the cap on attempts was reached, at most {_NUMBER} over", text) == [
+        3e-13
+    ]
+
+
+def test_counts_attempts_where_everything_is_observable():
+    text = _text(_selective("per_attempt", tau=1e-15, count=1), 1e-5)
+    assert "1 attempt of selective release" in text
+    assert "rejected attempts, their number and the time they took may be released" in text
+    assert "cap on attempts" not in text and "cut to its fixed size, at most" in text
+
+
+def test_the_published_price_is_not_stated_as_a_guarantee():
+    text = _text(_selective("published"), 1e-5)
+    assert text.startswith("Published, not an upper bound: epsilon = ")
+    assert "This is no guarantee of differential privacy." in text
+    assert not re.search(r"Differential privacy: epsilon", text)
+    assert "by RDP (published, not an upper bound) accounting" in text
+    assert "Theorem 5.6" in text
+
+
+def test_observability_is_not_mentioned_without_selective_release():
+    assert "selective" not in _text(_ledger(tau=1e-17), 1e-5)
+    assert "attempts" not in _text(_ledger(tau=1e-17), 1e-5)

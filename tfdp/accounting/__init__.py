@@ -4,6 +4,8 @@ from tfdp.accounting.accountants import PldAccountant, RdpAccountant
 from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
 from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting.selective_calibration import calibrate_selective_release
+from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, acceptance_bounds
 from tfdp.accounting.statement import privacy_statement
 
 __all__ = [
@@ -12,7 +14,10 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyParametersChangedError",
     "RdpAccountant",
+    "SelectiveReleaseDpEvent",
+    "acceptance_bounds",
     "calibrate_noise_multiplier",
+    "calibrate_selective_release",
     "calibrate_steps",
     "privacy_statement",
 ]

@@ -32,6 +32,13 @@ def positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def non_negative(name: str, value: Any) -> float:
+    """Returns `value` as a float if it is >= 0 and finite, else raises a ValueError."""
+    if not (is_number(value) and 0 <= value < math.inf):
+        raise error(name, "a non-negative finite number", value)
+    return float(value)
+
+
 def positive_integer(name: str, value: Any) -> int:
     """Returns `value` as an int if it is a positive integer, else raises a ValueError."""
     if not (is_integer(value) and value > 0):

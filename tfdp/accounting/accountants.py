@@ -8,7 +8,13 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
-from tfdp.accounting import _validation, event_codec, sampled_gaussian
+from tfdp.accounting import _validation, event_codec, sampled_gaussian, selective_release
+from tfdp.accounting.selective_release import (
+    CONDITIONAL,
+    PER_ATTEMPT,
+    SelectiveReleaseDpEvent,
+    check_observability,
+)
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -39,6 +45,9 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
 
     Args:
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
+      selective_release: What can be observed of a SelectiveReleaseDpEvent. "conditional": accepted
+        updates only. "per_attempt": every attempt, one event being one attempt. "published": as
+        DPSUR's Theorem 5.6 says, to reproduce its tables; not an upper bound.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
@@ -60,6 +69,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         self,
         orders: Sequence[float] | None = None,
         *,
+        selective_release: str = CONDITIONAL,
         neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE_ONE,
     ):
         _check_relation(neighboring_relation)
@@ -67,6 +77,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         if not orders or not all(order > 1 for order in orders):
             raise _validation.error("orders", "a non-empty sequence of numbers > 1", orders)
         super().__init__(orders, neighboring_relation)
+        self._observability = check_observability(selective_release)
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> "RdpAccountant":
         """Adds `count` releases of `event`, and returns this accountant."""
@@ -82,6 +93,13 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
                 event_codec.freeze(event), tuple(self._orders)
             )
             return None
+        if isinstance(event, SelectiveReleaseDpEvent):
+            problem = _unsupported_part(event)
+            if problem is None and do_compose:
+                self._rdp = self._rdp + count * _selective_rdp(
+                    event_codec.freeze(event), self._observability, tuple(self._orders)
+                )
+            return problem
         return super()._maybe_compose(event, count, do_compose)
 
 
@@ -96,6 +114,8 @@ class PldAccountant(dp_accounting.pld.PLDAccountant):
     Args:
       value_discretization_interval: Width of the grid of privacy losses (in units of epsilon). A
         finer one costs time and memory, and is tighter.
+      selective_release: As for `RdpAccountant`. SelectiveReleaseDpEvents are supported if it is
+        "per_attempt" only.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
@@ -116,6 +136,7 @@ class PldAccountant(dp_accounting.pld.PLDAccountant):
         self,
         value_discretization_interval: float = 1e-4,
         *,
+        selective_release: str = CONDITIONAL,
         neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE_ONE,
     ):
         _check_relation(neighboring_relation)
@@ -123,6 +144,7 @@ class PldAccountant(dp_accounting.pld.PLDAccountant):
             "value_discretization_interval", value_discretization_interval
         )
         super().__init__(neighboring_relation, interval)
+        self._observability = check_observability(selective_release)
         self._releases = 0
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> "PldAccountant":
@@ -164,7 +186,32 @@ class PldAccountant(dp_accounting.pld.PLDAccountant):
                 )
                 self._pld = self._pld.compose(step.self_compose(count))
                 return None
+        if isinstance(event, SelectiveReleaseDpEvent):
+            problem = _unsupported_part(event) or self._unsupported_observability(event)
+            if problem is None and do_compose:
+                self._compose_attempts(event, count)
+            return problem
         return super()._maybe_compose(event, count, do_compose)
+
+    def _unsupported_observability(
+        self, event: SelectiveReleaseDpEvent
+    ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if self._observability == PER_ATTEMPT:
+            return None
+        return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
+            event,
+            f"no privacy-loss distribution is known for selective_release={self._observability!r}",
+        )
+
+    def _compose_attempts(self, event: SelectiveReleaseDpEvent, count: int) -> None:
+        """An attempt releases its update, and whether it passed: at most both, in full."""
+        self._maybe_compose(event.update, count, True)
+        q, noise_multiplier = selective_release.parameters(event.selection)
+        if noise_multiplier == 0 and q > 0:
+            self._contains_non_dp_event = True
+        elif q > 0:
+            bit = _bit_pld(event_codec.freeze(event), self._value_discretization_interval)
+            self._pld = self._pld.compose(bit.self_compose(count))
 
 
 def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:
@@ -172,9 +219,24 @@ def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:
         raise _validation.error("neighboring_relation", "ADD_OR_REMOVE_ONE", relation)
 
 
+def _unsupported_part(
+    event: SelectiveReleaseDpEvent,
+) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+    part = selective_release.unsupported_part(event)
+    if part is None:
+        return None
+    return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
+        part,
+        "`update` and `selection` of a `SelectiveReleaseDpEvent` must each be a "
+        "`PoissonSampledDpEvent` of a `GaussianDpEvent`",
+    )
+
+
 def _number_of_releases(event: dp_accounting.DpEvent) -> int:
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return 0
+    if isinstance(event, SelectiveReleaseDpEvent):
+        return 2  # The update, and whether it passed.
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return event.count * _number_of_releases(event.event)
     if isinstance(event, dp_accounting.ComposedDpEvent):
@@ -206,9 +268,28 @@ def _sampled_rdp(
     return rdp
 
 
+def _selective_rdp(
+    event: SelectiveReleaseDpEvent, observability: str, orders: tuple[float, ...]
+) -> np.ndarray:
+    """RDP of one accepted update or, if everything is observed, of one attempt."""
+    if observability == CONDITIONAL:
+        return selective_release.conditional_rdp(event, orders)
+    update = _sampled_rdp(selective_release.as_sampled(event.update), orders)
+    if observability == PER_ATTEMPT:
+        return update + selective_release.bit_rdp(event, orders)
+    return update + _sampled_rdp(selective_release.as_sampled(event.selection), orders)
+
+
 # A distribution is a few megabytes.
 @functools.lru_cache(maxsize=16)
 def _sampled_gaussian_pld(
     q: float, noise_multiplier: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     return sampled_gaussian.privacy_loss(q, noise_multiplier, interval)
+
+
+@functools.lru_cache(maxsize=16)
+def _bit_pld(
+    event: SelectiveReleaseDpEvent, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    return selective_release.bit_pld(event, interval)

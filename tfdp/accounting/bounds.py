@@ -8,6 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import dp_accounting
 
 from tfdp.accounting import accountants
+from tfdp.accounting.selective_release import (
+    CONDITIONAL,
+    PUBLISHED,
+    check_observability,
+    contains_selective_release,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +39,21 @@ class EpsilonBound:
     Attributes:
       epsilon: The smallest known; `math.inf` if there is no guarantee.
       delta: The delta at which it holds.
-      accountant: Which accountant found it, "RDP" or "PLD".
+      accountant: Which accountant found it, "RDP" or "PLD"; says so if it is no upper bound.
       by_accountant: Epsilon by each accountant that supports the events. Each is true.
+      is_upper_bound: False for DPSUR's published price of selective release: no guarantee.
     """
 
     epsilon: float
     delta: float
     accountant: str
     by_accountant: Mapping[str, float]
+    is_upper_bound: bool = True
 
 
-def tightest_epsilon(releases: Sequence[Release], delta: float) -> EpsilonBound:
+def tightest_epsilon(
+    releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
+) -> EpsilonBound:
     """The smaller of the RDP and the PLD epsilon of all `releases`.
 
     An accountant that does not support one of the events is left out. Results are cached.
@@ -57,8 +67,10 @@ def tightest_epsilon(releases: Sequence[Release], delta: float) -> EpsilonBound:
     Args:
       releases: What was released, adaptively and in any order.
       delta: In (0, 1).
+      selective_release: What can be observed of SelectiveReleaseDpEvents; see `RdpAccountant`.
 
     Raises:
+      ValueError: `selective_release` is not one of the allowed.
       dp_accounting.UnsupportedEventError: No accountant supports all events; says why not.
 
     Example:
@@ -67,10 +79,13 @@ def tightest_epsilon(releases: Sequence[Release], delta: float) -> EpsilonBound:
       >>> bound.accountant, round(bound.epsilon, 2)
       ('PLD', 1.83)
     """
+    published = check_observability(selective_release) == PUBLISHED
+    published = published and any(contains_selective_release(r.event) for r in releases)
+    label = " (published, not an upper bound)" if published else ""
     by_accountant, refusals = {}, []
     for name, epsilon in (("RDP", rdp_epsilon), ("PLD", pld_epsilon)):
         try:
-            by_accountant[name] = epsilon(releases, delta)
+            by_accountant[name + label] = epsilon(releases, delta, selective_release)
         except dp_accounting.UnsupportedEventError as refusal:
             refusals.append(f"{name}: {refusal}")
     if not by_accountant:
@@ -78,27 +93,41 @@ def tightest_epsilon(releases: Sequence[Release], delta: float) -> EpsilonBound:
             "No accountant supports all that was released. " + " ".join(refusals)
         )
     best = min(by_accountant, key=lambda name: by_accountant[name])
-    return EpsilonBound(by_accountant[best], delta, best, by_accountant)
+    return EpsilonBound(by_accountant[best], delta, best, by_accountant, not published)
 
 
-def rdp_epsilon(releases: Sequence[Release], delta: float) -> float:
+def rdp_epsilon(
+    releases: Sequence[Release],
+    delta: float,
+    selective_release: str = CONDITIONAL,
+    orders: tuple[float, ...] = accountants.DEFAULT_RDP_ORDERS,
+) -> float:
     """Epsilon by the RDP accountant alone: quick, and up to a tenth larger. See above."""
-    return _rdp_epsilon(tuple(releases), delta)
+    return _rdp_epsilon(tuple(releases), delta, selective_release, orders)
 
 
-def pld_epsilon(releases: Sequence[Release], delta: float) -> float:
+def pld_epsilon(
+    releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
+) -> float:
     """Epsilon by the PLD accountant alone. See `tightest_epsilon`."""
-    return _pld_epsilon(tuple(releases), delta)
+    return _pld_epsilon(tuple(releases), delta, selective_release)
 
 
 @functools.lru_cache(maxsize=1024)
-def _rdp_epsilon(releases: tuple[Release, ...], delta: float) -> float:
-    return _epsilon(accountants.RdpAccountant(), releases, delta)
+def _rdp_epsilon(
+    releases: tuple[Release, ...],
+    delta: float,
+    selective_release: str,
+    orders: tuple[float, ...],
+) -> float:
+    accountant = accountants.RdpAccountant(orders, selective_release=selective_release)
+    return _epsilon(accountant, releases, delta)
 
 
 @functools.lru_cache(maxsize=1024)
-def _pld_epsilon(releases: tuple[Release, ...], delta: float) -> float:
-    accountant = accountants.PldAccountant(_discretization_interval(releases, delta))
+def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
+    interval = _discretization_interval(releases, delta, selective_release)
+    accountant = accountants.PldAccountant(interval, selective_release=selective_release)
     return _epsilon(accountant, releases, delta)
 
 
@@ -137,7 +166,9 @@ def _not_nan(epsilon: float) -> float:
     return float(epsilon) if epsilon >= 0 else math.inf
 
 
-def _discretization_interval(releases: tuple[Release, ...], delta: float) -> float:
+def _discretization_interval(
+    releases: tuple[Release, ...], delta: float, selective_release: str
+) -> float:
     """A grid of privacy losses that is fine enough for epsilon, and no finer.
 
     1e-4 is good to a thousandth in most cases. Two need another: large epsilons, where 1e-5 of
@@ -146,7 +177,8 @@ def _discretization_interval(releases: tuple[Release, ...], delta: float) -> flo
     """
     steps = sum(release.count for release in releases)
     try:  # Truncation may make epsilon infinite; the losses are as large without it.
-        epsilon = rdp_epsilon([Release(r.event, r.count) for r in releases], delta)
+        untruncated = [Release(r.event, r.count) for r in releases]
+        epsilon = rdp_epsilon(untruncated, delta, selective_release)
     except dp_accounting.UnsupportedEventError:
         return 1e-4
     if not math.isfinite(epsilon):

@@ -59,7 +59,8 @@ def check_event(event: dp_accounting.DpEvent) -> None:
 
     Raises:
       ValueError: `event` is not a DpEvent; a number in it is NaN; a `noise_multiplier` is negative
-        or infinite; a `sampling_probability` is not in [0, 1]; a `count` is not positive.
+        or infinite; a `sampling_probability` is not in [0, 1]; a `threshold` is not finite; a
+        `count` is not positive.
     """
     if not isinstance(event, dp_accounting.DpEvent):
         raise _validation.error("event", "a dp_accounting.DpEvent", event)
@@ -76,6 +77,8 @@ def check_event(event: dp_accounting.DpEvent) -> None:
             raise _validation.error("event", f"of finite `{name}` >= 0", event)
         if name == "sampling_probability" and not 0 <= number <= 1:
             raise _validation.error("event", f"of `{name}` in [0, 1]", event)
+        if name == "threshold" and not math.isfinite(number):
+            raise _validation.error("event", f"of finite `{name}`", event)
         if name == "count" and not (_validation.is_integer(value) and value > 0):
             raise _validation.error("event", f"of positive integer `{name}`", event)
 
@@ -83,18 +86,27 @@ def check_event(event: dp_accounting.DpEvent) -> None:
 def first_difference(
     old: dp_accounting.DpEvent, new: dp_accounting.DpEvent
 ) -> tuple[str, Any, Any] | None:
-    """The first parameter in which two frozen events differ: its name and both values."""
+    """The first parameter in which two frozen events differ: its name and both values.
+
+    In an event of several mechanisms, the name says in which: `selection.noise_multiplier`.
+    """
     if type(old) is not type(new) or not attr.has(type(old)):
         return None if old == new else ("event", old, new)
-    for field in attr.fields(type(old)):
-        a, b = getattr(old, field.name), getattr(new, field.name)
-        if isinstance(a, dp_accounting.DpEvent) and isinstance(b, dp_accounting.DpEvent):
+    pairs = {f.name: (getattr(old, f.name), getattr(new, f.name)) for f in attr.fields(type(old))}
+    mechanisms = [name for name, pair in pairs.items() if _are_events(*pair)]
+    for name, (a, b) in pairs.items():
+        if name in mechanisms:
             difference = first_difference(a, b)
             if difference is not None:
-                return difference
+                inner, a, b = difference
+                return inner if len(mechanisms) == 1 else f"{name}.{inner}", a, b
         elif a != b:
-            return field.name, a, b
+            return name, a, b
     return None
+
+
+def _are_events(*values: Any) -> bool:
+    return all(isinstance(value, dp_accounting.DpEvent) for value in values)
 
 
 def encode(event: dp_accounting.DpEvent) -> dict[str, Any]:

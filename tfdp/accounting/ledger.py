@@ -7,8 +7,15 @@ import dp_accounting
 
 from tfdp.accounting import _validation, bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
+from tfdp.accounting.selective_release import (
+    CONDITIONAL,
+    PUBLISHED,
+    check_observability,
+    contains_selective_release,
+)
 
-_FORMAT_VERSION = 1
+# Version 1 had no `selective_release`.
+_FORMAT_VERSION = 2
 
 
 class PrivacyParametersChangedError(ValueError):
@@ -23,6 +30,12 @@ class PrivacyLedger:
 
     Args:
       notes: Sentences that `privacy_statement` must print.
+      selective_release: What can be observed of its SelectiveReleaseDpEvents: "conditional"
+        (accepted updates only), "per_attempt" (everything; one event is one attempt), or
+        "published" (DPSUR's Theorem 5.6: epsilon is then no upper bound).
+
+    Raises:
+      ValueError: `selective_release` is not one of these.
 
     Example:
       >>> import dp_accounting
@@ -34,7 +47,8 @@ class PrivacyLedger:
       ('PLD', 1.83)
     """
 
-    def __init__(self, notes: Iterable[str] = ()):
+    def __init__(self, notes: Iterable[str] = (), selective_release: str = CONDITIONAL):
+        self._selective_release = check_observability(selective_release)
         self._releases: list[Release] = []
         self._notes: list[str] = []
         for note in notes:
@@ -85,6 +99,11 @@ class PrivacyLedger:
         return tuple(self._notes)
 
     @property
+    def selective_release(self) -> str:
+        """What can be observed of SelectiveReleaseDpEvents."""
+        return self._selective_release
+
+    @property
     def steps(self) -> int:
         """Number of releases in all."""
         return sum(release.count for release in self._releases)
@@ -111,7 +130,7 @@ class PrivacyLedger:
           dp_accounting.UnsupportedEventError: No accountant supports all events.
         """
         delta = _validation.between_zero_and_one("delta", delta)
-        return bounds.tightest_epsilon(self._releases, delta)
+        return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
 
     def check_compatible(self, other: "PrivacyLedger | dp_accounting.DpEvent") -> None:
         """Checks that training may go on from this ledger with the parameters of `other`.
@@ -124,17 +143,29 @@ class PrivacyLedger:
         """
         if isinstance(other, PrivacyLedger):
             new = other._releases[-1].event if other._releases else None
+            self._check_observability(other)
         else:
             new = event_codec.freeze(other)
         if new is None or not self._releases:
             return
         difference = event_codec.first_difference(self._releases[-1].event, new)
         if difference is not None:
-            name, old_value, new_value = difference
-            raise PrivacyParametersChangedError(
-                f"Argument `{name}` must stay {old_value!r}, with which {self.steps} steps were "
-                f"taken. Received: {name}={new_value!r}. Start a new training to change it."
+            raise self._changed(*difference)
+
+    def _check_observability(self, other: "PrivacyLedger") -> None:
+        """One accepted update and one attempt must not be counted together."""
+        if other.selective_release != self.selective_release and any(
+            contains_selective_release(r.event) for r in self._releases
+        ):
+            raise self._changed(
+                "selective_release", self.selective_release, other.selective_release
             )
+
+    def _changed(self, name: str, old_value: Any, new_value: Any) -> PrivacyParametersChangedError:
+        return PrivacyParametersChangedError(
+            f"Argument `{name}` must stay {old_value!r}, with which {self.steps} steps were "
+            f"taken. Received: {name}={new_value!r}. Start a new training to change it."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the ledger as a dict that JSON can hold and `from_dict` reads back.
@@ -144,6 +175,7 @@ class PrivacyLedger:
         """
         return {
             "version": _FORMAT_VERSION,
+            "selective_release": self._selective_release,
             "releases": [
                 {
                     "event": event_codec.encode(release.event),
@@ -162,12 +194,14 @@ class PrivacyLedger:
         Raises:
           ValueError: `data` is not of that form, or names an unknown class of events.
         """
-        keys = {"version", "releases", "notes"}
+        keys = {"version", "selective_release", "releases", "notes"}
+        if isinstance(data, Mapping) and data.get("version") == 1:
+            data = {"selective_release": CONDITIONAL, **data, "version": _FORMAT_VERSION}
         if not isinstance(data, Mapping) or set(data) != keys:
             raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
         if data["version"] != _FORMAT_VERSION:
-            raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
-        ledger = cls(data["notes"])
+            raise _validation.error("version", f"1 or {_FORMAT_VERSION}", data["version"])
+        ledger = cls(data["notes"], data["selective_release"])
         for release in data["releases"]:
             if set(release) != {"event", "count", "truncation_probability"}:
                 raise _validation.error("releases", "what `to_dict` wrote", release)
@@ -175,4 +209,9 @@ class PrivacyLedger:
         return ledger
 
     def __repr__(self) -> str:
-        return f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r})"
+        text = f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r}"
+        if contains_selective_release(self.event):
+            label = self._selective_release
+            label += ", not an upper bound" if label == PUBLISHED else ""
+            text += f", selective_release={label!r}"
+        return text + ")"

@@ -9,6 +9,7 @@ milliseconds; the tests compare the two. 0 < q < 1 and sigma > 0 everywhere.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
@@ -63,21 +64,32 @@ def privacy_loss(
       0.2
     """
     low, high = _log_ratio(np.array([-_TAIL * sigma, 1 + _TAIL * sigma]), q, sigma)
-    pmfs = []
-    for hockey_stick, first, last in (
-        (_removed_hockey_stick, low, high),
-        (_added_hockey_stick, -high, -low),
-    ):
-        cells = np.arange(math.floor(first / interval), math.ceil(last / interval) + 1)
-        deltas = np.clip(hockey_stick(cells * interval, q, sigma), 0, 1)
-        # Rounding must not make delta grow with epsilon: take the larger.
-        deltas = np.maximum.accumulate(deltas[::-1])[::-1]
-        pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-            interval, int(cells[0]), int(cells[-1]), deltas
-        )
-        # Composing a sparse one T times first computes size^T, exactly: minutes for T = 10^8.
-        pmfs.append(pmf.to_dense_pmf())
-    return privacy_loss_distribution.PrivacyLossDistribution(*pmfs)
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        pessimistic_pmf(lambda e: _removed_hockey_stick(e, q, sigma), low, high, interval),
+        pessimistic_pmf(lambda e: _added_hockey_stick(e, q, sigma), -high, -low, interval),
+    )
+
+
+def pessimistic_pmf(
+    hockey_stick: Callable[[np.ndarray], np.ndarray], first: float, last: float, interval: float
+) -> pld_pmf.PLDPmf:
+    """A distribution of privacy losses on a grid whose delta is nowhere below `hockey_stick`.
+
+    Args:
+      hockey_stick: delta at each of an array of epsilons, convex in e^epsilon.
+      first: Least privacy loss.
+      last: Largest privacy loss but for an infinite one.
+      interval: Width of the grid.
+    """
+    cells = np.arange(math.floor(first / interval), math.ceil(last / interval) + 1)
+    deltas = np.clip(hockey_stick(cells * interval), 0, 1)
+    # Rounding must not make delta grow with epsilon: take the larger.
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1]
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, int(cells[0]), int(cells[-1]), deltas
+    )
+    # Composing a sparse one T times first computes size^T, exactly: minutes for T = 10^8.
+    return pmf.to_dense_pmf()
 
 
 def _log_ratio(z: np.ndarray, q: float, sigma: float) -> np.ndarray:

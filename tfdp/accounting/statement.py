@@ -10,6 +10,15 @@ import dp_accounting
 from tfdp.accounting import _validation
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.ledger import PrivacyLedger
+from tfdp.accounting.selective_release import (
+    CONDITIONAL,
+    PER_ATTEMPT,
+    PUBLISHED,
+    SelectiveReleaseDpEvent,
+    contains_selective_release,
+    parameters,
+    unsupported_part,
+)
 
 _WIDTH = 88
 
@@ -23,6 +32,17 @@ _NOT_COVERED = (
     "Gaussian",
     "other releases about the same examples",
 )
+
+_OBSERVED = {
+    CONDITIONAL: "Assumed of selective release: only accepted updates are observable: rejected "
+    "attempts, their number and the time they took are not released.",
+    PER_ATTEMPT: "Assumed of selective release: nothing. Every attempt is counted, so that "
+    "rejected attempts, their number and the time they took may be released as well.",
+    PUBLISHED: "Selective release is priced as DPSUR's Theorem 5.6 says, which is published and "
+    "not an upper bound: the test that an update must pass can tell neighbouring data sets apart "
+    "better than the update and the test do separately. Use this number to reproduce the paper's "
+    "tables only.",
+}
 
 
 def privacy_statement(
@@ -64,9 +84,11 @@ def privacy_statement(
         "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
         "guarantee compares data sets of which one has a single example more; a person who "
         "contributes several examples is protected less.",
-        _what_was_released(ledger.releases, dataset_size),
-        _accounting(bound, ledger.releases),
+        _what_was_released(ledger.releases, dataset_size, ledger.selective_release),
+        _accounting(bound, ledger),
     ]
+    if contains_selective_release(ledger.event):
+        paragraphs.insert(3, _OBSERVED[ledger.selective_release])
     if dataset_size is not None and bound.delta * dataset_size >= 1:
         paragraphs.append(
             f"Warning: delta = {bound.delta!r} is not below 1 / {dataset_size}. A mechanism that "
@@ -101,22 +123,31 @@ def _headline(bound: EpsilonBound) -> str:
             f"No differential privacy: epsilon = inf at delta = {bound.delta!r}. What was released "
             "may reveal everything about an example."
         )
+    if not bound.is_upper_bound:
+        return (
+            f"Published, not an upper bound: epsilon = {_round_up(bound.epsilon)} at delta = "
+            f"{bound.delta!r}. This is no guarantee of differential privacy."
+        )
     return f"Differential privacy: epsilon = {_round_up(bound.epsilon)} at delta = {bound.delta!r}."
 
 
-def _what_was_released(releases: tuple[Release, ...], dataset_size: int | None) -> str:
+def _what_was_released(
+    releases: tuple[Release, ...], dataset_size: int | None, selective_release: str
+) -> str:
     if not releases:
         return "Released: nothing yet, in 0 steps."
-    parts = [_describe(release, dataset_size) for release in releases]
+    parts = [_describe(release, dataset_size, selective_release) for release in releases]
     return (
         f"Released: {'; then '.join(parts)}. Every intermediate state of the released parameters "
         "may be published, not only the last."
     )
 
 
-def _describe(release: Release, dataset_size: int | None) -> str:
+def _describe(release: Release, dataset_size: int | None, selective_release: str) -> str:
     event = release.event
-    steps = "1 step" if release.count == 1 else f"{release.count} steps"
+    if isinstance(event, SelectiveReleaseDpEvent) and unsupported_part(event) is None:
+        return _describe_selective(release.count, event, dataset_size, selective_release)
+    steps = _number(release.count, "step")
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
     if isinstance(event.event, dp_accounting.GaussianDpEvent):
@@ -125,26 +156,52 @@ def _describe(release: Release, dataset_size: int | None) -> str:
         )
     else:
         mechanism = f"of {event.event!r}"
-    q = event.sampling_probability
+    sampling = _describe_sampling(event.sampling_probability, dataset_size)
+    return f"{steps} {mechanism}, on {sampling}"
+
+
+def _describe_selective(
+    count: int, event: SelectiveReleaseDpEvent, dataset_size: int | None, selective_release: str
+) -> str:
+    (q, noise), (validation_q, validation_noise) = map(parameters, (event.update, event.selection))
+    attempts = selective_release == PER_ATTEMPT
+    return (
+        f"{_number(count, 'attempt' if attempts else 'accepted update')} of selective release: "
+        f"the Gaussian mechanism with noise multiplier {noise!r}, on "
+        f"{_describe_sampling(q, dataset_size)}, and accepted only if a test passes (the clipped "
+        f"change of the loss on another batch, sampled with q = {validation_q!r}, plus noise of "
+        f"multiplier {validation_noise!r}, is below {event.threshold!r} times the clipping bound)"
+    )
+
+
+def _describe_sampling(q: float, dataset_size: int | None) -> str:
     text = (
-        f"{steps} {mechanism}, on Poisson-sampled batches: each example is in each batch "
-        f"independently with probability q = {q!r}"
+        "Poisson-sampled batches: each example is in each batch independently with probability "
+        f"q = {q!r}"
     )
     if dataset_size is not None:
         text += f" (of {dataset_size} examples, {q * dataset_size:g} expected per batch)"
     return text
 
 
-def _accounting(bound: EpsilonBound, releases: tuple[Release, ...]) -> str:
+def _number(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
     by_accountant = " and ".join(
         f"{_round_up(epsilon)} by {name}" for name, epsilon in bound.by_accountant.items()
     )
     text = f"Accounting: epsilon is {by_accountant} accounting; {bound.accountant}'s is reported."
-    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
+    truncation = math.fsum(r.count * r.truncation_probability for r in ledger.releases)
     if truncation:
+        capped = ledger.selective_release != PER_ATTEMPT and contains_selective_release(
+            ledger.event
+        )
         text += (
-            f" The probability that a batch was cut to its fixed size, at most {truncation:.2g} "
-            "over all steps, is part of delta."
+            " The probability that a batch was cut to its fixed size"
+            f"{', or that the cap on attempts was reached' if capped else ''}, at most "
+            f"{truncation:.2g} over all steps, is part of delta."
         )
     return text
 

@@ -1,5 +1,6 @@
 """Poisson-sampled batches of a data set that fits in memory."""
 
+import dataclasses
 import os
 from typing import Any
 
@@ -30,7 +31,8 @@ def poisson_batches(
     Every iteration over the dataset (every epoch) draws new batches.
 
     The returned dataset has an attribute `sampling`, whose `optimizer_arguments()` tell an
-    optimizer how its batches are sampled.
+    optimizer how its batches are sampled, and an attribute `source`, from which a model with a
+    training loop of its own (`tfdp.SelectiveModel`) draws batches itself.
 
     Args:
       data: `(x, y)`, arrays or tensors, or nested tuples or dicts of them, with N rows each; or a
@@ -47,8 +49,8 @@ def poisson_batches(
       first_step: With `seed`, the number of batches that an interrupted run has drawn already.
 
     Returns:
-      A `tf.data.Dataset` with the attribute `sampling` (a
-      `tfdp.accounting.sampling.PoissonSampling`).
+      A `tf.data.Dataset` with the attributes `sampling` (a
+      `tfdp.accounting.sampling.PoissonSampling`) and `source` (a `PoissonSource`).
 
     Raises:
       ValueError: An argument is out of its range, or the data is not of one length.
@@ -61,6 +63,7 @@ def poisson_batches(
       116
     """
     x, y, dataset_size = _load(data)
+    source = PoissonSource(x, y, dataset_size, seed)
     _check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     _check_integer("chunk_size", chunk_size, 1, None, optional=True)
     _check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
@@ -84,8 +87,46 @@ def poisson_batches(
         step_key = tf.random.experimental.stateless_fold_in(key, step.assign_add(1))
         return sample_indices(step_key, dataset_size, sampling.sampling_probability, rows)
 
-    def gather(indices: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-        mask = indices < dataset_size
+    batches = tf.data.Dataset.range(steps_per_epoch).map(draw)
+    if chunks > 1:
+        batches = batches.flat_map(lambda indices: _cut(indices, chunks))
+    batches = batches.map(source.rows, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(steps_per_epoch * chunks))
+    batches = batches.prefetch(2)
+    batches.sampling, batches.source = sampling, source
+    return batches
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSource:
+    """A data set in memory, of which Poisson batches can be drawn, also inside of a graph.
+
+    Attributes:
+      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each.
+      y: Targets, likewise.
+      dataset_size: Number of examples N.
+      seed: What was given to `poisson_batches`.
+    """
+
+    x: Any
+    y: Any
+    dataset_size: int
+    seed: int | None
+
+    def draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple[Any, Any, tf.Tensor]:
+        """A Poisson batch `(x, y, mask)`, padded as those of `poisson_batches`.
+
+        Args:
+          key: Seed of this draw, int64 `[2]`, used for nothing else.
+          expected_batch_size: Expected number of examples in the batch, B <= N.
+        """
+        sampling = PoissonSampling(self.dataset_size, expected_batch_size)
+        q, rows = sampling.sampling_probability, sampling.padded_batch_size
+        return self.rows(sample_indices(key, self.dataset_size, q, rows))
+
+    def rows(self, indices: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+        """The examples with these indices; zeros, masked, for indices from `dataset_size` on."""
+        mask = indices < self.dataset_size
         safe = tf.where(mask, indices, 0)
 
         def rows_of(values: tf.Tensor) -> tf.Tensor:
@@ -93,16 +134,7 @@ def poisson_batches(
             keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
             return tf.where(keep, taken, tf.zeros([], taken.dtype))
 
-        return (*_open(tf.nest.map_structure(rows_of, (x, y))), _open(mask))
-
-    batches = tf.data.Dataset.range(steps_per_epoch).map(draw)
-    if chunks > 1:
-        batches = batches.flat_map(lambda indices: _cut(indices, chunks))
-    batches = batches.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(steps_per_epoch * chunks))
-    batches = batches.prefetch(2)
-    batches.sampling = sampling
-    return batches
+        return (*_open(tf.nest.map_structure(rows_of, (self.x, self.y))), _open(mask))
 
 
 def sample_indices(

@@ -18,11 +18,11 @@ def check_privacy_arguments(
     noise_seed: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
-    if not (_is_number(l2_norm_clip) and l2_norm_clip > 0):
+    if not (is_number(l2_norm_clip) and l2_norm_clip > 0):
         raise ValueError(
             f"Argument `l2_norm_clip` must be a positive number. Received: {l2_norm_clip=}."
         )
-    if not (_is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
+    if not (is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
         raise ValueError(
             "Argument `noise_multiplier` must be a non-negative, finite number (0: no privacy). "
             f"Received: {noise_multiplier=}."
@@ -39,7 +39,7 @@ def check_privacy_arguments(
         ("dataset_size", dataset_size),
     ):
         optional = name in ("num_microbatches", "dataset_size")
-        if (value is None and optional) or (_is_integer(value) and int(value or 0) >= 1):
+        if (value is None and optional) or (is_integer(value) and int(value or 0) >= 1):
             continue
         raise ValueError(
             f"Argument `{name}` must be a positive integer{' or None' if optional else ''}. "
@@ -56,7 +56,7 @@ def check_privacy_arguments(
             "example's batch ends depends on the other examples, and with it, who shares its "
             f"group. Received: {num_microbatches=}, {gradient_accumulation_steps=}."
         )
-    if not (noise_seed is None or _is_integer(noise_seed)):
+    if not (noise_seed is None or is_integer(noise_seed)):
         raise ValueError(
             f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
         )
@@ -86,9 +86,11 @@ def check_clipping_arguments(
         )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number that is not NaN; `True` and `False` are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether `value` is an integer; `True` and `False` are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)

@@ -7,7 +7,8 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp.accounting import PrivacyLedger
-from tfdp.accounting.sampling import padded_batch_size, truncation_probability
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.sampling import PoissonSampling, padded_batch_size
 from tfdp.clipping import (
     AdaptiveQuantile,
     ClippedSum,
@@ -166,22 +167,13 @@ class PrivateOptimizerMixin(PersistentState):
           ValueError: The optimizer was not given `dataset_size`.
           PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
         """
-        if self._dataset_size is None:
-            raise ValueError(
-                "Argument `dataset_size` must be given to the optimizer to know how batches are "
-                "sampled, for example `tfdp.DPSGD(..., "
-                "**tfdp.data.poisson_batches(...).sampling.optimizer_arguments())`. "
-                "Received: dataset_size=None."
-            )
-        ledger = PrivacyLedger(notes=() if self._noise.seed is None else (_FIXED_SEED,))
+        self._sampling(self._expected_batch_size)  # Raises if it is not known.
+        ledger = self._new_ledger()
         steps, not_poisson = self.released_steps()
-        q = self._expected_batch_size / self._dataset_size
-        rows = padded_batch_size(self._dataset_size, self._expected_batch_size)
         if steps:
+            release = self.release
             ledger.record(
-                dp_accounting.PoissonSampledDpEvent(q, self.event),
-                count=steps,
-                truncation_probability=truncation_probability(rows, self._dataset_size, q),
+                release.event, steps, truncation_probability=release.truncation_probability
             )
         if not_poisson:
             ledger.record(dp_accounting.UnsupportedDpEvent(), count=not_poisson)
@@ -189,9 +181,33 @@ class PrivateOptimizerMixin(PersistentState):
         return ledger
 
     @property
+    def release(self) -> Release:
+        """What the ledger records for each step: a Poisson-sampled Gaussian mechanism.
+
+        Raises:
+          ValueError: The optimizer was not given `dataset_size`.
+        """
+        sampling = self._sampling(self._expected_batch_size)
+        event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, self.event)
+        return Release(event, 1, sampling.truncation_probability)
+
+    @property
     def event(self) -> dp_accounting.DpEvent:
         """What one logical step does to its batch: a Gaussian mechanism."""
         return dp_accounting.GaussianDpEvent(self._noise_multiplier)
+
+    def _new_ledger(self) -> PrivacyLedger:
+        return PrivacyLedger(notes=() if self._noise.seed is None else (_FIXED_SEED,))
+
+    def _sampling(self, expected_batch_size: int) -> PoissonSampling:
+        if self._dataset_size is None:
+            raise ValueError(
+                "Argument `dataset_size` must be given to the optimizer to know how batches are "
+                "sampled, for example `tfdp.DPSGD(..., "
+                "**tfdp.data.poisson_batches(...).sampling.optimizer_arguments())`. "
+                "Received: dataset_size=None."
+            )
+        return PoissonSampling(self._dataset_size, expected_batch_size)
 
     # One step.
 
@@ -223,9 +239,8 @@ class PrivateOptimizerMixin(PersistentState):
             var_list = var_list()
         variables = list(tf.nest.flatten(var_list))
         self._was_dp_gradients_called = True
-        position = -1 - self.iterations
         with tf.name_scope(self._name + "/clipped_sum"):
-            seed = self._noise.step_key(position)
+            seed = self._noise.step_key(-1 - self._position())
             if self._adaptive is not None:
                 self.build(variables)
             clip = None if self._adaptive is None else self._adaptive.value()
@@ -308,7 +323,7 @@ class PrivateOptimizerMixin(PersistentState):
         """One Gaussian mechanism, and the base optimizer's update with its result."""
         poisson = self._is_poisson(clipped)
         with tf.control_dependencies(self._checks(clipped, poisson)):
-            key = self._noise.step_key(self.iterations)
+            key = self._noise.step_key(self._position())
         if self._adaptive is not None:
             noisy = self._adaptive.step(sums, within_clip, key)
         else:
@@ -324,6 +339,10 @@ class PrivateOptimizerMixin(PersistentState):
             update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         return super().apply_gradients(gradients, name=name)
+
+    def _position(self) -> tf.Tensor:
+        """The number of the step being taken, by which a test's `noise_seed` counts."""
+        return tf.cast(self.iterations, tf.int64)
 
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Post-processing of the noisy gradient before the base optimizer sees it."""

@@ -16,12 +16,13 @@ class NoiseSource:
 
     Args:
       seed: For tests: makes the draws a function of the seed and of `position`.
+      stream: Which of several independent sources with one `seed` this is.
     """
 
-    def __init__(self, seed: int | None = None):
+    def __init__(self, seed: int | None = None, stream: int = 0):
         self.seed = seed
         with tf.init_scope():
-            key = np.array([seed, 0]) if seed is not None else _entropy()
+            key = np.array([seed, stream]) if seed is not None else _entropy()
             self._key = tf.Variable(key.astype(np.int64), trainable=False, name="noise_key")
             self._counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_counter")
 
@@ -30,6 +31,11 @@ class NoiseSource:
         if self.seed is None:
             position = self._counter.assign_add(1)
         return _fold_in(self._key.read_value(), tf.cast(position, tf.int64))
+
+    @property
+    def variables(self) -> tuple[tf.Variable, tf.Variable]:
+        """The key and the counter: nothing may ever set them back."""
+        return self._key, self._counter
 
     @property
     def draws(self) -> tf.Variable:

@@ -57,6 +57,15 @@ class ReleaseCount:
             count = self.variables[name]
             count.assign(tf.maximum(count + one, here))
 
+    def total(self) -> tf.Tensor:
+        """All steps so far, an int64 scalar, in the graph being built."""
+        return tf.add_n([self.variables[name].read_value() for name in COUNTS])
+
+    @property
+    def counters(self) -> list[tf.Variable]:
+        """The variables that `add` changes."""
+        return [*self._here.values(), *(self.variables[name] for name in COUNTS)]
+
     def counts(self) -> tuple[int, int]:
         """Steps on Poisson batches, and on others.
 

@@ -1,0 +1,183 @@
+"""A privacy budget: how many releases it allows, and with how little noise."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import scipy.optimize
+
+from tfdp.accounting import _validation, bounds
+from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.ledger import PrivacyLedger
+from tfdp.accounting.selective_release import CONDITIONAL, contains_selective_release
+
+# Relative. The result is at most twice this above the smallest noise multiplier.
+_TOLERANCE = 2.5e-4
+# Below, a single step costs an epsilon of thousands: no guarantee that a number could improve.
+_LEAST_NOISE = 0.01
+_MOST_NOISE = 2.0**40
+_MOST_RELEASES = 10**8
+# The orders of a selectively released update are priced one by one; a few do to start with.
+_FEW_ORDERS = DEFAULT_RDP_ORDERS[::6]
+
+_Price = Callable[..., float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What may be spent in all, and what has been.
+
+    Attributes:
+      target: Epsilon that may be spent.
+      delta: The delta at which it is stated.
+      past: What was released before.
+      selective_release: What can be observed of SelectiveReleaseDpEvents.
+    """
+
+    target: float
+    delta: float
+    past: tuple[Release, ...]
+    selective_release: str
+
+    @classmethod
+    def check(cls, target_epsilon: Any, delta: Any, ledger: PrivacyLedger | None) -> "Budget":
+        """Returns the budget that is left after `ledger`, or raises a ValueError."""
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise _validation.error("ledger", "a PrivacyLedger or None", ledger)
+        return cls(
+            _validation.positive("target_epsilon", target_epsilon),
+            _validation.between_zero_and_one("delta", delta),
+            () if ledger is None else ledger.releases,
+            CONDITIONAL if ledger is None else ledger.selective_release,
+        )
+
+    def epsilon(self, *new: Release) -> float:
+        """The smallest known epsilon of all that was released and `new`."""
+        releases = (*self.past, *new)
+        return bounds.tightest_epsilon(releases, self.delta, self.selective_release).epsilon
+
+    def most(self, release: Callable[[int], Release]) -> int:
+        """The largest n for which `release(n)` is affordable, with n + 1 not: 0 to 10^8."""
+
+        def affordable(price: _Price) -> Callable[[int], bool]:
+            return lambda n: price(*([release(n)] if n else [])) <= self.target
+
+        if not affordable(self.epsilon)(0):
+            return 0
+        # RDP is quick and somewhat too large: it gives a number to start from.
+        quick = affordable(self._quick_epsilon)
+        start = _most(quick, 0, 1) if quick(0) else 0
+        if start == _MOST_RELEASES:
+            return start
+        return _most(affordable(self.epsilon), start, max(1, start // 8))
+
+    def least_noise(self, release: Callable[[float], Release]) -> float:
+        """The least noise multiplier for which `release(noise multiplier)` is affordable.
+
+        Raises:
+          ValueError: The past has spent the budget, or no noise is enough.
+        """
+        spent = self.epsilon()
+        if spent >= self.target:
+            raise _validation.error(
+                "target_epsilon", f"above what the ledger has spent, {spent!r}", self.target
+            )
+
+        def gap(price: _Price) -> Callable[[float], float]:
+            def of_log_noise(log_noise: float) -> float:
+                epsilon = price(release(math.exp(log_noise)))
+                return min(epsilon, 2 * self.target) - self.target  # Finite, for the root finder.
+
+            return of_log_noise
+
+        # RDP is quick and somewhat too large: it brackets, and the tightest bound refines.
+        rough, tight = gap(self._quick_epsilon), gap(self.epsilon)
+        high = 1.0
+        while rough(math.log(high)) > 0:
+            high *= 2
+            if high > _MOST_NOISE:
+                raise self._never_enough(release(high))
+        low = high / 2
+        while low > _LEAST_NOISE and rough(math.log(low)) <= 0:
+            low, high = low / 2, low
+        if low > _LEAST_NOISE:
+            high = _root(rough, low, high, 20 * _TOLERANCE)
+        low = high
+        while tight(math.log(low)) <= 0:
+            if low <= _LEAST_NOISE:
+                return _LEAST_NOISE
+            low, high = max(0.85 * low, _LEAST_NOISE), low
+        return _root(tight, low, high, _TOLERANCE)
+
+    def _quick_epsilon(self, *new: Release) -> float:
+        releases = (*self.past, *new)
+        selective = any(contains_selective_release(r.event) for r in releases)
+        orders = _FEW_ORDERS if selective else DEFAULT_RDP_ORDERS
+        try:
+            return bounds.rdp_epsilon(releases, self.delta, self.selective_release, orders)
+        except dp_accounting.UnsupportedEventError:  # An event of the past that only PLD supports.
+            return self.epsilon(*new)
+
+    def _never_enough(self, release: Release) -> ValueError:
+        return _validation.error(
+            "target_epsilon",
+            f"larger: no noise is enough for {release.count} steps with truncation probability "
+            f"{release.truncation_probability!r}",
+            self.target,
+        )
+
+
+def sampling_probability(
+    probability: float | None,
+    dataset_size: int | None,
+    batch_size: float | None,
+    names: tuple[str, str] = ("sampling_probability", "expected_batch_size"),
+) -> float:
+    """Returns q from either of both descriptions, checked.
+
+    Args:
+      probability: q itself; or
+      dataset_size: number of training examples, N, and
+      batch_size: expected number of examples in a batch, B <= N: q = B / N.
+      names: What the user knows `probability` and `batch_size` as.
+    """
+    if probability is not None:
+        if dataset_size is not None or batch_size is not None:
+            raise _validation.error(
+                names[0], f"None when `dataset_size` or `{names[1]}` is given", probability
+            )
+        return _validation.positive_probability(names[0], probability)
+    if dataset_size is None or batch_size is None:
+        raise ValueError(
+            f"Argument `{names[0]}`, or both `dataset_size` and `{names[1]}`, must be given. "
+            f"Received: {names[0]}=None, {dataset_size=}, {names[1]}={batch_size!r}."
+        )
+    size = _validation.positive_integer("dataset_size", dataset_size)
+    batch = _validation.positive(names[1], batch_size)
+    if batch > size:
+        raise _validation.error(names[1], f"at most dataset_size={size}", batch_size)
+    return batch / size
+
+
+def _most(affordable: Callable[[int], bool], low: int, stride: int) -> int:
+    """The largest n >= `low`, which is affordable, with n affordable and n + 1 not."""
+    high = low + stride
+    while affordable(high):
+        if high >= _MOST_RELEASES:
+            return _MOST_RELEASES
+        low, high = high, min(high + 2 * (high - low), _MOST_RELEASES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if affordable(middle) else (low, middle)
+    return low
+
+
+def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """The root of `gap(log x)`, up to `tolerance`, on the side where the gap is not positive."""
+    x = math.exp(scipy.optimize.brentq(gap, math.log(low), math.log(high), xtol=tolerance))
+    while x < high and gap(math.log(x)) > 0:
+        x *= 1 + tolerance
+    return float(min(x, high))

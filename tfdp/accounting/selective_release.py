@@ -1,0 +1,272 @@
+"""Selective release: updates that are kept only if a noisy test on private data accepts them.
+
+DPSUR (Fu et al. 2023) takes a private step, measures how much it lowers the loss on a Poisson batch
+of the training set, adds noise, and goes back if that is not enough. What is released is a new
+random update, given that it passed: selection, not post-processing. What it costs depends on what
+else can be observed, so every price here is for one of `OBSERVABILITY`.
+"""
+
+import math
+from typing import Any
+
+import attr
+import dp_accounting
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import special
+
+from tfdp.accounting import _validation, sampled_gaussian, selected_gaussian
+from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
+
+# What an observer sees, or what was published about it.
+CONDITIONAL = "conditional"
+PER_ATTEMPT = "per_attempt"
+PUBLISHED = "published"
+OBSERVABILITY = (CONDITIONAL, PER_ATTEMPT, PUBLISHED)
+
+
+@attr.s(frozen=True, auto_attribs=True)
+class SelectiveReleaseDpEvent(dp_accounting.DpEvent):
+    """One update that a noisy test on private data let pass.
+
+    The update is a Gaussian mechanism on a Poisson batch. On another Poisson batch, drawn
+    independently, a number in [-1, 1] (the clipped change of the loss, over its bound) gets
+    Gaussian noise of standard deviation 2 * noise multiplier; the update is accepted if the result
+    is below the threshold, else a new attempt starts from the same state.
+
+    One event stands for one accepted update and the rejected attempts before it, if these cannot be
+    observed ("conditional", "published"); for one attempt, accepted or not, if everything is
+    observed ("per_attempt").
+
+    Attributes:
+      update: `PoissonSampledDpEvent(q, GaussianDpEvent(noise multiplier))`, or a GaussianDpEvent
+        for q = 1.
+      selection: The same of the test's batch and noise.
+      threshold: beta: the test's threshold, over the clipping bound of the change of the loss.
+
+    Example:
+      >>> from tfdp.accounting.event_codec import sampled_gaussian
+      >>> from tfdp.accounting import RdpAccountant
+      >>> event = SelectiveReleaseDpEvent(sampled_gaussian(0.01, 2.0), sampled_gaussian(0.01, 1.3))
+      >>> round(RdpAccountant().compose(event, 500).get_epsilon(1e-5), 2)
+      1.22
+    """
+
+    update: dp_accounting.DpEvent
+    selection: dp_accounting.DpEvent
+    threshold: float = -1.0
+
+
+def acceptance_bounds(
+    validation_noise_multiplier: float, threshold: float = -1.0
+) -> tuple[float, float]:
+    """The least and the largest probability with which the test accepts, on any data.
+
+    Args:
+      validation_noise_multiplier: sigma_v > 0. The number in [-1, 1] gets noise of 2 * sigma_v.
+      threshold: beta.
+
+    Returns:
+      A = Phi((beta - 1) / (2 sigma_v)) and B = Phi((beta + 1) / (2 sigma_v)).
+
+    Example:
+      >>> A, B = acceptance_bounds(1.3, threshold=-1.0)
+      >>> round(A, 3), B
+      (0.221, 0.5)
+    """
+    low, high = _quantiles(validation_noise_multiplier, threshold)
+    return float(special.ndtr(low)), float(special.ndtr(high))
+
+
+def default_max_attempts(least_acceptance: float) -> int:
+    """The cap on attempts that is reached with probability at most 1e-16, on any data.
+
+    Args:
+      least_acceptance: A of `acceptance_bounds`.
+
+    Returns:
+      The smallest m with (1 - A)^m <= `TRUNCATION_PROBABILITY`.
+
+    Example:
+      >>> default_max_attempts(0.25)
+      129
+    """
+    least_acceptance = _validation.positive_probability("least_acceptance", least_acceptance)
+    if least_acceptance == 1:
+        return 1
+    return math.ceil(math.log(TRUNCATION_PROBABILITY) / math.log1p(-least_acceptance))
+
+
+def selective_truncation_probability(
+    update_truncation: float,
+    validation_truncation: float,
+    least_acceptance: float,
+    max_attempts: int | None = None,
+) -> float:
+    """The probability, at most, that an accepted update was not made as accounted for.
+
+    The number of attempts is at most geometric, of success probability A, and whether an attempt is
+    made does not depend on its own batches. By Wald's identity the expected number of truncated
+    batches, and so the probability of any, is at most (tau_t + tau_v) / A. The cap on attempts is
+    reached with probability at most (1 - A)^max_attempts.
+
+    Where every attempt is a release of its own ("per_attempt"), it is tau_t + tau_v, and the cap
+    changes nothing that was accounted for.
+
+    Args:
+      update_truncation: tau_t: probability that an update's batch does not fit its fixed size.
+      validation_truncation: tau_v: the same of a test's batch.
+      least_acceptance: A of `acceptance_bounds`.
+      max_attempts: Cap on the attempts of one update. Default: `default_max_attempts`.
+
+    Example:
+      >>> selective_truncation_probability(1e-16, 1e-16, 0.25, max_attempts=500)
+      8e-16
+    """
+    tau_t = _validation.small_probability("update_truncation", update_truncation)
+    tau_v = _validation.small_probability("validation_truncation", validation_truncation)
+    a = _validation.positive_probability("least_acceptance", least_acceptance)
+    attempts = default_max_attempts(a) if max_attempts is None else max_attempts
+    attempts = _validation.positive_integer("max_attempts", attempts)
+    capped = math.exp(attempts * math.log1p(-a)) if a < 1 else 0.0
+    # Just below 1, where a ledger takes it; epsilon is infinite long before.
+    return min((tau_t + tau_v) / a + capped, math.nextafter(1.0, 0.0))
+
+
+def check_observability(value: Any) -> str:
+    """Returns `value` if it is in `OBSERVABILITY`, else raises a ValueError."""
+    if not (isinstance(value, str) and value in OBSERVABILITY):
+        raise _validation.error(
+            "selective_release", f"one of {', '.join(map(repr, OBSERVABILITY))}", value
+        )
+    return value
+
+
+def contains_selective_release(event: dp_accounting.DpEvent) -> bool:
+    """Whether `event` is a SelectiveReleaseDpEvent or made of one."""
+    if isinstance(event, SelectiveReleaseDpEvent):
+        return True
+    values = [getattr(event, f.name) for f in attr.fields(type(event))]
+    parts = [part for v in values for part in (v if isinstance(v, list | tuple) else (v,))]
+    return any(contains_selective_release(p) for p in parts if isinstance(p, dp_accounting.DpEvent))
+
+
+def unsupported_part(event: SelectiveReleaseDpEvent) -> dp_accounting.DpEvent | None:
+    """The part of `event` that is no (Poisson-sampled) Gaussian, so that no price is known."""
+    for part in (event.update, event.selection):
+        whole = part.event if isinstance(part, dp_accounting.PoissonSampledDpEvent) else part
+        if not isinstance(whole, dp_accounting.GaussianDpEvent):
+            return part
+    return None
+
+
+def as_sampled(part: dp_accounting.DpEvent) -> dp_accounting.PoissonSampledDpEvent:
+    """`update` or `selection` of a supported event; a plain Gaussian as sampled with q = 1."""
+    if isinstance(part, dp_accounting.PoissonSampledDpEvent):
+        return part
+    return dp_accounting.PoissonSampledDpEvent(1.0, part)
+
+
+def conditional_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.ndarray:
+    """RDP of one accepted update, if rejected attempts and their number are not released.
+
+    Source: `tfdp.accounting.selected_gaussian`.
+
+    Example:
+      >>> from tfdp.accounting.event_codec import sampled_gaussian
+      >>> event = SelectiveReleaseDpEvent(sampled_gaussian(0.01, 1.0), sampled_gaussian(0.01, 1.0))
+      >>> conditional_rdp(event, (2.0,)).round(6)
+      array([0.000566])
+    """
+    q, sigma = parameters(event.update)
+    validation_q, validation_sigma = parameters(event.selection)
+    low, high = _quantiles(validation_sigma, event.threshold)
+    # An infinite spread, not the difference of infinities, where A is zero.
+    log_spread = float(special.log_ndtr(high) - special.log_ndtr(low)) if low > -1e150 else math.inf
+    return selected_gaussian.rdp(q, sigma, validation_q, max(0.0, log_spread), orders)
+
+
+def bit_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.ndarray:
+    """RDP of the test's answer: accepted or not.
+
+    It is 1 with probability p without the example and (1 - q_v) p + q_v p' with it, p and p' in
+    [A, B]. The divergence is jointly convex in both laws, so that it is largest at a corner.
+    """
+    divergences = [np.zeros(len(orders))]
+    alpha = np.array(orders)
+    for with_example, without in _bit_laws(event):
+        for p, r in ((with_example, without), (without, with_example)):
+            with np.errstate(invalid="ignore"):
+                terms = alpha[:, np.newaxis] * p + (1 - alpha[:, np.newaxis]) * r
+                rounding = 1e-15 * (1 + alpha * (np.abs(p) + np.abs(r)).max())
+                log_moment = special.logsumexp(terms, axis=1) + rounding
+            divergences.append(np.maximum(log_moment, 0) / (alpha - 1))
+    rdp = np.max(divergences, axis=0)
+    return np.where(np.isnan(rdp), np.inf, rdp)
+
+
+def bit_pld(
+    event: SelectiveReleaseDpEvent, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The privacy-loss distributions of the test's answer, rounded upwards.
+
+    At every epsilon the largest hockey-stick divergence counts. As a maximum of convex functions of
+    e^epsilon it belongs to a pair of distributions again.
+
+    Args:
+      event: Of positive noise and sampling probability.
+      interval: Width of the grid of privacy losses, in units of epsilon.
+    """
+    laws = _bit_laws(event)
+    largest = max(float(np.abs(p - r).max()) for p, r in laws)
+
+    def hockey_stick(pairs: list[tuple[np.ndarray, np.ndarray]], eps: np.ndarray) -> np.ndarray:
+        return np.max(
+            [
+                np.maximum(np.exp(p) - np.exp(eps[:, np.newaxis] + r), 0).sum(axis=1)
+                for p, r in pairs
+            ],
+            axis=0,
+        )
+
+    swapped = [(r, p) for p, r in laws]
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        sampled_gaussian.pessimistic_pmf(
+            lambda eps: hockey_stick(laws, eps), -largest, largest, interval
+        ),
+        sampled_gaussian.pessimistic_pmf(
+            lambda eps: hockey_stick(swapped, eps), -largest, largest, interval
+        ),
+    )
+
+
+def _bit_laws(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Logs of (P[accepted], P[rejected]) with x and without, at (p, p') = (A, B) and (B, A).
+
+    At the two other corners both are the same.
+    """
+    q, sigma = parameters(event.selection)
+    low, high = _quantiles(sigma, event.threshold)
+    corners = [special.log_ndtr(np.array([x, -x])) for x in (low, high)]
+    with np.errstate(divide="ignore"):
+        log_rest, log_q = np.log1p(-q), np.log(q)
+    return [(np.logaddexp(log_rest + p, log_q + r), p) for p, r in (corners, reversed(corners))]
+
+
+def parameters(part: dp_accounting.DpEvent) -> tuple[float, float]:
+    """Sampling probability and noise multiplier of `update` or `selection`."""
+    sampled = as_sampled(part)
+    return sampled.sampling_probability, sampled.event.noise_multiplier
+
+
+def _quantiles(noise_multiplier: float, threshold: float) -> tuple[float, float]:
+    """Where the normal distribution function is A and B; everything is possible without noise."""
+    if not (_validation.is_number(noise_multiplier) and noise_multiplier >= 0):
+        raise _validation.error(
+            "validation_noise_multiplier", "a non-negative number", noise_multiplier
+        )
+    if not (_validation.is_number(threshold) and math.isfinite(threshold)):
+        raise _validation.error("threshold", "a finite number", threshold)
+    if noise_multiplier == 0:
+        return -math.inf, math.inf
+    return (threshold - 1) / (2 * noise_multiplier), (threshold + 1) / (2 * noise_multiplier)

@@ -1,0 +1,5 @@
+"""Keras models with a training step of their own."""
+
+from tfdp.models.selective_model import SelectiveModel
+
+__all__ = ["SelectiveModel"]

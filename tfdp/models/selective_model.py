@@ -1,0 +1,301 @@
+"""A Keras model that keeps only the updates that pass a noisy test (DPSUR)."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
+from tfdp.clipping.loss_graph import read_loss
+from tfdp.data.poisson import PoissonSource
+from tfdp.models.progress import EpochMeans, Progress
+from tfdp.models.rollback import Rollback, check_randomness
+from tfdp.optimizers.noise import NoiseSource
+from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.optimizers.validation import ValidationLoss
+
+# Attempts are numbered by what has been released before, and by how many came since.
+_ATTEMPTS_PER_RELEASE = 2**32
+
+
+@tf.keras.utils.register_keras_serializable(package="tfdp")
+class SelectiveModel(tf.keras.Model):
+    """Trains a Keras model by selective update and release (DPSUR).
+
+    A step of `fit` is one accepted update: attempts are made, each with a fresh Poisson batch to
+    learn from and another to be tested on, until one is accepted; all in one call of the graph,
+    with the data on the device. A rejected attempt leaves no trace: weights, slots, iterations,
+    and states of layers are what they were before, bit for bit. `steps_per_epoch` therefore counts
+    accepted updates, `steps_per_execution` makes several of them in one call.
+
+    Neither `history`, nor callbacks, nor what is printed tells how many attempts were made, how
+    long they took, or what their losses were. All that is private, and so is what a clock shows to
+    whoever watches the training. With `selective_release="per_attempt"` in the optimizer it is
+    paid for, a step of `fit` is one attempt, and `history` has the share that was accepted.
+
+    Args:
+      base_model: The model to train: functional, sequential or subclassed. It stays usable by
+        itself, and can be saved without what training needs.
+      non_private_diagnostics: Whether `history` and the progress show `non_private_attempts`, the
+        mean number of attempts per accepted update. Epsilon does not cover that.
+      **kwargs: `name` and others, as in `tf.keras.Model`.
+
+    Raises:
+      TypeError: `base_model` is no Keras model.
+
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> x, y = np.random.rand(1000, 20).astype("float32"), np.random.randint(0, 2, 1000)
+      >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=100)
+      >>> model = tfdp.SelectiveModel(tf.keras.Sequential([tf.keras.layers.Dense(2)]))
+      >>> model.compile(
+      ...     optimizer=tfdp.DPSURAdam(
+      ...         l2_norm_clip=1.0,
+      ...         noise_multiplier=2.0,
+      ...         validation_batch_size=50,
+      ...         validation_noise_multiplier=1.3,
+      ...         **batches.sampling.optimizer_arguments(),
+      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
+      ...         from_logits=True, reduction="none"
+      ...     ),
+      ... )
+      >>> history = model.fit(batches, epochs=2, steps_per_epoch=3, verbose=0)
+      >>> model.optimizer.ledger.steps
+      6
+
+    References:
+      - Fu et al., DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using
+        Selective Update and Release, Algorithm 2. (Here the old loss is computed anew on every
+        validation batch, and nothing of a rejected attempt stays in the optimizer's slots.)
+    """
+
+    def __init__(
+        self, base_model: tf.keras.Model, non_private_diagnostics: bool = False, **kwargs: Any
+    ):
+        if not isinstance(base_model, tf.keras.Model):
+            raise TypeError(
+                f"Argument `base_model` must be a Keras model. Received: base_model={base_model!r}."
+            )
+        kwargs.setdefault("name", f"selective_{base_model.name}")
+        super().__init__(**kwargs)
+        self.base_model = base_model
+        self.built = base_model.built
+        self._non_private_diagnostics = bool(non_private_diagnostics)
+        self._batches: _AttemptBatches | None = None
+        self._shown = EpochMeans("non_private_attempts", "accepted")
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """What the base model answers; Keras passes `training` on to it if it takes it."""
+        return self.base_model(inputs)
+
+    def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
+        """As in Keras; see there.
+
+        Raises:
+          ValueError: The optimizer is not one of the DPSUR optimizers, or training is to be eager.
+        """
+        optimizer = tf.keras.optimizers.get(optimizer) if isinstance(optimizer, dict) else optimizer
+        if not isinstance(optimizer, SelectiveUpdateMixin):
+            raise ValueError(
+                "Argument `optimizer` must be tfdp.DPSURSGD, DPSURAdam, DPSURSignSGD or "
+                f"DPSURSignAdam. Received: {optimizer!r}."
+            )
+        if kwargs.get("run_eagerly"):
+            raise ValueError(
+                "Argument `run_eagerly` must be False: the traced graph shows what an example's "
+                "loss is. Received: run_eagerly=True."
+            )
+        super().compile(optimizer, *args, **kwargs)
+        if self._non_private_diagnostics:
+            optimizer.show_attempts()
+
+    def fit(
+        self,
+        x: Any = None,
+        *,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_data: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> tf.keras.callbacks.History:
+        """Trains until `steps_per_epoch` updates have been accepted in each epoch.
+
+        Args:
+          x: What `tfdp.data.poisson_batches` returned.
+          epochs: As in Keras.
+          verbose: 0: silent; otherwise a line per epoch, without times.
+          callbacks: As in Keras.
+          validation_data: As in Keras: evaluated after each epoch. It is not the validation batch
+            of the attempts, which comes from the training set.
+          initial_epoch: As in Keras.
+          steps_per_epoch: Accepted updates per epoch (attempts, if these are released); by default
+            the batches per epoch of `x`.
+          validation_steps: As in Keras.
+          validation_batch_size: As in Keras.
+          validation_freq: As in Keras.
+
+        Returns:
+          Keras's `History`.
+
+        Raises:
+          ValueError: `x` is something else, or not sampled as the optimizer says.
+          tf.errors.InvalidArgumentError: `max_attempts` attempts in a row were rejected.
+        """
+        self._check_compiled(x)
+        if self._batches is None or self._batches.given is not x.source:
+            self._use(x.source)
+        steps = len(x) if steps_per_epoch is None else steps_per_epoch
+        callbacks = [self._shown.reset_callback(), *(callbacks or [])]
+        if verbose:
+            callbacks.append(Progress(steps, self.optimizer.selective_release))
+        return super().fit(
+            tf.data.Dataset.range(steps),
+            epochs=epochs,
+            verbose=0,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            initial_epoch=initial_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+        )
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported: every attempt draws batches of its own."""
+        raise NotImplementedError("SelectiveModel trains with `fit`: attempts draw their batches.")
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Attempts until one is accepted; or one attempt, if attempts are released."""
+        batches = self._batches
+        if batches is None:
+            raise ValueError("SelectiveModel must be trained with `fit`, on `poisson_batches`.")
+        optimizer = self.optimizer
+        optimizer.build(self.trainable_variables)
+        first = optimizer.releases() * _ATTEMPTS_PER_RELEASE
+        most = optimizer.max_attempts if optimizer.selective_release == CONDITIONAL else 1
+        attempts, accepted = tf.while_loop(
+            lambda i, accepted: tf.logical_and(i < most, tf.logical_not(accepted)),
+            lambda i, accepted: (i + 1, self._attempt(batches, first + i)),
+            (tf.constant(0, tf.int64), tf.constant(False)),
+        )
+        logs = {"accepted_updates": tf.identity(optimizer.iterations)}
+        if optimizer.selective_release == PER_ATTEMPT:
+            logs["accepted"] = self._shown.mean("accepted", accepted)
+        else:
+            rejected = f"max_attempts={most} attempts in a row were rejected, of which the chance "
+            rejected += "was part of delta. Is the learning rate too large?"
+            tf.debugging.Assert(accepted, [rejected])
+        if self._non_private_diagnostics:
+            logs["non_private_attempts"] = self._shown.mean("non_private_attempts", attempts)
+        for metric in self.compiled_loss.metrics:  # Keras keeps means of private losses there.
+            metric.reset_state()
+        return logs
+
+    def _attempt(self, batches: "_AttemptBatches", position: tf.Tensor) -> tf.Tensor:
+        """Makes an update, and keeps it if it passes the test; whether it did, a bool tensor."""
+        optimizer = self.optimizer
+        train = batches.to_learn(position, optimizer.expected_batch_size)
+        validation = batches.to_test(position, optimizer.validation_batch_size)
+        update = self._update.get_concrete_function()
+        check_randomness(update)
+        before = Rollback(update, optimizer.kept_variables())
+        old = ValidationLoss(*self._validation_loss(*validation))
+        update(*tf.nest.flatten((train, position)))
+        new = ValidationLoss(*self._validation_loss(*validation))
+        accepted = optimizer.accepts(old, new, validation[-1], position)
+        tf.cond(accepted, lambda: None, before.restore)
+        return accepted
+
+    def _use(self, source: PoissonSource) -> None:
+        """Prepares attempts on a data set, which goes to the device."""
+        batches = _AttemptBatches(source)
+        x, y = batches.source.x, batches.source.y
+        if not self.built:
+            self(tf.nest.map_structure(lambda values: values[:1], x))
+        self._batches = batches
+        self.train_function = None  # It holds the data of an earlier `fit`.
+        batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
+        number = tf.TensorSpec([], tf.int64)
+        self._update = tf.function(self._make_update, input_signature=(*batch, number))
+        self._validation_loss = tf.function(self._compute_validation_loss, input_signature=batch)
+
+    def _make_update(self, x: Any, y: Any, mask: tf.Tensor, position: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), mask)
+        with self.optimizer.attempt(position):
+            self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+
+    def _compute_validation_loss(
+        self, x: Any, y: Any, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The losses of the rows, without dropout, and the regulariser."""
+        loss = read_loss(self.compute_loss(x, y, self(x, training=False), mask))
+        regularizer = tf.zeros([]) if loss.regularizer is None else loss.regularizer
+        return tf.add_n(loss.vectors), regularizer
+
+    def _check_compiled(self, batches: Any) -> None:
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is None:
+            raise RuntimeError("You must compile your model before training. Use `compile(...)`.")
+        sampling = getattr(batches, "sampling", None)
+        if not isinstance(getattr(batches, "source", None), PoissonSource):
+            raise ValueError(
+                "Argument `x` must be what `tfdp.data.poisson_batches` returned. Received: "
+                f"{type(batches).__name__}."
+            )
+        for name, own in (
+            ("dataset_size", optimizer.dataset_size),
+            ("expected_batch_size", optimizer.expected_batch_size),
+            ("gradient_accumulation_steps", 1),
+        ):
+            if own is not None and getattr(sampling, name) != own:
+                raise ValueError(
+                    f"Argument `x` must be sampled with {name}={own}, as the optimizer says. "
+                    f"Received: {name}={getattr(sampling, name)}."
+                )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again."""
+        return {
+            "name": self.name,
+            "base_model": tf.keras.utils.serialize_keras_object(self.base_model),
+            "non_private_diagnostics": self._non_private_diagnostics,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveModel":
+        """Makes the model of which `get_config` returned `config`."""
+        base_model = tf.keras.utils.deserialize_keras_object(config["base_model"], custom_objects)
+        return cls(**{**config, "base_model": base_model})
+
+
+class _AttemptBatches:
+    """The batches of attempts, of a data set on the device.
+
+    Args:
+      given: The data set.
+    """
+
+    def __init__(self, given: PoissonSource):
+        self.given = given
+        x, y = tf.nest.map_structure(tf.identity, (given.x, given.y))
+        self.source = dataclasses.replace(given, x=x, y=y)
+        self._learning, self._testing = (NoiseSource(given.seed, stream=i) for i in (0, 1))
+
+    def to_learn(self, position: tf.Tensor, expected_batch_size: int) -> tuple:
+        """The batch of attempt number `position`: `(x, y, mask)`."""
+        return self.source.draw(self._learning.step_key(position), expected_batch_size)
+
+    def to_test(self, position: tf.Tensor, expected_batch_size: int) -> tuple:
+        """The batch on which it is tested."""
+        return self.source.draw(self._testing.step_key(position), expected_batch_size)
+
+
+def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

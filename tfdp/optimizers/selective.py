@@ -1,0 +1,256 @@
+"""Selective update and release: what the DPSUR optimizers add to those they are made of."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.selective_release import (
+    CONDITIONAL,
+    PER_ATTEMPT,
+    acceptance_bounds,
+    default_max_attempts,
+    selective_truncation_probability,
+)
+from tfdp.optimizers.arguments import is_integer
+from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.noise import NoiseSource
+from tfdp.optimizers.validation import ValidationLoss, ValidationTest
+
+SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v in the Poisson
+        batch of the training set on which an update is tested.
+      validation_noise_multiplier: sigma_v: standard deviation of the test's noise, over the range
+        2 C_v of what it is added to.
+      validation_clip: C_v: the difference of mean losses is clipped to [-C_v, C_v].
+      threshold: beta: an update is kept if the noisy difference is below beta * C_v.
+      max_attempts: Attempts per accepted update after which training ends with an error. The
+        probability of that is part of delta; by default it is at most 1e-16.
+      selective_release: Who sees what. "conditional": rejected attempts, their number and the time
+        they took are never released. "per_attempt": they may be, every attempt is paid for."""
+
+MODES = (CONDITIONAL, PER_ATTEMPT)
+
+_MOST_ATTEMPTS = 10**6
+_ATTEMPTS_SHOWN = (
+    "The number of attempts was shown (`non_private_diagnostics`). Epsilon holds only towards those"
+    " who did not see it."
+)
+
+
+class SelectiveUpdateMixin(PrivateOptimizerMixin):
+    """Makes every step of a private optimizer an attempt, which is tested and kept or taken back.
+
+    The attempts, and taking them back, are `tfdp.SelectiveModel`'s; this holds the parameters, the
+    noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
+    """
+
+    def __init__(
+        self,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        expected_batch_size: int,
+        *,
+        validation_batch_size: int,
+        validation_noise_multiplier: float,
+        validation_clip: float = 0.001,
+        threshold: float = -1.0,
+        max_attempts: int | None = None,
+        selective_release: str = CONDITIONAL,
+        noise_seed: int | None = None,
+        **kwargs: Any,
+    ):
+        self._test = ValidationTest(
+            validation_batch_size, validation_noise_multiplier, validation_clip, threshold
+        )
+        if selective_release not in MODES:
+            raise ValueError(
+                f"Argument `selective_release` must be one of {MODES}. Received: "
+                f"{selective_release=}."
+            )
+        self._selective_release = selective_release
+        self._least_acceptance, _ = acceptance_bounds(validation_noise_multiplier, threshold)
+        self._max_attempts = self._check_max_attempts(max_attempts)
+        super().__init__(
+            l2_norm_clip, noise_multiplier, expected_batch_size, noise_seed=noise_seed, **kwargs
+        )
+        if self._gradient_accumulation_steps > 1:
+            raise ValueError(
+                "Argument `gradient_accumulation_steps` must be 1: an attempt is one batch, which "
+                "the clipping engine works on in parts by itself. Received: "
+                f"gradient_accumulation_steps={self._gradient_accumulation_steps}."
+            )
+        if self._dataset_size is not None and self._dataset_size < validation_batch_size:
+            raise ValueError(
+                "Argument `validation_batch_size` must be at most `dataset_size`. Received: "
+                f"{validation_batch_size=}, dataset_size={self._dataset_size}."
+            )
+        self._test_noise = NoiseSource(noise_seed, stream=1)
+        self._attempt: tf.Tensor | None = None
+        self._attempts_shown = False
+
+    # What it is.
+
+    @property
+    def validation_batch_size(self) -> int:
+        """Expected number of examples in a validation batch."""
+        return self._test.batch_size
+
+    @property
+    def validation_noise_multiplier(self) -> float:
+        """Standard deviation of the test's noise, over the range of the clipped difference."""
+        return self._test.noise_multiplier
+
+    @property
+    def validation_clip(self) -> float:
+        """Largest absolute difference of losses that the test sees."""
+        return self._test.clip
+
+    @property
+    def threshold(self) -> float:
+        """The noisy difference below which an update is kept, in units of `validation_clip`."""
+        return self._test.threshold
+
+    @property
+    def max_attempts(self) -> int:
+        """Attempts in a row that may be rejected."""
+        return self._max_attempts
+
+    @property
+    def selective_release(self) -> str:
+        """What the accounting takes to be observable: "conditional" or "per_attempt"."""
+        return self._selective_release
+
+    @property
+    def release(self) -> Release:
+        """What the ledger records for each accepted update; with "per_attempt", each attempt.
+
+        Raises:
+          ValueError: The optimizer was not given `dataset_size`.
+        """
+        update = self._sampling(self._expected_batch_size)
+        selection = self._sampling(self._test.batch_size)
+        event = SelectiveReleaseDpEvent(
+            update=event_codec.sampled_gaussian(
+                update.sampling_probability, self._noise_multiplier
+            ),
+            selection=event_codec.sampled_gaussian(
+                selection.sampling_probability, self._test.noise_multiplier
+            ),
+            threshold=self._test.threshold,
+        )
+        truncation = update.truncation_probability + selection.truncation_probability
+        if self._selective_release == CONDITIONAL:
+            truncation = selective_truncation_probability(
+                update.truncation_probability,
+                selection.truncation_probability,
+                self._least_acceptance,
+                self._max_attempts,
+            )
+        return Release(event, 1, truncation)
+
+    def show_attempts(self) -> None:
+        """Notes in the ledger that the number of attempts is shown to whoever trains."""
+        self._attempts_shown = True
+
+    def _new_ledger(self) -> PrivacyLedger:
+        ledger = PrivacyLedger(super()._new_ledger().notes, self._selective_release)
+        if self._attempts_shown and self._selective_release == CONDITIONAL:
+            ledger.add_note(_ATTEMPTS_SHOWN)
+        return ledger
+
+    # One attempt.
+
+    @contextlib.contextmanager
+    def attempt(self, position: tf.Tensor) -> Iterator[None]:
+        """Within it, `minimize` is allowed; `SelectiveModel` takes back what it must.
+
+        Args:
+          position: Number of the attempt, int64, by which a test's `noise_seed` counts.
+        """
+        self._attempt = position
+        try:
+            yield
+        finally:
+            self._attempt = None
+
+    def accepts(
+        self, old: ValidationLoss, new: ValidationLoss, mask: tf.Tensor, position: tf.Tensor
+    ) -> tf.Tensor:
+        """Whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
+        return self._test.accepts(old, new, mask, self._test_noise.step_key(position))
+
+    def releases(self) -> tf.Tensor:
+        """The number of releases so far, int64, in the graph being built."""
+        return self._released.total()
+
+    def kept_variables(self) -> list[tf.Variable]:
+        """The variables that a rejected attempt leaves as they are: no noise is used twice."""
+        kept = [*self._noise.variables, *self._test_noise.variables]
+        if self._selective_release == PER_ATTEMPT:
+            kept += self._released.counters
+        return kept
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> tf.Operation:
+        """Makes the update that will be tested; see the base class.
+
+        Raises:
+          RuntimeError: No `SelectiveModel` is there to test it.
+        """
+        if self._attempt is None:
+            raise RuntimeError(
+                f"{type(self).__name__} must be used in a `tfdp.SelectiveModel`, which tests every "
+                "update: `model = tfdp.SelectiveModel(your_model); model.compile(optimizer, ...)`."
+            )
+        return super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients)
+
+    def _position(self) -> tf.Tensor:
+        return super()._position() if self._attempt is None else self._attempt
+
+    def _check_max_attempts(self, max_attempts: int | None) -> int:
+        if max_attempts is None:
+            chance = self._least_acceptance
+            most = default_max_attempts(chance) if chance > 0 else _MOST_ATTEMPTS + 1
+            if most > _MOST_ATTEMPTS:
+                raise ValueError(
+                    "Arguments `threshold` and `validation_noise_multiplier` must leave a fair "
+                    "chance that a useless update is accepted, or `max_attempts` must be given. "
+                    f"Received: threshold={self.threshold}, validation_noise_multiplier="
+                    f"{self.validation_noise_multiplier}: a probability of {chance:.2g}."
+                )
+            return most
+        if not is_integer(max_attempts) or not 1 <= max_attempts < 2**31:
+            raise ValueError(
+                "Argument `max_attempts` must be an integer of at least 1, or None. Received: "
+                f"{max_attempts=}."
+            )
+        return int(max_attempts)
+
+    def _privacy_parameters(self) -> dict[str, float]:
+        return {
+            **super()._privacy_parameters(),
+            "validation_batch_size": float(self.validation_batch_size),
+            "validation_noise_multiplier": float(self.validation_noise_multiplier),
+            "threshold": float(self.threshold),
+            "max_attempts": float(self.max_attempts),
+            "selective_release": float(MODES.index(self.selective_release)),
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this optimizer again."""
+        return {
+            **super().get_config(),
+            "validation_batch_size": self.validation_batch_size,
+            "validation_noise_multiplier": self.validation_noise_multiplier,
+            "validation_clip": self.validation_clip,
+            "threshold": self.threshold,
+            "max_attempts": self.max_attempts,
+            "selective_release": self.selective_release,
+        }

@@ -1,0 +1,109 @@
+"""The noisy test by which DPSUR keeps or drops an update."""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from tfdp.optimizers.arguments import is_integer, is_number
+from tfdp.optimizers.noise import add_gaussian_noise
+
+# What a loss counts as that is no finite number: far beyond any clip, and finite in sums.
+_WORST_LOSS = 1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationTest:
+    """Whether an update lowers the loss on a validation batch, told with noise.
+
+    Formal guarantee: on every data set and for every update, the probability of acceptance is in
+    [A, B], with A = Phi((threshold - 1) / (2 noise_multiplier)) and
+    B = Phi((threshold + 1) / (2 noise_multiplier)).
+
+    Attributes:
+      batch_size: Expected number of examples in a validation batch, B_v.
+      noise_multiplier: sigma_v: the noise on the clipped difference, over its range 2 C_v.
+      clip: C_v: the mean difference of losses is clipped to [-C_v, C_v].
+      threshold: beta: an update is accepted if the noisy difference is below beta * C_v.
+
+    Raises:
+      ValueError: An attribute is out of its range.
+
+    Source: Fu et al., DPSUR, Algorithm 2, lines 9 to 18.
+    """
+
+    batch_size: int
+    noise_multiplier: float
+    clip: float
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if not (is_integer(self.batch_size) and self.batch_size >= 1):
+            raise ValueError(
+                "Argument `validation_batch_size` must be a positive integer. Received: "
+                f"validation_batch_size={self.batch_size!r}."
+            )
+        for name, value in (
+            ("validation_noise_multiplier", self.noise_multiplier),
+            ("validation_clip", self.clip),
+        ):
+            if not (is_number(value) and 0 < value < math.inf):
+                raise ValueError(
+                    f"Argument `{name}` must be a positive, finite number. Received: "
+                    f"{name}={value!r}."
+                )
+        if not (is_number(self.threshold) and math.isfinite(self.threshold)):
+            raise ValueError(
+                "Argument `threshold` must be a finite number. Received: "
+                f"threshold={self.threshold!r}."
+            )
+
+    def accepts(
+        self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor, key: tf.Tensor
+    ) -> tf.Tensor:
+        """Whether to keep the update: a scalar bool tensor.
+
+        Args:
+          old: The loss before the update, on a fresh Poisson batch.
+          new: The loss after it, on the same batch.
+          mask: Which rows of the batch are examples, bool `[rows]`.
+          key: int64 `[2]`, used for nothing else.
+        """
+        clipped = self.clipped_difference(old, new, mask)
+        (noise,) = add_gaussian_noise([tf.zeros([])], 2 * self.clip * self.noise_multiplier, key)
+        return clipped + tf.convert_to_tensor(noise) < self.threshold * self.clip
+
+    def clipped_difference(
+        self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor
+    ) -> tf.Tensor:
+        """The mean difference of the losses, clipped to [-C_v, C_v]; 0 for an empty batch.
+
+        A loss that is infinite or not a number counts as the worst: an example that is broken
+        before and after changes nothing, and an update that breaks the model is not wanted.
+        """
+        examples = tf.reduce_sum(tf.cast(mask, tf.float32))
+        differences = _finite(new.rows) - _finite(old.rows)
+        differences = tf.where(mask, differences, tf.zeros_like(differences))
+        mean = tf.math.divide_no_nan(tf.reduce_sum(differences), examples)
+        mean += _finite(new.regularizer) - _finite(old.regularizer)
+        mean = tf.where(examples > 0, mean, tf.zeros_like(mean))
+        return tf.clip_by_value(mean, -self.clip, self.clip)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationLoss:
+    """The loss of a model on a validation batch.
+
+    Attributes:
+      rows: Losses of the rows, `[rows]`.
+      regularizer: What the model adds to the mean of the losses, a scalar.
+    """
+
+    rows: tf.Tensor
+    regularizer: tf.Tensor
+
+
+def _finite(losses: tf.Tensor) -> tf.Tensor:
+    losses = tf.cast(losses, tf.float32)
+    worst = tf.fill(tf.shape(losses), _WORST_LOSS)
+    return tf.minimum(tf.where(tf.math.is_finite(losses), losses, worst), _WORST_LOSS)
