@@ -1,18 +1,14 @@
 """A Keras model that keeps only the updates that pass a noisy test (DPSUR)."""
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
-from tfdp.clipping.loss_graph import read_loss
 from tfdp.data.poisson import PoissonSource
+from tfdp.models.attempts import Attempts
 from tfdp.models.progress import EpochMeans, Progress
-from tfdp.models.rollback import Rollback, check_randomness
-from tfdp.optimizers.noise import NoiseSource
 from tfdp.optimizers.selective import SelectiveUpdateMixin
-from tfdp.optimizers.validation import ValidationLoss
 
 # Attempts are numbered by what has been released before, and by how many came since.
 _ATTEMPTS_PER_RELEASE = 2**32
@@ -82,33 +78,13 @@ class SelectiveModel(tf.keras.Model):
         self.base_model = base_model
         self.built = base_model.built
         self._non_private_diagnostics = bool(non_private_diagnostics)
-        self._batches: _AttemptBatches | None = None
+        self._attempts: Any = None
+        self.train_function: Any = None
         self._shown = EpochMeans("non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """What the base model answers; Keras passes `training` on to it if it takes it."""
         return self.base_model(inputs)
-
-    def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
-        """As in Keras; see there.
-
-        Raises:
-          ValueError: The optimizer is not one of the DPSUR optimizers, or training is to be eager.
-        """
-        optimizer = tf.keras.optimizers.get(optimizer) if isinstance(optimizer, dict) else optimizer
-        if not isinstance(optimizer, SelectiveUpdateMixin):
-            raise ValueError(
-                "Argument `optimizer` must be tfdp.DPSURSGD, DPSURAdam, DPSURSignSGD or "
-                f"DPSURSignAdam. Received: {optimizer!r}."
-            )
-        if kwargs.get("run_eagerly"):
-            raise ValueError(
-                "Argument `run_eagerly` must be False: the traced graph shows what an example's "
-                "loss is. Received: run_eagerly=True."
-            )
-        super().compile(optimizer, *args, **kwargs)
-        if self._non_private_diagnostics:
-            optimizer.show_attempts()
 
     def fit(
         self,
@@ -144,12 +120,17 @@ class SelectiveModel(tf.keras.Model):
           Keras's `History`.
 
         Raises:
-          ValueError: `x` is something else, or not sampled as the optimizer says.
+          ValueError: The optimizer is not one of the DPSUR optimizers, or `x` is something else, or
+            not sampled as the optimizer says.
           tf.errors.InvalidArgumentError: `max_attempts` attempts in a row were rejected.
         """
-        self._check_compiled(x)
-        if self._batches is None or self._batches.given is not x.source:
-            self._use(x.source)
+        self._check(x)
+        # `compile` drops the function that was traced; ours hold the optimizer and the data.
+        if self.train_function is None or self._attempts.data is not x.source:
+            self._attempts = Attempts(self, x.source)
+            self.train_function = None
+        if self._non_private_diagnostics:
+            self.optimizer.show_attempts()
         steps = len(x) if steps_per_epoch is None else steps_per_epoch
         callbacks = [self._shown.reset_callback(), *(callbacks or [])]
         if verbose:
@@ -172,16 +153,16 @@ class SelectiveModel(tf.keras.Model):
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Attempts until one is accepted; or one attempt, if attempts are released."""
-        batches = self._batches
-        if batches is None:
+        if self._attempts is None:
             raise ValueError("SelectiveModel must be trained with `fit`, on `poisson_batches`.")
+        make_attempt = self._attempts.make
         optimizer = self.optimizer
         optimizer.build(self.trainable_variables)
         first = optimizer.releases() * _ATTEMPTS_PER_RELEASE
         most = optimizer.max_attempts if optimizer.selective_release == CONDITIONAL else 1
         attempts, accepted = tf.while_loop(
             lambda i, accepted: tf.logical_and(i < most, tf.logical_not(accepted)),
-            lambda i, accepted: (i + 1, self._attempt(batches, first + i)),
+            lambda i, accepted: (i + 1, make_attempt(first + i)),
             (tf.constant(0, tf.int64), tf.constant(False)),
         )
         logs = {"accepted_updates": tf.identity(optimizer.iterations)}
@@ -197,52 +178,13 @@ class SelectiveModel(tf.keras.Model):
             metric.reset_state()
         return logs
 
-    def _attempt(self, batches: "_AttemptBatches", position: tf.Tensor) -> tf.Tensor:
-        """Makes an update, and keeps it if it passes the test; whether it did, a bool tensor."""
-        optimizer = self.optimizer
-        train = batches.to_learn(position, optimizer.expected_batch_size)
-        validation = batches.to_test(position, optimizer.validation_batch_size)
-        update = self._update.get_concrete_function()
-        check_randomness(update)
-        before = Rollback(update, optimizer.kept_variables())
-        old = ValidationLoss(*self._validation_loss(*validation))
-        update(*tf.nest.flatten((train, position)))
-        new = ValidationLoss(*self._validation_loss(*validation))
-        accepted = optimizer.accepts(old, new, validation[-1], position)
-        tf.cond(accepted, lambda: None, before.restore)
-        return accepted
-
-    def _use(self, source: PoissonSource) -> None:
-        """Prepares attempts on a data set, which goes to the device."""
-        batches = _AttemptBatches(source)
-        x, y = batches.source.x, batches.source.y
-        if not self.built:
-            self(tf.nest.map_structure(lambda values: values[:1], x))
-        self._batches = batches
-        self.train_function = None  # It holds the data of an earlier `fit`.
-        batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
-        number = tf.TensorSpec([], tf.int64)
-        self._update = tf.function(self._make_update, input_signature=(*batch, number))
-        self._validation_loss = tf.function(self._compute_validation_loss, input_signature=batch)
-
-    def _make_update(self, x: Any, y: Any, mask: tf.Tensor, position: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True), mask)
-        with self.optimizer.attempt(position):
-            self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
-
-    def _compute_validation_loss(
-        self, x: Any, y: Any, mask: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The losses of the rows, without dropout, and the regulariser."""
-        loss = read_loss(self.compute_loss(x, y, self(x, training=False), mask))
-        regularizer = tf.zeros([]) if loss.regularizer is None else loss.regularizer
-        return tf.add_n(loss.vectors), regularizer
-
-    def _check_compiled(self, batches: Any) -> None:
+    def _check(self, batches: Any) -> None:
         optimizer = getattr(self, "optimizer", None)
-        if optimizer is None:
-            raise RuntimeError("You must compile your model before training. Use `compile(...)`.")
+        if not isinstance(optimizer, SelectiveUpdateMixin):
+            raise ValueError(
+                "SelectiveModel must be compiled with tfdp.DPSURSGD, DPSURAdam, DPSURSignSGD or "
+                f"DPSURSignAdam. Received: {optimizer=}."
+            )
         sampling = getattr(batches, "sampling", None)
         if not isinstance(getattr(batches, "source", None), PoissonSource):
             raise ValueError(
@@ -264,38 +206,12 @@ class SelectiveModel(tf.keras.Model):
         """The arguments that make this model again."""
         return {
             "name": self.name,
-            "base_model": tf.keras.utils.serialize_keras_object(self.base_model),
+            "base_model": tf.keras.layers.serialize(self.base_model),
             "non_private_diagnostics": self._non_private_diagnostics,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveModel":
         """Makes the model of which `get_config` returned `config`."""
-        base_model = tf.keras.utils.deserialize_keras_object(config["base_model"], custom_objects)
+        base_model = tf.keras.layers.deserialize(config["base_model"], custom_objects)
         return cls(**{**config, "base_model": base_model})
-
-
-class _AttemptBatches:
-    """The batches of attempts, of a data set on the device.
-
-    Args:
-      given: The data set.
-    """
-
-    def __init__(self, given: PoissonSource):
-        self.given = given
-        x, y = tf.nest.map_structure(tf.identity, (given.x, given.y))
-        self.source = dataclasses.replace(given, x=x, y=y)
-        self._learning, self._testing = (NoiseSource(given.seed, stream=i) for i in (0, 1))
-
-    def to_learn(self, position: tf.Tensor, expected_batch_size: int) -> tuple:
-        """The batch of attempt number `position`: `(x, y, mask)`."""
-        return self.source.draw(self._learning.step_key(position), expected_batch_size)
-
-    def to_test(self, position: tf.Tensor, expected_batch_size: int) -> tuple:
-        """The batch on which it is tested."""
-        return self.source.draw(self._testing.step_key(position), expected_batch_size)
-
-
-def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

@@ -1,0 +1,85 @@
+"""The DPSUR optimizers by themselves: arguments, configs, and what they charge."""
+
+import math
+
+import dp_accounting
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tfdp
+from tests.models.selective_support import CLASSES, optimizer
+from tfdp.accounting import SelectiveReleaseDpEvent, acceptance_bounds
+from tfdp.accounting.sampling import PoissonSampling
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_it_is_a_subclass_of_the_optimizer_below(cls):
+    below = getattr(tfdp, cls.__name__.replace("DPSUR", "DP"))
+    assert issubclass(cls, below)
+    assert f"`{below.__name__}` with selective update" in cls.__doc__
+    assert "{" not in cls.__doc__
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_config_round_trip(cls):
+    own = optimizer(cls, validation_clip=0.5, threshold=-0.3, selective_release="per_attempt")
+    copy = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(own))
+    assert type(copy) is cls
+    assert copy.get_config() == own.get_config()
+    assert (copy.validation_clip, copy.threshold, copy.validation_batch_size) == (0.5, -0.3, 8)
+    assert copy.selective_release == "per_attempt"
+
+
+def test_an_accepted_update_is_one_event():
+    release = optimizer(noise_multiplier=2.0, threshold=-1.0).release
+    assert release.event == SelectiveReleaseDpEvent(
+        update=dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(2.0)),
+        selection=dp_accounting.PoissonSampledDpEvent(0.125, dp_accounting.GaussianDpEvent(1.0)),
+        threshold=-1.0,
+    )
+
+
+def test_what_the_cap_and_the_truncation_cost():
+    opt = optimizer(threshold=-1.0, max_attempts=40)
+    a, _ = acceptance_bounds(1.0, -1.0)
+    assert a == pytest.approx(scipy.stats.norm.cdf(-1.0))
+    truncation = sum(PoissonSampling(64, size).truncation_probability for size in (16, 8))
+    expected = truncation / a + (1 - a) ** 40
+    assert opt.release.truncation_probability == pytest.approx(expected)
+    observed = optimizer(threshold=-1.0, max_attempts=40, selective_release="per_attempt")
+    assert observed.release.truncation_probability == pytest.approx(truncation)
+
+
+def test_the_default_cap_is_never_reached():
+    opt = optimizer(threshold=-1.0)
+    a, _ = acceptance_bounds(1.0, -1.0)
+    assert (1 - a) ** opt.max_attempts <= 1e-16 < (1 - a) ** (opt.max_attempts - 1)
+
+
+def test_what_is_not_known_is_not_priced():
+    opt = tfdp.DPSURSGD(
+        1.0, 1.0, 16, validation_batch_size=8, validation_noise_multiplier=1.0, learning_rate=0.1
+    )
+    with pytest.raises(ValueError, match="dataset_size"):
+        _ = opt.ledger
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"selective_release": "published"}, "`selective_release` must be one of"),
+        ({"max_attempts": 0}, "`max_attempts` must be an integer"),
+        ({"max_attempts": 1.5}, "`max_attempts` must be an integer"),
+        ({"threshold": -30.0}, "`max_attempts` must be given"),
+        ({"threshold": -300.0}, "`max_attempts` must be given"),
+        ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` must be 1"),
+        ({"validation_batch_size": 65}, "at most `dataset_size`"),
+        ({"validation_noise_multiplier": 0.0}, "`validation_noise_multiplier` must be"),
+        ({"validation_clip": math.inf}, "`validation_clip` must be"),
+        ({"l2_norm_clip": -1.0}, "`l2_norm_clip` must be"),
+    ],
+)
+def test_bad_arguments_are_named(changes, match):
+    with pytest.raises(ValueError, match=match):
+        optimizer(**changes)
