@@ -52,6 +52,7 @@ _ALL = (
     Contestant("tfdp_adam", "tfdp.DPAdam, one-pass", "keras", "keras_adam"),
     Contestant("tfdp_sign_sgd", "tfdp.DPSignSGD, one-pass", "keras", "keras_sgd"),
     Contestant("tfdp_sign_adam", "tfdp.DPSignAdam, one-pass", "keras", "keras_adam"),
+    Contestant("tfdp_dpsur", "tfdp.DPSURSGD, an attempt", "keras", "keras_sgd"),
     Contestant("torch_sgd", "plain PyTorch SGD", "torch", "torch_sgd"),
     Contestant("opacus_hooks", "Opacus, hooks", "torch", "torch_sgd", memory="parameters"),
     Contestant("opacus_ghost", "Opacus, ghost clipping", "torch", "torch_sgd"),
@@ -77,5 +78,5 @@ _ALL = (
 )
 CONTESTANTS = {contestant.name: contestant for contestant in _ALL}
 
-_EXTRA = ("keras_adam", "tfdp_adam", "tfdp_sign_sgd", "tfdp_sign_adam")
+_EXTRA = ("keras_adam", "tfdp_adam", "tfdp_sign_sgd", "tfdp_sign_adam", "tfdp_dpsur")
 DEFAULT = tuple(name for name in CONTESTANTS if name not in _EXTRA)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdp
 from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
-from benchmarks.settings import Settings
+from benchmarks.settings import Settings, Unsupported
 
 _TFDP = {
     "tfdp_one_pass": (tfdp.DPSGD, "one_pass"),
@@ -21,7 +21,9 @@ _TFDP = {
     "tfdp_adam": (tfdp.DPAdam, "one_pass"),
     "tfdp_sign_sgd": (tfdp.DPSignSGD, "one_pass"),
     "tfdp_sign_adam": (tfdp.DPSignAdam, "one_pass"),
+    "tfdp_dpsur": (tfdp.DPSURSGD, "one_pass"),
 }
+_SELECTIVE = "tfdp_dpsur"
 _TF_PRIVACY = {
     "tf_privacy": ("dp_optimizer_keras", "DPKerasSGDOptimizer"),
     "tf_privacy_vectorized": ("dp_optimizer_keras_vectorized", "VectorizedDPKerasSGDOptimizer"),
@@ -39,15 +41,21 @@ class KerasSteps:
 
     def __init__(self, contestant: str, problem: Problem, settings: Settings):
         sampling: dict[str, Any] = {}
+        if contestant == _SELECTIVE and settings.dataset_size is None:
+            raise Unsupported("draws batches itself: needs --dataset_size")
         if settings.dataset_size is None:
             self._data = fixed_batches(problem, settings)
         else:
             self._data, sampling = _poisson_batches(problem, settings)
-        self._poisson = settings.dataset_size is not None
         self._model = networks.build(problem)
         if settings.jit_compile:
             networks.let_xla_compile(self._model)
         self.parameters = self._model.count_params()
+        self._calls = sampling.get("gradient_accumulation_steps", 1)
+        if contestant == _SELECTIVE:
+            self._model = tfdp.SelectiveModel(self._model)
+        elif sampling:
+            self._data = self._data.repeat()
         optimizer = make_optimizer(contestant, settings.batch, **sampling)
         self._model.compile(
             optimizer, loss=make_loss(contestant), jit_compile=settings.jit_compile or None
@@ -55,10 +63,7 @@ class KerasSteps:
 
     def run(self, steps: int) -> None:
         """Takes so many steps (logical ones, of Poisson batches)."""
-        if self._poisson:  # an epoch is one batch, in one or more chunks
-            self._model.fit(self._data, epochs=steps, verbose=0)
-        else:
-            self._model.fit(self._data, steps_per_epoch=steps, verbose=0)
+        self._model.fit(self._data, steps_per_epoch=self._calls * steps, verbose=0)
 
     @staticmethod
     def versions() -> dict[str, str]:
@@ -94,6 +99,10 @@ def make_optimizer(contestant: str, batch: int, **sampling: Any) -> Any:
         return optimizer_class(**privacy, num_microbatches=batch, learning_rate=LEARNING_RATE)
     optimizer_class, engine = _TFDP[contestant]
     sampling = sampling or {"expected_batch_size": batch}
+    if contestant == _SELECTIVE:
+        # Every step is one attempt, and a small test of the same kind as the paper's.
+        privacy |= {"selective_release": "per_attempt", "validation_noise_multiplier": 1.3}
+        privacy["validation_batch_size"] = max(1, batch // 8)
     return optimizer_class(**privacy, **sampling, learning_rate=LEARNING_RATE, engine=engine)
 
 
@@ -113,6 +122,5 @@ def _poisson_batches(
         problem.rows(settings.dataset_size),
         expected_batch_size=settings.batch,
         chunk_size=settings.chunk_size,
-        steps_per_epoch=1,
     )
     return data, data.sampling.optimizer_arguments()

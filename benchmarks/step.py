@@ -17,7 +17,7 @@ from benchmarks.problems import L2_NORM_CLIP, NOISE_MULTIPLIER, PROBLEMS
 from benchmarks.settings import Settings
 from benchmarks.turns import Measurement, Rounds, plan
 
-NOTES = """- Random rows, in {batches} batches that are taken in turn. Private steps clip to norm \
+NOTES = """- Random rows, {batches}. Private steps clip to norm \
 {clip:g}, noise multiplier {noise:g}.
 - Keras, tfdp and TF-Privacy run through `model.fit`{jit}; PyTorch and Opacus in a training loop;
   JAX and JAX-Privacy as one compiled step.
@@ -44,6 +44,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--peer_python", default=sys.executable, help="Python that has Opacus and JAX-Privacy"
+    )
+    parser.add_argument(
+        "--dataset_size", type=_positive, help="draw Poisson batches out of so many rows"
     )
     parser.add_argument("--jit_compile", action="store_true", help="Keras steps compiled by XLA")
     parser.add_argument(
@@ -73,7 +76,9 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
     rounds = Rounds(options.repeats, options.turn_seconds, options.peer_python, options.timeout)
     done: list[Measurement] = []
     for batch in options.batch:
-        settings = Settings(batch, jit_compile=options.jit_compile)
+        settings = Settings(
+            batch, jit_compile=options.jit_compile, dataset_size=options.dataset_size
+        )
         measurements = plan(options.contestants.split(","), options.model, settings)
         for m in measurements:
             if CONTESTANTS[m.contestant].slow and batch > options.slow_batch:
@@ -89,7 +94,9 @@ def main(arguments: list[str] | None = None) -> None:
     done = measure(options)
     parameters = PROBLEMS[options.model].parameters
     notes = NOTES.format(
-        batches=Settings.batches,
+        batches=f"in {Settings.batches} batches that are taken in turn"
+        if options.dataset_size is None
+        else f"in Poisson batches out of {options.dataset_size:,}, padded",
         clip=L2_NORM_CLIP,
         noise=NOISE_MULTIPLIER,
         jit=" with jit_compile=True" if options.jit_compile else "",

@@ -111,9 +111,9 @@ _SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussi
 
 def test_selective_release_is_priced_by_what_can_be_observed():
     releases = [Release(_SELECTIVE, 100)]
-    for mode, names in (("conditional", {"RDP"}), ("per_attempt", {"RDP", "PLD"})):
+    for mode in ("conditional", "per_attempt"):
         bound = tightest_epsilon(releases, _DELTA, mode)
-        assert set(bound.by_accountant) == names and bound.is_upper_bound
+        assert set(bound.by_accountant) == {"RDP", "PLD"} and bound.is_upper_bound
         rdp = RdpAccountant(selective_release=mode).compose(_SELECTIVE, 100)
         assert bound.by_accountant["RDP"] == rdp.get_epsilon(_DELTA)
     assert tightest_epsilon(releases, _DELTA) == tightest_epsilon(releases, _DELTA, "conditional")

@@ -23,6 +23,7 @@ from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.selective_release import (
     acceptance_bounds,
     default_max_attempts,
+    parameters_for_acceptance,
     selective_truncation_probability,
 )
 
@@ -105,9 +106,10 @@ def test_other_mechanisms_are_refused_by_name(mode, part):
 
 
 def test_pld_says_which_observability_it_supports():
-    for mode in ("conditional", "published"):
-        with pytest.raises(dp_accounting.UnsupportedEventError, match=f"release='{mode}'"):
-            PldAccountant(selective_release=mode).compose(_EVENT)
+    for mode in ("conditional", "per_attempt"):
+        assert PldAccountant(selective_release=mode).compose(_EVENT).get_epsilon(_DELTA) > 0
+    with pytest.raises(dp_accounting.UnsupportedEventError, match="release='published'"):
+        PldAccountant(selective_release="published").compose(_EVENT)
 
 
 @pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
@@ -117,7 +119,7 @@ def test_no_noise_costs_everything(mode):
         SelectiveReleaseDpEvent(_UPDATE, sampled_gaussian(0.1, 0.0)),
     ):
         assert (_rdp(event, mode) == math.inf).all()
-        if mode == "per_attempt":
+        if mode != "published":
             assert PldAccountant(selective_release=mode).compose(event).get_epsilon(0.1) == math.inf
 
 
@@ -125,7 +127,7 @@ def test_no_noise_costs_everything(mode):
 def test_no_sampling_costs_nothing(mode):
     event = SelectiveReleaseDpEvent(sampled_gaussian(0.0, 1.0), sampled_gaussian(0.0, 1.0))
     assert _rdp(event, mode).max() < 1e-9
-    if mode == "per_attempt":
+    if mode != "published":
         assert PldAccountant(selective_release=mode).compose(event).get_epsilon(_DELTA) == 0
 
 
@@ -176,6 +178,16 @@ def test_a_third_of_the_papers_epsilon_is_missing():
     }
     assert 0.99 < epsilon["published"].get_epsilon(_DELTA) <= 1
     assert abs(epsilon["conditional"].get_epsilon(_DELTA) - 1.32) < 0.005
+
+
+def test_pld_of_accepted_updates_is_that_of_one_composed():
+    accountant = PldAccountant(selective_release="conditional").compose(_EVENT, 20)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(_EVENT, 15), 2)
+    once = selective_release.conditional_pld(_EVENT, 1e-4)
+    expected = once.self_compose(50).get_epsilon_for_delta(_DELTA)
+    assert accountant.get_epsilon(_DELTA) == pytest.approx(expected, rel=1e-6)
+    rdp = RdpAccountant().compose(_EVENT, 50).get_epsilon(_DELTA)
+    assert 0.8 * rdp < expected < rdp
 
 
 # Every attempt observed.
@@ -327,3 +339,17 @@ def test_truncation_stays_a_probability():
 def test_truncation_refuses_impossible_arguments(arguments, name):
     with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
         selective_truncation_probability(*arguments)
+
+
+@settings(max_examples=30, deadline=None)
+@given(least=st.floats(1e-6, 0.9), share=st.floats(0.01, 0.99))
+def test_parameters_for_acceptance_are_the_inverse_of_the_bounds(least, share):
+    largest = least + share * (0.999 - least)
+    found = acceptance_bounds(*parameters_for_acceptance(least, largest))
+    np.testing.assert_allclose(found, (least, largest), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("least", "largest"), [(0.5, 0.5), (0.6, 0.5), (0.0, 0.5), (0.5, 1.0)])
+def test_acceptance_that_no_test_has_is_refused(least, largest):
+    with pytest.raises(ValueError, match="Argument `l"):
+        parameters_for_acceptance(least, largest)

@@ -111,7 +111,22 @@ def test_every_contestant_has_a_plain_step_of_its_framework(name):
     assert plain.framework == contestant.framework and not plain.private
     assert contestant.private == (name not in ("keras_sgd", "keras_adam", "torch_sgd", "jax_sgd"))
     assert contestant.private or contestant.expected_bytes(problem("imdb_lstm"), 64) == 0
-    assert name in DEFAULT or "adam" in name or "sign" in name
+    assert name in DEFAULT or "adam" in name or "sign" in name or "dpsur" in name
+
+
+def test_an_attempt_beside_a_step_on_poisson_batches(capsys):
+    names = "tfdp_one_pass,tfdp_dpsur"
+    quick = ["--batch", "8", "--repeats", "2", "--turn_seconds", "0.01", "--contestants", names]
+    step.main([*quick, "--dataset_size", "100"])
+    text = capsys.readouterr().out
+    assert "in Poisson batches out of 100, padded" in text
+    (ratios,) = rows(text.split("\n\n")[2])
+    assert float(ratios["DPSUR attempt / DP-SGD step"]) > 0
+
+
+def test_attempts_need_data_to_draw_from(capsys):
+    step.main(["--batch", "8", "--repeats", "1", "--contestants", "tfdp_dpsur"])
+    assert "needs --dataset_size" in capsys.readouterr().out
 
 
 def test_ratios_are_of_medians_at_the_same_batch():

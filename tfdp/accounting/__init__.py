@@ -5,7 +5,11 @@ from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
 from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
 from tfdp.accounting.selective_calibration import calibrate_selective_release
-from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, acceptance_bounds
+from tfdp.accounting.selective_release import (
+    SelectiveReleaseDpEvent,
+    acceptance_bounds,
+    parameters_for_acceptance,
+)
 from tfdp.accounting.statement import privacy_statement
 
 __all__ = [
@@ -19,5 +23,6 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_selective_release",
     "calibrate_steps",
+    "parameters_for_acceptance",
     "privacy_statement",
 ]

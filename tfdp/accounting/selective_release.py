@@ -15,7 +15,12 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from tfdp.accounting import _validation, sampled_gaussian, selected_gaussian
+from tfdp.accounting import (
+    _validation,
+    sampled_gaussian,
+    selected_gaussian,
+    selected_gaussian_pld,
+)
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 
 # What an observer sees, or what was published about it.
@@ -76,6 +81,33 @@ def acceptance_bounds(
     """
     low, high = _quantiles(validation_noise_multiplier, threshold)
     return float(special.ndtr(low)), float(special.ndtr(high))
+
+
+def parameters_for_acceptance(least: float, largest: float) -> tuple[float, float]:
+    """The test that accepts with a probability between `least` and `largest`, on any data.
+
+    The conditional bound charges for their ratio alone, so that among the tests of one ratio the
+    one with the largest probabilities makes the same law of accepted updates with the fewest
+    attempts.
+
+    Args:
+      least: A, in (0, 1): how often a useless update may still be accepted.
+      largest: B, in (A, 1).
+
+    Returns:
+      The `validation_noise_multiplier` and the `threshold` whose `acceptance_bounds` these are.
+
+    Example:
+      >>> noise_multiplier, threshold = parameters_for_acceptance(0.5, 0.95)
+      >>> round(noise_multiplier, 3), round(threshold, 3)
+      (0.608, 1.0)
+    """
+    least = _validation.between_zero_and_one("least", least)
+    largest = _validation.between_zero_and_one("largest", largest)
+    if least >= largest:
+        raise _validation.error("least", f"below largest={largest}", least)
+    low, high = special.ndtri(least), special.ndtri(largest)
+    return float(1 / (high - low)), float((high + low) / (high - low))
 
 
 def default_max_attempts(least_acceptance: float) -> int:
@@ -178,12 +210,31 @@ def conditional_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -
       >>> conditional_rdp(event, (2.0,)).round(6)
       array([0.000566])
     """
+    return selected_gaussian.rdp(*_selected_law(event), orders)
+
+
+def conditional_pld(
+    event: SelectiveReleaseDpEvent, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution | None:
+    """The same as privacy-loss distributions, rounded upwards; None if all loss is infinite.
+
+    Args:
+      event: Of (Poisson-sampled) Gaussians.
+      interval: Width of the grid of privacy losses, in units of epsilon.
+
+    Source: `tfdp.accounting.selected_gaussian_pld`.
+    """
+    return selected_gaussian_pld.privacy_loss(*_selected_law(event), interval)
+
+
+def _selected_law(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, float]:
+    """q and sigma of the update, q of the test, and log(B / A)."""
     q, sigma = parameters(event.update)
     validation_q, validation_sigma = parameters(event.selection)
     low, high = _quantiles(validation_sigma, event.threshold)
     # An infinite spread, not the difference of infinities, where A is zero.
     log_spread = float(special.log_ndtr(high) - special.log_ndtr(low)) if low > -1e150 else math.inf
-    return selected_gaussian.rdp(q, sigma, validation_q, max(0.0, log_spread), orders)
+    return q, sigma, validation_q, max(0.0, log_spread)
 
 
 def bit_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.ndarray:

@@ -1,0 +1,125 @@
+"""Selective methods on the command line."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from experiments.settings import SELECTIVE_METHODS, RefusedError
+from tests.experiments.classify_support import classify_here, start
+
+FLAGS = [
+    "--method=dpsur_sgd",
+    "--validation_batch_size=40",
+    "--validation_noise_multiplier=0.7",
+    "--validation_clip=0.01",
+    "--threshold=0.5",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, classify_here(f"--output_dir={folder}", "--epochs=2", "--seed=3", *FLAGS)
+
+
+def test_it_trains_with_the_parameters_of_the_flags(finished):
+    folder, result = finished
+    model = tf.keras.models.load_model(folder / "model.keras")
+    optimizer = model.optimizer
+    assert type(model) is tfdp.SelectiveModel and type(optimizer) is tfdp.DPSURSGD
+    assert optimizer.validation_batch_size == 40
+    assert optimizer.validation_noise_multiplier == 0.7
+    assert (optimizer.validation_clip, optimizer.threshold) == (0.01, 0.5)
+    assert optimizer.ledger.steps == result["steps"]
+
+
+def test_epsilon_is_the_true_bound(finished):
+    _, result = finished
+    ledger = tfdp.accounting.PrivacyLedger.from_dict(result["ledger"])
+    (release,) = ledger.releases
+    assert isinstance(release.event, tfdp.accounting.SelectiveReleaseDpEvent)
+    assert ledger.epsilon(1e-5).epsilon == result["epsilon"]
+    assert 0.99 * 3 < result["epsilon"] <= 3
+
+
+def test_neither_times_nor_attempts_are_kept(finished):
+    folder, result = finished
+    assert result["seconds"] is None
+    rows = list(csv.DictReader(io.StringIO((folder / "metrics.csv").read_text())))
+    assert [row["seconds"] for row in rows] == ["", ""]
+    for name in ("metrics.csv", "result.json", "flags.txt"):
+        assert "attempts" not in (folder / name).read_text().replace("max_attempts", "")
+    assert "rejected attempts, their number" in " ".join(
+        (folder / "privacy.txt").read_text().split()
+    )
+
+
+@pytest.mark.parametrize("method", SELECTIVE_METHODS[1:])
+def test_every_method_runs(method, tmp_path):
+    result = classify_here(f"--output_dir={tmp_path}", f"--method={method}", "--epochs=1")
+    assert 0 <= result["accuracy"] <= 1 and result["epsilon"] <= 3
+
+
+def test_observed_attempts_are_paid_for(tmp_path):
+    result = classify_here(
+        f"--output_dir={tmp_path}", "--epochs=1", "--selective_release=per_attempt", *FLAGS
+    )
+    assert result["ledger"]["selective_release"] == "per_attempt"
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    arguments = ["--epochs=3", "--seed=5", "--insecure_fixed_noise", *FLAGS]
+    whole = classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    part = [f"--output_dir={tmp_path / 'part'}", *arguments]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        from experiments import training
+
+        write = training.RunFolder.write_rows
+
+        def write_and_stop(self, rows):
+            write(self, rows)
+            if len(rows) == 2:
+                interrupted()
+
+        patch.setattr(training.RunFolder, "write_rows", write_and_stop)
+        classify_here(*part)
+    resumed = classify_here(*part)
+    assert resumed["accuracy"] == whole["accuracy"] and resumed["loss"] == whole["loss"]
+    assert resumed["epsilon"] == whole["epsilon"]
+    models = [
+        tf.keras.models.load_model(tmp_path / name / "model.keras") for name in ("whole", "part")
+    ]
+    for a, b in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--threshold=0.5"], "--threshold must come with one of --method=dpsur_sgd"),
+        (["--method=sgd", "--validation_clip=1"], "--validation_clip must come with"),
+        (["--method=dpsur_sgd", "--chunk_size=64"], "--chunk_size must be left out"),
+        (["--method=dpsur_sgd", "--validation_batch_size=1439"], "--validation_batch_size must be"),
+        (["--method=dpsur_sgd", "--target_epsilon=0.01"], "cannot be reached|spent"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(tmp_path, arguments, complaint):
+    with pytest.raises(RefusedError, match=complaint):
+        classify_here(f"--output_dir={tmp_path / 'run'}", "--epochs=1", *arguments)
+
+
+def test_the_command_line_shows_no_times(tmp_path):
+    process = start(f"--output_dir={tmp_path / 'run'}", "--epochs=1", *FLAGS)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "nobody may see how many attempts" in out
+    for shown in (out, err):
+        assert "s/epoch" not in shown and "epoch/s" not in shown and "ms/step" not in shown
