@@ -98,6 +98,8 @@ def points(given: dict, parameter: str, values: list[float], seeds: list[int]) -
 
 def _flags(parameter: str, value: float) -> dict[str, float]:
     if parameter == "spread":
+        if not value > 1:
+            raise RefusedError(f"--values of the spread must be above 1. Received: {value:g}.")
         least = LARGEST_ACCEPTANCE / value
         noise, threshold = parameters_for_acceptance(least, LARGEST_ACCEPTANCE)
         return {"validation_noise_multiplier": noise, "threshold": threshold}

@@ -228,7 +228,7 @@ def conditional_pld(
 
 
 def _selected_law(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, float]:
-    """q and sigma of the update, q of the test, and log(B / A)."""
+    """Of the update q and sigma, of the test q, and log(B / A)."""
     q, sigma = parameters(event.update)
     validation_q, validation_sigma = parameters(event.selection)
     low, high = _quantiles(validation_sigma, event.threshold)
