@@ -5,7 +5,7 @@ from tfdp import _compat
 _compat.use_keras_2()
 _compat.allow_tensorflow_privacy()
 
-from tfdp import accounting, callbacks, clipping, data  # noqa: E402
+from tfdp import accounting, callbacks, clipping, data, models  # noqa: E402
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
     calibrate_steps,
@@ -41,5 +41,6 @@ __all__ = [
     "callbacks",
     "clipping",
     "data",
+    "models",
     "privacy_statement",
 ]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp.accounting.budget import Budget
 from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 
 class PrivacyBudget(tf.keras.callbacks.Callback):
@@ -41,6 +42,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self.target_epsilon = target_epsilon
         self.delta = delta
         self._last_step = 0
+        self._steps_per_call = 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Works out how many more steps the budget allows."""
@@ -54,14 +56,17 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         budget = Budget.check(self.target_epsilon, self.delta, ledger)
         release = optimizer.release
         allowed = budget.most(lambda steps: dataclasses.replace(release, count=steps))
-        if allowed < self._steps_per_call():
+        # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
+        self._steps_per_call = self._most_steps_per_call()
+        if allowed < self._steps_per_call:
             raise ValueError(
                 f"The privacy budget of target_epsilon={self.target_epsilon} at "
                 f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
                 f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
             )
         self._last_step = ledger.steps + allowed
-        if getattr(self.model.compiled_metrics, "_user_metrics", None):
+        shows_metrics = not isinstance(optimizer, SelectiveUpdateMixin)
+        if shows_metrics and getattr(self.model.compiled_metrics, "_user_metrics", None):
             warnings.warn(
                 "Keras computes `metrics` over the padding of Poisson batches too. Pass "
                 "`weighted_metrics` to `model.compile` instead.",
@@ -73,7 +78,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         steps, not_poisson = self.model.optimizer.released_steps()
         if not_poisson:
             self.model.optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
-        if steps + self._steps_per_call() > self._last_step:
+        if steps + self._steps_per_call > self._last_step:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -81,7 +86,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if logs is not None:
             logs["epsilon"] = self.model.optimizer.ledger.epsilon(self.delta).epsilon
 
-    def _steps_per_call(self) -> int:
+    def _most_steps_per_call(self) -> int:
         """Logical steps that Keras may take until it asks again."""
         calls = self.model._steps_per_execution
         calls = 1 if calls is None else int(calls.numpy())

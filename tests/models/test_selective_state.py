@@ -8,8 +8,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tests.models.selective_support import CLASSES, X, batches, compiled, optimizer
-from tests.models.test_selective_model import MODELS
+from tests.selective_support import CLASSES, MODELS, X, batches, compiled, optimizer
 
 
 def flat(model):
@@ -62,8 +61,10 @@ def test_restoring_an_older_checkpoint_does_not_forget_what_was_released(tmp_pat
     path = checkpoint.save(tmp_path / "c")
     train(model)
     checkpoint.restore(path)
+    weights = flat(model)
     train(model)
     assert model.optimizer.ledger.steps == 9
+    assert not np.array_equal(flat(model), weights)
 
 
 CHANGES = [
@@ -87,6 +88,30 @@ def test_resuming_with_other_privacy_parameters_is_refused(name, value, tmp_path
         train(other)
     with pytest.raises(tfdp.accounting.PrivacyParametersChangedError, match=name):
         _ = changed.ledger
+
+
+@pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
+def test_that_attempts_were_shown_is_not_forgotten(form, tmp_path):
+    model = compiled(optimizer(), diagnostics=True)
+    train(model)
+    if form == "checkpoint":
+        path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(tmp_path / "c")
+        loaded = compiled(optimizer())
+        tf.train.Checkpoint(model=loaded, optimizer=loaded.optimizer).restore(path)
+        train(loaded)
+    else:
+        path = os.path.join(tmp_path, "model.keras" if form == "keras" else "model")
+        model.save(path, save_format=form)
+        loaded = tf.keras.models.load_model(path)
+    assert any("number of attempts" in note for note in loaded.optimizer.ledger.notes)
+
+
+def test_it_is_saved_before_it_is_called(tmp_path):
+    make, x = MODELS["functional"]
+    model = compiled(optimizer(), make())
+    model.save(tmp_path / "model", save_format="tf")
+    loaded = tf.keras.models.load_model(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
 def test_the_config_makes_the_model_again():

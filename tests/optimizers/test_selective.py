@@ -8,7 +8,7 @@ import scipy.stats
 import tensorflow as tf
 
 import tfdp
-from tests.models.selective_support import CLASSES, optimizer
+from tests.selective_support import CLASSES, optimizer
 from tfdp.accounting import SelectiveReleaseDpEvent, acceptance_bounds
 from tfdp.accounting.sampling import PoissonSampling
 
@@ -51,6 +51,13 @@ def test_what_the_cap_and_the_truncation_cost():
     assert observed.release.truncation_probability == pytest.approx(truncation)
 
 
+def test_a_test_that_nothing_passes_has_no_guarantee():
+    release = optimizer(threshold=-300.0, max_attempts=5).release
+    ledger = tfdp.accounting.PrivacyLedger()
+    ledger.record(release.event, 1, release.truncation_probability)
+    assert ledger.epsilon(1e-5).epsilon == math.inf
+
+
 def test_the_default_cap_is_never_reached():
     opt = optimizer(threshold=-1.0)
     a, _ = acceptance_bounds(1.0, -1.0)
@@ -76,6 +83,7 @@ def test_what_is_not_known_is_not_priced():
         ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` must be 1"),
         ({"validation_batch_size": 65}, "at most `dataset_size`"),
         ({"validation_noise_multiplier": 0.0}, "`validation_noise_multiplier` must be"),
+        ({"validation_clip": 1e-46}, "`validation_clip` must be"),
         ({"validation_clip": math.inf}, "`validation_clip` must be"),
         ({"l2_norm_clip": -1.0}, "`l2_norm_clip` must be"),
     ],

@@ -96,11 +96,12 @@ def test_ledger_counts_steps_not_chunks():
     assert "0.25" in str(event) and "1.1" in str(event)  # q = 16 / 64 and the noise multiplier.
 
 
-def test_ledger_is_known_as_soon_as_a_keras_file_is_loaded(tmp_path):
+@pytest.mark.parametrize("form", ["keras", "tf"])
+def test_ledger_is_known_as_soon_as_a_model_is_loaded(form, tmp_path):
     model = compiled(make(tfdp.DPSGD))
     model.fit(batches(), verbose=0)
-    path = os.path.join(tmp_path, "model.keras")
-    model.save(path)
+    path = os.path.join(tmp_path, "model.keras" if form == "keras" else "model")
+    model.save(path, save_format=form)
     assert tf.keras.models.load_model(path).optimizer.ledger.steps == 3
 
 

@@ -157,6 +157,8 @@ def selective_truncation_probability(
     """
     tau_t = _validation.small_probability("update_truncation", update_truncation)
     tau_v = _validation.small_probability("validation_truncation", validation_truncation)
+    if least_acceptance == 0:  # Of a threshold that nothing passes: every update reaches the cap.
+        return math.nextafter(1.0, 0.0)
     a = _validation.positive_probability("least_acceptance", least_acceptance)
     attempts = default_max_attempts(a) if max_attempts is None else max_attempts
     attempts = _validation.positive_integer("max_attempts", attempts)

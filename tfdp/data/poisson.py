@@ -1,7 +1,9 @@
 """Poisson-sampled batches of a data set that fits in memory."""
 
 import dataclasses
+import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -106,12 +108,14 @@ class PoissonSource:
       y: Targets, likewise.
       dataset_size: Number of examples N.
       seed: What was given to `poisson_batches`.
+      uses: Counts those who draw from it, so that no two of them draw the same.
     """
 
     x: Any
     y: Any
     dataset_size: int
     seed: int | None
+    uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple[Any, Any, tf.Tensor]:
         """A Poisson batch `(x, y, mask)`, padded as those of `poisson_batches`.

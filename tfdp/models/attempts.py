@@ -27,9 +27,11 @@ class Attempts:
         self.data = data
         x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
         self._on_device = dataclasses.replace(data, x=x, y=y)
-        self._learning, self._testing = (NoiseSource(data.seed, stream=i) for i in (0, 1))
-        if not model.built:
-            model(tf.nest.map_structure(lambda values: values[:1], x))
+        # The first two streams of a seed are those of `poisson_batches` and of a noise seed.
+        first = 2 + 2 * next(data.uses)
+        self._learning, self._testing = (NoiseSource(data.seed, first + i) for i in (0, 1))
+        if not model.built:  # On zeros: a layer must not see an example when it is made.
+            model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
         number = tf.TensorSpec([], tf.int64)
         self._update = tf.function(self._make_update, input_signature=(*batch, number))
@@ -50,11 +52,11 @@ class Attempts:
         key = self._testing.step_key(position)
         validation = self._on_device.draw(key, optimizer.validation_batch_size)
         update = self._update.get_concrete_function()
-        check_randomness(update)
+        check_randomness(update, self._model.jit_compile)
         before = Rollback(update, optimizer.kept_variables())
-        old = ValidationLoss(*self._validate(*validation))
+        old = self._loss_on(validation)
         self._update(*train, position)
-        new = ValidationLoss(*self._validate(*validation))
+        new = self._loss_on(validation)
         accepted = optimizer.accepts(old, new, validation[-1], position)
         tf.cond(accepted, lambda: None, before.restore)
         return accepted
@@ -65,6 +67,15 @@ class Attempts:
             loss = model.compute_loss(x, y, model(x, training=True), mask)
         with model.optimizer.attempt(position):
             model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    def _loss_on(self, batch: tuple) -> ValidationLoss:
+        """The loss on a batch; whatever else computing it does is undone."""
+        validate = self._validate.get_concrete_function()
+        check_randomness(validate, self._model.jit_compile)
+        before = Rollback(validate)
+        loss = ValidationLoss(*self._validate(*batch))
+        before.restore()
+        return loss
 
     def _validation_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The losses of the rows, without dropout, and the regulariser."""

@@ -26,6 +26,30 @@ class Progress(tf.keras.callbacks.Callback):
         print(f"Epoch {epoch + 1}/{self.params['epochs']}: {self._what}{values}", flush=True)
 
 
+class TooManyAttemptsError(RuntimeError):
+    """As many attempts as are allowed were rejected in a row."""
+
+
+class AttemptsCap(tf.keras.callbacks.Callback):
+    """Ends the training when the cap on attempts was reached; XLA drops assertions.
+
+    The release that this is has been counted in the ledger, with its part of delta.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = tf.Variable(False, trainable=False)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Raises the error."""
+        if self.reached.numpy():
+            self.reached.assign(False)
+            raise TooManyAttemptsError(
+                f"max_attempts={self.model.optimizer.max_attempts} attempts in a row were "
+                "rejected, of which the chance was part of delta. Is the learning rate too large?"
+            )
+
+
 class EpochMeans:
     """Means over an epoch that are no metrics of the model, which Keras would evaluate.
 

@@ -7,8 +7,13 @@ import tensorflow as tf
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.data.poisson import PoissonSource
 from tfdp.models.attempts import Attempts
-from tfdp.models.progress import EpochMeans, Progress
+from tfdp.models.progress import AttemptsCap, EpochMeans, Progress
+from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.selective import SelectiveUpdateMixin
+
+_STEPS = {
+    name: getattr(tf.keras.Model, name) for name in ("train_step", "test_step", "compute_loss")
+}
 
 # Attempts are numbered by what has been released before, and by how many came since.
 _ATTEMPTS_PER_RELEASE = 2**32
@@ -38,6 +43,7 @@ class SelectiveModel(tf.keras.Model):
 
     Raises:
       TypeError: `base_model` is no Keras model.
+      ValueError: It has a `train_step`, `test_step` or `compute_loss` of its own.
 
     Example:
       >>> import numpy as np, tensorflow as tf, tfdp
@@ -73,13 +79,28 @@ class SelectiveModel(tf.keras.Model):
             raise TypeError(
                 f"Argument `base_model` must be a Keras model. Received: base_model={base_model!r}."
             )
+        own = [name for name in _STEPS if getattr(type(base_model), name) is not _STEPS[name]]
+        if own:
+            raise ValueError(
+                "Argument `base_model` must be trained by the compiled loss. Received a model with "
+                f"a `{own[0]}` of its own, which would not be used: {base_model!r}."
+            )
+        if not isinstance(non_private_diagnostics, bool):
+            raise ValueError(
+                "Argument `non_private_diagnostics` must be True or False. Received: "
+                f"{non_private_diagnostics=}."
+            )
         kwargs.setdefault("name", f"selective_{base_model.name}")
         super().__init__(**kwargs)
         self.base_model = base_model
         self.built = base_model.built
-        self._non_private_diagnostics = bool(non_private_diagnostics)
+        spec = base_model.save_spec(dynamic_batch=True) if base_model.built else None
+        if spec is not None:  # So that it can be saved before it is called.
+            self._set_save_spec(spec[0][0])
+        self._non_private_diagnostics = non_private_diagnostics
         self._attempts: Any = None
         self.train_function: Any = None
+        self._cap = AttemptsCap()
         self._shown = EpochMeans("non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -122,30 +143,45 @@ class SelectiveModel(tf.keras.Model):
         Raises:
           ValueError: The optimizer is not one of the DPSUR optimizers, or `x` is something else, or
             not sampled as the optimizer says.
-          tf.errors.InvalidArgumentError: `max_attempts` attempts in a row were rejected.
+          tfdp.models.TooManyAttemptsError: `max_attempts` attempts in a row were rejected.
         """
-        self._check(x)
+        callbacks = tf.nest.flatten(callbacks or [])
+        self._check(x, callbacks)
+        steps = len(x) if steps_per_epoch is None else steps_per_epoch
+        if not (is_integer(steps) and steps >= 1):
+            raise ValueError(
+                f"Argument `steps_per_epoch` must be a positive integer. Received: {steps!r}."
+            )
         # `compile` drops the function that was traced; ours hold the optimizer and the data.
         if self.train_function is None or self._attempts.data is not x.source:
             self._attempts = Attempts(self, x.source)
             self.train_function = None
+        self.optimizer.build(self.trainable_variables)
         if self._non_private_diagnostics:
             self.optimizer.show_attempts()
-        steps = len(x) if steps_per_epoch is None else steps_per_epoch
-        callbacks = [self._shown.reset_callback(), *(callbacks or [])]
+        callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
         if verbose:
             callbacks.append(Progress(steps, self.optimizer.selective_release))
         return super().fit(
             tf.data.Dataset.range(steps),
             epochs=epochs,
             verbose=0,
-            callbacks=callbacks,
+            callbacks=self._callback_list(callbacks, epochs, steps),
             validation_data=validation_data,
             initial_epoch=initial_epoch,
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
             validation_freq=validation_freq,
         )
+
+    def _callback_list(
+        self, callbacks: list, epochs: int, steps: int
+    ) -> tf.keras.callbacks.CallbackList:
+        made = tf.keras.callbacks.CallbackList(
+            callbacks, add_history=True, model=self, verbose=0, epochs=epochs, steps=steps
+        )
+        made._check_timing = False  # It logs how long batches took.
+        return made
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Not supported: every attempt draws batches of its own."""
@@ -169,21 +205,30 @@ class SelectiveModel(tf.keras.Model):
         if optimizer.selective_release == PER_ATTEMPT:
             logs["accepted"] = self._shown.mean("accepted", accepted)
         else:
-            rejected = f"max_attempts={most} attempts in a row were rejected, of which the chance "
-            rejected += "was part of delta. Is the learning rate too large?"
-            tf.debugging.Assert(accepted, [rejected])
+            tf.cond(accepted, lambda: None, self._give_up)
         if self._non_private_diagnostics:
             logs["non_private_attempts"] = self._shown.mean("non_private_attempts", attempts)
-        for metric in self.compiled_loss.metrics:  # Keras keeps means of private losses there.
+        for metric in self.metrics:  # Keras keeps means of private losses there.
             metric.reset_state()
         return logs
 
-    def _check(self, batches: Any) -> None:
+    def _give_up(self) -> None:
+        # That an accepted update is missing is seen, too.
+        self.optimizer.charge()
+        self._cap.reached.assign(True)
+
+    def _check(self, batches: Any, callbacks: list) -> None:
         optimizer = getattr(self, "optimizer", None)
         if not isinstance(optimizer, SelectiveUpdateMixin):
             raise ValueError(
                 "SelectiveModel must be compiled with tfdp.DPSURSGD, DPSURAdam, DPSURSignSGD or "
                 f"DPSURSignAdam. Received: {optimizer=}."
+            )
+        watching = [c for c in callbacks if isinstance(c, tf.keras.callbacks.TensorBoard)]
+        if watching and optimizer.selective_release == CONDITIONAL:
+            raise ValueError(
+                "Argument `callbacks` must have no TensorBoard, which writes how long attempts "
+                "took. Received one, with selective_release='conditional'."
             )
         sampling = getattr(batches, "sampling", None)
         if not isinstance(getattr(batches, "source", None), PoissonSource):

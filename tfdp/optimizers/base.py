@@ -73,6 +73,9 @@ class PrivateOptimizerMixin(PersistentState):
     docstrings describe the arguments.
     """
 
+    # Facts about the training that are kept with the counts of the ledger.
+    _flags: tuple[str, ...] = ()
+
     def __init__(
         self,
         l2_norm_clip: float,
@@ -111,7 +114,7 @@ class PrivateOptimizerMixin(PersistentState):
         self._clipped: tuple[ClippedSum, list[tf.Variable]] | None = None
         self._accumulator: Accumulator | None = None
         self._state_to_load: dict[str, Any] = {}
-        self._released = ReleaseCount(self._privacy_parameters())
+        self._released = ReleaseCount(self._privacy_parameters(), self._flags)
 
     # What the optimizer is.
 

@@ -21,7 +21,8 @@ _DOC = """`{base}` with selective update and release (DPSUR).
     with C_v = `validation_clip`, sigma_v = `validation_noise_multiplier` and beta = `threshold`,
     and kept, or taken back without a trace: variables, slots, iterations and layer states. The
     optimizer works in a `tfdp.SelectiveModel`, which makes the attempts. The loss must keep one
-    value per example (`reduction="none"`).
+    value per example (`reduction="none"`); with weight regularisers, their sum
+    (`reduction="sum"`).
 
     Formal guarantee: T accepted updates are T adaptively composed
     `tfdp.accounting.SelectiveReleaseDpEvent`s, under add-or-remove-one; `ledger` counts them. What

@@ -17,15 +17,19 @@ class ReleaseCount:
 
     Args:
       parameters: The privacy parameters by the names of their arguments.
+      flags: Names of facts about the training that, once true, stay so.
     """
 
-    def __init__(self, parameters: dict[str, float]):
+    def __init__(self, parameters: dict[str, float], flags: tuple[str, ...] = ()):
         self.parameters = parameters
+        self._names = (*COUNTS, *flags)
         self.variables: dict[str, tf.Variable] = {}
         with tf.init_scope():
             # Never restored: what was released in this process stays so, when a checkpoint takes
             # the model back to before.
-            self._here = {name: tf.Variable(0, dtype=tf.int64, trainable=False) for name in COUNTS}
+            self._here = {
+                name: tf.Variable(0, dtype=tf.int64, trainable=False) for name in self._names
+            }
 
     @property
     def created(self) -> bool:
@@ -45,7 +49,7 @@ class ReleaseCount:
                 initializer=lambda shape, dtype=None, **_: constant,
             )
 
-        self.variables = {name: add(name, 0, tf.int64) for name in COUNTS}
+        self.variables = {name: add(name, 0, tf.int64) for name in self._names}
         self.variables[_PARAMETERS] = add(_PARAMETERS, list(self.parameters.values()), tf.float64)
         return list(self.variables.values())
 
@@ -59,12 +63,22 @@ class ReleaseCount:
 
     def total(self) -> tf.Tensor:
         """All steps so far, an int64 scalar, in the graph being built."""
-        return tf.add_n([self.variables[name].read_value() for name in COUNTS])
+        return tf.add_n([tf.maximum(self.variables[n], self._here[n]) for n in COUNTS])
+
+    def raise_flag(self, name: str) -> None:
+        """Makes a fact true."""
+        self._here[name].assign(1)
+        self.variables[name].assign(1)
+
+    def flag(self, name: str) -> bool:
+        """Whether a fact is true."""
+        own = [self._here[name], *([self.variables[name]] if self.created else [])]
+        return any(bool(variable.numpy()) for variable in own)
 
     @property
     def counters(self) -> list[tf.Variable]:
         """The variables that `add` changes."""
-        return [*self._here.values(), *(self.variables[name] for name in COUNTS)]
+        return [of[name] for of in (self._here, self.variables) for name in COUNTS]
 
     def counts(self) -> tuple[int, int]:
         """Steps on Poisson batches, and on others.

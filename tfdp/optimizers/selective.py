@@ -34,6 +34,7 @@ SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v 
 MODES = (CONDITIONAL, PER_ATTEMPT)
 
 _MOST_ATTEMPTS = 10**6
+_SHOWN = "privacy_attempts_shown"
 _ATTEMPTS_SHOWN = (
     "The number of attempts was shown (`non_private_diagnostics`). Epsilon holds only towards those"
     " who did not see it."
@@ -46,6 +47,8 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     The attempts, and taking them back, are `tfdp.SelectiveModel`'s; this holds the parameters, the
     noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
     """
+
+    _flags = (_SHOWN,)
 
     def __init__(
         self,
@@ -89,7 +92,6 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             )
         self._test_noise = NoiseSource(noise_seed, stream=1)
         self._attempt: tf.Tensor | None = None
-        self._attempts_shown = False
 
     # What it is.
 
@@ -153,11 +155,12 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     def show_attempts(self) -> None:
         """Notes in the ledger that the number of attempts is shown to whoever trains."""
-        self._attempts_shown = True
+        self._released.raise_flag(_SHOWN)
 
     def _new_ledger(self) -> PrivacyLedger:
         ledger = PrivacyLedger(super()._new_ledger().notes, self._selective_release)
-        if self._attempts_shown and self._selective_release == CONDITIONAL:
+        shown = self._state_to_load.get(_SHOWN) or self._released.flag(_SHOWN)
+        if shown and self._selective_release == CONDITIONAL:
             ledger.add_note(_ATTEMPTS_SHOWN)
         return ledger
 
@@ -181,6 +184,10 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     ) -> tf.Tensor:
         """Whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
         return self._test.accepts(old, new, mask, self._test_noise.step_key(position))
+
+    def charge(self) -> None:
+        """Counts a release, in the graph being built: one of which nothing but the end is seen."""
+        self._released.add(tf.constant(True))
 
     def releases(self) -> tf.Tensor:
         """The number of releases so far, int64, in the graph being built."""

@@ -81,5 +81,6 @@ class PersistentState(_Optimizer):
 
     def restore_from_saved_model(self, model: tf.keras.Model, path: str) -> None:
         """Restores the state that Keras saved with `model` but does not restore itself."""
+        self.build(model.trainable_variables)  # So that the ledger knows at once.
         prefix = os.path.join(path, "variables", "variables")
         tf.train.Checkpoint(root=model).restore(prefix).expect_partial()

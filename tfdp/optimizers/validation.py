@@ -10,6 +10,8 @@ from tfdp.optimizers.noise import add_gaussian_noise
 
 # What a loss counts as that is no finite number: far beyond any clip, and finite in sums.
 _WORST_LOSS = 1e30
+# What float32 can hold, the noise included.
+_LEAST_CLIP, _LARGEST_CLIP = 1e-20, 1e20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +45,16 @@ class ValidationTest:
                 "Argument `validation_batch_size` must be a positive integer. Received: "
                 f"validation_batch_size={self.batch_size!r}."
             )
-        for name, value in (
-            ("validation_noise_multiplier", self.noise_multiplier),
-            ("validation_clip", self.clip),
-        ):
-            if not (is_number(value) and 0 < value < math.inf):
-                raise ValueError(
-                    f"Argument `{name}` must be a positive, finite number. Received: "
-                    f"{name}={value!r}."
-                )
+        if not (is_number(self.noise_multiplier) and 0 < self.noise_multiplier < math.inf):
+            raise ValueError(
+                "Argument `validation_noise_multiplier` must be a positive, finite number. "
+                f"Received: validation_noise_multiplier={self.noise_multiplier!r}."
+            )
+        if not (is_number(self.clip) and _LEAST_CLIP <= self.clip <= _LARGEST_CLIP):
+            raise ValueError(
+                f"Argument `validation_clip` must be a number from {_LEAST_CLIP:g} to "
+                f"{_LARGEST_CLIP:g}. Received: validation_clip={self.clip!r}."
+            )
         if not (is_number(self.threshold) and math.isfinite(self.threshold)):
             raise ValueError(
                 "Argument `threshold` must be a finite number. Received: "
@@ -87,7 +90,9 @@ class ValidationTest:
         mean = tf.math.divide_no_nan(tf.reduce_sum(differences), examples)
         mean += _finite(new.regularizer) - _finite(old.regularizer)
         mean = tf.where(examples > 0, mean, tf.zeros_like(mean))
-        return tf.clip_by_value(mean, -self.clip, self.clip)
+        clipped = tf.clip_by_value(mean, -self.clip, self.clip)
+        # Whatever the losses were: no other number may decide about acceptance.
+        return tf.where(tf.abs(clipped) <= self.clip, clipped, self.clip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,4 +111,5 @@ class ValidationLoss:
 def _finite(losses: tf.Tensor) -> tf.Tensor:
     losses = tf.cast(losses, tf.float32)
     worst = tf.fill(tf.shape(losses), _WORST_LOSS)
-    return tf.minimum(tf.where(tf.math.is_finite(losses), losses, worst), _WORST_LOSS)
+    losses = tf.where(tf.math.is_finite(losses), losses, worst)
+    return tf.clip_by_value(losses, -_WORST_LOSS, _WORST_LOSS)
