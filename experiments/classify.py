@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is im
 
 from absl import app, flags, logging
 
+import tfdp
 from experiments import datasets, networks
 from experiments.report import RunFolder
 from experiments.settings import (
@@ -141,7 +142,7 @@ def main(argv: list[str]) -> None:
         if len(argv) > 1:
             raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
         run(flags.FLAGS)
-    except (RefusedError, datasets.DataError) as refusal:
+    except (RefusedError, datasets.DataError, tfdp.models.TooManyAttemptsError) as refusal:
         sys.exit(f"classify: {refusal}")
 
 
@@ -208,6 +209,8 @@ def _define_selection(values: flags.FlagValues) -> None:
     _number(values, "validation_clip", f"Largest difference of losses that the test sees. {only}")
     text = f"Noisy difference of losses, over the clip, below which updates are kept. {only}"
     _number(values, "threshold", text, low=None)
+    text = "Attempts in a row that may be rejected. Default: so many that it never happens. "
+    _integer(values, "max_attempts", f"{text}Only with selective methods.")
     text = f"What can be observed: accepted updates alone, or every attempt. {only}"
     flags.DEFINE_enum("selective_release", None, OBSERVABILITY, text, flag_values=values)
 

@@ -97,6 +97,10 @@ def points(given: dict, parameter: str, values: list[float], seeds: list[int]) -
 
 
 def _flags(parameter: str, value: float) -> dict[str, float]:
+    if parameter == "validation_batch_size" and not (value >= 1 and value == int(value)):
+        raise RefusedError(f"--values must be positive integers. Received: {value:g}.")
+    if parameter not in ("threshold", "spread") and not 0 < value < float("inf"):
+        raise RefusedError(f"--values must be positive, finite numbers. Received: {value:g}.")
     if parameter == "spread":
         if not value > 1:
             raise RefusedError(f"--values of the spread must be above 1. Received: {value:g}.")
@@ -212,6 +216,8 @@ def sweep(values: flags.FlagValues) -> list[dict]:
         )
     swept = _numbers("values", values["values"].value) or VALUES[parameter]
     seeds = [int(seed) for seed in _numbers("seeds", values["seeds"].value)]
+    if not seeds or [str(seed) for seed in seeds] != values["seeds"].value:
+        raise RefusedError(f"--seeds must be integers. Received: {values['seeds'].value}.")
     todo = points(given, parameter, swept, seeds)
     settings = todo[0].settings
     name = f"{settings.dataset}_{given['method']}_eps{settings.target_epsilon:g}_{parameter}"

@@ -182,7 +182,10 @@ def main(argv: list[str]) -> None:
     """Runs what the command line asks for."""
     if len(argv) > 1:
         sys.exit(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
-    run(flags.FLAGS)
+    try:
+        run(flags.FLAGS)
+    except ValueError as error:  # No noise is enough, or no test accepts like that.
+        sys.exit(f"dpsur_trajectories: {error}")
 
 
 if __name__ == "__main__":

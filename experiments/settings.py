@@ -22,6 +22,7 @@ SELECTIVE_FLAGS = (
     "validation_noise_multiplier",
     "validation_clip",
     "threshold",
+    "max_attempts",
     "selective_release",
 )
 
@@ -54,6 +55,7 @@ class Settings:
     validation_noise_multiplier: float | None = None
     validation_clip: float | None = None
     threshold: float | None = None
+    max_attempts: int | None = None
     selective_release: str | None = None
 
     @property
@@ -217,6 +219,7 @@ def resolve(given: dict[str, Any]) -> Settings:
         tempered_temperature=2.0,
         tempered_offset=1.0,
         num_microbatches=None,
+        max_attempts=None,
         seed=None,
         insecure_fixed_noise=False,
     )
@@ -238,8 +241,7 @@ def _check_selective(method: str, given: dict[str, Any], defaults: dict[str, Any
             f"--{names[0]} must come with one of --method={', '.join(SELECTIVE_METHODS)}. "
             f"Received: --method={method}, --{names[0]}={given[names[0]]}."
         )
-    for name in SELECTIVE_FLAGS:
-        defaults[name] = None
+    defaults.update(dict.fromkeys(SELECTIVE_FLAGS))
 
 
 def make_network(settings: Settings):

@@ -30,6 +30,7 @@ _PRIVATE_OPTIMIZERS = {
 _EVALUATION_BATCH = 1000
 # How long attempts took says how many of them were rejected.
 _WITHOUT_TIMES = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} epochs{postfix}"
+_LEAST_ACCEPTANCE = 1e-4
 _PACKAGES = ("tensorflow", "tf-keras", "tensorflow-privacy", "dp-accounting", "numpy")
 
 
@@ -118,6 +119,7 @@ class Training:
                 validation_batch_size=self.settings.validation_batch_size,
                 validation_noise_multiplier=self.settings.validation_noise_multiplier,
                 threshold=self.settings.threshold,
+                max_attempts=self._max_attempts(),
                 selective_release=self.settings.selective_release,
             )
         except ValueError as error:
@@ -125,6 +127,19 @@ class Training:
                 f"--target_epsilon={self.settings.target_epsilon:g} at --delta="
                 f"{self.settings.delta:g} cannot be reached. {error}"
             ) from error
+
+    def _max_attempts(self) -> int | None:
+        least, _ = tfdp.accounting.acceptance_bounds(
+            self.settings.validation_noise_multiplier, self.settings.threshold
+        )
+        if self.settings.max_attempts is None and least < _LEAST_ACCEPTANCE:
+            raise RefusedError(
+                "--threshold and --validation_noise_multiplier must leave a fair chance that a "
+                "useless update is accepted, or --max_attempts must be given. Received: "
+                f"--threshold={self.settings.threshold:g}, --validation_noise_multiplier="
+                f"{self.settings.validation_noise_multiplier:g}: a probability of {least:.2g}."
+            )
+        return self.settings.max_attempts
 
     def _restore(self) -> None:
         """Goes back to the end of the last epoch that was saved, or to the beginning."""

@@ -55,6 +55,14 @@ def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
     assert np.all(np.diff(history["epsilon"]) > 0)
 
 
+@pytest.mark.parametrize("epsilon", [2.0, 2.5, 3.0])
+def test_a_short_last_call_of_an_epoch_is_no_reason_to_overspend(epsilon):
+    """Keras takes one step at the end of an epoch of five, and then four at a time again."""
+    budget = tfdp.callbacks.PrivacyBudget(epsilon, DELTA)
+    model, _ = train(budget, steps_per_execution=4)
+    assert allowed_steps(epsilon) - 4 < model.optimizer.ledger.steps <= allowed_steps(epsilon)
+
+
 def test_stopping_only_after_epochs_is_caught():
     model, _ = train(Overspends(2.0, DELTA))
     assert model.optimizer.ledger.steps > allowed_steps(2.0)

@@ -108,6 +108,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
         (["--method=sgd", "--validation_clip=1"], "--validation_clip must come with"),
         (["--method=dpsur_sgd", "--chunk_size=64"], "--chunk_size must be left out"),
         (["--method=dpsur_sgd", "--validation_batch_size=1439"], "--validation_batch_size must be"),
+        (
+            ["--method=dpsur_sgd", "--threshold=-3", "--validation_noise_multiplier=0.2"],
+            "--max_attempts must be given",
+        ),
         (["--method=dpsur_sgd", "--target_epsilon=0.01"], "cannot be reached|spent"),
     ],
 )

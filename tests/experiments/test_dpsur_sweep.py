@@ -74,6 +74,10 @@ def test_a_test_that_costs_more_than_there_is_is_left_out(tmp_path, capsys):
     [
         (["--method=dpsgd"], "--method must be one of dpsur_sgd"),
         (["--values=1.5,many"], "--values must be numbers"),
+        (["--parameter=learning_rate", "--values=-1"], "--values must be positive"),
+        (["--parameter=validation_batch_size", "--values=1.5"], "--values must be positive int"),
+        (["--seeds="], "--seeds must be integers"),
+        (["--seeds=1.5"], "--seeds must be integers"),
         (["--values=0.9"], "--values of the spread must be above 1"),
     ],
 )
