@@ -169,7 +169,7 @@ def draw(rows: list[dict], parameter: str, settings: Settings) -> Figure:
             method,
             place,
             xycoords=transform,
-            xytext=(6, 6),
+            xytext=(-6 if series[0][0] is None else 6, 6),
             textcoords="offset points",
             ha="right" if series[0][0] is None else "left",
             color=color,
@@ -214,7 +214,7 @@ def sweep(values: flags.FlagValues) -> list[dict]:
             f"--method must be one of {', '.join(SELECTIVE_METHODS)}. Received: --method="
             f"{given['method']}."
         )
-    swept = _numbers("values", values["values"].value) or VALUES[parameter]
+    swept = sorted(_numbers("values", values["values"].value)) or VALUES[parameter]
     seeds = [int(seed) for seed in _numbers("seeds", values["seeds"].value)]
     if not seeds or [str(seed) for seed in seeds] != values["seeds"].value:
         raise RefusedError(f"--seeds must be integers. Received: {values['seeds'].value}.")
