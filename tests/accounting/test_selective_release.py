@@ -325,6 +325,7 @@ def test_truncation_stays_a_probability():
     assert 0.99 < stated < 1
     assert selective_truncation_probability(0, 0, 1.0, 1) == 0
     assert selective_truncation_probability(0, 0, 0.3) == pytest.approx(1e-16, rel=0.5)
+    assert 1 - 1e-15 < selective_truncation_probability(0, 0, 0.0, max_attempts=9) < 1
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_truncation_stays_a_probability():
     [
         ((1.0, 0.0, 0.5), "update_truncation"),
         ((0.0, -1.0, 0.5), "validation_truncation"),
-        ((0.0, 0.0, 0.0), "least_acceptance"),
+        ((0.0, 0.0, -0.1), "least_acceptance"),
         ((0.0, 0.0, 0.5, 0), "max_attempts"),
     ],
 )
