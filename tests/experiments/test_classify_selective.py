@@ -3,7 +3,6 @@
 import csv
 import io
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -69,36 +68,6 @@ def test_observed_attempts_are_paid_for(tmp_path):
         f"--output_dir={tmp_path}", "--epochs=1", "--selective_release=per_attempt", *FLAGS
     )
     assert result["ledger"]["selective_release"] == "per_attempt"
-
-
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    arguments = ["--epochs=3", "--seed=5", "--insecure_fixed_noise", *FLAGS]
-    whole = classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
-
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    part = [f"--output_dir={tmp_path / 'part'}", *arguments]
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        from experiments import training
-
-        write = training.RunFolder.write_rows
-
-        def write_and_stop(self, rows):
-            write(self, rows)
-            if len(rows) == 2:
-                interrupted()
-
-        patch.setattr(training.RunFolder, "write_rows", write_and_stop)
-        classify_here(*part)
-    resumed = classify_here(*part)
-    assert resumed["accuracy"] == whole["accuracy"] and resumed["loss"] == whole["loss"]
-    assert resumed["epsilon"] == whole["epsilon"]
-    models = [
-        tf.keras.models.load_model(tmp_path / name / "model.keras") for name in ("whole", "part")
-    ]
-    for a, b in zip(*(model.get_weights() for model in models), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

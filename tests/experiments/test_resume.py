@@ -84,6 +84,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path):
     [
         ("--method=dpadam", "--chunk_size=100"),
         ("--method=dpsgd", "--num_microbatches=32"),
+        ("--method=dpsur_sgd", "--validation_batch_size=40"),
         ("--method=sgd",),
     ],
 )
