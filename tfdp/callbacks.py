@@ -1,12 +1,11 @@
 """Keras callbacks that keep a training run within its privacy budget."""
 
-import dataclasses
 import warnings
 from typing import Any
 
 import tensorflow as tf
 
-from tfdp.accounting.budget import Budget
+from tfdp.accounting.calibration import most_releases
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -53,9 +52,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"{type(optimizer).__name__}."
             )
         ledger = optimizer.ledger
-        budget = Budget.check(self.target_epsilon, self.delta, ledger)
         release = optimizer.release
-        allowed = budget.most(lambda steps: dataclasses.replace(release, count=steps))
+        allowed = most_releases(
+            release.event, release.truncation_probability, ledger, self.target_epsilon, self.delta
+        )
         # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
         self._steps_per_call = self._most_steps_per_call()
         if allowed < self._steps_per_call:
