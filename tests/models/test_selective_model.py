@@ -160,13 +160,13 @@ class Peak(tf.keras.losses.Loss):
         return -0.5 * (y_pred - 0.02) ** 2
 
 
-def accepted_weights(n=1200, **changes):
+def accepted_weights(n=2500, **changes):
     """Where the weight is after one accepted update from zero, many times."""
     x, y = np.zeros([4, 1], "float32"), np.zeros([4], "float32")
     data = tfdp.data.poisson_batches((x, y), expected_batch_size=4)
     arguments = {
         "validation_batch_size": 4,
-        "validation_noise_multiplier": 0.4,
+        "validation_noise_multiplier": 0.2,
         "validation_clip": 0.002,
         "threshold": -0.5,
         "learning_rate": 1.0,
@@ -189,7 +189,7 @@ def selected_cdf(w):
     """P[weight <= w | accepted], integrated: the gradient is 0.02, the noise 2 * 0.2 / 4."""
     grid = np.linspace(-0.8, 0.8, 20_001)
     clipped = np.clip((-0.5 * (grid - 0.02) ** 2 + 0.5 * 0.02**2) / 0.002, -1, 1)
-    accepted = scipy.stats.norm.cdf((-0.5 - clipped) / (2 * 0.4))
+    accepted = scipy.stats.norm.cdf((-0.5 - clipped) / (2 * 0.2))
     mass = np.cumsum(scipy.stats.norm.pdf(grid, -0.02, 0.1) * accepted)
     return np.interp(w, grid, mass / mass[-1])
 
@@ -198,9 +198,10 @@ def test_the_law_of_accepted_updates():
     assert scipy.stats.kstest(accepted_weights(), selected_cdf).pvalue > 1e-4
 
 
+# The laws are 0.18, 0.14 and 0.17 apart; 2,500 draws show 0.045, give or take 0.01.
 @pytest.mark.parametrize(
     "changes",
-    [{"threshold": ALWAYS}, {"validation_noise_multiplier": 1.2}, {"threshold": -1.5}],
+    [{"threshold": ALWAYS}, {"validation_noise_multiplier": 1.2}, {"threshold": 0.5}],
 )
 def test_another_law_is_told_from_it(changes):
     assert scipy.stats.kstest(accepted_weights(**changes), selected_cdf).pvalue < 1e-4
