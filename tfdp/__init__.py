@@ -11,7 +11,7 @@ from tfdp.accounting import (  # noqa: E402
     calibrate_steps,
     privacy_statement,
 )
-from tfdp.models import SelectiveModel  # noqa: E402
+from tfdp.models import SelectiveModel, TermWiseVAE  # noqa: E402
 from tfdp.optimizers import (  # noqa: E402
     DPSGD,
     DPSURSGD,
@@ -35,6 +35,7 @@ __all__ = [
     "DPSignAdam",
     "DPSignSGD",
     "SelectiveModel",
+    "TermWiseVAE",
     "accounting",
     "calibrate_noise_multiplier",
     "calibrate_steps",

@@ -14,6 +14,15 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
 
 
+def check_relation(relation: str) -> None:
+    """Raises a ValueError if there is no such neighbouring relation."""
+    if relation not in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
+        raise ValueError(
+            f"Argument `relation` must be '{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'. "
+            f"Received: relation={relation!r}."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class ClippedSum:
     """The result of one pass of an engine over a batch.
@@ -29,6 +38,8 @@ class ClippedSum:
         an example changes it by 1/2.
       rows: Number of rows of the batch, padding included: a scalar int32 tensor.
       masked: Whether a boolean mask says which rows are examples.
+      noise_scales: For each variable the standard deviation of the noise that a noise multiplier
+        of 1 stands for, where it is not the engine's `sensitivity()` for all of them.
     """
 
     gradients: list[tf.Tensor | None]
@@ -36,6 +47,7 @@ class ClippedSum:
     within_clip: tf.Tensor
     rows: tf.Tensor
     masked: bool
+    noise_scales: list[float | tf.Tensor] | None = None
 
 
 class ClippingEngine(abc.ABC):
@@ -79,11 +91,7 @@ class ClippingEngine(abc.ABC):
         Raises:
           ValueError: `relation` is not one of the two.
         """
-        if relation not in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
-            raise ValueError(
-                f"Argument `relation` must be '{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'. "
-                f"Received: relation={relation!r}."
-            )
+        check_relation(relation)
         alone = self.num_microbatches is None
         return self.l2_norm_clip * (1 if alone and relation == ADD_OR_REMOVE_ONE else 2)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 import tensorflow as tf
 
 from tfdp.clipping import custom_gradients
+from tfdp.clipping.batch_state import captured
 
 
 def copy(
@@ -128,5 +129,13 @@ def cone(
 
 
 def bring(tensor: tf.Tensor, target: tf.Graph) -> tf.Tensor:
-    """A tensor of an enclosing graph, made usable in the graph `target`."""
-    return tensor if tensor.graph is target else target.capture(tensor)
+    """A tensor of an enclosing graph, or one captured by another function, for use in `target`."""
+    if not tf.is_symbolic_tensor(tensor):
+        return target.capture(tensor)
+    if tensor.graph is target:
+        return tensor
+    enclosing = target
+    while enclosing is not None and enclosing is not tensor.graph:
+        enclosing = getattr(enclosing, "outer_graph", None)
+    outer = captured(tensor.graph).get(tensor.ref()) if enclosing is None else None
+    return target.capture(tensor) if outer is None else bring(outer, target)

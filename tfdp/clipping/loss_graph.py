@@ -92,7 +92,7 @@ class LossGraph:
         target = tf.compat.v1.get_default_graph()
         operations, boundary = cone(self.terms, self._inputs())
         of_row = {t.name: row for t, row in zip(self.batch, rows, strict=True)}
-        known = {t.name: of_row.get(t.name, bring(t, target)) for t in boundary}
+        known = {t.name: of_row[t.name] if t.name in of_row else bring(t, target) for t in boundary}
         replaced = vectorizable.gradient_of if vectorizable_gradients else lambda op: None
         try:
             copies, originals = graph_copy.copy(
@@ -198,7 +198,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
             f"shape {loss.shape}. {_HOW_TO_FIX_THE_LOSS} If an example has several losses, such "
             "as one for each time step or output, add them up per example first."
         )
-    batch, data = _batch_tensors(loss)
+    batch, data = data_of(loss)
     if not batch:
         raise ValueError(
             "Argument `loss` must depend on a batch of examples: on arguments of the tf.function "
@@ -207,7 +207,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     terms: list[tf.Tensor] = []
     public: list[tf.Tensor] = []
     for addend in _addends(loss):
-        depends = _depends_on(addend, data)
+        depends = depends_on(addend, data)
         (terms if depends or addend.shape.rank != 0 else public).append(addend)
     vectors = [t if t.shape.rank == 1 else _summed_vector(t, data) for t in terms]
     for term, vector in zip(terms, vectors, strict=True):
@@ -217,7 +217,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
                 f"scalar that was reduced by '{term.op.type}': the gradients of the examples "
                 f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
-    batch_state.check(loss.graph, lambda tensor: _depends_on(tensor, data))
+    batch_state.check(loss.graph, lambda tensor: depends_on(tensor, data))
     _, used = cone(terms, {t.ref() for t in batch})
     batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
     if not batch:
@@ -239,8 +239,18 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     )
 
 
-def _batch_tensors(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
-    """The tensors of the batch in the loss's graph, and references to all tensors of data."""
+def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
+    """The data that a tensor is computed from, in its graph.
+
+    Args:
+      loss: A tensor of a function's graph.
+
+    Returns:
+      The tensors of the batch, and references to all tensors of data: scalars, too.
+
+    Raises:
+      ValueError: A component of the dataset has no rows.
+    """
     outer = captured(loss.graph)
     in_cone = {op.name for op in cone([loss])[0]}
     batch, data = [], set()
@@ -284,7 +294,8 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
     return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
 
 
-def _depends_on(tensor: tf.Tensor, data: set) -> bool:
+def depends_on(tensor: tf.Tensor, data: set) -> bool:
+    """Whether a tensor is computed from one of those that `data` refers to."""
     return any(output.ref() in data for op in cone([tensor])[0] for output in op.outputs)
 
 
@@ -303,7 +314,7 @@ def _summed_vector(tensor: tf.Tensor, data: set) -> tf.Tensor | None:
     if op.type == "Identity":
         return _summed_vector(op.inputs[0], data)
     if op.type == "Mul":
-        private = [t for t in op.inputs if _depends_on(t, data)]
+        private = [t for t in op.inputs if depends_on(t, data)]
         return _summed_vector(private[0], data) if len(private) == 1 else None
     return op.inputs[0] if op.type == "Sum" and op.inputs[0].shape.rank == 1 else None
 

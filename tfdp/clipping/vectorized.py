@@ -90,7 +90,9 @@ class VectorizedClipping(ClippingEngine):
         """The microbatch of each row: independent, so that an example moves no other's."""
         return tf.random.stateless_uniform([rows], seed, 0, self.num_microbatches or 1, tf.int32)
 
-    def sum_over_chunks(self, graph, handles, variables, mask, groups, rows, clip):
+    def sum_over_chunks(
+        self, graph, handles, variables, mask, groups, rows, clip=None, common=None
+    ):
         """Sums of the clipped gradients; with microbatches, per group and not yet clipped.
 
         Args:
@@ -101,6 +103,7 @@ class VectorizedClipping(ClippingEngine):
           groups: The microbatch of each row, int32 `[rows]`.
           rows: Number of rows.
           clip: See `ClippingEngine.clipped_sum`.
+          common: For each variable what to add to every row's gradient before it is clipped.
 
         Returns:
           The sums; whether the loss depends on each variable; and `ClippedSum.within_clip`.
@@ -134,6 +137,8 @@ class VectorizedClipping(ClippingEngine):
             gradients = self.gradients_of_rows(
                 graph, handles, variables, piece, connected, one=limit == 1
             )
+            if common is not None:
+                gradients = [g + c for g, c in zip(gradients, common, strict=True)]
             if self.num_microbatches is None:
                 gradients, more = self._clip(gradients, variables, cut(mask), clip)
                 within = within + more

@@ -1,6 +1,15 @@
 """Keras models with a training step of their own."""
 
+from tfdp.models import divergences, likelihoods, priors
 from tfdp.models.progress import TooManyAttemptsError
 from tfdp.models.selective_model import SelectiveModel
+from tfdp.models.term_wise_vae import TermWiseVAE
 
-__all__ = ["SelectiveModel", "TooManyAttemptsError"]
+__all__ = [
+    "SelectiveModel",
+    "TermWiseVAE",
+    "TooManyAttemptsError",
+    "divergences",
+    "likelihoods",
+    "priors",
+]

@@ -2,10 +2,41 @@
 
 import math
 import numbers
-from collections.abc import Collection
 from typing import Any
 
-from tfdp.clipping import AdaptiveQuantile, ClippingRule
+from tfdp.clipping import (
+    AdaptiveQuantile,
+    ClippingEngine,
+    ClippingRule,
+    OnePassClipping,
+    VectorizedClipping,
+)
+
+# In the docstrings of the optimizers, as Keras does it.
+PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
+        together, in gradient units. Longer gradients are scaled down to it.
+      noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
+        sum (C; 2C with `num_microbatches`). 0 trains without privacy.
+      expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
+        by this public constant, never by the number of examples that were drawn.
+      num_microbatches: Number of groups whose mean gradients are clipped instead of those of
+        examples, or None. Saves no time; doubles the sensitivity.
+      gradient_accumulation_steps: Batches that make one logical batch. Noise is added, and the
+        variables are updated, once per logical batch.
+      dataset_size: Number of training examples N, treated as public; together with
+        `expected_batch_size` the sampling probability of the ledger. Without it the optimizer
+        trains, and its `ledger` raises an error.
+      noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
+        subtract it. By default noise comes from the operating system's entropy.
+      engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
+        prove, or "vectorized", which is slower (`tfdp.clipping`).
+      clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", or a
+        `tfdp.clipping.ClippingRule` with arguments of its own."""
+
+ENGINES: dict[str, type[ClippingEngine]] = {
+    "one_pass": OnePassClipping,
+    "vectorized": VectorizedClipping,
+}
 
 
 def check_privacy_arguments(
@@ -64,15 +95,14 @@ def check_privacy_arguments(
 
 def check_clipping_arguments(
     engine: str,
-    engines: Collection[str],
     rule: ClippingRule,
     l2_norm_clip: float,
     num_microbatches: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that does not go with the others."""
-    if engine not in engines:
+    if engine not in ENGINES:
         raise ValueError(
-            f"Argument `engine` must be one of {sorted(engines)}. Received: {engine=}."
+            f"Argument `engine` must be one of {sorted(ENGINES)}. Received: {engine=}."
         )
     if isinstance(rule, AdaptiveQuantile) and math.isinf(l2_norm_clip):
         raise ValueError(
@@ -83,6 +113,21 @@ def check_clipping_arguments(
         raise ValueError(
             "Argument `num_microbatches` must be None with an adaptive clip, which counts "
             f"examples. Received: {num_microbatches=}."
+        )
+
+
+def check_two_term_arguments(rule: ClippingRule, gradient_accumulation_steps: int) -> None:
+    """Raises a ValueError that names the first argument that does not go with a TwoTermLoss."""
+    if isinstance(rule, AdaptiveQuantile):
+        raise ValueError(
+            "Argument `clipping_rule` must have a fixed clip with a TwoTermLoss, whose noise "
+            f"follows from it. Received: clipping_rule={rule}."
+        )
+    if gradient_accumulation_steps > 1:
+        raise ValueError(
+            "Argument `gradient_accumulation_steps` must be 1 with a TwoTermLoss: where an "
+            "example's batch ends depends on the other examples, and with it, who shares its "
+            f"group. Received: {gradient_accumulation_steps=}."
         )
 
 

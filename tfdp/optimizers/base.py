@@ -1,5 +1,6 @@
 """What the private optimizers share: clip, sum, add noise once, divide, then the base's update."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,17 @@ from tfdp.clipping import (
     ClippedSum,
     ClippingEngine,
     ClippingRule,
-    OnePassClipping,
-    VectorizedClipping,
+    TwoTermLoss,
     clipping_rules,
 )
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
-from tfdp.optimizers.arguments import check_clipping_arguments, check_privacy_arguments
+from tfdp.optimizers.arguments import (
+    ENGINES,
+    check_clipping_arguments,
+    check_privacy_arguments,
+    check_two_term_arguments,
+)
 from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
 from tfdp.optimizers.release_count import ReleaseCount
 from tfdp.optimizers.state import PersistentState
@@ -33,33 +38,6 @@ _FIXED_SEED = (
     "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
     "subtract the noise."
 )
-
-
-# In the docstrings of the optimizers, as Keras does it.
-PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
-        together, in gradient units. Longer gradients are scaled down to it.
-      noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
-        sum (C; 2C with `num_microbatches`). 0 trains without privacy.
-      expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
-        by this public constant, never by the number of examples that were drawn.
-      num_microbatches: Number of groups whose mean gradients are clipped instead of those of
-        examples, or None. Saves no time; doubles the sensitivity.
-      gradient_accumulation_steps: Batches that make one logical batch. Noise is added, and the
-        variables are updated, once per logical batch.
-      dataset_size: Number of training examples N, treated as public; together with
-        `expected_batch_size` the sampling probability of the ledger. Without it the optimizer
-        trains, and its `ledger` raises an error.
-      noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
-        subtract it. By default noise comes from the operating system's entropy.
-      engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
-        prove, or "vectorized", which is slower (`tfdp.clipping`).
-      clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", or a
-        `tfdp.clipping.ClippingRule` with arguments of its own."""
-
-ENGINES: dict[str, type[ClippingEngine]] = {
-    "one_pass": OnePassClipping,
-    "vectorized": VectorizedClipping,
-}
 
 
 class PrivateOptimizerMixin(PersistentState):
@@ -104,7 +82,7 @@ class PrivateOptimizerMixin(PersistentState):
         self._dataset_size = dataset_size
         self._gradient_accumulation_steps = gradient_accumulation_steps
         rule = clipping_rules.get(clipping_rule)
-        check_clipping_arguments(engine, ENGINES, rule, l2_norm_clip, num_microbatches)
+        check_clipping_arguments(engine, rule, l2_norm_clip, num_microbatches)
         self._engine = engine
         self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
         self._adaptive: AdaptiveClip | None = None
@@ -251,9 +229,30 @@ class PrivateOptimizerMixin(PersistentState):
             if self._dataset_size is not None:
                 rows = padded_batch_size(self._dataset_size, rows)
             rows = -(-rows // self._gradient_accumulation_steps)
-            clipped = self._clipping.clipped_sum(loss, variables, seed, clip, expected_rows=rows)
+            if isinstance(loss, TwoTermLoss):
+                clipped = self._two_term_sum(loss, variables, seed, rows)
+            else:
+                clipped = self._clipping.clipped_sum(
+                    loss, variables, seed, clip, expected_rows=rows
+                )
         self._clipped = (clipped, variables)
         return list(zip(clipped.gradients, variables, strict=True))
+
+    def _two_term_sum(
+        self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int
+    ) -> ClippedSum:
+        """The clipped sum of a loss with a batch-wise term."""
+        check_two_term_arguments(self._clipping.rule, self._gradient_accumulation_steps)
+        clipped = loss.clipped_sum(
+            self._clipping, variables, seed, self._expected_batch_size, expected_rows=rows
+        )
+        scales = [s for s in clipped.noise_scales or [] if isinstance(s, float)]
+        if self._noise_multiplier > 0 and not all(map(math.isfinite, scales)):
+            raise ValueError(
+                "Argument `batch_clip` must be finite when there is noise: an example's influence "
+                f"would not be bounded. Received: aggregation={loss.aggregation}."
+            )
+        return clipped
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
         """Not supported: TensorFlow 1 style training."""
@@ -330,7 +329,7 @@ class PrivateOptimizerMixin(PersistentState):
         if self._adaptive is not None:
             noisy = self._adaptive.step(sums, within_clip, key)
         else:
-            noisy = add_gaussian_noise(sums, self.noise_stddev, key)
+            noisy = add_gaussian_noise(sums, self._noise_stddevs(clipped), key)
         # Counted apart, and not only asserted: XLA drops assertions.
         self._released.add(poisson)
         # A public constant: the size of the batch that was drawn is private.
@@ -342,6 +341,12 @@ class PrivateOptimizerMixin(PersistentState):
             update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         return super().apply_gradients(gradients, name=name)
+
+    def _noise_stddevs(self, clipped: ClippedSum) -> list[float | tf.Tensor]:
+        """Standard deviation of the noise of each variable."""
+        if self._noise_multiplier == 0 or clipped.noise_scales is None:
+            return [self.noise_stddev] * len(clipped.gradients)
+        return [self._noise_multiplier * scale for scale in clipped.noise_scales]
 
     def _position(self) -> tf.Tensor:
         """The number of the step being taken, by which a test's `noise_seed` counts."""

@@ -5,7 +5,8 @@ from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import 
     VectorizedDPKerasSGDOptimizer,
 )
 
-from tfdp.optimizers.base import PRIVATE_ARGUMENTS, PrivateOptimizerMixin
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")

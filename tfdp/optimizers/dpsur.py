@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.optimizers.base import PRIVATE_ARGUMENTS
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.dp_adam import DPAdam
 from tfdp.optimizers.dp_sgd import DPSGD
 from tfdp.optimizers.dp_sign_adam import DPSignAdam

@@ -1,6 +1,7 @@
 """Where the noise of a private optimizer comes from."""
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -44,33 +45,38 @@ class NoiseSource:
 
 
 def add_gaussian_noise(
-    tensors: list[tf.Tensor | None], stddev: float, key: tf.Tensor
+    tensors: list[tf.Tensor | None],
+    stddev: float | Sequence[float | tf.Tensor],
+    key: tf.Tensor,
 ) -> list[tf.Tensor | None]:
     """Adds independent N(0, stddev^2) to every coordinate of every tensor.
 
     Args:
       tensors: Tensors of any shapes; None is left as it is.
-      stddev: Standard deviation, in the units of the tensors.
+      stddev: Standard deviation, in the units of the tensors; or one for each tensor.
       key: int64 `[2]`, used for nothing else.
 
     Returns:
       The noisy tensors.
     """
+    stddevs = list(stddev) if isinstance(stddev, Sequence) else [stddev] * len(tensors)
     present = [tensor for tensor in tensors if tensor is not None]
-    if stddev == 0 or not present:
+    silent = all(not tf.is_tensor(value) and value == 0 for value in stddevs)
+    if silent or not present:
         return tensors
     # One draw for all: much faster than many small ones.
     sizes = [tf.size(tensor) for tensor in present]
-    noise = tf.random.stateless_normal([tf.add_n(sizes)], key, stddev=stddev, alg="philox")
+    noise = tf.random.stateless_normal([tf.add_n(sizes)], key, alg="philox")
     noises = iter(tf.split(noise, sizes))
     return [
-        None if tensor is None else tensor + tf.cast(_like(next(noises), tensor), tensor.dtype)
-        for tensor in tensors
+        None if tensor is None else tensor + tf.cast(_like(next(noises), tensor, s), tensor.dtype)
+        for tensor, s in zip(tensors, stddevs, strict=True)
     ]
 
 
-def _like(flat: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(flat, tf.shape(tensor))
+def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
+    """Standard normal numbers in the shape of a tensor, scaled."""
+    return tf.reshape(flat * stddev, tf.shape(tensor))
 
 
 def _fold_in(key: tf.Tensor, data: tf.Tensor | int) -> tf.Tensor:

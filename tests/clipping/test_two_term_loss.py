@@ -1,0 +1,178 @@
+import re
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests.two_term_support import SEED, Codes, data
+from tfdp.clipping import OnePassClipping, TermWiseAggregation, TwoTermLoss
+
+B = 32
+
+
+def summed(make_loss, jit_compile=False):
+    """The clipped sum of `make_loss(model, x, y, mask)`, in the graph of a step."""
+    model = Codes()
+
+    def run(x, y, mask):
+        loss = make_loss(model, x, y, mask)
+        found = loss.clipped_sum(
+            OnePassClipping(1.0), model.trainable_variables, tf.constant(SEED, tf.int64), B
+        )
+        return found.gradients, found.masked
+
+    x, y, mask = data()
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.bool))
+    return tf.function(run, input_signature=spec, jit_compile=jit_compile)(x, y, mask)
+
+
+def two_terms(model, x, y, given, **changes):
+    arguments = {
+        "sample_wise": model.sample_wise,
+        "batch_wise": model.batch_wise,
+        "batch": (x, y),
+        "mask": given,
+        "aggregation": TermWiseAggregation(0.1, 4),
+    }
+    return TwoTermLoss(**{**arguments, **changes})
+
+
+def refused(message, **changes):
+    def make_loss(model, x, y, mask):
+        made = {name: change(model, x, y, mask) for name, change in changes.items()}
+        return two_terms(model, x, y, mask, **made)
+
+    with pytest.raises(ValueError, match=message):
+        summed(make_loss)
+
+
+def test_it_is_the_same_under_xla():
+    plain, _ = summed(two_terms)
+    compiled, _ = summed(two_terms, jit_compile=True)
+    for a, b in zip(plain, compiled, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# Other data than the functions' arguments: the leaks that they would be.
+
+
+def test_a_sample_wise_loss_that_uses_a_statistic_of_the_batch_is_refused():
+    def centred(model, x, y, mask):
+        mean = tf.reduce_mean(x, axis=0)
+        return lambda x, y: model.sample_wise(x - mean, y)
+
+    refused("`sample_wise` must compute its result from its arguments", sample_wise=centred)
+
+
+def test_a_sample_wise_loss_that_uses_a_scalar_of_the_batch_is_refused():
+    def scaled(model, x, y, mask):
+        scale = tf.reduce_max(x)
+        return lambda x, y: model.sample_wise(x, y) / scale
+
+    refused("`sample_wise` must compute its result from its arguments", sample_wise=scaled)
+
+
+def test_a_batch_wise_loss_that_uses_other_groups_is_refused():
+    def of_all(model, x, y, mask):
+        return lambda one, two, three: model.batch_wise(x, y, mask)
+
+    refused("`batch_wise` must compute its result from its arguments", batch_wise=of_all)
+
+
+def test_a_batch_wise_loss_that_uses_a_scalar_of_the_batch_is_refused():
+    def scaled(model, x, y, mask):
+        scale = tf.reduce_max(x)
+        return lambda x, y, mask: scale * model.batch_wise(x, y, mask)
+
+    refused("`batch_wise` must compute its result from its arguments", batch_wise=scaled)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda x: x - tf.reduce_mean(x, axis=0),
+        lambda x: tf.cumsum(x, axis=0),
+        lambda x: x[::-1],
+        lambda x: tf.reduce_mean(x, axis=0, keepdims=True) * tf.ones_like(x),
+        lambda x: tf.sort(x, axis=0),
+    ],
+)
+def test_a_batch_whose_rows_were_mixed_before_is_refused(mixed):
+    refused(
+        "`batch` must hold data, or what is provably computed row by row|mixes examples",
+        batch=lambda model, x, y, mask: (mixed(x), y),
+    )
+
+
+def test_a_mask_that_follows_from_other_examples_is_refused():
+    refused(
+        "`batch` must hold data|mixes examples",
+        mask=lambda model, x, y, mask: tf.logical_and(mask, y <= tf.reduce_mean(y)),
+    )
+
+
+def test_rows_may_be_computed_row_by_row_and_drawn_for_the_batch():
+    def make_loss(model, x, y, mask):
+        noise = tf.random.normal([tf.shape(x)[0], 3])
+        index = tf.random.categorical(tf.zeros([1, 5]), tf.shape(x)[0])[0]
+        loss = two_terms(model, x, y, mask, batch=(2 * x, y, noise, index))
+        return loss_without_the_rest(loss)
+
+    def loss_without_the_rest(loss):
+        return TwoTermLoss(
+            lambda x, y, noise, index: loss.sample_wise(x + noise, y),
+            lambda x, y, noise, index, mask: loss.batch_wise(x + noise, y, mask),
+            loss.batch,
+            loss.mask,
+            loss.aggregation,
+        )
+
+    gradients, masked = summed(make_loss)
+    assert masked and all(np.isfinite(g).all() for g in gradients)
+
+
+def test_a_mask_that_does_not_come_with_the_data_proves_no_poisson_sampling():
+    def make_loss(model, x, y, mask):
+        return two_terms(model, x, y, tf.ones_like(y, tf.bool))
+
+    assert not summed(make_loss)[1]
+    assert not summed(lambda model, x, y, mask: two_terms(model, x, y, None))[1]
+    assert summed(two_terms)[1]
+
+
+def test_steps_without_the_mask_have_no_epsilon():
+    model, (x, y, _) = Codes(), data()
+    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=8, dataset_size=len(x))
+
+    @tf.function
+    def step(x, y):
+        optimizer.minimize(two_terms(model, x, y, None), model.trainable_variables)
+
+    step(tf.constant(x), tf.constant(y))
+    with pytest.raises(dp_accounting.UnsupportedEventError):
+        optimizer.ledger.epsilon(1e-5)
+
+
+# Shapes and types.
+
+
+def test_losses_must_be_one_per_row():
+    refused(
+        r"`sample_wise` must return one loss per row.*Received a tensor of shape \(\)",
+        sample_wise=lambda model, x, y, mask: lambda x, y: tf.reduce_mean(model(x) - y),
+    )
+
+
+def test_the_mask_must_be_boolean():
+    refused(
+        "`mask` must be a bool tensor",
+        mask=lambda model, x, y, mask: tf.cast(mask, tf.float32),
+    )
+
+
+def test_the_example_of_the_docstring_is_complete():
+    fields = [f.name for f in TwoTermLoss.__dataclass_fields__.values()]
+    documented = re.findall(r"^      (\w+): ", TwoTermLoss.__doc__, re.MULTILINE)
+    assert fields == documented

@@ -1,0 +1,112 @@
+"""A small loss with a batch-wise term, and its clipped sums computed with loops."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests import support
+from tfdp.clipping import OnePassClipping, TwoTermLoss
+from tfdp.clipping.groups import draw_groups
+
+layers = tf.keras.layers
+SEED = (5, 7)
+
+
+class Codes(tf.keras.Model):
+    """Codes of inputs, in both terms, and a head that is in the sample-wise one alone."""
+
+    def __init__(self):
+        super().__init__()
+        tf.keras.utils.set_random_seed(3)
+        self.codes = layers.Dense(2, activation="tanh")
+        self.head = layers.Dense(1)
+        self(tf.zeros([1, 3]))
+
+    def call(self, x):
+        return self.head(self.codes(x))[:, 0]
+
+    def sample_wise(self, x, y):
+        return (self(x) - y) ** 2
+
+    def batch_wise(self, x, y, mask):
+        """Squared mean, over the rows that exist, of the product of the codes."""
+        keep = tf.cast(mask, tf.float32)
+        product = tf.reduce_prod(self.codes(x), axis=1)
+        return tf.math.divide_no_nan(tf.reduce_sum(product * keep), tf.reduce_sum(keep)) ** 2
+
+
+def data(n=40, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3)).astype("float32")
+    return x, rng.normal(size=n).astype("float32") * 3, rng.random(n) < 0.8
+
+
+class Sum:
+    """`Sum(model, aggregation)(x, y, mask)`: the sum, and the noise scales of the variables."""
+
+    def __init__(self, model, aggregation, clip=0.5, expected_batch_size=32, **changes):
+        self.model = model
+        terms = {"sample_wise": model.sample_wise, "batch_wise": model.batch_wise, **changes}
+        self.scales = None
+
+        def run(x, y, mask):
+            loss = TwoTermLoss(batch=(x, y), mask=mask, aggregation=aggregation, **terms)
+            found = loss.clipped_sum(
+                OnePassClipping(clip),
+                model.trainable_variables,
+                tf.constant(SEED, tf.int64),
+                expected_batch_size,
+            )
+            self.scales = found.noise_scales
+            assert found.masked
+            zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
+            sums = [z if g is None else g for g, z in zip(found.gradients, zeros, strict=True)]
+            public = [
+                z if g is None else g
+                for g, z in zip(found.regularizer_gradients, zeros, strict=True)
+            ]
+            return sums, public
+
+        spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.bool))
+        self.run = tf.function(run, input_signature=spec)
+
+    def __call__(self, x, y, mask):
+        return support.flat(self.run(x, y, mask)[0])
+
+
+def groups_of(x, y, mask, num_groups, capacity):
+    """What `draw_groups` makes of a batch, with the seed of `Sum`."""
+    loss = TwoTermLoss(None, None, (tf.constant(x), tf.constant(y)), tf.constant(mask), None)
+    (xs, ys), there = draw_groups(loss, tf.constant(SEED, tf.int64), num_groups, capacity)
+    return [(xs[j], ys[j], there[j]) for j in range(num_groups)]
+
+
+def gradient(model, function) -> np.ndarray:
+    """The gradient of a scalar by all variables, a flat vector."""
+    with tf.GradientTape() as tape:
+        value = function()
+    return support.flat(
+        tape.gradient(value, model.trainable_variables, unconnected_gradients="zero")
+    )
+
+
+def clip(vector: np.ndarray, limit: float) -> np.ndarray:
+    norm = np.linalg.norm(vector)
+    return vector / max(1.0, norm / limit) if np.isfinite(norm) else np.zeros_like(vector)
+
+
+def looped_samples(model, x, y, mask, limit, extra=0.0) -> np.ndarray:
+    """Sum of the clipped gradients of the examples, `extra` added before clipping."""
+    return sum(
+        clip(
+            gradient(model, lambda i=i: model.sample_wise(x[i : i + 1], y[i : i + 1])[0]) + extra,
+            limit,
+        )
+        for i in np.flatnonzero(mask)
+    )
+
+
+def looped_groups(model, groups, limit) -> np.ndarray:
+    """Sum of the clipped gradients of the groups."""
+    return sum(
+        clip(gradient(model, lambda g=g: model.batch_wise(*g)), limit) for g in groups if any(g[2])
+    )

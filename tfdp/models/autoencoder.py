@@ -1,0 +1,249 @@
+"""Autoencoders with a latent law: what can be asked of one, however it was trained."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_probability import distributions as tfd
+
+from tfdp.models import likelihoods, priors
+from tfdp.models.likelihoods import Likelihood
+from tfdp.models.priors import Prior
+from tfdp.optimizers.arguments import is_integer
+
+# Latent codes that are worked on at the same time.
+_CODES_AT_A_TIME = 4096
+_LEAST_SCALE = 1e-4
+
+
+class Autoencoder(tf.keras.Model):
+    """Encoder q(z|x), prior p(z) and decoder p(x|z).
+
+    Args:
+      encoder: See `tfdp.TermWiseVAE`.
+      decoder: Likewise.
+      prior: Likewise.
+      likelihood: Likewise.
+      num_classes: Likewise.
+      **kwargs: `name` and others, as in `tf.keras.Model`.
+
+    Raises:
+      ValueError: An argument is not what it must be.
+    """
+
+    def __init__(
+        self,
+        encoder: tf.keras.Model,
+        decoder: tf.keras.Model,
+        prior: Prior,
+        likelihood: Likelihood | str,
+        num_classes: int | None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        for name, network in (("encoder", encoder), ("decoder", decoder)):
+            if not (isinstance(network, tf.keras.Model) and network.built):
+                raise ValueError(
+                    f"Argument `{name}` must be a Keras model that is built (give it an Input "
+                    f"layer, or call it once). Received: {name}={network!r}."
+                )
+        if not (num_classes is None or (is_integer(num_classes) and num_classes >= 1)):
+            raise ValueError(
+                "Argument `num_classes` must be a positive integer or None. Received: "
+                f"{num_classes=}."
+            )
+        self.encoder = encoder
+        self.decoder = decoder
+        self.prior = priors.get(prior)
+        self.likelihood = likelihoods.get(likelihood)
+        self.num_classes = num_classes
+        self._event_shape = self._checked_event_shape()
+        self.built = True
+        spec = encoder.save_spec(dynamic_batch=True)
+        if spec is not None:  # So that it can be saved before it is called.
+            self._set_save_spec(spec[0][0])
+
+    def encode(self, x: Any, y: Any = None) -> tfd.Distribution:
+        """The approximate posterior q(z|x).
+
+        Args:
+          x: Examples, `[n, ...]`.
+          y: Their labels, int `[n]`, for a conditional VAE.
+
+        Returns:
+          Independent normals, batch shape `[n]`, event shape `[latent_dim]`.
+        """
+        loc, scale = self._encode(tf.convert_to_tensor(x), self._condition(y))
+        return tfd.Independent(tfd.Normal(loc, scale), 1)
+
+    def decode(self, z: Any, y: Any = None) -> tfd.Distribution:
+        """The law p(x|z) of examples.
+
+        Args:
+          z: Codes, `[n, latent_dim]`.
+          y: Labels, int `[n]`, for a conditional VAE.
+
+        Returns:
+          A distribution with batch shape `[n]`, event shape that of an example.
+        """
+        decoded = self._decode(tf.convert_to_tensor(z, tf.float32), self._condition(y))
+        return self.likelihood.distribution(decoded, len(self._event_shape))
+
+    def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
+        """Reconstructions: the means of p(x|z) at the means of q(z|x)."""
+        x, condition = inputs if self.num_classes is not None else (inputs, None)
+        loc, _ = self._encode(x, condition)
+        return self.likelihood.mean(self._decode(loc, condition))
+
+    def _condition(self, y: Any) -> tf.Tensor | None:
+        if (y is None) != (self.num_classes is None):
+            raise ValueError(
+                "Argument `y` must be labels for a conditional VAE, and None for another. "
+                f"Received: y={y!r}, with num_classes={self.num_classes}."
+            )
+        return None if y is None else tf.one_hot(tf.cast(y, tf.int32), self.num_classes)
+
+    def _encode(self, x: tf.Tensor, condition: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
+        encoded = self.encoder(x if condition is None else [x, condition])
+        loc, raw = tf.split(encoded, 2, axis=-1)
+        return loc, tf.nn.softplus(raw) + _LEAST_SCALE
+
+    def _decode(self, z: tf.Tensor, condition: tf.Tensor | None) -> tf.Tensor:
+        return self.decoder(z if condition is None else [z, condition])
+
+    def _log_likelihood_at(self, x, condition, codes) -> tf.Tensor:
+        """Values of log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
+        count = tf.shape(codes)[1] if codes.shape[1] is None else codes.shape[1]
+        if condition is not None:
+            condition = tf.tile(condition[:, tf.newaxis], [1, count, 1])
+            condition = tf.reshape(condition, [-1, self.num_classes])
+        decoded = self._decode(tf.reshape(codes, [-1, self.prior.latent_dim]), condition)
+        decoded = tf.reshape(decoded, [-1, count, *self._event_shape])
+        law = self.likelihood.distribution(decoded, len(self._event_shape))
+        return law.log_prob(tf.cast(x, decoded.dtype)[:, tf.newaxis])
+
+    def generate(
+        self, n: int, y: Any = None, *, sample: bool = False, seed: int | None = None
+    ) -> np.ndarray:
+        """Synthetic examples: codes from the prior, decoded.
+
+        It sees no data, so that no number of them costs any epsilon.
+
+        Args:
+          n: How many.
+          y: Their labels, int `[n]` or one for all, for a conditional VAE.
+          sample: Whether to draw from p(x|z) instead of taking its mean.
+          seed: Makes the draws reproducible.
+
+        Returns:
+          Examples, `[n, ...]`.
+        """
+        if not (is_integer(n) and n >= 0):
+            raise ValueError(f"Argument `n` must be a non-negative integer. Received: {n=}.")
+        condition = None if y is None else np.broadcast_to(np.asarray(y), [n])
+        self._condition(condition)
+        seeds = np.random.SeedSequence(seed)
+        found = [np.zeros([0, *self._event_shape], np.float32)]
+        for start in range(0, n, _CODES_AT_A_TIME):
+            count = min(_CODES_AT_A_TIME, n - start)
+            code_seed, value_seed = (
+                tf.constant(s.generate_state(2).astype(np.int64) % 2**31, tf.int32)
+                for s in seeds.spawn(2)
+            )
+            z = self.prior.distribution().sample(count, seed=code_seed)
+            labels = None if condition is None else condition[start : start + count]
+            decoded = self._decode(z, self._condition(labels))
+            if sample:
+                law = self.likelihood.distribution(decoded, len(self._event_shape))
+                found.append(law.sample(seed=value_seed).numpy())
+            else:
+                found.append(self.likelihood.mean(decoded).numpy())
+        return np.concatenate(found)
+
+    def reconstruct(self, x: Any, y: Any = None) -> np.ndarray:
+        """The means of p(x|z) at the means of q(z|x).
+
+        Args:
+          x: Examples, `[n, ...]`.
+          y: Their labels, int `[n]`, for a conditional VAE.
+
+        Returns:
+          Reconstructions, as `x`.
+        """
+        found = [np.zeros([0, *self._event_shape], np.float32)]
+        for rows, labels in _parts(x, y, _CODES_AT_A_TIME):
+            condition = self._condition(labels)
+            found.append(self(rows if condition is None else [rows, condition]).numpy())
+        return np.concatenate(found)
+
+    def log_likelihood(
+        self, x: Any, y: Any = None, *, num_samples: int = 1000, seed: int | None = None
+    ) -> np.ndarray:
+        """Importance-weighted estimates of log p(x), lower bounds on average.
+
+            log (1/K) sum_k p(x|z_k) p(z_k) / q(z_k|x),   z_k ~ q(z|x)
+
+        Args:
+          x: Held-out examples, `[n, ...]`. (Of training data, the result is not private.)
+          y: Their labels, int `[n]`, for a conditional VAE: log p(x|y) then.
+          num_samples: K.
+          seed: Makes the draws reproducible.
+
+        Returns:
+          One number for each example, `[n]`, in nats.
+        """
+        if not (is_integer(num_samples) and num_samples >= 1):
+            raise ValueError(
+                f"Argument `num_samples` must be a positive integer. Received: {num_samples=}."
+            )
+        draws = tf.random.Generator.from_seed(
+            np.random.SeedSequence(seed).generate_state(1)[0], alg="philox"
+        )
+        at_a_time = min(num_samples, 64)
+        found = [np.zeros([0], np.float32)]
+        for rows, labels in _parts(x, y, max(1, _CODES_AT_A_TIME // at_a_time)):
+            weights = []
+            for start in range(0, num_samples, at_a_time):
+                count = min(at_a_time, num_samples - start)
+                noise = draws.normal([len(rows), count, self.prior.latent_dim])
+                weights.append(self._log_weights(rows, self._condition(labels), noise))
+            total = tf.reduce_logsumexp(tf.concat(weights, axis=1), axis=1)
+            found.append((total - np.log(num_samples)).numpy())
+        return np.concatenate(found)
+
+    @tf.function(reduce_retracing=True)
+    def _log_weights(self, x, condition, noise) -> tf.Tensor:
+        """Logarithms of the importance weights of codes, `[rows, samples]`."""
+        loc, scale = self._encode(x, condition)
+        loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]
+        codes = loc + scale * noise
+        posterior = tfd.Independent(tfd.Normal(loc, scale), 1)
+        weight = self.prior.distribution().log_prob(codes) - posterior.log_prob(codes)
+        return self._log_likelihood_at(x, condition, codes) + weight
+
+    def _checked_event_shape(self) -> list[int]:
+        """The shape of an example, as the decoder makes it."""
+        shape = self.decoder.output_shape[1:]
+        if None in shape:
+            raise ValueError(
+                "Argument `decoder` must return examples of a known shape. Received a decoder with "
+                f"output shape {self.decoder.output_shape}."
+            )
+        encoded = self.encoder.output_shape
+        if len(encoded) != 2 or encoded[1] != 2 * self.prior.latent_dim:
+            raise ValueError(
+                "Argument `encoder` must return [rows, 2 * latent_dim], "
+                f"[rows, {2 * self.prior.latent_dim}] for this prior. Received an encoder with "
+                f"output shape {encoded}."
+            )
+        return list(shape)
+
+
+def _parts(x: Any, y: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Rows of examples and of labels, some at a time."""
+    x = np.asarray(x, np.float32)
+    for start in range(0, len(x), size):
+        part = slice(start, start + size)
+        yield x[part], None if y is None else np.asarray(y)[part]

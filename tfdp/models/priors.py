@@ -1,0 +1,233 @@
+"""What the latent codes of a variational autoencoder are supposed to be distributed as."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow_probability import distributions as tfd
+
+from tfdp.optimizers.arguments import is_integer, is_number
+
+
+class Prior(abc.ABC):
+    """The law p(z) of a latent code z.
+
+    Attributes:
+      latent_dim: Number of dimensions of z.
+    """
+
+    latent_dim: int
+
+    @abc.abstractmethod
+    def distribution(self) -> tfd.Distribution:
+        """The law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StandardNormal(Prior):
+    """Independent normal dimensions: p(z) = N(z; 0, I).
+
+    Args:
+      latent_dim: Number of dimensions, positive.
+
+    Raises:
+      ValueError: `latent_dim` is not a positive integer.
+
+    Example:
+      >>> from tfdp.models import priors
+      >>> priors.StandardNormal(3).distribution().event_shape
+      TensorShape([3])
+
+    References:
+      - Kingma and Welling, 2014, Auto-Encoding Variational Bayes
+        (https://arxiv.org/abs/1312.6114).
+    """
+
+    latent_dim: int
+
+    def __post_init__(self) -> None:
+        _check_latent_dim(self.latent_dim)
+
+    def distribution(self) -> tfd.Distribution:
+        """See `Prior.distribution`."""
+        loc = tf.zeros([self.latent_dim])
+        return tfd.Independent(tfd.Normal(loc, tf.ones_like(loc)), 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """See `Prior.get_config`."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpikeAndSlab(Prior):
+    """Sparse codes: each dimension is near to zero (the spike) or standard normal (the slab).
+
+    With the spike's weight gamma and scale s, p(z) = prod_d [gamma N(z_d; 0, s^2) + (1 - gamma)
+    N(z_d; 0, 1)]: every dimension has a coin of its own.
+
+    Args:
+      latent_dim: Number of dimensions, positive.
+      spike_scale: Standard deviation s of the spike, positive.
+      spike_weight: Share gamma of the dimensions that are off, in (0, 1).
+
+    Raises:
+      ValueError: An argument is out of its range.
+
+    Example:
+      >>> from tfdp.models import priors
+      >>> prior = priors.SpikeAndSlab(2)
+      >>> density = prior.distribution().prob([0.0, 0.0])  # (0.8 / 0.05 + 0.2)^2 / (2 pi)
+      >>> print(f"{density:.1f}")
+      41.8
+
+    References:
+      - Mathieu et al., 2019, Disentangling Disentanglement in Variational Autoencoders
+        (https://arxiv.org/abs/1812.02833).
+    """
+
+    latent_dim: int
+    spike_scale: float = 0.05
+    spike_weight: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check_latent_dim(self.latent_dim)
+        _check_positive("spike_scale", self.spike_scale)
+        if not (is_number(self.spike_weight) and 0 < self.spike_weight < 1):
+            raise ValueError(
+                "Argument `spike_weight` must be a number in (0, 1). Received: "
+                f"spike_weight={self.spike_weight!r}."
+            )
+
+    def distribution(self) -> tfd.Distribution:
+        """See `Prior.distribution`."""
+        each = [self.latent_dim, 1]
+        weights = tf.tile([[self.spike_weight, 1 - self.spike_weight]], each)
+        scales = tf.tile([[self.spike_scale, 1.0]], each)
+        dimensions = tfd.MixtureSameFamily(
+            tfd.Categorical(probs=weights), tfd.Normal(tf.zeros_like(scales), scales)
+        )
+        return tfd.Independent(dimensions, 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """See `Prior.get_config`."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianMixture(Prior):
+    """Clustered codes: K Gaussians of equal weights, p(z) = (1/K) sum_k N(z; locs[k], variance I).
+
+    Args:
+      locs: Centres of the components, `[components, latent_dim]`.
+      variance: Variance of each dimension within a component, positive.
+
+    Raises:
+      ValueError: `locs` is no matrix of finite numbers, or `variance` is not positive.
+
+    Example:
+      >>> from tfdp.models import priors
+      >>> prior = priors.GaussianMixture([[0, 1], [0, -1], [1, 0], [-1, 0]], variance=0.03)
+      >>> prior.latent_dim
+      2
+
+    References:
+      - Mathieu et al., 2019, Disentangling Disentanglement in Variational Autoencoders
+        (https://arxiv.org/abs/1812.02833).
+    """
+
+    locs: Sequence[Sequence[float]]
+    variance: float
+    latent_dim: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_positive("variance", self.variance)
+        locs = _matrix(self.locs)
+        object.__setattr__(self, "locs", locs)
+        object.__setattr__(self, "latent_dim", len(locs[0]))
+
+    def distribution(self) -> tfd.Distribution:
+        """See `Prior.distribution`."""
+        locs = tf.constant(self.locs, tf.float32)
+        normal = tfd.Normal(locs, tf.fill(tf.shape(locs), math.sqrt(self.variance)))
+        weights = tfd.Categorical(logits=tf.zeros([len(self.locs)]))
+        return tfd.MixtureSameFamily(weights, tfd.Independent(normal, 1))
+
+    def get_config(self) -> dict[str, Any]:
+        """See `Prior.get_config`."""
+        return {"locs": [list(loc) for loc in self.locs], "variance": self.variance}
+
+
+def _check_latent_dim(latent_dim: int) -> None:
+    if not (is_integer(latent_dim) and latent_dim >= 1):
+        raise ValueError(
+            f"Argument `latent_dim` must be a positive integer. Received: {latent_dim=}."
+        )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (is_number(value) and 0 < value < math.inf):
+        raise ValueError(
+            f"Argument `{name}` must be a positive, finite number. Received: {name}={value!r}."
+        )
+
+
+def _matrix(locs: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """The same numbers as tuples of floats."""
+    try:
+        rows = tuple(tuple(loc) for loc in locs)
+    except TypeError:
+        rows = ()
+    widths = {len(row) for row in rows}
+    finite = all(is_number(value) and math.isfinite(value) for row in rows for value in row)
+    if len(widths) != 1 or 0 in widths or not finite:
+        raise ValueError(
+            "Argument `locs` must be a list of points, each a list of as many finite numbers. "
+            f"Received: locs={locs!r}."
+        )
+    return tuple(tuple(float(value) for value in row) for row in rows)
+
+
+_NAMED: dict[str, type[Prior]] = {
+    "standard_normal": StandardNormal,
+    "spike_and_slab": SpikeAndSlab,
+    "gaussian_mixture": GaussianMixture,
+}
+
+
+def get(prior: Prior | dict[str, Any]) -> Prior:
+    """A prior from what `serialize` returned, or itself.
+
+    Raises:
+      ValueError: There is no such prior.
+    """
+    if isinstance(prior, Prior):
+        return prior
+    config = dict(prior) if isinstance(prior, dict) else {}
+    cls = _NAMED.get(str(config.pop("name", None)))
+    if cls is None:
+        raise ValueError(
+            "Argument `prior` must be a `tfdp.models.priors.Prior`, or a dict whose 'name' is one "
+            f"of {sorted(_NAMED)}. Received: prior={prior!r}."
+        )
+    return cls(**config)
+
+
+def serialize(prior: Prior) -> dict[str, Any]:
+    """What `get` makes the same prior from: of a prior of tfdp, plain values.
+
+    Raises:
+      ValueError: It is none of tfdp's priors.
+    """
+    names = {cls: name for name, cls in _NAMED.items()}
+    if type(prior) not in names:
+        raise ValueError(
+            f"Argument `prior` must be one of tfdp's priors to be saved. Received: {prior!r}."
+        )
+    return {"name": names[type(prior)], **prior.get_config()}
