@@ -39,27 +39,31 @@ def _is_supported(use: Use, x: tf.Tensor) -> bool:
 @register_rule("Conv2D")
 def conv2d(use: Use) -> Contribution | None:
     """Conv2D and, through it, Conv1D; any stride, padding and dilation."""
-    op, x = use.op, use.data[0]
-    if (
-        x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[2]
-    ):  # Groups: the generic rule.
+    x = use.data[0]
+    # Groups of channels: the generic rule.
+    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[2]:
         return None
-    attributes = _attributes(op)
+    return _products_2d(x, use.gradient, use, "convolution")
+
+
+def _products_2d(image: tf.Tensor, outputs: tf.Tensor, use: Use, name: str) -> OuterProducts:
+    """Products of the patches of `image` and of `outputs`, what is one for each patch."""
+    attributes = _attributes(use.op)
 
     def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
             input=_merge(inputs), filter_sizes=use.shape, out_backprop=_merge(outputs), **attributes
         )
 
-    patches, order = _patches_2d(x.shape[2:].as_list(), use, attributes)
+    patches, order = _patches_2d(image, outputs.shape[2:4].as_list(), use.shape[:2], attributes)
     return OuterProducts(
-        x,
-        use.gradient,
+        image,
+        outputs,
         use.shape,
-        positions_of(use.gradient),
+        positions_of(outputs),
         math.prod(use.shape[:3]),
         use.shape[3],
-        "convolution",
+        name,
         expand=patches,
         order=order,
         ordinary=ordinary if max(attributes["dilations"]) == 1 else None,
@@ -67,19 +71,24 @@ def conv2d(use: Use) -> Contribution | None:
 
 
 def _patches_2d(
-    image: list[int], use: Use, attributes: dict
+    tensor: tf.Tensor, output: list[int], kernel: list[int], attributes: dict
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], list[int]]:
     """Finds patches by gathering contiguous runs of memory, which is faster than a convolution.
 
     Where a pixel has few channels, runs would be short: then whole rows are gathered first, and
     transposed so that a patch's column is contiguous.
 
+    Args:
+      tensor: What patches are taken of, `[n, each, h, w, c]`.
+      output: Number of patches along the height and the width.
+      kernel: Height and width of a patch.
+      attributes: Of the convolution.
+
     Returns:
       A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`; and the
       order of the kernel's axes in a patch.
     """
-    height, width, channels = image
-    kernel, output = use.shape[:2], use.gradient.shape[2:4].as_list()
+    height, width, channels = image = tensor.shape[2:].as_list()
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     (top, bottom), (left, right) = _paddings(image[:2], kernel, output, attributes)
     # Neighbouring pixels that every patch has together are moved together.
@@ -89,7 +98,7 @@ def _patches_2d(
     rows = np.arange(output[0])[:, np.newaxis] * strides[0] + np.arange(kernel[0]) * dilations[0]
     steps = np.arange(kernel[1] // run) * dilations[1]
     columns = np.arange(output[1])[:, np.newaxis] * (strides[1] // run) + steps
-    by_column = use.op.inputs[0].dtype.size * channels < _RUN_BYTES
+    by_column = tensor.dtype.size * channels < _RUN_BYTES
     if by_column:  # [output row, run of the image's columns] by [run of the patch's columns]
         places = np.arange(output[0])[:, np.newaxis, np.newaxis] * (width // run) + columns
     else:  # [output row, output column] by [row of the patch, run of its columns]
@@ -163,7 +172,8 @@ def transposed_convolution(use: Use) -> Contribution | None:
     op, x = use.op, use.data[2]
     if x is None or not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
         return None
-    operation = tf.raw_ops.Conv2D if len(use.shape) == 4 else tf.raw_ops.Conv3D
+    if len(use.shape) == 4:
+        return _products_2d(use.gradient, x, use, "transposed convolution")
     return OuterProducts(
         use.gradient,
         x,
@@ -172,7 +182,7 @@ def transposed_convolution(use: Use) -> Contribution | None:
         math.prod(use.shape[:-1]),
         use.shape[-1],
         "transposed convolution",
-        expand=_patches_by_identity(operation, use.shape[:-1], _attributes(op)),
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:-1], _attributes(op)),
     )
 
 
