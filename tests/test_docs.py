@@ -21,8 +21,14 @@ MODULES = [
     "tfdp.accounting.selective_release",
     "tfdp.accounting.statement",
     "tfdp.callbacks",
+    "tfdp.clipping.aggregations",
+    "tfdp.clipping.two_term_loss",
     "tfdp.data.poisson",
+    "tfdp.models.divergences",
+    "tfdp.models.likelihoods",
+    "tfdp.models.priors",
     "tfdp.models.selective_model",
+    "tfdp.models.term_wise_vae",
     "tfdp.optimizers.dp_adam",
     "tfdp.optimizers.dp_sgd",
     "tfdp.optimizers.dp_sign_adam",
@@ -44,10 +50,22 @@ def test_every_public_name_has_an_example_or_a_docstring():
         assert getattr(tfdp, name).__doc__, name
 
 
-def test_readme_examples(capsys):
-    text = (ROOT / "README.md").read_text()
-    program = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+def run_examples(path):
+    """Runs the Python blocks of a page, one after the other."""
+    program = "".join(re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL))
     x, y = support.small_data(2000)
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
-    exec(program, {"x_train": x, "y_train": y, "model": model})
-    assert capsys.readouterr().out.count("epsilon = ") == 2
+    names = {"x_train": x, "y_train": y, "x_test": x[:50], "model": model, "__name__": "examples"}
+    exec(program, names)
+    return names
+
+
+def test_readme_examples(capsys):
+    run_examples("README.md")
+    assert capsys.readouterr().out.count("epsilon = ") == 3
+
+
+def test_examples_of_batch_wise_losses(capsys):
+    names = run_examples("docs/vae.md")
+    assert names["decorrelated"].optimizer.ledger.steps == 40
+    assert capsys.readouterr().out.count("epsilon = ") == 1

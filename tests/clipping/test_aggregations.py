@@ -358,7 +358,10 @@ def test_the_ledger_has_one_gaussian_mechanism():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_clip": 0}, "`batch_clip` must be a positive number. Received: batch_clip=0"),
+        (
+            {"batch_clip": 0},
+            "`batch_clip` must be a positive number, at least 1e-15. Received: batch_clip=0",
+        ),
         ({"batch_clip": math.nan}, "`batch_clip` must be a positive number"),
         ({"num_groups": 0}, "`num_groups` must be a positive integer. Received: num_groups=0"),
         ({"num_groups": 2.0}, "`num_groups` must be a positive integer"),

@@ -4,21 +4,21 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.two_term_support import Codes, data
-from tfdp.clipping import TwoTermLoss
 from tfdp.clipping.groups import clipped_group_sum, draw_groups, one_group
 
 M, CAPACITY = 4, 30
 
 
-def loss_of(x, mask):
-    mask = None if mask is None else tf.constant(mask)
-    return TwoTermLoss(None, None, (tf.constant(x), {"twice": tf.constant(2 * x)}), mask, None)
+def rows_of(x):
+    return tf.constant(x), {"twice": tf.constant(2 * x)}
 
 
 def drawn(x, mask, seed=1, num_groups=M, capacity=CAPACITY):
     """The examples of each group."""
     key = tf.constant([seed, seed], tf.int64)
-    (values, more), there = draw_groups(loss_of(x, mask), key, num_groups, capacity)
+    (values, more), there = draw_groups(
+        rows_of(x), None if mask is None else tf.constant(mask), key, num_groups, capacity
+    )
     np.testing.assert_array_equal(more["twice"], 2 * values)
     return [np.array(v)[np.array(t)] for v, t in zip(values, there, strict=True)]
 
@@ -33,7 +33,9 @@ def test_every_example_is_in_one_group():
 def test_rows_without_an_example_are_zero():
     x, _, mask = data()
     x[~mask] = np.nan
-    (values, _), there = draw_groups(loss_of(x, mask), tf.constant([1, 1], tf.int64), M, CAPACITY)
+    (values, _), there = draw_groups(
+        rows_of(x), tf.constant(mask), tf.constant([1, 1], tf.int64), M, CAPACITY
+    )
     assert values.shape == [M, CAPACITY, 3]
     assert not np.any(np.array(values)[~np.array(there)])
 
@@ -88,7 +90,7 @@ def test_a_full_group_keeps_the_first_of_its_own_examples():
 def test_one_group_is_the_batch():
     x, _, mask = data()
     x[~mask] = np.nan
-    (values, _), there = one_group(loss_of(x, mask))
+    (values, _), there = one_group(rows_of(x), tf.constant(mask))
     np.testing.assert_array_equal(there[0], mask)
     np.testing.assert_array_equal(values[0], np.where(mask[:, None], x, 0))
 

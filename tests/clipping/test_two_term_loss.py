@@ -3,6 +3,7 @@ import re
 import dp_accounting
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 
 import tfdp
@@ -10,6 +11,7 @@ from tests.two_term_support import SEED, Codes, data
 from tfdp.clipping import OnePassClipping, TermWiseAggregation, TwoTermLoss
 
 B = 32
+tfd = tfdp.models.priors.tfd
 
 
 def summed(make_loss, jit_compile=False):
@@ -113,24 +115,69 @@ def test_a_mask_that_follows_from_other_examples_is_refused():
     )
 
 
-def test_rows_may_be_computed_row_by_row_and_drawn_for_the_batch():
+def test_rows_may_be_computed_row_by_row_and_get_draws_of_their_own():
     def make_loss(model, x, y, mask):
-        noise = tf.random.normal([tf.shape(x)[0], 3])
-        index = tf.random.categorical(tf.zeros([1, 5]), tf.shape(x)[0])[0]
-        loss = two_terms(model, x, y, mask, batch=(2 * x, y, noise, index))
-        return loss_without_the_rest(loss)
+        def noisy(x, y, noise, *rest):
+            return x + noise, y, *rest
 
-    def loss_without_the_rest(loss):
-        return TwoTermLoss(
-            lambda x, y, noise, index: loss.sample_wise(x + noise, y),
-            lambda x, y, noise, index, mask: loss.batch_wise(x + noise, y, mask),
-            loss.batch,
-            loss.mask,
-            loss.aggregation,
+        return two_terms(
+            model,
+            x,
+            y,
+            mask,
+            batch=(2 * x, y),
+            draws=lambda: (tfd.Normal(tf.zeros([3]), 1.0),),
+            sample_wise=lambda *rows: model.sample_wise(*noisy(*rows)),
+            batch_wise=lambda *rows: model.batch_wise(*noisy(*rows)),
         )
 
     gradients, masked = summed(make_loss)
     assert masked and all(np.isfinite(g).all() for g in gradients)
+
+
+def test_draws_are_of_their_law_and_of_each_row_its_own():
+    model, (x, y, mask) = Codes(), data(3000)
+    laws = (tfd.Normal(tf.zeros([2]), 3.0), tfd.Exponential(2.0))
+
+    @tf.function
+    def draw(x, y, mask, seed):
+        return two_terms(model, x, y, mask, draws=lambda: laws).with_draws(seed)[2:]
+
+    normal, exponential = draw(x, y, mask, tf.constant([1, 2], tf.int64))
+    assert normal.shape == (3000, 2) and exponential.shape == (3000,)
+    assert scipy.stats.kstest(np.ravel(normal), scipy.stats.norm(0, 3).cdf).pvalue > 1e-4
+    assert scipy.stats.kstest(exponential, scipy.stats.expon(0, 0.5).cdf).pvalue > 1e-4
+    assert len(np.unique(normal)) == 6000
+    again = draw(x, y, mask, tf.constant([1, 2], tf.int64))[0]
+    np.testing.assert_array_equal(normal, again)
+    assert not np.any(normal == draw(x, y, mask, tf.constant([1, 3], tf.int64))[0])
+
+
+def test_draws_do_not_follow_tensorflows_seed():
+    """Who knows that seed would know the random numbers of a place in the batch."""
+    model, (x, y, mask) = Codes(), data()
+    found = []
+    for _ in range(2):
+        tf.keras.utils.set_random_seed(1)
+        optimizer = tfdp.DPSGD(1.0, 0.0, expected_batch_size=B, learning_rate=1.0)
+        model.set_weights([np.ones_like(w) for w in model.get_weights()])
+
+        @tf.function
+        def step(x, y, mask, optimizer=optimizer):
+            loss = two_terms(
+                model,
+                x,
+                y,
+                mask,
+                batch_wise=None,
+                draws=lambda: (tfd.Normal(tf.zeros([3]), 1.0),),
+                sample_wise=lambda x, y, noise: model.sample_wise(x + noise, y),
+            )
+            optimizer.minimize(loss, model.trainable_variables)
+
+        step(tf.constant(x), tf.constant(y), tf.constant(mask))
+        found.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
+    assert not np.any(found[0] == found[1])
 
 
 def test_a_mask_that_does_not_come_with_the_data_proves_no_poisson_sampling():

@@ -6,19 +6,22 @@ update, with the noise that goes with it.
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfdp.clipping import loss_graph
 from tfdp.clipping.engine import (
     ADD_OR_REMOVE_ONE,
+    LEAST_CLIP,
     ClippedSum,
     ClippingEngine,
     check_relation,
 )
 from tfdp.clipping.groups import clipped_group_sum, draw_groups, one_group
-from tfdp.clipping.two_term_loss import Aggregation, TwoTermLoss
+from tfdp.clipping.two_term_loss import Aggregation, TwoTermLoss, fold_in_each
 from tfdp.clipping.vectorized import VectorizedClipping
 
 LEAST_NOISE = "least_noise"
@@ -90,8 +93,7 @@ class TermWiseAggregation(Aggregation):
         _check_count("num_groups", self.num_groups)
         if self.group_capacity is not None:
             _check_count("group_capacity", self.group_capacity)
-        share = isinstance(self.split, float) and 0 < self.split < 1
-        if not (share or self.split == LEAST_NOISE):
+        if not (self.split == LEAST_NOISE or _is_share(self.split)):
             raise ValueError(
                 f"Argument `split` must be '{LEAST_NOISE}' or a number strictly between 0 and 1. "
                 f"Received: split={self.split!r}."
@@ -134,11 +136,13 @@ class TermWiseAggregation(Aggregation):
         expected_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
-        samples = _clipped_sample_sum(loss, engine, variables, group_seed, expected_rows)
+        row_seed, group_seed = fold_in_each(group_seed, 2)
+        rows = loss.with_draws(row_seed)
+        samples = _clipped_sample_sum(loss, rows, engine, variables, expected_rows)
         if loss.batch_wise is None:
             return samples
         capacity = self.capacity(expected_batch_size)
-        batch, mask = draw_groups(loss, group_seed, self.num_groups, capacity)
+        batch, mask = draw_groups(rows, loss.mask, group_seed, self.num_groups, capacity)
         groups = clipped_group_sum(loss.batch_wise, batch, mask, variables, self.batch_clip)
         weight = expected_batch_size / self.num_groups
         moved = self.sensitivities(engine.l2_norm_clip)
@@ -219,27 +223,32 @@ class MicroAggregation(Aggregation):
         expected_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
+        rows = loss.with_draws(group_seed)
         if loss.batch_wise is None:
-            return _clipped_sample_sum(loss, engine, variables, group_seed, expected_rows)
-        common = clipped_group_sum(loss.batch_wise, *one_group(loss), variables, math.inf)
+            return _clipped_sample_sum(loss, rows, engine, variables, expected_rows)
+        whole = one_group(rows, loss.mask)
+        common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
         vectorized = VectorizedClipping(engine.l2_norm_clip, None, engine.rule)
         shared = [
             tf.zeros(v.shape) if c is None else c for c, v in zip(common, variables, strict=True)
         ]
         found: dict[str, list[bool]] = {}
 
-        def compute(total: tf.Tensor) -> tuple:
+        def compute(total: tf.Tensor, *shared: tf.Tensor) -> tuple:
             graph = loss_graph.read_loss(total)
+            _check_mask(graph.mask is not None, loss)
             handles = [total.graph.capture(variable.handle) for variable in variables]
-            rows = graph.checked_rows()
-            mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
+            count = graph.checked_rows()
+            mask = tf.ones([count], tf.bool) if graph.mask is None else graph.mask
             sums, found["connected"], within = vectorized.sum_over_chunks(
-                graph, handles, variables, mask, tf.zeros([rows], tf.int32), rows, common=shared
+                graph, handles, variables, mask, tf.zeros([count], tf.int32), count, common=shared
             )
-            return sums, graph.regularizer_gradients(handles), within, rows
+            return sums, graph.regularizer_gradients(handles), within, count
 
-        sums, regularizer_gradients, within, rows = loss.in_function_of_batch(compute)
-        moved = self.sensitivity(engine.l2_norm_clip, rows)
+        sums, regularizer_gradients, within, count = loss.in_function_of_rows(
+            rows, compute, *shared
+        )
+        moved = self.sensitivity(engine.l2_norm_clip, count)
         return ClippedSum(
             gradients=[
                 s if own or c is not None else None
@@ -247,7 +256,7 @@ class MicroAggregation(Aggregation):
             ],
             regularizer_gradients=regularizer_gradients,
             within_clip=within,
-            rows=rows,
+            rows=count,
             masked=loss.masked,
             noise_scales=[moved] * len(variables),
         )
@@ -283,17 +292,18 @@ class BatchAggregation(Aggregation):
         def of_batch(*arguments):
             *batch, mask = arguments
             losses = loss.sample_wise(*batch)
+            loss.public_regularizer()  # Raises if, after the model was called, it is not public.
             total = tf.reduce_sum(tf.where(mask, losses, tf.zeros_like(losses)))
             total = total / expected_batch_size
             return total if loss.batch_wise is None else total + loss.batch_wise(*batch, mask)
 
-        batch, mask = one_group(loss)
+        batch, mask = one_group(loss.with_draws(group_seed), loss.mask)
         sums = clipped_group_sum(of_batch, batch, mask, variables, engine.l2_norm_clip, engine.rule)
         moved = expected_batch_size * self.sensitivity(engine.l2_norm_clip)
         public = [None] * len(variables)
         if loss.regularizer is not None:
             handles = [v.handle for v in variables]
-            public = tf.gradients(loss.regularizer(), handles)
+            public = tf.gradients(loss.public_regularizer(), handles)
         return ClippedSum(
             gradients=[None if s is None else expected_batch_size * s for s in sums],
             regularizer_gradients=public,
@@ -327,39 +337,49 @@ def split_noise(
     Example:
       >>> from tfdp.clipping.aggregations import split_noise
       >>> split_noise(1.0, "least_noise", 3.0, 1.0)
-      (1.1547005383792517, 2.0)
+      (1.15..., 2.0)
     """
     if batch_wise == 0:
         return noise_multiplier, math.inf
     if sample_wise == 0:
         return math.inf, noise_multiplier
-    if split == LEAST_NOISE:
-        # Not a / (a + b): clips may be infinite, where there is no noise.
-        ratio = 1.0 if math.isinf(batch_wise) else batch_wise / sample_wise
-        share = 1 / (1 + ratio)
-    else:
+    if split != LEAST_NOISE:
         share = float(split)
-    return noise_multiplier / math.sqrt(share), noise_multiplier / math.sqrt(1 - share)
+        return noise_multiplier / math.sqrt(share), noise_multiplier / math.sqrt(1 - share)
+    # Clips may be infinite, where there is no noise.
+    ratio = 1.0 if math.isinf(batch_wise) else batch_wise / sample_wise
+    return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
 
 
-def _clipped_sample_sum(loss, engine, variables, seed, expected_rows) -> ClippedSum:
+def _clipped_sample_sum(loss, rows, engine, variables, expected_rows) -> ClippedSum:
     """The clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 
     def compute(total: tf.Tensor) -> tuple:
-        clipped = engine.clipped_sum(total, variables, seed, expected_rows=expected_rows)
+        no_groups = tf.constant([0, 0], tf.int64)
+        clipped = engine.clipped_sum(total, variables, no_groups, expected_rows=expected_rows)
+        _check_mask(clipped.masked, loss)
         found["clipped"] = clipped
         return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip, clipped.rows
 
-    gradients, regularizer_gradients, within, rows = loss.in_function_of_batch(compute)
+    gradients, regularizer_gradients, within, count = loss.in_function_of_rows(rows, compute)
     return dataclasses.replace(
         found["clipped"],
         gradients=gradients,
         regularizer_gradients=regularizer_gradients,
         within_clip=within,
-        rows=rows,
+        rows=count,
         masked=loss.masked,
     )
+
+
+def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
+    """Makes sure that rows that the mask excludes count for nothing."""
+    if is_masked != (loss.mask is not None):
+        raise ValueError(
+            "Argument `sample_wise` must return all that depends on the rows, so that `mask` "
+            "applies to it. Received a loss of which a part does not follow the mask."
+        )
 
 
 def _sum(parts: list) -> tf.Tensor | None:
@@ -368,15 +388,24 @@ def _sum(parts: list) -> tf.Tensor | None:
     return tf.add_n(present) if present else None
 
 
-def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+def _is_share(value: Any) -> bool:
+    return _is_real(value) and 0 < value < 1
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not (_is_real(value) and value >= LEAST_CLIP):
         raise ValueError(
-            f"Argument `{name}` must be a positive number. Received: {name}={value!r}."
+            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
+            f"{name}={value!r}."
         )
 
 
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(
             f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
         )

@@ -1,10 +1,11 @@
 """Refuses models that keep a statistic of the batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
 _WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStrided")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def captured(graph: tf.Graph) -> dict:
@@ -15,20 +16,46 @@ def captured(graph: tf.Graph) -> dict:
 def check(graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool]) -> None:
     """Refuses layers that write what they see of the batch into a variable."""
     for op in graph.get_operations():
-        if not op.type.startswith(_WRITING) or not any(map(depends_on_data, op.inputs[1:])):
+        if op.type.startswith(_WRITING):
+            handles, inputs = op.inputs[:1], op.inputs[1:]
+        elif op.type in _CALLS and _writes(op):
+            handles = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+            inputs = [tensor for tensor in op.inputs if tensor.dtype != tf.resource]
+        else:
             continue
-        variable = _variable_of(op.inputs[0])
-        if variable is None or _is_metric(variable):
+        found = [variable_of(handle) for handle in handles]
+        variables = [v for v in found if v is not None and not is_metric(v)]
+        if not variables or not any(map(depends_on_data, inputs)):
             continue
         raise ValueError(
-            f"The model writes a statistic of the batch into its variable '{variable.name}': it "
-            "would leave the training without noise, and it mixes examples. Replace "
+            f"The model writes a statistic of the batch into its variable '{variables[0].name}': "
+            "it would leave the training without noise, and it mixes examples. Replace "
             "BatchNormalization by GroupNormalization or LayerNormalization, and do not use "
             "stateful layers."
         )
 
 
-def _variable_of(handle: tf.Tensor) -> tf.Variable | None:
+def _writes(call: tf.Operation) -> bool:
+    """Whether a function that is called writes into a variable."""
+    return any(node.op.startswith(_WRITING) for node in with_called(call.graph, [call.node_def]))
+
+
+def with_called(graph: tf.Graph, nodes: Iterable) -> Iterator[tf.compat.v1.NodeDef]:
+    """Nodes of a graph, and those of the functions that they call."""
+    library = {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
+    pending = list(nodes)
+    seen: set[str] = set()
+    while pending:
+        node = pending.pop()
+        yield node
+        for attribute in node.attr.values():
+            name = attribute.func.name
+            if name in library and name not in seen:
+                seen.add(name)
+                pending.extend(library[name])
+
+
+def variable_of(handle: tf.Tensor) -> tf.Variable | None:
     """The variable that a graph's resource tensor is the handle of, if the graph reads it too."""
     watched = list(getattr(handle.graph, "_watched_variables", ()))
     outer = handle
@@ -37,7 +64,7 @@ def _variable_of(handle: tf.Tensor) -> tf.Variable | None:
     return next((v for v in watched if v.handle is outer), None)
 
 
-def _is_metric(variable: tf.Variable) -> bool:
+def is_metric(variable: tf.Variable) -> bool:
     """Whether a variable is one of a Keras metric, by how Keras makes those."""
     return (
         variable.synchronization == tf.VariableSynchronization.ON_READ

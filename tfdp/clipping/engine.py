@@ -12,6 +12,8 @@ from tfdp.clipping.clipping_rules import ClippingRule
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
+# The squares of smaller norms vanish in float32.
+LEAST_CLIP = 1e-15
 
 
 def check_relation(relation: str) -> None:

@@ -6,14 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping import batch_state, loss_graph
+from tfdp.clipping import isolation, loss_graph
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.two_term_loss import TwoTermLoss, check_own_data
 from tfdp.clipping.vectorized import VectorizedClipping
 
 
 def draw_groups(
-    loss: TwoTermLoss, seed: tf.Tensor, num_groups: int, capacity: int
+    rows: Sequence[Any], mask: tf.Tensor | None, seed: tf.Tensor, num_groups: int, capacity: int
 ) -> tuple[Any, tf.Tensor]:
     """Every example draws its group on its own, uniformly.
 
@@ -21,7 +20,8 @@ def draw_groups(
     examples drew keeps the first of them: what it keeps is a function of the group alone, too.
 
     Args:
-      loss: The loss, whose batch is to be grouped.
+      rows: Tensors of the batch, `[rows, ...]`, nested.
+      mask: Which rows are examples, bool `[rows]`; None if all are.
       seed: Secret seed, int64 `[2]`.
       num_groups: Number of groups, m.
       capacity: Most examples of a group, n.
@@ -29,16 +29,16 @@ def draw_groups(
     Returns:
       The batch, `[m, n, ...]`, zeros where no example is; and bool `[m, n]`, where one is.
     """
-    rows = tf.shape(tf.nest.flatten(loss.batch)[0])[0]
-    mask = tf.ones([rows], tf.bool) if loss.mask is None else loss.mask
-    drawn = tf.random.stateless_uniform([rows], seed, 0, num_groups, tf.int32)
+    count = tf.shape(tf.nest.flatten(rows)[0])[0]
+    mask = tf.ones([count], tf.bool) if mask is None else mask
+    drawn = tf.random.stateless_uniform([count], seed, 0, num_groups, tf.int32, alg="philox")
     is_member = tf.logical_and(drawn[:, tf.newaxis] == tf.range(num_groups), mask[:, tf.newaxis])
-    count = tf.cast(is_member, tf.int32)
-    place = tf.reduce_sum(count * (tf.cumsum(count, axis=0) - 1), axis=1)
+    member = tf.cast(is_member, tf.int32)
+    place = tf.reduce_sum(member * (tf.cumsum(member, axis=0) - 1), axis=1)
     keep = tf.logical_and(mask, place < capacity)
     slots = num_groups * capacity
     slot = tf.where(keep, drawn * capacity + place, slots)
-    row_of = tf.math.unsorted_segment_max(tf.range(rows), slot, slots + 1)[:slots]
+    row_of = tf.math.unsorted_segment_max(tf.range(count), slot, slots + 1)[:slots]
     taken = row_of >= 0
 
     def grouped(tensor: tf.Tensor) -> tf.Tensor:
@@ -46,16 +46,15 @@ def draw_groups(
         shape = tf.concat([[num_groups, capacity], tf.shape(values)[1:]], 0)
         return tf.ensure_shape(tf.reshape(values, shape), [num_groups, capacity, *values.shape[1:]])
 
-    batch = tf.nest.map_structure(grouped, tuple(loss.batch))
-    return batch, tf.reshape(taken, [num_groups, capacity])
+    return tf.nest.map_structure(grouped, tuple(rows)), tf.reshape(taken, [num_groups, capacity])
 
 
-def one_group(loss: TwoTermLoss) -> tuple[Any, tf.Tensor]:
+def one_group(rows: Sequence[Any], mask: tf.Tensor | None) -> tuple[Any, tf.Tensor]:
     """The whole batch as the only group: as `draw_groups`."""
-    rows = tf.shape(tf.nest.flatten(loss.batch)[0])[0]
-    mask = tf.ones([rows], tf.bool) if loss.mask is None else loss.mask
-    batch = tf.nest.map_structure(lambda t: _existing(t, mask)[tf.newaxis], tuple(loss.batch))
-    return batch, mask[tf.newaxis]
+    if mask is None:
+        mask = tf.ones([tf.shape(tf.nest.flatten(rows)[0])[0]], tf.bool)
+    kept = tf.nest.map_structure(lambda t: _existing(t, mask)[tf.newaxis], tuple(rows))
+    return kept, mask[tf.newaxis]
 
 
 def _existing(tensor: tf.Tensor, there: tf.Tensor) -> tf.Tensor:
@@ -89,7 +88,7 @@ def clipped_group_sum(
       ValueError: `function` does not return a scalar, or uses data that are not its arguments.
     """
     count = mask.shape[0]
-    traced = _GroupLoss.trace(function, batch, mask)
+    traced = _GroupLoss.trace(function, batch, mask, variables)
     handles = [traced.graph.terms[0].graph.capture(variable.handle) for variable in variables]
     sums, connected, _ = VectorizedClipping(clip, None, rule).sum_over_chunks(
         traced, handles, variables, tf.reduce_any(mask, axis=1), tf.zeros([count], tf.int32), count
@@ -110,24 +109,33 @@ class _GroupLoss:
     batch: list[tf.Tensor]
 
     @classmethod
-    def trace(cls, function: Callable[..., tf.Tensor], batch: Any, mask: tf.Tensor) -> "_GroupLoss":
+    def trace(
+        cls,
+        function: Callable[..., tf.Tensor],
+        batch: Any,
+        mask: tf.Tensor,
+        variables: Sequence[tf.Variable],
+    ) -> "_GroupLoss":
+        def of_group(batch: tuple, mask: tf.Tensor) -> tf.Tensor:
+            value = function(*batch, mask)
+            if not tf.is_tensor(value) or value.shape.rank != 0:
+                raise ValueError(
+                    "Argument `batch_wise` must return a scalar, the loss of a group. Received: "
+                    f"{value}."
+                )
+            # Only to see what the gradient uses: that of a custom gradient may be anything.
+            tf.gradients(value, [variable.handle for variable in variables])
+            return value
+
         specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (batch, mask))
-        concrete = tf.function(
-            lambda batch, mask: function(*batch, mask), autograph=False
-        ).get_concrete_function(*specs)
-        result = concrete.outputs[0] if len(concrete.outputs) == 1 else None
-        if result is None or result.shape.rank != 0:
-            raise ValueError(
-                "Argument `batch_wise` must return a scalar, the loss of a group. Received: "
-                f"{concrete.structured_outputs}."
-            )
+        concrete = isolation.trace("batch_wise", of_group, specs)
         groups = tf.nest.flatten([batch, mask])
-        own = concrete.inputs[: len(groups)]
-        check_own_data("batch_wise", result, own)
-        refs = {tensor.ref() for tensor in own}
-        batch_state.check(concrete.graph, lambda t: loss_graph.depends_on(t, refs))
         graph = loss_graph.LossGraph(
-            terms=[result], vectors=[], regularizer=None, batch=list(own), mask=None
+            terms=[concrete.outputs[0]],
+            vectors=[],
+            regularizer=None,
+            batch=list(concrete.inputs[: len(groups)]),
+            mask=None,
         )
         return cls(graph, groups)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp.clipping import batch_state, graph_copy, vectorizable
-from tfdp.clipping.batch_state import captured
+from tfdp.clipping.batch_state import captured, with_called
 from tfdp.clipping.graph_copy import bring, cone
 
 _HOW_TO_FIX_THE_LOSS = (
@@ -151,21 +151,15 @@ class LossGraph:
         return placeholders | {t.ref() for t in self.batch}
 
 
+def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
+    """Types and names of the operations with a state, also inside functions that are called."""
+    nodes = with_called(graph, [op.node_def for op in graph.get_operations()])
+    return [(n.op, n.name) for n in nodes if graph.op_def_for_type(n.op).is_stateful]
+
+
 def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:
     """Whether nodes, or the functions that they call, are of one of `types`."""
-    library = {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
-    pending = list(nodes)
-    seen: set[str] = set()
-    while pending:
-        node = pending.pop()
-        if node.op in types:
-            return True
-        for attribute in node.attr.values():
-            name = attribute.func.name
-            if name in library and name not in seen:
-                seen.add(name)
-                pending.extend(library[name])
-    return False
+    return any(node.op in types for node in with_called(graph, nodes))
 
 
 def _holds_batch_size(error: ValueError) -> ValueError:
@@ -277,21 +271,19 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
 
 def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
     """Whether a tensor comes from outside as data, and is no state or constant."""
+    if tensor.ref() in outside:  # Of whatever type: a TensorArray of data is data.
+        outer = outside[tensor.ref()]
+        if not tf.is_symbolic_tensor(outer):
+            return False  # A constant or a variable.
+        further = captured(outer.graph)
+        return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
     if tensor.dtype in (tf.resource, tf.variant):
         return False
     if tensor.op.type in _ITERATOR_TYPES:
         return True
     if tensor.op.type in ("If", "StatelessIf"):  # Distribution strategies read a batch, or none.
         return _contains(tensor.graph, [tensor.op.node_def], _ITERATOR_TYPES)
-    if tensor.op.type != "Placeholder":
-        return False
-    if tensor.ref() not in outside:
-        return True  # An argument of the function being traced.
-    outer = outside[tensor.ref()]
-    if not tf.is_symbolic_tensor(outer):
-        return False  # A constant.
-    further = captured(outer.graph)
-    return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
+    return tensor.op.type == "Placeholder"  # An argument of the function being traced.
 
 
 def depends_on(tensor: tf.Tensor, data: set) -> bool:

@@ -34,7 +34,7 @@ _STATELESS_TYPES = frozenset(
 )
 # Stateful operations whose result no example can have got into. (Of variables, another check
 # refuses what the model writes into them.)
-_PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
+PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
     "If",
     "ParameterizedTruncatedNormal",
     "RandomGammaV2",
@@ -162,7 +162,7 @@ class RowAnalysis:
 def _without_examples(op: tf.Operation, inputs: list[State]) -> State:
     """The state of what is computed from the size of the batch, and from public values."""
     public = all(isinstance(state, Public) for state in inputs)
-    if op.op_def.is_stateful and op.type not in _PUBLIC_STATEFUL_TYPES:
+    if op.op_def.is_stateful and op.type not in PUBLIC_STATEFUL_TYPES:
         return unproven(op, "what it returns may have been stored by examples")
     if op.type == "RngReadAndSkip":  # How far it skips does not matter to what it returns.
         return Public()
@@ -227,7 +227,7 @@ def _is_drawn(tensor: tf.Tensor) -> bool:
         op = pending.pop()
         if op.name in seen:
             continue
-        if op.type in _PUBLIC_STATEFUL_TYPES:
+        if op.type in PUBLIC_STATEFUL_TYPES:
             return True
         seen.add(op.name)
         pending.extend(t.op for t in op.inputs)

@@ -7,12 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph
+from tfdp.clipping import batch_state, isolation, loss_graph
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
-from tfdp.clipping.rows import RowAnalysis
-from tfdp.clipping.states import Rows, Unproven
-
-_SIZE_TYPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,19 +20,23 @@ class TwoTermLoss:
     over examples need nothing of this: give them to `model.compile`.) Every optimizer of tfdp
     takes such a loss in `minimize`, in a training step of your own.
 
-    The two functions are called while the training step is traced, and gradients of variables that
-    they use are found. What they compute must follow from their arguments: any other tensor that
-    depends on data is refused.
+    The functions are called while the training step is traced, each in a graph of its own. What
+    they compute must follow from their arguments, from variables and from constants, and they must
+    have no side effects: what else they use is refused.
 
     Args:
-      sample_wise: Gets the tensors of `batch`; returns the losses f of the rows, `[rows]`.
-      batch_wise: Gets the tensors of some rows of the batch, `[n, ...]`, and bool `[n]`, which of
-        them exist (others hold zeros); returns g of those that do, a scalar. None: g is zero.
-      batch: Tensors, or nested tuples or dicts of them, first dimension the example: data, or
-        random numbers that were drawn for each row.
+      sample_wise: Gets the tensors of `batch` and then those of `draws`; returns the losses f of
+        the rows, `[rows]`.
+      batch_wise: Gets the same of some rows, `[n, ...]`, and last bool `[n]`, which of them exist
+        (others hold zeros); returns g of those that do, a scalar. None: g is zero.
+      batch: A tuple of tensors, or of nested tuples or dicts of them, first dimension the example:
+        data, or what is computed from data row by row.
       mask: Which rows are examples, bool `[rows]`, as `tfdp.data.poisson_batches` delivers it. None
         if all are: no epsilon can be stated then, since such batches are no Poisson samples.
       aggregation: How the gradients of the two terms are clipped and added up.
+      draws: Returns a tuple of TensorFlow Probability distributions. Every row gets a sample of
+        each, `[rows, ...]`, by a secret seed of the optimizer: noise that depended on the place of
+        a row in the batch would let one example move the others.
       regularizer: Returns a scalar that depends on no data, to be added to the loss, such as
         `lambda: tf.add_n(model.losses)`; its gradient is neither clipped nor noised.
 
@@ -75,6 +75,7 @@ class TwoTermLoss:
     batch: Sequence[Any]
     mask: tf.Tensor | None
     aggregation: "Aggregation"
+    draws: Callable[[], Sequence[Any]] | None = None
     regularizer: Callable[[], tf.Tensor] | None = None
 
     def clipped_sum(
@@ -105,34 +106,66 @@ class TwoTermLoss:
                 "Argument `num_microbatches` must be None with a TwoTermLoss, whose aggregation "
                 f"says what is clipped. Received: num_microbatches={engine.num_microbatches}."
             )
-        for tensor in tf.nest.flatten(self.batch):
-            _check_is_by_row(tensor)
-        if self.mask is not None and (self.mask.dtype != tf.bool or self.mask.shape.rank != 1):
+        if not (isinstance(self.batch, tuple | list) and self.batch):
             raise ValueError(
-                "Argument `mask` must be a bool tensor, [rows], or None. Received: "
-                f"mask={self.mask}."
+                "Argument `batch` must be a tuple of tensors, or of nested tuples or dicts of "
+                f"them. Received: batch={self.batch!r}."
             )
+        for tensor in tf.nest.flatten(tuple(self.batch)):
+            isolation.check_is_by_row("batch", tensor)
         if self.mask is not None:
-            _check_is_by_row(self.mask)
+            isolation.check_is_by_row("mask", self.mask)
+            if self.mask.dtype != tf.bool or self.mask.shape.rank != 1:
+                raise ValueError(
+                    "Argument `mask` must be a bool tensor, [rows], or None. Received: "
+                    f"mask={self.mask}."
+                )
+        graph = tf.compat.v1.get_default_graph()
+        batch_state.check(graph, lambda t: bool(loss_graph.data_of(t)[1]))
         return self.aggregation.clipped_sum(
             self, engine, variables, group_seed, expected_batch_size, expected_rows
         )
 
-    def in_function_of_batch(self, compute: Callable[..., Any]) -> Any:
-        """What `compute` makes of the sample-wise losses, in a graph whose arguments are the batch.
+    @property
+    def rows(self) -> tf.Tensor:
+        """Number of rows of the batch, a scalar."""
+        return tf.shape(tf.nest.flatten(tuple(self.batch))[0])[0]
+
+    def with_draws(self, seed: tf.Tensor) -> tuple[Any, ...]:
+        """The tensors of the batch, and those of `draws`.
 
         Args:
-          compute: Gets the total, a scalar: the sum of the losses of the rows that the mask keeps,
-            plus the regulariser.
+          seed: Secret seed, int64 `[2]`, used for nothing else.
         """
-        arguments = (tuple(self.batch), self.mask)
-        # Any number of rows: the losses must be computable of a single one.
-        specs = tf.nest.map_structure(
-            lambda t: None if t is None else tf.TensorSpec([None, *t.shape[1:]], t.dtype), arguments
-        )
+        batch = tuple(self.batch)
+        if self.draws is None:
+            return batch
 
-        @tf.function(autograph=False)
-        def traced(batch, mask):
+        def draw(rows: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+            keys = fold_in_each(seed, len(laws()))
+            return [
+                law.sample(rows, seed=tf.cast(key, tf.int32))
+                for law, key in zip(laws(), keys, strict=True)
+            ]
+
+        laws = self.draws
+        specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int64)]
+        drawn = isolation.trace("draws", draw, specs)(self.rows, seed)
+        return (*batch, *drawn)
+
+    def in_function_of_rows(
+        self, rows: Sequence[Any], compute: Callable[..., Any], *others: tf.Tensor
+    ) -> Any:
+        """What `compute` makes of the sample-wise losses, in a graph whose arguments are the rows.
+
+        Args:
+          rows: What `with_draws` returned.
+          compute: Gets the total, a scalar, and `others`. The total is the sum of the losses of the
+            rows that the mask keeps, plus the regulariser.
+          *others: Tensors of the graph outside.
+        """
+
+        def traced(batch: tuple, mask: tf.Tensor | None, others: tuple) -> Any:
             losses = self.sample_wise(*batch)
             if losses.shape.rank != 1:
                 raise ValueError(
@@ -141,13 +174,33 @@ class TwoTermLoss:
                 )
             if mask is not None:
                 losses = losses * tf.cast(mask, losses.dtype)
-            check_own_data("sample_wise", losses, tf.nest.flatten([batch, mask]))
             total = tf.reduce_sum(losses)
             if self.regularizer is not None:
-                total = total + self.regularizer()
-            return compute(total)
+                total = total + self.public_regularizer()
+            return compute(total, *others)
 
-        return traced.get_concrete_function(*specs)(*arguments)
+        # Any number of rows: the losses must be computable of a single one.
+        specs = [
+            tf.nest.map_structure(lambda t: _spec([None, *t.shape[1:]], t), tuple(rows)),
+            None if self.mask is None else _spec([None], self.mask),
+            tuple(_spec(t.shape, t) for t in others),
+        ]
+        return isolation.trace("sample_wise", traced, specs)(tuple(rows), self.mask, others)
+
+    def public_regularizer(self) -> tf.Tensor:
+        """The regulariser, a scalar.
+
+        Raises:
+          ValueError: It is none, or depends on data.
+        """
+        value = tf.convert_to_tensor(0.0 if self.regularizer is None else self.regularizer())
+        if value.shape.rank != 0 or loss_graph.data_of(value)[1]:
+            raise ValueError(
+                "Argument `regularizer` must return a scalar that depends on no data: its gradient "
+                f"is not clipped. Received: {value}. (An activity regulariser is a part of the "
+                "examples' losses: add it in `sample_wise`.)"
+            )
+        return value
 
     @property
     def masked(self) -> bool:
@@ -178,44 +231,12 @@ class Aggregation(abc.ABC):
         """See `TwoTermLoss.clipped_sum`."""
 
 
-def check_own_data(name: str, tensor: tf.Tensor, own: Sequence[tf.Tensor]) -> None:
-    """Refuses a tensor that depends on other data than the function's own arguments."""
-    known = {t.ref() for t in own if t is not None}
-    foreign = [ref.deref() for ref in loss_graph.data_of(tensor)[1] if ref not in known]
-    if foreign:
-        raise ValueError(
-            f"Argument `{name}` must compute its result from its arguments: they are what clipping "
-            "can take apart. Received a function that uses another tensor that depends on data, "
-            f"{foreign[0].name}: pass its rows in `batch`."
-        )
+def fold_in_each(seed: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Independent seeds, int64 `[2]`, that follow from one."""
+    numbers = tf.range(count, dtype=tf.int64)
+    fold_in = tf.random.experimental.stateless_fold_in
+    return [fold_in(seed, number, alg="philox") for number in tf.unstack(numbers)]
 
 
-def _check_is_by_row(tensor: Any) -> None:
-    """Refuses tensors whose rows follow from other rows of the data."""
-    if not tf.is_symbolic_tensor(tensor):
-        return
-    batch, data = loss_graph.data_of(tensor)
-    if tensor.ref() in data or not _holds_values_of(tensor, data):
-        return
-    needed = {op.name for op in loss_graph.cone([tensor], {t.ref() for t in batch})[0]}
-    operations = [op for op in tensor.graph.get_operations() if op.name in needed]
-    state = RowAnalysis(operations, batch).state(tensor)
-    if state != Rows():
-        why = state.reason if isinstance(state, Unproven) else f"found: {state}"
-        raise ValueError(
-            "Argument `batch` must hold data, or what is provably computed row by row from them. "
-            f"Received: {tensor} ({why}). Compute it in `sample_wise` and `batch_wise`."
-        )
-
-
-def _holds_values_of(tensor: tf.Tensor, data: set) -> bool:
-    """Whether more than the shapes of data gets into a tensor."""
-    pending, seen = [tensor], set()
-    while pending:
-        found = pending.pop()
-        if found.ref() in data:
-            return True
-        if found.op.name not in seen and found.op.type not in _SIZE_TYPES:
-            seen.add(found.op.name)
-            pending.extend(found.op.inputs)
-    return False
+def _spec(shape: Any, tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tensor.dtype)

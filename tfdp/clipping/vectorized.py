@@ -88,7 +88,9 @@ class VectorizedClipping(ClippingEngine):
 
     def _draw_groups(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """The microbatch of each row: independent, so that an example moves no other's."""
-        return tf.random.stateless_uniform([rows], seed, 0, self.num_microbatches or 1, tf.int32)
+        return tf.random.stateless_uniform(
+            [rows], seed, 0, self.num_microbatches or 1, tf.int32, alg="philox"
+        )
 
     def sum_over_chunks(
         self, graph, handles, variables, mask, groups, rows, clip=None, common=None

@@ -60,9 +60,8 @@ class Autoencoder(tf.keras.Model):
         self.num_classes = num_classes
         self._event_shape = self._checked_event_shape()
         self.built = True
-        spec = encoder.save_spec(dynamic_batch=True)
-        if spec is not None:  # So that it can be saved before it is called.
-            self._set_save_spec(spec[0][0])
+        # So that it can be saved before it is called.
+        self._set_save_spec(encoder.save_spec(dynamic_batch=True)[0][0])
 
     def encode(self, x: Any, y: Any = None) -> tfd.Distribution:
         """The approximate posterior q(z|x).
@@ -74,7 +73,7 @@ class Autoencoder(tf.keras.Model):
         Returns:
           Independent normals, batch shape `[n]`, event shape `[latent_dim]`.
         """
-        loc, scale = self._encode(tf.convert_to_tensor(x), self._condition(y))
+        loc, scale = self._encode(tf.convert_to_tensor(x), self._checked_condition(y))
         return tfd.Independent(tfd.Normal(loc, scale), 1)
 
     def decode(self, z: Any, y: Any = None) -> tfd.Distribution:
@@ -87,12 +86,18 @@ class Autoencoder(tf.keras.Model):
         Returns:
           A distribution with batch shape `[n]`, event shape that of an example.
         """
-        decoded = self._decode(tf.convert_to_tensor(z, tf.float32), self._condition(y))
+        decoded = self._decode(tf.convert_to_tensor(z, tf.float32), self._checked_condition(y))
         return self.likelihood.distribution(decoded, len(self._event_shape))
 
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
         """Reconstructions: the means of p(x|z) at the means of q(z|x)."""
-        x, condition = inputs if self.num_classes is not None else (inputs, None)
+        conditional = self.num_classes is not None
+        if conditional and not (isinstance(inputs, tuple | list) and len(inputs) == 2):
+            raise ValueError(
+                "Argument `inputs` must be [examples, one-hot labels] for a conditional VAE. "
+                f"Received: {inputs!r}."
+            )
+        x, condition = inputs if conditional else (inputs, None)
         loc, _ = self._encode(x, condition)
         return self.likelihood.mean(self._decode(loc, condition))
 
@@ -100,26 +105,42 @@ class Autoencoder(tf.keras.Model):
         if (y is None) != (self.num_classes is None):
             raise ValueError(
                 "Argument `y` must be labels for a conditional VAE, and None for another. "
-                f"Received: y={y!r}, with num_classes={self.num_classes}."
+                f"Received: {'no labels' if y is None else 'labels'}, with num_classes="
+                f"{self.num_classes}."
             )
         return None if y is None else tf.one_hot(tf.cast(y, tf.int32), self.num_classes)
 
-    def _encode(self, x: tf.Tensor, condition: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    def _checked_condition(self, y: Any) -> tf.Tensor | None:
+        """As `_condition`, of labels that are no tensors of a graph."""
+        if y is not None and self.num_classes is not None:
+            wrong = set(np.unique(y)) - set(range(self.num_classes))
+            if wrong or np.ndim(y) != 1:
+                raise ValueError(
+                    f"Argument `y` must be labels in [0, {self.num_classes}), int [n]. Received: "
+                    f"{wrong or f'labels of shape {np.shape(y)}'}."
+                )
+        return self._condition(y)
+
+    def _encode(
+        self, x: tf.Tensor, condition: tf.Tensor | None, training: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
-        encoded = self.encoder(x if condition is None else [x, condition])
+        encoded = self.encoder(x if condition is None else [x, condition], training=training)
         loc, raw = tf.split(encoded, 2, axis=-1)
         return loc, tf.nn.softplus(raw) + _LEAST_SCALE
 
-    def _decode(self, z: tf.Tensor, condition: tf.Tensor | None) -> tf.Tensor:
-        return self.decoder(z if condition is None else [z, condition])
+    def _decode(
+        self, z: tf.Tensor, condition: tf.Tensor | None, training: bool = False
+    ) -> tf.Tensor:
+        return self.decoder(z if condition is None else [z, condition], training=training)
 
-    def _log_likelihood_at(self, x, condition, codes) -> tf.Tensor:
+    def _log_likelihood_at(self, x, condition, codes, training: bool = False) -> tf.Tensor:
         """Values of log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
         count = tf.shape(codes)[1] if codes.shape[1] is None else codes.shape[1]
         if condition is not None:
             condition = tf.tile(condition[:, tf.newaxis], [1, count, 1])
             condition = tf.reshape(condition, [-1, self.num_classes])
-        decoded = self._decode(tf.reshape(codes, [-1, self.prior.latent_dim]), condition)
+        decoded = self._decode(tf.reshape(codes, [-1, self.prior.latent_dim]), condition, training)
         decoded = tf.reshape(decoded, [-1, count, *self._event_shape])
         law = self.likelihood.distribution(decoded, len(self._event_shape))
         return law.log_prob(tf.cast(x, decoded.dtype)[:, tf.newaxis])
@@ -143,7 +164,7 @@ class Autoencoder(tf.keras.Model):
         if not (is_integer(n) and n >= 0):
             raise ValueError(f"Argument `n` must be a non-negative integer. Received: {n=}.")
         condition = None if y is None else np.broadcast_to(np.asarray(y), [n])
-        self._condition(condition)
+        self._checked_condition(condition)
         seeds = np.random.SeedSequence(seed)
         found = [np.zeros([0, *self._event_shape], np.float32)]
         for start in range(0, n, _CODES_AT_A_TIME):
@@ -174,7 +195,7 @@ class Autoencoder(tf.keras.Model):
         """
         found = [np.zeros([0, *self._event_shape], np.float32)]
         for rows, labels in _parts(x, y, _CODES_AT_A_TIME):
-            condition = self._condition(labels)
+            condition = self._checked_condition(labels)
             found.append(self(rows if condition is None else [rows, condition]).numpy())
         return np.concatenate(found)
 
@@ -201,6 +222,7 @@ class Autoencoder(tf.keras.Model):
         draws = tf.random.Generator.from_seed(
             np.random.SeedSequence(seed).generate_state(1)[0], alg="philox"
         )
+        log_weights = tf.function(self._log_weights, reduce_retracing=True)
         at_a_time = min(num_samples, 64)
         found = [np.zeros([0], np.float32)]
         for rows, labels in _parts(x, y, max(1, _CODES_AT_A_TIME // at_a_time)):
@@ -208,12 +230,11 @@ class Autoencoder(tf.keras.Model):
             for start in range(0, num_samples, at_a_time):
                 count = min(at_a_time, num_samples - start)
                 noise = draws.normal([len(rows), count, self.prior.latent_dim])
-                weights.append(self._log_weights(rows, self._condition(labels), noise))
+                weights.append(log_weights(rows, self._checked_condition(labels), noise))
             total = tf.reduce_logsumexp(tf.concat(weights, axis=1), axis=1)
             found.append((total - np.log(num_samples)).numpy())
         return np.concatenate(found)
 
-    @tf.function(reduce_retracing=True)
     def _log_weights(self, x, condition, noise) -> tf.Tensor:
         """Logarithms of the importance weights of codes, `[rows, samples]`."""
         loc, scale = self._encode(x, condition)
@@ -224,21 +245,40 @@ class Autoencoder(tf.keras.Model):
         return self._log_likelihood_at(x, condition, codes) + weight
 
     def _checked_event_shape(self) -> list[int]:
-        """The shape of an example, as the decoder makes it."""
-        shape = self.decoder.output_shape[1:]
-        if None in shape:
-            raise ValueError(
-                "Argument `decoder` must return examples of a known shape. Received a decoder with "
-                f"output shape {self.decoder.output_shape}."
-            )
-        encoded = self.encoder.output_shape
-        if len(encoded) != 2 or encoded[1] != 2 * self.prior.latent_dim:
+        """The shape of an example; makes sure that the networks fit together."""
+        latent_dim = self.prior.latent_dim
+        x, encoded = _signature("encoder", self.encoder)
+        z, decoded = _signature("decoder", self.decoder)
+        if encoded.rank != 2 or encoded[1] != 2 * latent_dim:
             raise ValueError(
                 "Argument `encoder` must return [rows, 2 * latent_dim], "
-                f"[rows, {2 * self.prior.latent_dim}] for this prior. Received an encoder with "
-                f"output shape {encoded}."
+                f"[rows, {2 * latent_dim}] for this prior. Received an encoder that returns "
+                f"{encoded}."
             )
-        return list(shape)
+        if z.rank != 2 or z[1] not in (None, latent_dim):
+            raise ValueError(
+                f"Argument `decoder` must take codes, [rows, {latent_dim}] for this prior. "
+                f"Received a decoder that takes {z}."
+            )
+        if not decoded[1:].is_fully_defined() or not decoded[1:].is_compatible_with(x[1:]):
+            raise ValueError(
+                "Argument `decoder` must return tensors of the shape of examples, which the "
+                f"encoder takes as {x}. Received a decoder that returns {decoded}."
+            )
+        return decoded[1:].as_list()
+
+
+def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.TensorShape]:
+    """The shapes of what a network takes first, and of what it returns."""
+    spec = network.save_spec(dynamic_batch=True)
+    if spec is None:
+        raise ValueError(
+            f"Argument `{name}` must be a Keras model that is built (give it an Input layer, or "
+            f"call it once). Received: {name}={network!r}."
+        )
+    with tf.init_scope():
+        returned = tf.function(network).get_concrete_function(*spec[0], **spec[1])
+    return tf.nest.flatten(spec[0])[0].shape, tf.nest.flatten(returned.output_shapes)[0]
 
 
 def _parts(x: Any, y: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

@@ -1,5 +1,6 @@
 """A variational autoencoder whose divergence between batches and prior is trained privately."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,8 +41,8 @@ class TermWiseVAE(Autoencoder):
     optimizer without D.
 
     Compile it with any of `tfdp.DPSGD`, `DPAdam`, `DPSignSGD`, `DPSignAdam`, and fit it on what
-    `tfdp.data.poisson_batches` returns. A step shows nothing about the training data; evaluate on
-    held-out data, with `validation_data`.
+    `tfdp.data.poisson_batches` returns. `history` shows `updates`, how many there were, and nothing
+    about the training data; evaluate on held-out data, with `validation_data`.
 
     Args:
       encoder: Maps examples to `[rows, 2 * latent_dim]`: the locations of q(z|x), then what
@@ -142,20 +143,17 @@ class TermWiseVAE(Autoencoder):
         self.aggregation = self._make_aggregation(
             aggregation, batch_clip, num_groups, split, group_capacity
         )
-        self._means = {
-            name: tf.keras.metrics.Mean(name) for name in ("loss", "negative_elbo", "divergence")
-        }
+        self._evaluated = _Evaluated()
 
-    # The terms of the loss, as `TwoTermLoss` needs them.
+    # The terms of the loss.
 
-    def _sample_wise(self, rows: dict[str, tf.Tensor]) -> tf.Tensor:
+    def _negative_elbo(self, rows: dict[str, tf.Tensor], training: bool) -> tf.Tensor:
         """Negative ELBO of each example, with weight beta: `[rows]`."""
-        x, noise = rows["x"], rows["noise"]
-        condition = self._condition(rows.get("y"))
-        loc, scale = self._encode(x, condition)
+        x, condition = rows["x"], self._condition(rows.get("y"))
+        loc, scale = self._encode(x, condition, training)
         loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]
-        codes = loc + scale * noise
-        log_likelihood = tf.reduce_mean(self._log_likelihood_at(x, condition, codes), axis=1)
+        codes = loc + scale * rows["noise"]
+        log_likelihoods = self._log_likelihood_at(x, condition, codes, training)
         posterior = tfd.Independent(tfd.Normal(loc, scale), 1)
         prior = self.prior.distribution()
         if isinstance(self.prior, priors.StandardNormal):
@@ -163,42 +161,45 @@ class TermWiseVAE(Autoencoder):
         else:
             ratios = posterior.log_prob(codes) - prior.log_prob(codes)
             divergence = tf.reduce_mean(ratios, axis=1)
-        return self.beta * divergence - log_likelihood
+        return self.beta * divergence - tf.reduce_mean(log_likelihoods, axis=1)
 
-    def _batch_wise(self, rows: dict[str, tf.Tensor], mask: tf.Tensor) -> tf.Tensor:
-        """Weighted divergence of the codes of the rows that `mask` keeps: a scalar."""
+    def _distance(self, rows: dict[str, tf.Tensor], mask: tf.Tensor, training: bool) -> tf.Tensor:
+        """D of the codes of the rows that `mask` keeps, a scalar."""
         if self.divergence is None:
             return tf.constant(0.0)
-        loc, scale = self._encode(rows["x"], self._condition(rows.get("y")))
+        loc, scale = self._encode(rows["x"], self._condition(rows.get("y")), training)
         posterior = tfd.Independent(tfd.Normal(loc, scale), 1)
         samples = loc + scale * rows["noise"][:, 0]
-        distance = self.divergence(
-            posterior, samples, self.prior.distribution(), rows["prior"], mask
-        )
-        return self.alpha * distance
+        prior = self.prior.distribution()
+        return self.divergence(posterior, samples, prior, rows["prior"], mask)
 
-    def _rows_of(self, data: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """The batch, with random numbers for each row; and which rows are examples."""
-        x, y, mask = tf.keras.utils.unpack_x_y_sample_weight(data)
-        count = tf.shape(x)[0]
-        noise = tf.random.normal([count, self.num_samples, self.prior.latent_dim])
-        rows = {"x": x, "noise": noise}
-        if self.num_classes is not None:
-            rows["y"] = y
-        if self.divergence is not None:
-            rows["prior"] = self.prior.distribution().sample(count)
-        return rows, None if mask is None else tf.cast(mask, tf.bool)
-
-    def _values(
-        self, rows: dict[str, tf.Tensor], mask: tf.Tensor | None
+    def _terms(
+        self, rows: dict[str, tf.Tensor], mask: tf.Tensor | None, training: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The two terms of a batch, computed at once."""
-        losses = self._sample_wise(rows)
+        """The mean negative ELBO of a batch, and D."""
+        losses = self._negative_elbo(rows, training)
         if mask is None:
             mask = tf.ones_like(losses, tf.bool)
         total = tf.reduce_sum(tf.where(mask, losses, tf.zeros_like(losses)))
         mean = tf.math.divide_no_nan(total, tf.reduce_sum(tf.cast(mask, losses.dtype)))
-        return mean, self._batch_wise(rows, mask)
+        return mean, self._distance(rows, mask, training)
+
+    def _rows_of(self, data: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
+        """The batch, and which of its rows are examples."""
+        x, y, mask = tf.keras.utils.unpack_x_y_sample_weight(data)
+        return {"x": x} if self.num_classes is None else {"x": x, "y": y}, mask
+
+    def _draws(self) -> list[tfd.Distribution]:
+        """The laws of the random numbers of a row: of its codes, and a draw from the prior."""
+        noise = tfd.Normal(tf.zeros([self.num_samples, self.prior.latent_dim]), 1.0)
+        return [noise] if self.divergence is None else [noise, self.prior.distribution()]
+
+    def _drawn_rows(self, data: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
+        """As `_rows_of`, with random numbers for each row. Private training draws its own."""
+        rows, mask = self._rows_of(data)
+        count = tf.shape(rows["x"])[0]
+        drawn = [law.sample(count) for law in self._draws()]
+        return _with(rows, drawn), None if mask is None else tf.cast(mask, tf.bool)
 
     # Training.
 
@@ -223,6 +224,7 @@ class TermWiseVAE(Autoencoder):
                 f"Argument `{refused[0]}` must not be given: TermWiseVAE has its own loss. "
                 f"Received: {refused[0]}={kwargs[refused[0]]!r}."
             )
+        kwargs["weighted_metrics"] = []  # Keras would warn that masks weigh no metric.
         super().compile(optimizer=optimizer, **kwargs)
         optimizer = self.optimizer
         private = isinstance(optimizer, PrivateOptimizerMixin)
@@ -235,51 +237,70 @@ class TermWiseVAE(Autoencoder):
                 f"aggregation={self._options['aggregation']!r}. Received: {optimizer!r}."
             )
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a model that was loaded, as Keras asks for where `compile` has arguments."""
+        self.compile(**tf.keras.utils.deserialize_keras_object(config))
+        if hasattr(self.optimizer, "build"):
+            self.optimizer.build(self.trainable_variables)
+
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One update; shows nothing unless `non_private_diagnostics` asks for it."""
-        rows, mask = self._rows_of(data)
         if self.aggregation is None:
-            self._plain_step(rows, mask)
+            self._plain_step(data)
         else:
-            loss = TwoTermLoss(
-                sample_wise=self._sample_wise,
-                batch_wise=None if self.divergence is None else self._batch_wise,
-                batch=(rows,),
-                mask=mask,
-                aggregation=self.aggregation,
-                regularizer=self._regularizer if self.losses else None,
-            )
+            loss = self._private_loss(data, self.aggregation)
             self.optimizer.minimize(loss, self.trainable_variables)
-        if not self._options["non_private_diagnostics"]:
-            return {}
-        return {"non_private_loss": tf.add_n(self._values(rows, mask))}
+        logs = {"updates": tf.identity(self.optimizer.iterations)}
+        if self._options["non_private_diagnostics"]:
+            mean, distance = self._terms(*self._drawn_rows(data), training=True)
+            logs["non_private_loss"] = mean + self.alpha * distance
+        return logs
+
+    def _private_loss(self, data: Any, aggregation: Aggregation) -> TwoTermLoss:
+        rows, mask = self._rows_of(data)
+
+        def sample_wise(rows: dict[str, tf.Tensor], *drawn: tf.Tensor) -> tf.Tensor:
+            return self._negative_elbo(_with(rows, drawn), training=True)
+
+        def batch_wise(rows: dict[str, tf.Tensor], *drawn: tf.Tensor) -> tf.Tensor:
+            return self.alpha * self._distance(_with(rows, drawn[:-1]), drawn[-1], training=True)
+
+        return TwoTermLoss(
+            sample_wise=sample_wise,
+            batch_wise=None if self.divergence is None else batch_wise,
+            batch=(rows,),
+            mask=mask,
+            aggregation=aggregation,
+            draws=self._draws,
+            regularizer=self._regularizer,
+        )
 
     def _regularizer(self) -> tf.Tensor:
-        return tf.add_n(self.losses)
+        return tf.add_n([tf.constant(0.0), *self.losses])
 
-    def _plain_step(self, rows: dict[str, tf.Tensor], mask: tf.Tensor | None) -> None:
+    def _plain_step(self, data: Any) -> None:
         """An update without privacy."""
         with tf.GradientTape() as tape:
-            total = tf.add_n([*self._values(rows, mask), *self.losses])
+            mean, distance = self._terms(*self._drawn_rows(data), training=True)
+            total = mean + self.alpha * distance + self._regularizer()
         gradients = tape.gradient(total, self.trainable_variables)
         pairs = zip(gradients, self.trainable_variables, strict=True)
         self.optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """The means over batches of the loss and of its two terms, D without alpha."""
-        rows, mask = self._rows_of(data)
-        losses, divergence = self._values(rows, mask)
+        rows, mask = self._drawn_rows(data)
+        mean, distance = self._terms(rows, mask, training=False)
         weight = tf.shape(rows["x"])[0] if mask is None else tf.math.count_nonzero(mask)
-        self._means["loss"].update_state(losses + divergence, weight)
-        self._means["negative_elbo"].update_state(losses, weight)
-        per_alpha = divergence / self.alpha if self.alpha else divergence
-        self._means["divergence"].update_state(per_alpha, weight)
-        return {name: mean.result() for name, mean in self._means.items()}
+        found = (mean + self.alpha * distance, mean, distance)
+        for metric, value in zip(self.metrics, found, strict=True):
+            metric.update_state(value, weight)
+        return {metric.name: metric.result() for metric in self.metrics}
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """What `evaluate` shows: Keras sets it back before each evaluation."""
-        return list(self._means.values())
+        return self._evaluated.means
 
     # Saving.
 
@@ -313,19 +334,30 @@ class TermWiseVAE(Autoencoder):
     def _make_aggregation(
         self, name: str, batch_clip, num_groups, split, group_capacity
     ) -> Aggregation | None:
-        if name == "none":
-            return None
-        if name != "term_wise":
-            return MicroAggregation() if name == "micro" else BatchAggregation()
-        if batch_clip is None and self.divergence is not None:
+        # Checked also where it is not used: without a divergence there are no groups.
+        term_wise = TermWiseAggregation(
+            1.0 if batch_clip is None else batch_clip, num_groups, split, group_capacity
+        )
+        if name == "term_wise" and batch_clip is None and self.divergence is not None:
             raise ValueError(
                 "Argument `batch_clip` must be a positive number with a divergence and "
                 "aggregation='term_wise'. Received: batch_clip=None."
             )
-        # Without a divergence there are no groups, and their clip does not matter.
-        return TermWiseAggregation(
-            1.0 if batch_clip is None else batch_clip, num_groups, split, group_capacity
-        )
+        made = {"term_wise": term_wise, "micro": MicroAggregation(), "batch": BatchAggregation()}
+        return made.get(name)
+
+
+class _Evaluated:
+    """The means of an evaluation, where Keras does not take them for weights of the model."""
+
+    def __init__(self) -> None:
+        names = ("loss", "negative_elbo", "divergence")
+        self.means = [tf.keras.metrics.Mean(name) for name in names]
+
+
+def _with(rows: dict[str, tf.Tensor], drawn: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The tensors of a batch and the random numbers of its rows."""
+    return {**rows, **dict(zip(("noise", "prior"), drawn, strict=False))}
 
 
 def _check_arguments(**values: Any) -> None:

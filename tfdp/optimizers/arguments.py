@@ -2,7 +2,10 @@
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tfdp.clipping import (
     AdaptiveQuantile,
@@ -11,6 +14,7 @@ from tfdp.clipping import (
     OnePassClipping,
     VectorizedClipping,
 )
+from tfdp.clipping.engine import LEAST_CLIP
 
 # In the docstrings of the optimizers, as Keras does it.
 PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
@@ -49,9 +53,10 @@ def check_privacy_arguments(
     noise_seed: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
-    if not (is_number(l2_norm_clip) and l2_norm_clip > 0):
+    if not (is_number(l2_norm_clip) and l2_norm_clip >= LEAST_CLIP):
         raise ValueError(
-            f"Argument `l2_norm_clip` must be a positive number. Received: {l2_norm_clip=}."
+            f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP}. Received: "
+            f"{l2_norm_clip=}."
         )
     if not (is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
         raise ValueError(
@@ -129,6 +134,16 @@ def check_two_term_arguments(rule: ClippingRule, gradient_accumulation_steps: in
             "example's batch ends depends on the other examples, and with it, who shares its "
             f"group. Received: {gradient_accumulation_steps=}."
         )
+
+
+def check_variables(variables: Sequence[tf.Variable]) -> None:
+    """Raises a ValueError if a variable is none that gradients and noise are real numbers for."""
+    for variable in variables:
+        if not variable.dtype.is_floating:
+            raise ValueError(
+                "Argument `var_list` must hold real floating-point variables. Received: "
+                f"{variable.name} of type {variable.dtype.name}."
+            )
 
 
 def is_number(value: Any) -> bool:

@@ -25,6 +25,7 @@ from tfdp.optimizers.arguments import (
     check_clipping_arguments,
     check_privacy_arguments,
     check_two_term_arguments,
+    check_variables,
 )
 from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
 from tfdp.optimizers.release_count import ReleaseCount
@@ -113,7 +114,10 @@ class PrivateOptimizerMixin(PersistentState):
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of the noise that the next step adds to the clipped sum."""
+        """Standard deviation of the noise that the next step adds to the clipped sum.
+
+        (With a `tfdp.clipping.TwoTermLoss` each variable has its own.)
+        """
         if self._noise_multiplier == 0:
             return 0.0
         if self._adaptive is not None:
@@ -219,6 +223,7 @@ class PrivateOptimizerMixin(PersistentState):
         if callable(var_list):
             var_list = var_list()
         variables = list(tf.nest.flatten(var_list))
+        check_variables(variables)
         self._was_dp_gradients_called = True
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.step_key(-1 - self._position())
@@ -337,7 +342,9 @@ class PrivateOptimizerMixin(PersistentState):
         gradients = []
         for total, public, v in zip(noisy, clipped.regularizer_gradients, variables, strict=True):
             parts = [] if total is None else [total / divisor]
-            parts += [] if public is None else [tf.cast(public, parts[0].dtype if parts else None)]
+            parts += (
+                [] if public is None else [tf.cast(public, parts[0].dtype if parts else v.dtype)]
+            )
             update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         return super().apply_gradients(gradients, name=name)
