@@ -375,7 +375,7 @@ def _clipped_sample_sum(loss, rows, engine, variables, expected_rows) -> Clipped
 
 def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
     """Makes sure that rows that the mask excludes count for nothing."""
-    if is_masked != (loss.mask is not None):
+    if loss.mask is not None and not is_masked:
         raise ValueError(
             "Argument `sample_wise` must return all that depends on the rows, so that `mask` "
             "applies to it. Received a loss of which a part does not follow the mask."

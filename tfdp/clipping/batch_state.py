@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 
 _WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStrided")
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_CALLS = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
+    | {"StatelessWhile", "While"}
+)
 
 
 def captured(graph: tf.Graph) -> dict:
@@ -14,7 +17,15 @@ def captured(graph: tf.Graph) -> dict:
 
 
 def check(graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool]) -> None:
-    """Refuses layers that write what they see of the batch into a variable."""
+    """Refuses layers that write what they see of the batch into a variable.
+
+    Args:
+      graph: The graph that computes the loss.
+      depends_on_data: Whether a tensor of it does.
+
+    Raises:
+      ValueError: There is such a layer.
+    """
     for op in graph.get_operations():
         if op.type.startswith(_WRITING):
             handles, inputs = op.inputs[:1], op.inputs[1:]
@@ -23,16 +34,28 @@ def check(graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool]) -> None
             inputs = [tensor for tensor in op.inputs if tensor.dtype != tf.resource]
         else:
             continue
-        found = [variable_of(handle) for handle in handles]
-        variables = [v for v in found if v is not None and not is_metric(v)]
-        if not variables or not any(map(depends_on_data, inputs)):
+        written = [variable_of(handle) for handle in handles]
+        written = [v for v in written if v is None or not is_metric(v)]
+        if not written or not any(map(depends_on_data, inputs)):
             continue
+        name = "unknown" if written[0] is None else written[0].name
         raise ValueError(
-            f"The model writes a statistic of the batch into its variable '{variables[0].name}': "
-            "it would leave the training without noise, and it mixes examples. Replace "
+            f"The model writes a statistic of the batch into its variable '{name}': it "
+            "would leave the training without noise, and it mixes examples. Replace "
             "BatchNormalization by GroupNormalization or LayerNormalization, and do not use "
             "stateful layers."
         )
+
+
+def check_reads(operations: Iterable[tf.Operation]) -> None:
+    """Refuses losses that depend on a metric, which holds statistics of the data."""
+    for op in operations:
+        variable = variable_of(op.inputs[0]) if op.type == "ReadVariableOp" else None
+        if variable is not None and is_metric(variable):
+            raise ValueError(
+                f"The loss must depend on no metric, which holds statistics of the batch. Received "
+                f"a loss that depends on '{variable.name}'."
+            )
 
 
 def _writes(call: tf.Operation) -> bool:

@@ -73,6 +73,11 @@ class ClippingEngine(abc.ABC):
         num_microbatches: int | None = None,
         rule: ClippingRule | str = "flat",
     ):
+        if not l2_norm_clip >= LEAST_CLIP:
+            raise ValueError(
+                f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP}. "
+                f"Received: {l2_norm_clip=}."
+            )
         self.l2_norm_clip = l2_norm_clip
         self.num_microbatches = num_microbatches
         self.rule = clipping_rules.get(rule)

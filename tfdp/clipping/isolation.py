@@ -96,6 +96,12 @@ def check_is_by_row(name: str, tensor: Any) -> None:
         return
     needed = {op.name for op in cone([tensor], {t.ref() for t in batch})[0]}
     operations = [op for op in tensor.graph.get_operations() if op.name in needed]
+    if any(op.op_def.is_stateful or op.type.startswith("Stateless") for op in operations):
+        raise ValueError(
+            f"Argument `{name}` must hold data, or what is computed from them without random "
+            "numbers, which could follow from a row's place in the batch; these come by `draws`. "
+            f"Received: {tensor}."
+        )
     state = RowAnalysis(operations, batch).state(tensor)
     if state != Rows() or len(data) > len(batch):
         why = state.reason if isinstance(state, Unproven) else f"found: {state}"

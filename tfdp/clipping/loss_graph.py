@@ -154,7 +154,12 @@ class LossGraph:
 def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
     """Types and names of the operations with a state, also inside functions that are called."""
     nodes = with_called(graph, [op.node_def for op in graph.get_operations()])
-    return [(n.op, n.name) for n in nodes if graph.op_def_for_type(n.op).is_stateful]
+    return [
+        (n.op, n.name)
+        for n in nodes
+        # What Python does has a state, whatever it says of itself.
+        if graph.op_def_for_type(n.op).is_stateful or n.op == "PyFuncStateless"
+    ]
 
 
 def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:
@@ -212,7 +217,8 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
                 f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
     batch_state.check(loss.graph, lambda tensor: depends_on(tensor, data))
-    _, used = cone(terms, {t.ref() for t in batch})
+    operations, used = cone(terms, {t.ref() for t in batch})
+    batch_state.check_reads(operations)
     batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
     if not batch:
         raise ValueError(

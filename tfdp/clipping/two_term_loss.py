@@ -121,7 +121,9 @@ class TwoTermLoss:
                     f"mask={self.mask}."
                 )
         graph = tf.compat.v1.get_default_graph()
-        batch_state.check(graph, lambda t: bool(loss_graph.data_of(t)[1]))
+        while isinstance(graph, tf.__internal__.FuncGraph):
+            batch_state.check(graph, lambda t: bool(loss_graph.data_of(t)[1]))
+            graph = graph.outer_graph
         return self.aggregation.clipped_sum(
             self, engine, variables, group_seed, expected_batch_size, expected_rows
         )
