@@ -153,7 +153,9 @@ def deviation(values, truth):
     return abs(np.mean(values) - truth) / (np.std(values) / math.sqrt(len(values)))
 
 
-@pytest.mark.parametrize(("divergence", "truth"), TRUTHS, ids=str)
+@pytest.mark.parametrize(
+    ("divergence", "truth"), TRUTHS, ids=lambda part: getattr(part, "__name__", str(part))
+)
 def test_mmds_are_unbiased(divergence, truth):
     """Within four standard errors, of which the truth is more than twenty: mutants that estimate 0,
     or the mean over dimensions, would be off by more."""
@@ -162,7 +164,9 @@ def test_mmds_are_unbiased(divergence, truth):
     assert deviation(values, 0.0) > 20 and deviation(values, truth / 3) > 12
 
 
-@pytest.mark.parametrize(("divergence", "truth"), TRUTHS, ids=str)
+@pytest.mark.parametrize(
+    ("divergence", "truth"), TRUTHS, ids=lambda part: getattr(part, "__name__", str(part))
+)
 def test_pairs_of_a_row_with_itself_are_caught(divergence, truth, monkeypatch):
     """Mutant: the V-statistic, whose bias is 2/n of what the kernel falls off."""
     monkeypatch.setattr(divergences, "_distinct_pairs", divergences._pairs)

@@ -16,12 +16,16 @@ def captured(graph: tf.Graph) -> dict:
     return {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
 
 
-def check(graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool]) -> None:
+def check(
+    graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool], unknown: bool = False
+) -> None:
     """Refuses layers that write what they see of the batch into a variable.
 
     Args:
       graph: The graph that computes the loss.
       depends_on_data: Whether a tensor of it does.
+      unknown: Whether to refuse also what is written into a variable that the graph does not read,
+        of which nothing says whether it is a metric's.
 
     Raises:
       ValueError: There is such a layer.
@@ -35,10 +39,10 @@ def check(graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool]) -> None
         else:
             continue
         written = [variable_of(handle) for handle in handles]
-        written = [v for v in written if v is None or not is_metric(v)]
+        written = [v for v in written if (unknown if v is None else not is_metric(v))]
         if not written or not any(map(depends_on_data, inputs)):
             continue
-        name = "unknown" if written[0] is None else written[0].name
+        name = "(not read here)" if written[0] is None else written[0].name
         raise ValueError(
             f"The model writes a statistic of the batch into its variable '{name}': it "
             "would leave the training without noise, and it mixes examples. Replace "

@@ -122,7 +122,7 @@ class TwoTermLoss:
                 )
         graph = tf.compat.v1.get_default_graph()
         while isinstance(graph, tf.__internal__.FuncGraph):
-            batch_state.check(graph, lambda t: bool(loss_graph.data_of(t)[1]))
+            batch_state.check(graph, lambda t: bool(loss_graph.data_of(t)[1]), unknown=True)
             graph = graph.outer_graph
         return self.aggregation.clipped_sum(
             self, engine, variables, group_seed, expected_batch_size, expected_rows
