@@ -143,14 +143,16 @@ class TwoTermLoss:
         if self.draws is None:
             return batch
 
+        make_laws = self.draws
+
         def draw(rows: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-            keys = fold_in_each(seed, len(laws()))
+            laws = make_laws()
+            keys = fold_in_each(seed, len(laws))
             return [
                 law.sample(rows, seed=tf.cast(key, tf.int32))
-                for law, key in zip(laws(), keys, strict=True)
+                for law, key in zip(laws, keys, strict=True)
             ]
 
-        laws = self.draws
         specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int64)]
         drawn = isolation.trace("draws", draw, specs)(self.rows, seed)
         return (*batch, *drawn)
