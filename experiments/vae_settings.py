@@ -141,9 +141,9 @@ class Defaults:
     optimizer: str = "dpsgd"
 
 
-# Chosen with `--eval_split=validation`, a few runs each. With the divergence, the paper has a `beta`
-# of 0 for pinwheel; clusters are purer with 1. Sparsity is trained for one epoch with L = 1, where
-# the paper has ten and 16 (section 5.1): what fits on two CPU cores.
+# Chosen with `--eval_split=validation`, a few runs each. The paper has a `beta` of 0 for pinwheel
+# with the divergence; clusters are purer with 1. Sparsity is trained for one epoch with L = 1,
+# where the paper has ten and 16 (section 5.1): what fits on two CPU cores.
 DEFAULTS = {
     "digits": Defaults(
         methods=("term_wise", "no_divergence", "non_private"),
