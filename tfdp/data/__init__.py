@@ -1,5 +1,6 @@
-"""Batches whose sampling is the one that is accounted for."""
+"""Batches whose sampling is the one that is accounted for, and features free of privacy cost."""
 
+from tfdp.data.features import scattering_features
 from tfdp.data.poisson import poisson_batches
 
-__all__ = ["poisson_batches"]
+__all__ = ["poisson_batches", "scattering_features"]
