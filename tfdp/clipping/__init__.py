@@ -11,6 +11,7 @@ from tfdp.clipping.clipping_rules import (
     Automatic,
     ClippingRule,
     Flat,
+    ImportanceSampling,
     PerLayer,
 )
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
@@ -29,6 +30,7 @@ __all__ = [
     "ClippingEngine",
     "ClippingRule",
     "Flat",
+    "ImportanceSampling",
     "MicroAggregation",
     "OnePassClipping",
     "PerLayer",

@@ -57,7 +57,8 @@ class ClippingEngine(abc.ABC):
 
     Formal guarantee: for two batches that are neighbours, the l2 distance of the two
     `clipped_sum(...).gradients` (all variables together) is at most `sensitivity(relation)`,
-    whatever the model, the loss and the data.
+    whatever the model, the loss and the data. (Of a random rule: given the random numbers of the
+    examples that both have, which do not depend on the data.)
 
     Args:
       l2_norm_clip: Largest l2 norm, over all variables together, that an example's gradient (a
@@ -122,7 +123,8 @@ class ClippingEngine(abc.ABC):
           loss: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built; or a
             scalar that is provably their sum plus terms that do not depend on data.
           variables: The trainable variables.
-          group_seed: Secret seed, int64 `[2]`, by which examples draw their microbatch.
+          group_seed: Secret seed, int64 `[2]`, used in this step only, by which examples draw their
+            microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
           expected_rows: About how many rows the batch will have, where that is known and its shape
             does not say it: engines plan their memory by it.
@@ -138,12 +140,21 @@ class ClippingEngine(abc.ABC):
         """Which variables the rule clips together."""
         return self.rule.groups([variable.name for variable in variables])
 
+    def _draw_uniforms(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
+        """For each gradient the random number of a random rule, `[count]`; zeros for others."""
+        if not self.rule.is_random:
+            return tf.zeros([count])
+        # Not the numbers by which microbatches are drawn.
+        seed = tf.random.experimental.stateless_fold_in(seed, 1, alg="philox")
+        return tf.random.stateless_uniform([count], seed, alg="philox")
+
     def _factors(
         self,
         squares: Sequence[tf.Tensor],
         group_of: Sequence[int],
         keep: tf.Tensor,
         clip: tf.Tensor | None,
+        uniforms: tf.Tensor,
     ) -> "Factors":
         """By what to multiply gradients.
 
@@ -152,6 +163,7 @@ class ClippingEngine(abc.ABC):
           group_of: The group of each variable.
           keep: Which gradients count at all, bool `[n]`.
           clip: See `clipped_sum`.
+          uniforms: See `_draw_uniforms`.
         """
         parts: list[list[tf.Tensor]] = [[] for _ in range(max(group_of) + 1)]
         for square, group in zip(squares, group_of, strict=True):
@@ -160,7 +172,9 @@ class ClippingEngine(abc.ABC):
         norms = tf.sqrt(tf.stack([tf.add_n([zero, *part]) for part in parts], axis=1))
         finite = tf.reduce_all(tf.math.is_finite(norms), axis=1)
         limit = self.l2_norm_clip if clip is None else clip
-        factors = self.rule.factors(norms, limit) if self.clips else tf.ones_like(norms)
+        factors = tf.ones_like(norms)
+        if self.clips:
+            factors = self.rule.random_factors(norms, limit, uniforms)
         within = tf.where(tf.logical_and(finite, tf.norm(norms, axis=1) <= limit), 0.5, -0.5)
         return Factors(
             by_group=tf.where(tf.logical_and(finite, keep)[:, tf.newaxis], factors, 0.0),

@@ -37,7 +37,9 @@ class OnePassClipping(ClippingEngine):
         on a CPU and 8 GiB on a GPU.
       compare_first_step: Whether to clip the first batch with `VectorizedClipping` as well, and to
         stop with an error if the two sums differ by more than 1 in 1,000. For debugging; layers
-        that draw random numbers (Dropout) must be off. Epsilon does not cover that error.
+        that draw random numbers (Dropout) must be off. Both engines get the same numbers for a
+        random rule: only a norm that is within rounding of the least one that is kept can look
+        like an error. Epsilon does not cover that error.
     """
 
     def __init__(
@@ -89,13 +91,18 @@ class OnePassClipping(ClippingEngine):
             return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
+        uniforms = self._draw_uniforms(rows, group_seed)
         chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or expected_rows)
         if chunk is None:
-            sums, within = self._sums_of(plan, graph, handles, variables, mask, rows, clip)
+            sums, within = self._sums_of(
+                plan, graph, handles, variables, mask, rows, clip, uniforms
+            )
         else:
-            sums, within = self._in_chunks(graph, handles, variables, mask, rows, clip, chunk)
+            sums, within = self._in_chunks(
+                graph, handles, variables, mask, rows, clip, uniforms, chunk
+            )
         if self._uncompared is not None:
-            sums = self._compared(sums, graph, handles, variables, mask, rows, clip)
+            sums = self._compared(sums, graph, handles, variables, mask, rows, clip, uniforms)
         return ClippedSum(
             gradients=sums,
             regularizer_gradients=graph.regularizer_gradients(handles),
@@ -141,7 +148,7 @@ class OnePassClipping(ClippingEngine):
         chunk = max(1, budget // max(1, plan.bytes_per_row))
         return chunk if expected_rows is not None and expected_rows > chunk else None
 
-    def _sums_of(self, plan, graph, handles, variables, mask, rows, clip):
+    def _sums_of(self, plan, graph, handles, variables, mask, rows, clip, uniforms):
         """The clipped sums of a loss that is computed at once; and `ClippedSum.within_clip`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
@@ -152,11 +159,11 @@ class OnePassClipping(ClippingEngine):
             for group, c in zip(self._groups(variables), contributions, strict=True)
             if c is not None
         ]
-        found, within = self._clipped_sums(present, group_of, mask, rows, clip)
+        found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms)
         sums = iter(found)
         return [None if c is None else next(sums) for c in contributions], within
 
-    def _in_chunks(self, graph, handles, variables, mask, rows, clip, chunk):
+    def _in_chunks(self, graph, handles, variables, mask, rows, clip, uniforms, chunk):
         """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
         count = (rows + chunk - 1) // chunk
         size = (rows + count - 1) // tf.maximum(count, 1)
@@ -171,7 +178,8 @@ class OnePassClipping(ClippingEngine):
             keep = cut(mask, start, size)
             keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
             plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
-            new, more = self._sums_of(plan, part, local, variables, keep, size, clip)
+            numbers = cut(uniforms, start, size)
+            new, more = self._sums_of(plan, part, local, variables, keep, size, clip, numbers)
             connected[:] = [n is not None for n in new]
             sums = [
                 s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
@@ -184,14 +192,15 @@ class OnePassClipping(ClippingEngine):
         )
         return [s if yes else None for s, yes in zip(sums, connected, strict=True)], within
 
-    def _compared(self, sums, graph, handles, variables, mask, rows, clip):
+    def _compared(self, sums, graph, handles, variables, mask, rows, clip, uniforms):
         """The sums, once they were found to be those of the vectorised engine in the first step."""
         pending = self._uncompared
         present = [s for s in sums if s is not None]
 
         def compare() -> tf.Tensor:
+            groups = tf.zeros([rows], tf.int32)
             slow, _, _ = self._vectorized.sum_over_chunks(
-                graph, handles, variables, mask, tf.zeros([rows], tf.int32), rows, clip
+                graph, handles, variables, mask, groups, rows, clip, uniforms=uniforms
             )
             slow = [s for s, own in zip(slow, sums, strict=True) if own is not None]
             difference = tf.linalg.global_norm([a - b for a, b in zip(present, slow, strict=True)])
@@ -231,20 +240,23 @@ class OnePassClipping(ClippingEngine):
         mask: tf.Tensor,
         rows: tf.Tensor,
         clip: tf.Tensor | None,
+        uniforms: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The clipped sum of each variable, and `ClippedSum.within_clip`."""
         if not contributions:
             return [], tf.zeros([])
         early = {i: c.squares(c.tensors) for i, c in enumerate(contributions) if c.whole}
 
-        def factors(squares: Sequence[tf.Tensor], keep: tf.Tensor) -> Factors:
-            return self._factors(squares, group_of, keep, clip)
+        def factors(squares: Sequence[tf.Tensor], keep: tf.Tensor, uniforms: tf.Tensor) -> Factors:
+            return self._factors(squares, group_of, keep, clip, uniforms)
 
         if len(early) == len(contributions):
             sums: dict[int, tf.Tensor] = {}
-            all_factors = factors(list(early.values()), mask)
+            all_factors = factors(list(early.values()), mask, uniforms)
         else:
-            sums, all_factors = _in_parts(contributions, early, mask, rows, factors, group_of)
+            sums, all_factors = _in_parts(
+                contributions, early, mask, rows, uniforms, factors, group_of
+            )
         sums = {i: c.unflatten(sums[i]) for i, c in enumerate(contributions) if i in sums}
         sums.update(
             _totals({i: c for i, c in enumerate(contributions) if i not in sums}, all_factors)
@@ -258,7 +270,8 @@ def _in_parts(
     early: dict[int, tf.Tensor],
     mask: tf.Tensor,
     rows: tf.Tensor,
-    factors_of: Callable[[Sequence[tf.Tensor], tf.Tensor], Factors],
+    uniforms: tf.Tensor,
+    factors_of: Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], Factors],
     group_of: list[int],
 ) -> tuple[dict[int, tf.Tensor], Factors]:
     """Norms and clip factors, part by part, each small enough for a processor's cache.
@@ -271,7 +284,9 @@ def _in_parts(
       early: Squared norms that are known already, by index.
       mask: Which rows are examples.
       rows: Number of rows.
-      factors_of: Gives the factors from the squared norms and from which rows to count.
+      uniforms: For each row the random number of a random rule.
+      factors_of: Gives the factors from the squared norms, from which rows to count, and from the
+        random numbers.
       group_of: Which contributions are clipped together.
 
     Returns:
@@ -296,7 +311,7 @@ def _in_parts(
             squares.append(c.squares(tensors) if c.factored else squares_of(flats[i]))
         places = start + tf.range(size)
         keep = tf.logical_and(cut(mask, start, size), places >= index * size)
-        part = factors_of(squares, keep)
+        part = factors_of(squares, keep, cut(uniforms, start, size))
         new = _weighted_sums({i: flats[i] for i in instantiated}, part)
         sums = [s + n for s, n in zip(sums, new, strict=True)]
         by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], part.by_group)

@@ -66,15 +66,17 @@ class VectorizedClipping(ClippingEngine):
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
         groups = self._draw_groups(rows, group_seed)
+        uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
         sums, connected, within = self.sum_over_chunks(
-            graph, handles, variables, mask, groups, rows, clip
+            graph, handles, variables, mask, groups, rows, clip, uniforms=uniforms
         )
         if self.num_microbatches is not None:
             sizes = tf.math.unsorted_segment_sum(
                 tf.cast(mask, tf.float32), groups, self.num_microbatches
             )
             means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
-            means, within = self._clip(means, variables, tf.ones_like(sizes, tf.bool), clip)
+            everyone = tf.ones_like(sizes, tf.bool)
+            means, within = self._clip(means, variables, everyone, clip, uniforms)
             sums = [tf.reduce_sum(mean, axis=0) for mean in means]
         return ClippedSum(
             gradients=[
@@ -93,7 +95,7 @@ class VectorizedClipping(ClippingEngine):
         )
 
     def sum_over_chunks(
-        self, graph, handles, variables, mask, groups, rows, clip=None, common=None
+        self, graph, handles, variables, mask, groups, rows, clip=None, common=None, uniforms=None
     ):
         """Sums of the clipped gradients; with microbatches, per group and not yet clipped.
 
@@ -106,10 +108,19 @@ class VectorizedClipping(ClippingEngine):
           rows: Number of rows.
           clip: See `ClippingEngine.clipped_sum`.
           common: For each variable what to add to every row's gradient before it is clipped.
+          uniforms: For each row the random number of a random rule.
 
         Returns:
           The sums; whether the loss depends on each variable; and `ClippedSum.within_clip`.
+
+        Raises:
+          ValueError: The rule is random, and there are no `uniforms`.
         """
+        if uniforms is None and self.rule.is_random:
+            raise ValueError(
+                "Argument `rule` must not be random where no random numbers are drawn for it. "
+                f"Received: rule={self.rule}."
+            )
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
         zeros = [
@@ -125,6 +136,8 @@ class VectorizedClipping(ClippingEngine):
 
         batch = [pad(tensor) for tensor in graph.batch]
         mask, groups = pad(mask), pad(groups)
+        clips_rows = self.num_microbatches is None
+        uniforms = pad(uniforms if clips_rows and uniforms is not None else tf.zeros([rows]))
         connected = [False] * len(variables)
 
         def add_chunk(index, sums, within):
@@ -141,8 +154,8 @@ class VectorizedClipping(ClippingEngine):
             )
             if common is not None:
                 gradients = [g + c for g, c in zip(gradients, common, strict=True)]
-            if self.num_microbatches is None:
-                gradients, more = self._clip(gradients, variables, cut(mask), clip)
+            if clips_rows:
+                gradients, more = self._clip(gradients, variables, cut(mask), clip, cut(uniforms))
                 within = within + more
                 new = [tf.reduce_sum(gradient, axis=0) for gradient in gradients]
             else:
@@ -230,6 +243,7 @@ class VectorizedClipping(ClippingEngine):
         variables: Sequence[tf.Variable],
         keep: tf.Tensor,
         clip: tf.Tensor | None,
+        uniforms: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero.
 
@@ -237,7 +251,7 @@ class VectorizedClipping(ClippingEngine):
           The gradients, and `ClippedSum.within_clip`.
         """
         squares = [_sum_of_squares(gradient) for gradient in gradients]
-        factors = self._factors(squares, self._groups(variables), keep, clip)
+        factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
         clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
         return clipped, factors.within_clip
 

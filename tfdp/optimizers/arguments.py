@@ -34,8 +34,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         subtract it. By default noise comes from the operating system's entropy.
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
         prove, or "vectorized", which is slower (`tfdp.clipping`).
-      clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", or a
-        `tfdp.clipping.ClippingRule` with arguments of its own."""
+      clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
+        or a `tfdp.clipping.ClippingRule` with arguments of its own."""
 
 ENGINES: dict[str, type[ClippingEngine]] = {
     "one_pass": OnePassClipping,
@@ -127,6 +127,11 @@ def check_two_term_arguments(rule: ClippingRule, gradient_accumulation_steps: in
         raise ValueError(
             "Argument `clipping_rule` must have a fixed clip with a TwoTermLoss, whose noise "
             f"follows from it. Received: clipping_rule={rule}."
+        )
+    if rule.is_random:
+        raise ValueError(
+            "Argument `clipping_rule` must not be random with a TwoTermLoss, which draws no random "
+            f"numbers for it. Received: clipping_rule={rule}."
         )
     if gradient_accumulation_steps > 1:
         raise ValueError(
