@@ -4,6 +4,7 @@ from tfdp.accounting.accountants import PldAccountant, RdpAccountant
 from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
 from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
+from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
 from tfdp.accounting.selective_calibration import calibrate_selective_release
 from tfdp.accounting.selective_release import (
     SelectiveReleaseDpEvent,
@@ -13,11 +14,14 @@ from tfdp.accounting.selective_release import (
 from tfdp.accounting.statement import privacy_statement
 
 __all__ = [
+    "BoundedRangeDpEvent",
+    "BudgetExceededError",
     "EpsilonBound",
     "PldAccountant",
     "PrivacyLedger",
     "PrivacyParametersChangedError",
     "RdpAccountant",
+    "RdpFilter",
     "SelectiveReleaseDpEvent",
     "acceptance_bounds",
     "calibrate_noise_multiplier",
