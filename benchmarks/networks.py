@@ -11,7 +11,7 @@ def build(problem: Problem) -> tf.keras.Model:
     """The network of a problem: logits `[batch, classes]`."""
     tanh = networks.make_activation("tanh")
     if problem.name == "mnist_cnn":
-        return networks.mnist(tanh)
+        return networks.mnist(tanh, centred=False)
     if problem.name == "imdb_lstm":
         return networks.imdb(tanh)
     if problem.name == "cifar_cnn":

@@ -22,6 +22,7 @@ from absl import app, flags, logging
 
 import tfdp
 from experiments import datasets, networks
+from experiments.methods import make_training
 from experiments.report import RunFolder
 from experiments.settings import (
     METHODS,
@@ -32,7 +33,6 @@ from experiments.settings import (
     Settings,
     resolve,
 )
-from experiments.training import Training
 
 _PER_DATASET = "Default: by data set."
 
@@ -59,6 +59,8 @@ def settings_from(values: flags.FlagValues) -> Settings:
 def default_output_dir(settings: Settings) -> str:
     """Where a run goes unless --output_dir says otherwise, relative to the working directory."""
     name = f"{settings.dataset}_{settings.method}"
+    if settings.head is not None:
+        name += f"_{settings.features}_{settings.head}"
     if settings.private:
         name += f"_eps{settings.target_epsilon:g}"
     if settings.eval_split != "test":
@@ -91,8 +93,10 @@ def run(values: flags.FlagValues) -> dict:
             data_dir=values["data_dir"].value,
             eval_split=settings.eval_split,
             validation_examples=settings.validation_examples or 0,
+            features=settings.features,
+            features_dir=values["features_dir"].value or None,
         )
-        result = Training(settings, data, folder).run()
+        result = make_training(settings, data, folder).run()
     print(summary(result, folder))
     return result
 
@@ -104,7 +108,8 @@ def summary(result: dict, folder: RunFolder) -> str:
     lines = [
         f"{settings['dataset']}, {settings['method']}: {result['accuracy']:.2%} of "
         f"{result['evaluation_examples']} {result['evaluated_on']} examples are classified "
-        "correctly by the last model."
+        "correctly by the last model.",
+        by_class(result["accuracy_by_class"]),
     ]
     if result["epsilon"] is None:
         lines.append("No differential privacy.")
@@ -136,6 +141,16 @@ def summary(result: dict, folder: RunFolder) -> str:
     return "\n".join(lines)
 
 
+def by_class(accuracies: dict[str, float]) -> str:
+    """The classes that fare worst and best: noise takes more from the rare and the difficult."""
+    worst, best = (pick(accuracies, key=accuracies.__getitem__) for pick in (min, max))
+    gap = 100 * (accuracies[best] - accuracies[worst])
+    return (
+        f"Of class {worst}, {accuracies[worst]:.2%} are correct (the worst), of class {best}, "
+        f"{accuracies[best]:.2%} (the best): a gap of {gap:.2f} points."
+    )
+
+
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for; what cannot be done ends with a sentence."""
     try:
@@ -151,6 +166,10 @@ def _define_what(values: flags.FlagValues) -> None:
         "dataset", datasets.DATASETS[0], datasets.DATASETS, "What to learn.", flag_values=values
     )
     flags.DEFINE_enum("method", METHODS[0], METHODS, "Optimizer.", flag_values=values)
+    text = "What the network sees: the images, or their scattering transform."
+    flags.DEFINE_enum("features", "none", datasets.FEATURES, text, flag_values=values)
+    text = f"Network on features. Default with --features=scattering: {networks.HEADS[0]}."
+    flags.DEFINE_enum("head", None, networks.HEADS, text, flag_values=values)
     flags.DEFINE_enum(
         "activation", None, networks.ACTIVATIONS, f"Activation. {_PER_DATASET}", flag_values=values
     )
@@ -218,6 +237,8 @@ def _define_selection(values: flags.FlagValues) -> None:
 def _define_where(values: flags.FlagValues) -> None:
     text = "Folder of TensorFlow Datasets; its own default unless given."
     flags.DEFINE_string("data_dir", None, text, flag_values=values)
+    text = "Folder in which --features are kept for the next run; empty: they are not kept."
+    flags.DEFINE_string("features_dir", "results/features", text, flag_values=values)
     text = "Folder of this run. Default: results/classify/..., by data set, method and epsilon."
     flags.DEFINE_string("output_dir", None, text, flag_values=values)
     text = "Removes the run that is found in the folder first."

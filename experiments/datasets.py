@@ -11,7 +11,11 @@ import re
 
 import numpy as np
 
+import tfdp
+
 DATASETS = ("digits", "mnist", "fashion_mnist", "imdb_reviews")
+IMAGES = {"digits": (8, 8, 1), "mnist": (28, 28, 1), "fashion_mnist": (28, 28, 1)}
+FEATURES = ("none", "scattering")
 
 VOCABULARY_SIZE = 20_000
 REVIEW_TOKENS = 80
@@ -30,7 +34,8 @@ class Data:
     """Examples to train on and examples to evaluate on; they share none.
 
     Attributes:
-      train_x: Images `[N, height, width, 1]` float32 in [0, 1], or token ids `[N, tokens]` int32.
+      train_x: Images `[N, height, width, 1]` float32 in [0, 1], their features `[N, height / 4,
+        width / 4, 81]` float32, or token ids `[N, tokens]` int32.
       train_y: Classes `[N]`, int64.
       eval_x: Like `train_x`.
       eval_y: Like `train_y`.
@@ -53,6 +58,8 @@ def load(
     data_dir: str | None = None,
     eval_split: str = "test",
     validation_examples: int = 0,
+    features: str = "none",
+    features_dir: str | None = None,
 ) -> Data:
     """Loads a data set.
 
@@ -63,6 +70,9 @@ def load(
       eval_split: "test", or "validation" to hold out a fixed random part of the *training* set,
         train on the rest, and not touch the test set: for choosing hyperparameters.
       validation_examples: How many training examples are held out for "validation".
+      features: "none", or "scattering" for the scattering transform of images, normalised example
+        by example (`tfdp.data.scattering_features`): no function of the other examples.
+      features_dir: Folder in which features are kept for the next run; None: they are not.
 
     Returns:
       The training set and the evaluation set.
@@ -76,6 +86,10 @@ def load(
         train, test = _imdb_reviews(data_dir)
     else:
         train, test = _images(name, data_dir)
+    if features == "scattering":
+        train, test = (
+            (tfdp.data.scattering_features(x, cache_dir=features_dir), y) for x, y in (train, test)
+        )
     if eval_split == "test":
         return Data(*train, *test)
     size = len(train[1])

@@ -17,13 +17,10 @@ lower bound, from the laws in experiments/dpsur_laws.py.
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import math
 import os
-import platform
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
@@ -35,6 +32,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.dpsur_laws import Instance, least_epsilon, renyi, renyi_of_test
+from experiments.output import markdown, save, versions
 from tfdp.accounting import PldAccountant, RdpAccountant
 
 ORDERS = (2.0, 4.0, 8.0, 16.0)
@@ -222,19 +220,6 @@ def epsilon_table(all_prices: Sequence[Prices]) -> str:
     return markdown(titles, rows)
 
 
-def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def versions() -> str:
-    """What the numbers were computed with."""
-    names = ("dp-accounting", "numpy", "scipy")
-    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    return f"Python {platform.python_version()}, {found}"
-
-
 def draw(instance: Instance, all_prices: Sequence[Prices], delta: float) -> Figure:
     """The laws of an accepted update, and epsilon against accepted updates."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
@@ -333,13 +318,6 @@ def run(values: flags.FlagValues) -> None:
         )
     if values.output:
         save(draw(instance, all_prices, values.delta), values.output)
-
-
-def save(figure: Figure, path: str) -> None:
-    """Writes a picture, and says so."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    print(f"\n{path}")
 
 
 def main(argv: list[str]) -> None:

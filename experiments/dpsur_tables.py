@@ -21,7 +21,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 from scipy import special
 
-from experiments.dpsur_counterexample import markdown, save, versions
+from experiments.output import markdown, save, versions
 from tfdp.accounting import (
     PrivacyLedger,
     RdpAccountant,

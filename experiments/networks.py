@@ -11,6 +11,7 @@ import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
 from experiments import datasets
 
 ACTIVATIONS = ("relu", "tanh", "tempered_sigmoid")
+HEADS = ("linear", "conv")
 
 Activation = Callable[[], tf.keras.layers.Layer]
 
@@ -82,8 +83,11 @@ def digits(activation: Activation) -> tf.keras.Model:
     )
 
 
-def mnist(activation: Activation) -> tf.keras.Model:
-    """Logits `[batch, 10]` of images `[batch, 28, 28, 1]`, by 26,010 parameters.
+def mnist(activation: Activation, centred: bool = True) -> tf.keras.Model:
+    """Logits `[batch, 10]` of images `[batch, 28, 28, 1]` in [0, 1], by 26,010 parameters.
+
+    With `centred`, pixels are brought to [-1, 1] by constants: weights that look at zeros have no
+    gradient, and most of a drawing is background. (Means of the training set would be private.)
 
     The network of the published tables for MNIST and Fashion-MNIST (Tramer and Boneh, 2021,
     https://arxiv.org/abs/2011.11660, table 4).
@@ -92,6 +96,7 @@ def mnist(activation: Activation) -> tf.keras.Model:
     return tf.keras.Sequential(
         [
             layers.Input((28, 28, 1)),
+            *([layers.Rescaling(2.0, offset=-1.0)] if centred else ()),
             layers.ZeroPadding2D(2),
             layers.Conv2D(16, 8, strides=2),
             activation(),
@@ -124,6 +129,37 @@ def imdb(activation: Activation) -> tf.keras.Model:
             layers.Dense(2),
         ],
         name="imdb_reviews",
+    )
+
+
+def head_on_features(shape: tuple[int, ...], head: str, activation: Activation) -> tf.keras.Model:
+    """Logits `[batch, 10]` of the scattering features of images.
+
+    Args:
+      shape: Of an image's features, `(height, width, channels)`.
+      head: "linear", multinomial logistic regression; or "conv", a convolution before it (81
+        channels of 7 x 7: 19,530 parameters).
+      activation: Of the convolution.
+
+    Returns:
+      The network. The features are normalised already.
+
+    References:
+      - Tramer and Boneh, 2021, Differentially Private Learning Needs Better Features (or Much More
+        Data) (https://arxiv.org/abs/2011.11660).
+    """
+    if head not in HEADS:
+        raise ValueError(f"Argument `head` must be one of {HEADS}. Received: {head=}.")
+    layers = tf.keras.layers
+    convolution = [layers.Conv2D(16, 3, padding="same"), activation()]
+    return tf.keras.Sequential(
+        [
+            layers.Input(shape),
+            *(convolution if head == "conv" else ()),
+            layers.Flatten(),
+            layers.Dense(10),
+        ],
+        name=f"scattering_{head}",
     )
 
 

@@ -9,7 +9,11 @@ from experiments import datasets, networks
 SCHEDULES = ("constant", "linear")
 NON_PRIVATE_METHODS = ("sgd", "adam")
 SELECTIVE_METHODS = ("dpsur_sgd", "dpsur_adam", "dpsur_signsgd", "dpsur_signadam")
-METHODS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", *SELECTIVE_METHODS, *NON_PRIVATE_METHODS)
+METHODS = (
+    *("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "dpis", "dpis_adam", "dpagd"),
+    *SELECTIVE_METHODS,
+    *NON_PRIVATE_METHODS,
+)
 OBSERVABILITY = ("conditional", "per_attempt")
 
 
@@ -33,6 +37,8 @@ class Settings:
 
     dataset: str
     method: str
+    features: str
+    head: str | None
     activation: str
     tempered_scale: float
     tempered_temperature: float
@@ -139,6 +145,7 @@ DEFAULTS = {
             "dpadam": 0.02,
             "dpsignsgd": 0.002,
             "dpsignadam": 0.02,
+            "dpagd": 2.0,
             "sgd": 0.1,
             "adam": 0.005,
         },
@@ -155,6 +162,7 @@ DEFAULTS = {
             "dpadam": 0.002,
             "dpsignsgd": 0.0003,
             "dpsignadam": 0.001,
+            "dpagd": 0.6,
             "sgd": 0.1,
             "adam": 0.002,
         },
@@ -172,6 +180,7 @@ DEFAULTS = {
             "dpadam": 0.01,
             "dpsignsgd": 0.001,
             "dpsignadam": 0.002,
+            "dpagd": 0.6,
             "sgd": 0.5,
             "adam": 0.002,
         },
@@ -197,10 +206,14 @@ def resolve(given: dict[str, Any]) -> Settings:
     method = given.setdefault("method", METHODS[0])
     defaults = dataclasses.asdict(DEFAULTS[dataset])
     # A selective method starts from the rate of the method that it selects from.
-    defaults["learning_rate"] = defaults["learning_rate"][method.replace("dpsur_", "dp")]
+    below = {"dpis": "dpsgd", "dpis_adam": "dpadam"}.get(method, method.replace("dpsur_", "dp"))
+    _check_descent(method, given, defaults)
+    defaults["learning_rate"] = defaults["learning_rate"][below]
     _check_selective(method, given, defaults)
     if "adam" in method:
         defaults["momentum"] = 0.9
+    elif method == "dpagd":
+        defaults["momentum"] = 0.0
     if given.get("num_microbatches") is not None:
         if given.get("chunk_size") is not None:
             raise RefusedError(
@@ -214,6 +227,7 @@ def resolve(given: dict[str, Any]) -> Settings:
         raise RefusedError("--insecure_fixed_noise must come with --seed, which fixes the noise.")
     if given.setdefault("eval_split", "test") == "test":
         given["validation_examples"] = defaults["validation_examples"] = None
+    _check_features(dataset, given)
     rest = dict(
         tempered_scale=2.0,
         tempered_temperature=2.0,
@@ -244,6 +258,35 @@ def _check_selective(method: str, given: dict[str, Any], defaults: dict[str, Any
     defaults.update(dict.fromkeys(SELECTIVE_FLAGS))
 
 
+def _check_descent(method: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """DPAGD goes along the gradient, by a length that it chooses, in whole batches."""
+    if method != "dpagd":
+        return
+    defaults["chunk_size"] = None
+    for name in ("num_microbatches", "chunk_size", "learning_rate_schedule", "momentum"):
+        if given.get(name) not in (None, "constant", 0.0):
+            raise RefusedError(
+                f"--{name} must be left out with --method=dpagd. Received: --{name}={given[name]}."
+            )
+
+
+def _check_features(dataset: str, given: dict[str, Any]) -> None:
+    if given.setdefault("features", "none") == "none":
+        if "head" in given:
+            raise RefusedError(
+                "--head must come with --features=scattering: without features, a data set has a "
+                f"network of its own. Received: --head={given['head']}."
+            )
+        given["head"] = None
+        return
+    if dataset not in datasets.IMAGES:
+        raise RefusedError(
+            f"--features=scattering must come with images: --dataset={'|'.join(datasets.IMAGES)}. "
+            f"Received: --dataset={dataset}."
+        )
+    given.setdefault("head", networks.HEADS[0])
+
+
 def make_network(settings: Settings):
     """The untrained network that `settings` ask for."""
     activation = networks.make_activation(
@@ -252,5 +295,10 @@ def make_network(settings: Settings):
         settings.tempered_temperature,
         settings.tempered_offset,
     )
-    network = networks.NETWORKS[settings.dataset](activation)
+    if settings.head is None:
+        network = networks.NETWORKS[settings.dataset](activation)
+    else:
+        height, width, channels = datasets.IMAGES[settings.dataset]
+        shape = (height // 4, width // 4, 81 * channels)
+        network = networks.head_on_features(shape, settings.head, activation)
     return tfdp.SelectiveModel(network) if settings.selective else network

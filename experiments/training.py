@@ -19,6 +19,8 @@ from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_n
 
 _PRIVATE_OPTIMIZERS = {
     "dpsgd": tfdp.DPSGD,
+    "dpis": tfdp.DPSGD,
+    "dpis_adam": tfdp.DPAdam,
     "dpadam": tfdp.DPAdam,
     "dpsignsgd": tfdp.DPSignSGD,
     "dpsignadam": tfdp.DPSignAdam,
@@ -44,16 +46,18 @@ class Training:
       settings: What to train.
       data: What to train it on.
       folder: Where the run lies.
+      progress: Whether a bar shows the epochs.
 
     Raises:
       RefusedError: The settings do not fit the data, or the run in `folder` is of other ones.
     """
 
-    def __init__(self, settings: Settings, data: Data, folder: RunFolder):
+    def __init__(self, settings: Settings, data: Data, folder: RunFolder, *, progress: bool = True):
         settings.check_size(data.size)
         self.settings = settings
         self.data = data
         self.folder = folder
+        self.progress = progress
         self.rows: list[Row] = []
         self.steps_per_epoch = settings.steps_per_epoch(data.size)
         self.noise_multiplier = self._calibrate() if settings.private else None
@@ -79,15 +83,19 @@ class Training:
                 unit="epoch",
                 bar_format=_WITHOUT_TIMES if self.settings.selective else None,
                 desc=f"{self.settings.dataset} {self.settings.method}",
+                disable=not self.progress,
             ) as bar:
-                self.model.fit(
-                    self.batches,
-                    epochs=self.settings.epochs,
-                    initial_epoch=done,
-                    verbose=0,
-                    callbacks=[*self._budget(), _EpochEnd(self, bar)],
-                )
+                self._train(bar)
         return self._finish()
+
+    def _train(self, bar: tqdm.tqdm) -> None:
+        self.model.fit(
+            self.batches,
+            epochs=self.settings.epochs,
+            initial_epoch=len(self.rows),
+            verbose=0,
+            callbacks=[*self._budget(), _EpochEnd(self, bar)],
+        )
 
     def end_epoch(self, epsilon: float, seconds: float | None) -> Row:
         """Evaluates the model, makes what is known so far durable, and only then public."""
@@ -95,12 +103,16 @@ class Training:
             self.data.eval_x, self.data.eval_y, batch_size=_EVALUATION_BATCH, verbose=0
         )
         epoch = len(self.rows) + 1
-        row = Row(epoch, epoch * self.steps_per_epoch, epsilon, accuracy, loss, seconds)
+        row = Row(epoch, self._step(), epsilon, accuracy, loss, seconds)
         self.rows.append(row)
         self._saved_rows.assign(json.dumps([dataclasses.asdict(row) for row in self.rows]))
         self._checkpoints.save(checkpoint_number=epoch)
         self.folder.write_rows(self.rows)
         return row
+
+    def _step(self) -> int:
+        """Logical steps after the epoch that has just ended."""
+        return (len(self.rows) + 1) * self.steps_per_epoch
 
     def _calibrate(self) -> float:
         budget = {
@@ -149,11 +161,8 @@ class Training:
             saved = tf.train.load_checkpoint(latest).get_tensor("rows/.ATTRIBUTES/VARIABLE_VALUE")
             self.rows = [Row(**row) for row in json.loads(saved)]
         self._compile()
-        # Keras makes a legacy optimizer's state at its first step: too late to restore a run that
-        # has none left.
-        self.model.optimizer._create_all_weights(self.model.trainable_variables)
         checkpoint = tf.train.Checkpoint(
-            model=self.model, optimizer=self.model.optimizer, rows=self._saved_rows
+            model=self.model, rows=self._saved_rows, **self._training_state()
         )
         self._checkpoints = tf.train.CheckpointManager(
             checkpoint, str(self.folder.checkpoint), max_to_keep=1
@@ -161,6 +170,13 @@ class Training:
         if latest:
             checkpoint.restore(latest).assert_consumed()
             self.folder.write_rows(self.rows)
+
+    def _training_state(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the model."""
+        # Keras makes a legacy optimizer's state at its first step: too late to restore a run that
+        # has none left.
+        self.model.optimizer._create_all_weights(self.model.trainable_variables)
+        return {"optimizer": self.model.optimizer}
 
     def _compile(self) -> None:
         loss = tf.keras.losses.SparseCategoricalCrossentropy
@@ -194,6 +210,8 @@ class Training:
         momentum = "beta_1" if "adam" in method else "momentum"
         names = SELECTIVE_FLAGS if self.settings.selective else ()
         selection = {name: getattr(self.settings, name) for name in names}
+        if method.startswith("dpis"):
+            selection["clipping_rule"] = tfdp.clipping.ImportanceSampling()
         return _PRIVATE_OPTIMIZERS[method](
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,
@@ -243,7 +261,7 @@ class Training:
         """Writes what a finished run leaves, `result.json` last."""
         self.model.save(self.folder.model)
         self.folder.write_curve(self.rows, self.settings)
-        self.folder.write_privacy(privacy_text(self.settings, self.model, self.data.size))
+        self.folder.write_privacy(self._privacy_text())
         result = self._result()
         self.folder.write_result(result)
         self.folder.clear_checkpoint()
@@ -255,6 +273,7 @@ class Training:
             "settings": dataclasses.asdict(self.settings),
             "accuracy": last.accuracy,
             "loss": last.loss,
+            "accuracy_by_class": self._accuracy_by_class(),
             "evaluated_on": self.settings.eval_split,
             "evaluation_examples": len(self.data.eval_y),
             "dataset_size": self.data.size,
@@ -264,14 +283,13 @@ class Training:
             "epsilon": None,
         }
         if self.settings.private:
-            ledger = self.model.optimizer.ledger
-            bound = ledger.epsilon(self.settings.delta)
+            bound, released = self._released()
             result |= {
                 "epsilon": bound.epsilon,
                 "delta": bound.delta,
                 "epsilon_by_accountant": dict(bound.by_accountant),
                 "noise_multiplier": self.noise_multiplier,
-                "ledger": ledger.to_dict(),
+                "ledger": released,
             }
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
         result["versions"] = {
@@ -280,6 +298,21 @@ class Training:
             **versions,
         }
         return result
+
+    def _released(self) -> tuple[tfdp.accounting.EpsilonBound, dict[str, Any]]:
+        """The guarantee, and what it is of."""
+        ledger = self.model.optimizer.ledger
+        return ledger.epsilon(self.settings.delta), ledger.to_dict()
+
+    def _privacy_text(self) -> str:
+        return privacy_text(self.settings, self.model, self.data.size)
+
+    def _accuracy_by_class(self) -> dict[str, float]:
+        """Accuracy of the last model on the evaluation examples of each class."""
+        labels = self.data.eval_y
+        logits = self.model.predict(self.data.eval_x, batch_size=_EVALUATION_BATCH, verbose=0)
+        right = logits.argmax(axis=-1) == labels
+        return {str(c): float(right[labels == c].mean()) for c in sorted(set(labels.tolist()))}
 
 
 class _EpochEnd(tf.keras.callbacks.Callback):
@@ -321,17 +354,21 @@ def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -
     if not settings.private:
         return f"No differential privacy: --method={settings.method} trains without noise."
     text = tfdp.privacy_statement(model, settings.delta, dataset_size=dataset_size)
-    remarks = [
+    return "\n".join([text, "This run:", *remarks(settings)])
+
+
+def remarks(settings: Settings) -> list[str]:
+    """What holds of every private run of this experiment, an item of a list each."""
+    found = [
         f"The examples of the {settings.eval_split} split, on which accuracy was measured, are not "
         "among those that are protected."
     ]
     if settings.seed is not None:
-        remarks.append(
+        found.append(
             "Who was sampled was decided by --seed, which flags.txt and result.json hold, and "
             "which can be guessed. Epsilon does not hold towards those who know it: leave --seed "
             "out when the data is really private, and the operating system's entropy decides."
         )
-    wrapped = [
-        textwrap.fill(remark, 88, initial_indent="- ", subsequent_indent="  ") for remark in remarks
+    return [
+        textwrap.fill(remark, 88, initial_indent="- ", subsequent_indent="  ") for remark in found
     ]
-    return "\n".join([text, "This run:", *wrapped])

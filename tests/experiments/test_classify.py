@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfdp
-from experiments import classify, datasets
+from experiments import classify, datasets, networks
 from experiments.settings import (
     DEFAULTS,
     METHODS,
@@ -30,6 +30,8 @@ from tests.experiments.classify_support import classify_here, parse, start
         ("--dataset=cifar100", "should be one of <digits|mnist|fashion_mnist|imdb_reviews>"),
         ("--method=rmsprop", "should be one of <dpsgd|"),
         ("--activation=gelu", "should be one of <relu|"),
+        ("--features=sift", "should be one of <none|scattering>"),
+        ("--head=deep", "should be one of <linear|conv>"),
         ("--eval_split=train", "should be one of <test|validation>"),
         ("--target_epsilon=0", "--target_epsilon must be a positive, finite number"),
         ("--target_epsilon=-1", "--target_epsilon must be a positive"),
@@ -66,6 +68,11 @@ def test_bad_flag_is_refused_with_a_sentence(argument, complaint):
     [
         (["--num_microbatches=8", "--chunk_size=64"], "--num_microbatches and --chunk_size"),
         (["--insecure_fixed_noise"], "--insecure_fixed_noise must come with --seed"),
+        (["--head=conv"], "--head must come with --features=scattering: .*--head=conv"),
+        (
+            ["--features=scattering", "--dataset=imdb_reviews"],
+            "--features=scattering must come with images: .*--dataset=imdb_reviews",
+        ),
         (["--expected_batch_size=1439"], "at most 1438, the number of training examples"),
         (["--delta=0.001"], "--delta must be below 1/N = 0.0007"),
         (["--delta=1e-15", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
@@ -96,10 +103,10 @@ def test_refusal_ends_the_program_without_a_traceback(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_data_set_has_defaults_for_every_method(dataset, method):
     settings = resolve({"dataset": dataset, "method": method})
-    below = method.replace("dpsur_", "dp")
+    below = {"dpis": "dpsgd", "dpis_adam": "dpadam"}.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
-    absent |= set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS)
+    absent |= {"head"} | (set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS))
     for field in dataclasses.fields(settings):
         assert getattr(settings, field.name) is not None or field.name in absent
     # What the defaults say is acceptable as flags, too.
@@ -115,6 +122,9 @@ def test_where_runs_go_by_default():
     assert classify.default_output_dir(resolve({})) == "results/classify/digits_dpsgd_eps3"
     settings = resolve({"method": "sgd", "eval_split": "validation", "seed": 4})
     assert classify.default_output_dir(settings) == "results/classify/digits_sgd_validation_seed4"
+    settings = resolve({"features": "scattering"})
+    expected = "results/classify/digits_dpsgd_scattering_linear_eps3"
+    assert classify.default_output_dir(settings) == expected
 
 
 # Runs.
@@ -189,6 +199,32 @@ def test_flagfile_stands_for_the_run(finished):
     assert dataclasses.asdict(settings) == result["settings"]
 
 
+def weighted(by_class, labels):
+    """Accuracy from that of the classes."""
+    return sum(accuracy * np.mean(labels == int(c)) for c, accuracy in by_class.items())
+
+
+def test_accuracies_of_the_classes_make_up_the_accuracy(finished):
+    _, result = finished
+    labels = datasets.load("digits").eval_y
+    by_class = result["accuracy_by_class"]
+    assert list(by_class) == [str(c) for c in range(10)]
+    assert weighted(by_class, labels) == pytest.approx(result["accuracy"], abs=1e-6)
+    # Mutants: the classes of another split, or in another order.
+    others = datasets.load("digits").train_y
+    assert weighted(by_class, others) != pytest.approx(result["accuracy"], abs=1e-6)
+    shuffled = dict(zip(by_class, reversed(by_class.values()), strict=True))
+    assert weighted(shuffled, labels) != pytest.approx(result["accuracy"], abs=1e-6)
+
+
+def test_the_worst_and_the_best_class_are_named():
+    text = classify.by_class({"0": 0.9, "1": 0.25, "2": 0.5, "3": 0.975})
+    assert text == (
+        "Of class 1, 25.00% are correct (the worst), of class 3, 97.50% (the best): a gap of "
+        "72.50 points."
+    )
+
+
 def test_a_finished_run_is_reported_and_not_repeated(finished, capsys, monkeypatch):
     folder, result = finished
     monkeypatch.setattr(datasets, "load", None)  # It needs no data, either.
@@ -196,6 +232,7 @@ def test_a_finished_run_is_reported_and_not_repeated(finished, capsys, monkeypat
     assert again == result
     output = capsys.readouterr().out
     assert "is finished" in output and f"{result['accuracy']:.2%}" in output
+    assert classify.by_class(result["accuracy_by_class"]) in output.splitlines()
     assert "--seed: epsilon holds only towards those who do not know it" in output
 
 
@@ -216,3 +253,51 @@ def test_run_without_privacy_says_so(tmp_path, capsys):
     # With --overwrite it is done again, as another run.
     second = classify_here(f"--output_dir={tmp_path}", "--method=sgd", "--epochs=1", "--overwrite")
     assert second["steps"] == result["steps"] // 3
+
+
+@pytest.mark.parametrize("head", ["conv", "linear"])
+def test_it_trains_on_features(tmp_path, head):
+    result = classify_here(
+        f"--output_dir={tmp_path / 'run'}",
+        *("--features=scattering", f"--features_dir={tmp_path / 'features'}"),
+        *(f"--head={head}", "--epochs=2", "--method=adam", "--expected_batch_size=64"),
+    )
+    assert result["settings"]["features"] == "scattering" and result["settings"]["head"] == head
+    assert result["parameters"] == {"linear": 3_250, "conv": 12_330}[head]
+    assert result["accuracy"] > 0.5
+    # The model that was saved sees features, not images.
+    data = datasets.load("digits", features="scattering")
+    model = tf.keras.models.load_model(tmp_path / "run" / "model.keras")
+    right = np.argmax(model(data.eval_x), axis=1) == data.eval_y
+    assert np.mean(right) == pytest.approx(result["accuracy"], abs=1e-6)
+    for c, accuracy in result["accuracy_by_class"].items():
+        assert np.mean(right[data.eval_y == int(c)]) == accuracy
+
+
+def test_a_run_on_features_has_its_ledger(tmp_path):
+    result = classify_here(
+        f"--output_dir={tmp_path / 'run'}",
+        *("--features=scattering", "--features_dir=", "--epochs=1"),
+    )
+    assert result["settings"]["head"] == networks.HEADS[0]
+    assert 0 < result["epsilon"] <= result["settings"]["target_epsilon"]
+
+
+@pytest.mark.parametrize(("method", "below"), [("dpis", "dpsgd"), ("dpis_adam", "dpadam")])
+def test_importance_sampling_has_the_ledger_of_the_method_below(tmp_path, method, below):
+    if method not in METHODS:
+        pytest.skip(f"no {method}")
+    results = [
+        classify_here(f"--output_dir={tmp_path / name}", f"--method={name}", "--epochs=1")
+        for name in (method, below)
+    ]
+    assert results[0]["ledger"] == results[1]["ledger"]
+    assert results[0]["epsilon"] == results[1]["epsilon"]
+    optimizers = [
+        tf.keras.models.load_model(tmp_path / name / "model.keras").optimizer
+        for name in (method, below)
+    ]
+    assert type(optimizers[0]) is type(optimizers[1])
+    assert (
+        optimizers[0].get_config()["clipping_rule"] != optimizers[1].get_config()["clipping_rule"]
+    )

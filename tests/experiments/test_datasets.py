@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tfdp
 from experiments import datasets
 
 
@@ -49,6 +50,46 @@ def test_validation_is_held_out_of_the_training_set():
 def test_validation_set_must_leave_something_to_train_on(examples):
     with pytest.raises(datasets.DataError, match=r"\[1, 1437\]"):
         datasets.load("digits", eval_split="validation", validation_examples=examples)
+
+
+def held_out(**options):
+    return datasets.load("digits", eval_split="validation", validation_examples=200, **options)
+
+
+def test_features_of_examples_are_those_of_each_alone():
+    """Also of those that are held out: nothing is fitted to the others."""
+    images, data = held_out(), held_out(features="scattering")
+    assert data.eval_x.shape == (200, 2, 2, 81) and data.eval_x.dtype == np.float32
+    assert data.train_x.shape == (1238, 2, 2, 81)
+    np.testing.assert_array_equal(data.eval_y, images.eval_y)
+    np.testing.assert_array_equal(data.train_y, images.train_y)
+    for features, pixels in ((data.eval_x, images.eval_x), (data.train_x, images.train_x)):
+        alone = [tfdp.data.scattering_features(pixels[i : i + 1]) for i in (0, 7, 199)]
+        np.testing.assert_array_equal(features[[0, 7, 199]], np.concatenate(alone))
+
+
+def test_features_are_kept_for_the_next_run(tmp_path, monkeypatch):
+    folder = tmp_path / "features"
+    first = held_out(features="scattering", features_dir=str(folder))
+    assert len(list(folder.iterdir())) == 2  # Of the training set and of the test set.
+    # Neither is computed again, for whatever part of them.
+    monkeypatch.setattr(tfdp.data.features, "_batches_of_features", None)
+    again = held_out(features="scattering", features_dir=str(folder))
+    np.testing.assert_array_equal(first.train_x, again.train_x)
+    np.testing.assert_array_equal(first.eval_x, again.eval_x)
+    whole = datasets.load("digits", features="scattering", features_dir=str(folder))
+    assert whole.train_x.shape == (1438, 2, 2, 81) and whole.eval_x.shape == (359, 2, 2, 81)
+    with pytest.raises(TypeError):  # The mutant: without the folder it is computed.
+        held_out(features="scattering")
+
+
+def test_without_features_there_are_images():
+    assert held_out(features="none").eval_x.shape == (200, 8, 8, 1)
+
+
+def test_shapes_of_images_are_declared():
+    assert datasets.load("digits").eval_x.shape[1:] == datasets.IMAGES["digits"]
+    assert set(datasets.IMAGES) == set(datasets.DATASETS) - {"imdb_reviews"}
 
 
 def test_tokens_do_not_depend_on_data():

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp
 from experiments import datasets, networks
+from experiments.settings import make_network, resolve
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,62 @@ def test_every_dataset_has_a_network_of_its_input_shape():
     assert networks.digits(relu)(np.zeros([3, 8, 8, 1], "float32")).shape == (3, 10)
     assert networks.mnist(relu)(np.zeros([3, 28, 28, 1], "float32")).shape == (3, 10)
     assert networks.imdb(relu)(np.zeros([3, 80], "int32")).shape == (3, 2)
+
+
+def layers(model):
+    return [type(layer).__name__ for layer in model.layers]
+
+
+@pytest.mark.parametrize("dataset", datasets.DATASETS)
+def test_images_of_28_pixels_are_brought_from_minus_1_to_1_and_nothing_else_is(dataset):
+    model = networks.NETWORKS[dataset](networks.make_activation("relu"))
+    if dataset not in ("mnist", "fashion_mnist"):
+        assert "Rescaling" not in layers(model)
+        return
+    first = model.layers[0]
+    x = np.linspace(0, 1, 784, dtype=np.float32).reshape(1, 28, 28, 1)
+    np.testing.assert_allclose(first(x), 2 * x - 1, atol=1e-6)
+    assert layers(model)[:2] == ["Rescaling", "ZeroPadding2D"] and not first.weights
+    rest = tf.keras.Sequential(model.layers[1:])
+    np.testing.assert_allclose(model(x), rest(2 * x - 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "head", "parameters"),
+    [
+        ((7, 7, 81), "linear", 7 * 7 * 81 * 10 + 10),
+        ((2, 2, 81), "linear", 2 * 2 * 81 * 10 + 10),
+        # A convolution of 3 x 3, which keeps the image's size.
+        ((7, 7, 81), "conv", (9 * 81 + 1) * 16 + (7 * 7 * 16 + 1) * 10),
+        ((2, 2, 81), "conv", (9 * 81 + 1) * 16 + (2 * 2 * 16 + 1) * 10),
+    ],
+)
+@pytest.mark.parametrize("activation", networks.ACTIVATIONS)
+def test_heads_have_their_number_of_parameters(shape, head, parameters, activation):
+    model = networks.head_on_features(shape, head, networks.make_activation(activation))
+    assert model.count_params() == parameters
+    assert model(np.zeros([3, *shape], "float32")).shape == (3, 10)
+    assert "Rescaling" not in layers(model) and "BatchNormalization" not in layers(model)
+
+
+def test_a_linear_head_is_linear():
+    model = networks.head_on_features((2, 2, 3), "linear", networks.make_activation("tanh"))
+    x, y = np.random.default_rng(1).normal(size=[2, 4, 2, 2, 3]).astype("float32")
+    np.testing.assert_allclose(model(x + y), model(x) + model(y) - model(0 * x), atol=1e-5)
+
+
+@pytest.mark.parametrize("dataset", datasets.IMAGES)
+@pytest.mark.parametrize("head", networks.HEADS)
+def test_heads_take_the_features_of_every_data_set_of_images(dataset, head):
+    images = np.random.default_rng(1).random([2, *datasets.IMAGES[dataset]], "float32")
+    features = tfdp.data.scattering_features(images)
+    model = make_network(resolve({"dataset": dataset, "features": "scattering", "head": head}))
+    assert model.name == f"scattering_{head}" and model(features).shape == (2, 10)
+
+
+def test_unknown_head_is_refused():
+    with pytest.raises(ValueError, match="'deep'"):
+        networks.head_on_features((7, 7, 81), "deep", networks.make_activation("relu"))
 
 
 def test_tempered_sigmoid_is_tanh_by_default():

@@ -63,6 +63,12 @@ def test_result_says_that_a_run_is_finished(tmp_path):
         ({}, {"seed": 1}, "no --seed .*--seed=1"),
         ({"seed": 1}, {"seed": 1, "insecure_fixed_noise": True}, "--insecure_fixed_noise=True"),
         ({}, {"learning_rate": 0.123}, "--learning_rate=0.123"),
+        ({}, {"features": "scattering"}, "--features=none .*--features=scattering"),
+        (
+            {"features": "scattering"},
+            {"features": "scattering", "head": "conv"},
+            "--head=linear .*--head=conv",
+        ),
         ({}, {"method": "dpsignsgd"}, "--method=dpsgd .*--method=dpsignsgd"),
         ({}, {"eval_split": "validation"}, "--eval_split=validation"),
     ],

@@ -1,0 +1,154 @@
+"""What DPAGD is asked to do, and the noise with which a budget lasts as long as it should."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import scipy.optimize
+
+import tfdp
+from tfdp.accounting import BoundedRangeDpEvent, RdpFilter
+from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.sampling import PoissonSampling
+
+
+@dataclasses.dataclass(frozen=True)
+class DescentSettings:
+    """What an `AdaptiveGradientDescent` does.
+
+    Attributes:
+      l2_norm_clip: Largest l2 norm of an example's gradient, C.
+      noise_multiplier: Noise on the clipped sum in units of C, at first.
+      loss_clip: Largest loss of an example that counts.
+      selection_range: Range eta of report-noisy-min: the log-odds by which one example can move
+        the choice between two step sizes.
+      selection_batch_size: Expected number of examples in a batch that a step size is chosen
+        on.
+      max_step_size: Length of the longest step.
+      candidates: Number of step sizes to choose from, besides 0.
+      budget_growth: gamma: share by which the price of a measurement grows when no step is better
+        than any.
+      step_size_window: Iterations after which the largest step size is adapted.
+
+    Raises:
+      ValueError: An attribute is out of its range.
+    """
+
+    l2_norm_clip: float
+    noise_multiplier: float
+    loss_clip: float
+    selection_range: float
+    selection_batch_size: int
+    max_step_size: float = 2.0
+    candidates: int = 20
+    budget_growth: float = 0.1
+    step_size_window: int = 10
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole = field.type is int
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else (int, float))
+                or not 0 < value < math.inf
+            ):
+                kind = "a positive integer" if whole else "a positive finite number"
+                raise ValueError(
+                    f"Argument `{field.name}` must be {kind}. Received: {field.name}={value!r}."
+                )
+
+
+def plan(
+    *,
+    target_epsilon: float,
+    delta: float,
+    dataset_size: int,
+    expected_batch_size: int,
+    selection_batch_size: int,
+    iterations: int,
+    selection_share: float = 0.3,
+) -> tuple[RdpFilter, float, float]:
+    """A budget, and the noise with which it lasts for a number of iterations.
+
+    Args:
+      target_epsilon: Epsilon that may be spent in all.
+      delta: The delta of the guarantee.
+      dataset_size: Number of training examples.
+      expected_batch_size: Expected number of examples in the batch of a measurement.
+      selection_batch_size: Expected number of examples in the batch of a choice.
+      iterations: Iterations that the budget lasts for if every one makes a step at once. It is
+        fewer when measurements have to be repeated.
+      selection_share: Share of the budget that is for choosing step sizes, in (0, 1).
+
+    Returns:
+      The budget, and the `noise_multiplier` and `selection_range` of `DescentSettings`.
+
+    Raises:
+      ValueError: An argument is out of its range, or no noise is enough.
+    """
+    if not 0 < selection_share < 1:
+        raise ValueError(
+            f"Argument `selection_share` must be in (0, 1). Received: {selection_share=}."
+        )
+    q, q_selection = expected_batch_size / dataset_size, selection_batch_size / dataset_size
+    noise = tfdp.calibrate_noise_multiplier(
+        target_epsilon=target_epsilon,
+        delta=delta,
+        steps=iterations,
+        dataset_size=dataset_size,
+        expected_batch_size=expected_batch_size,
+    )
+    budget = RdpFilter(target_epsilon, delta, expected_event=sampled_gaussian(q, noise))
+    # A little less: the sum of the prices is rounded.
+    price = (1 - 1e-6) * budget.budget / iterations
+
+    def root(excess: Callable[[float], float], low: float, high: float) -> float:
+        """Where a price that falls from `low` to `high` reaches the target, on the cheap side."""
+        logs = (math.log(low), math.log(high))
+        found = scipy.optimize.brentq(lambda x: excess(math.exp(x)), *logs, xtol=1e-6)
+        return math.exp(found + (2e-6 if low < high else -2e-6))
+
+    measuring, choosing = (1 - selection_share) * price, selection_share * price
+    noise = root(lambda s: budget.cost(sampled_gaussian(q, s)) - measuring, 0.3 * noise, 1e6)
+    width = root(lambda r: budget.cost(_choice_event(q_selection, r)) - choosing, 50.0, 1e-7)
+    return budget, noise, width
+
+
+def iteration_event(
+    sampling: PoissonSampling,
+    noise_multiplier: float,
+    selection: PoissonSampling,
+    selection_range: float,
+) -> dp_accounting.DpEvent:
+    """What a measurement and a choice release, each on a Poisson batch of its own."""
+    return dp_accounting.ComposedDpEvent(
+        (
+            sampled_gaussian(sampling.sampling_probability, noise_multiplier),
+            _choice_event(selection.sampling_probability, selection_range),
+        )
+    )
+
+
+def _choice_event(q: float, selection_range: float) -> dp_accounting.DpEvent:
+    return dp_accounting.PoissonSampledDpEvent(q, BoundedRangeDpEvent(selection_range))
+
+
+def grown_precision(budget: RdpFilter, q: float, precision: float, growth: float) -> float:
+    """The precision of a measurement that costs 1 + `growth` times as much.
+
+    Args:
+      budget: Says what measurements cost.
+      q: Sampling probability.
+      precision: 1 / noise_multiplier^2 of a measurement.
+      growth: Positive.
+    """
+
+    def cost(p: float) -> float:
+        return budget.cost(sampled_gaussian(q, p**-0.5))
+
+    target, largest = (1 + growth) * cost(precision), (1 + growth) * precision
+    if cost(largest) <= target:  # Without sampling; the price is convex.
+        return largest
+    return float(scipy.optimize.brentq(lambda p: cost(p) - target, precision, largest, rtol=1e-9))

@@ -1,0 +1,15 @@
+"""Which training loop a method has."""
+
+from experiments.datasets import Data
+from experiments.dpagd_training import DescentTraining
+from experiments.report import RunFolder
+from experiments.settings import Settings
+from experiments.training import Training
+
+
+def make_training(
+    settings: Settings, data: Data, folder: RunFolder, *, progress: bool = True
+) -> Training:
+    """The run that `settings` ask for; see `Training`."""
+    loop = DescentTraining if settings.method == "dpagd" else Training
+    return loop(settings, data, folder, progress=progress)

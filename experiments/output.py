@@ -1,0 +1,28 @@
+"""What the experiments print and draw, where they do it alike."""
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def versions() -> str:
+    """What the numbers were computed with."""
+    names = ("dp-accounting", "numpy", "scipy")
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    return f"Python {platform.python_version()}, {found}"
+
+
+def save(figure: Figure, path: str) -> None:
+    """Writes a picture, and says so."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    print(f"\n{path}")
