@@ -72,6 +72,10 @@ class Grid:
         declared = declarations.parsed(path)
         self.rows: dict[str, dict[str, Any]] = declared.get("rows", {})
         self.notes: dict[str, str] = declared.get("notes", {})
+        self.class_names: dict[str, dict[str, str]] = {
+            dataset: {str(i): name for i, name in enumerate(names)}
+            for dataset, names in declared.get("classes", {}).items()
+        }
         self.counterparts = self._popped("non_private")
         self._searched_as = self._popped("searched_as")
         searches = enumerate(declared.get("search", []), 1)

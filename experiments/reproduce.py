@@ -10,7 +10,7 @@ found there is not run again, and a run that was killed goes on from its last ep
 a first run before any gets a second. Hyperparameters are those that experiments.tune found on
 held-out training examples (--searches).
 
-Writes OUTPUT_DIR/results.md, with all that the record holds, and pictures beside it.
+Writes OUTPUT_DIR/tables.md, with all that the record holds, and pictures beside it.
 """
 
 import os
@@ -95,7 +95,7 @@ def planned(
 
 
 def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> None:
-    """Writes `results.md` and its pictures.
+    """Writes `tables.md` and its pictures.
 
     Args:
       declared: The tables.
@@ -110,7 +110,7 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
     pairs = [(row, row.replace(_SIGN, "DP", 1)) for row in declared.rows if row.startswith(_SIGN)]
     private = [line for line in lines if line["target_epsilon"] is not None]
     parts = [
-        "# Results",
+        "# The papers' tables",
         *(
             tables_report.accuracy_section(table, lines, declared.notes, baselines)
             for table in tables
@@ -120,20 +120,25 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
         "### Does sign beat no sign?",
         tables_report.sign_section(lines, pairs),
         "### Subgroups",
+        tables_report.HOW_SUBGROUPS,
     ]
     for dataset in dict.fromkeys(line["dataset"] for line in private):
+        names = declared.class_names.get(dataset)
         for epsilon in sorted({x["target_epsilon"] for x in private if x["dataset"] == dataset}):
-            parts.append(tables_report.subgroup_table(lines, dataset, epsilon, baselines))
+            parts.append(
+                tables_report.subgroup_table(lines, dataset, epsilon, baselines, class_names=names)
+            )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.md").write_text("\n\n".join(parts) + "\n")
-    print(f"{folder / 'results.md'}")
+    (folder / "tables.md").write_text("\n\n".join(parts) + "\n")
+    print(f"{folder / 'tables.md'}")
     for table in tables:
         if any(line["dataset"] in table.accuracy for line in lines):
             figure = tables_figures.draw_accuracy([table], lines, baselines, table.title)
             save(figure, str(folder / f"{table.name}.png"))
     for dataset in dict.fromkeys(line["dataset"] for line in private):
         if private_rows(lines, dataset, 1.0):
-            figure = tables_figures.draw_classes(lines, dataset, 1.0, baselines)
+            names = declared.class_names.get(dataset)
+            figure = tables_figures.draw_classes(lines, dataset, 1.0, baselines, class_names=names)
             save(figure, str(folder / f"classes_{dataset}.png"))
 
 

@@ -24,6 +24,12 @@ from experiments.tables_runs import (
     private_rows,
 )
 
+# What holds of every `subgroup_table`.
+HOW_SUBGROUPS = (
+    "Test accuracy of a class in percent, averaged over the seeds before the worst and the best "
+    "class are taken."
+)
+
 _FEW_SEEDS = {1: "¹ 1 seed", 2: "² 2 seeds"}  # by `Cell.mark`
 
 
@@ -237,12 +243,8 @@ def subgroup_table(
         lines.append([*line, f"{gaps[0] - gaps[1]:+.2f}" if len(gaps) == 2 else "–"])
     group = ["worst class", "best class", "gap"]
     titles = [f"{TITLES.get(dataset, dataset)}, ε = {epsilon:g}", *group, "non-private", *group]
-    how = (
-        "Test accuracy of a class in percent, averaged over the seeds before the worst and the "
-        "best class are taken."
-    )
     remarks = [f"{remark}." for remark in _few_seeds(few)]
-    return "\n\n".join([markdown([*titles, "difference of gaps"], lines), how, *remarks])
+    return "\n\n".join([markdown([*titles, "difference of gaps"], lines), *remarks])
 
 
 def _published_cells(table: Published) -> list[tuple[str, str, float]]:

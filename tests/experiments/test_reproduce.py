@@ -81,7 +81,7 @@ def test_from_search_to_tables(tmp_path, here, capsys):
     for line in runs:
         assert line["evaluated_on"] == "test" and line["epsilon"] <= line["target_epsilon"] == 1.0
         assert line["settings"]["learning_rate"] == 0.01
-    report = (tmp_path / "results" / "results.md").read_text()
+    report = (tmp_path / "results" / "tables.md").read_text()
     mean = 50 * sum(line["accuracy"] for line in runs if line["row"] == "DPSGD")
     assert f"| DPSGD | {mean:.2f} ± " in report and "(50.0)" in report
     assert "DPAGD: is elsewhere." in report and "| DPSignSGD - DPSGD | digits | 1 |" in report
@@ -171,7 +171,7 @@ def test_a_failure_does_not_keep_the_rest_from_the_report(folder, at_once, monke
     monkeypatch.setattr(jobs, "_run", fail)
     (failure,) = reproduce.run(parse(reproduce, folder, "--seeds=1"))
     assert failure.endswith("RefusedError: no")
-    report = (folder / "results" / "results.md").read_text()
+    report = (folder / "results" / "tables.md").read_text()
     assert "| DPSGD | – (50.0) |" in report and "| DPSignSGD | 70.00 ¹ |" in report
 
 
@@ -180,13 +180,13 @@ def test_rendering_alone_runs_nothing(folder, at_once):
     reproduce.run(parse(reproduce, folder, "--seeds=1"))
     at_once.clear()
     files = sorted((folder / "results").iterdir())
-    before = (folder / "results" / "results.md").read_text()
+    before = (folder / "results" / "tables.md").read_text()
     for path in files:
         if path.name != "runs.jsonl":
             path.unlink()
     assert reproduce.run(parse(reproduce, folder, "--render_only", "--seeds=5")) == []
     assert at_once == [] and sorted((folder / "results").iterdir()) == files
-    assert (folder / "results" / "results.md").read_text() == before
+    assert (folder / "results" / "tables.md").read_text() == before
 
 
 def test_runs_that_do_not_count_are_refused(folder, at_once):

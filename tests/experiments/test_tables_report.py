@@ -317,8 +317,6 @@ def test_classes_are_averaged_before_the_worst_is_taken():
         "| DPSGD | 2: 79.00 | one: 95.00 | 16.00 "
         "| SGD ² | 0: 97.50 | one: 99.00 | 1.50 | +14.50 |\n"
         "| DPSignSGD ¹ | 0: 90.00 | 2: 92.00 | 2.00 | – | – | – | – | – |\n\n"
-        "Test accuracy of a class in percent, averaged over the seeds before the worst and the "
-        "best class are taken.\n\n"
         "¹ 1 seed.\n\n"
         "² 2 seeds."
     )
