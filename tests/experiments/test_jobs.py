@@ -208,7 +208,7 @@ def test_a_failure_ends_the_program_with_an_error(capsys):
 def test_a_run_that_ended_before_its_line_was_written_is_not_run_again(tmp_path, here, monkeypatch):
     places = places_in(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.grid, "append", lambda *_: 1 / 0)  # In the place of a kill.
+        patch.setattr(jobs.records, "append", lambda *_: 1 / 0)  # In the place of a kill.
         (failure,) = jobs.run_all([GOOD], places)
     assert "ZeroDivisionError" in failure
     result = json.loads((places.runs / GOOD.key / "result.json").read_text())
@@ -220,7 +220,7 @@ def test_a_run_that_ended_before_its_line_was_written_is_not_run_again(tmp_path,
 
 # Kills.
 
-LONG = job(epochs=40)
+LONG = job(epochs=15)
 SCRIPT = """
 from pathlib import Path
 from experiments import grid, jobs, records, training
