@@ -109,12 +109,14 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
     baselines = declared.counterparts
     pairs = [(row, row.replace(_SIGN, "DP", 1)) for row in declared.rows if row.startswith(_SIGN)]
     private = [line for line in lines if line["target_epsilon"] is not None]
+    others = tables_report.other_section(tables, lines)
     parts = [
         "# The papers' tables",
         *(
             tables_report.accuracy_section(table, lines, declared.notes, baselines)
             for table in tables
         ),
+        *([f"### Other cells\n\n{others}"] if others else ()),
         "### At or above the published numbers",
         tables_report.count_section(tables, lines),
         "### Does sign beat no sign?",
@@ -124,7 +126,9 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
     ]
     for dataset in dict.fromkeys(line["dataset"] for line in private):
         names = declared.class_names.get(dataset)
-        for epsilon in sorted({x["target_epsilon"] for x in private if x["dataset"] == dataset}):
+        printed = {e for t in tables if dataset in t.accuracy for e in t.epsilons}
+        ran = {line["target_epsilon"] for line in private if line["dataset"] == dataset}
+        for epsilon in sorted(printed & ran or ran):
             parts.append(
                 tables_report.subgroup_table(lines, dataset, epsilon, baselines, class_names=names)
             )

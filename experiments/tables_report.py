@@ -147,6 +147,29 @@ def count_section(tables: Sequence[Published], runs: Sequence[Run]) -> str:
     return text
 
 
+def other_section(tables: Sequence[Published], runs: Sequence[Run]) -> str:
+    """Private cells that no published table has, such as those of other epsilons; may be empty.
+
+    Raises:
+      ValueError: See `check`.
+    """
+    printed = {
+        (dataset, row, epsilon)
+        for table in tables
+        for dataset, rows in table.accuracy.items()
+        for row in rows
+        for epsilon in table.epsilons
+    }
+    others = {
+        key: cell for key, cell in cells(runs).items() if key not in printed and key[2] is not None
+    }
+    lines = [
+        [TITLES.get(dataset, dataset), row, f"{epsilon:g}", f"{others[dataset, row, epsilon]}"]
+        for dataset, row, epsilon in sorted(others)
+    ]
+    return markdown(["data set", "row", "ε", "test accuracy (%)"], lines) if lines else ""
+
+
 # Sign against no sign.
 
 

@@ -15,6 +15,7 @@ from experiments.tables_report import (
     accuracy_table,
     count_section,
     differences,
+    other_section,
     sign_section,
     subgroup_table,
 )
@@ -303,6 +304,22 @@ BY_CLASS = [
     *classes("SGD", None, {"0": 0.97, "1": 0.99, "2": 0.98}, {"0": 0.98, "1": 0.99, "2": 0.98}),
     *classes("DPSignSGD", 0.5, {"0": 0.90, "1": 0.91, "2": 0.92}),
 ]  # fmt: skip
+
+
+def test_cells_of_no_table_are_listed_apart():
+    runs = [
+        *(run("DPSGD", 0.5, seed, 0.9) for seed in range(3)),
+        *(run("DPSGD", 0.75, seed, 0.8) for seed in range(3)),
+        run("DPIS", 0.5, 0, 0.7),
+        run("SGD", None, 0, 0.99),
+    ]
+    published = Published("t", "T", (0.5,), {"mnist": {"DPSGD": (90.0,)}}, {"mnist": None})
+    lines = other_section([published], runs).splitlines()[2:]
+    assert lines == [
+        "| MNIST | DPIS | 0.5 | 70.00 |",
+        "| MNIST | DPSGD | 0.75 | 80.00 ± 0.00 |",
+    ]
+    assert other_section([published], runs[:3]) == ""
 
 
 def test_classes_are_averaged_before_the_worst_is_taken():
