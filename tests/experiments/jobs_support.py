@@ -1,6 +1,8 @@
 """What the tests of `experiments.jobs`, and of what runs jobs, share."""
 
 import concurrent.futures
+import dataclasses
+import json
 
 from absl import flags
 
@@ -81,3 +83,13 @@ def parse(module, folder, *arguments):
         places.append(f"--output_dir={folder / 'results'}")
     values([module.__name__, *places, *arguments])
     return values
+
+
+def line(job, accuracy, **settings):
+    """The line that a finished job leaves, as it is read again."""
+    written = {
+        **{"dataset": job.dataset, "row": job.row, "target_epsilon": job.target_epsilon},
+        **{"seed": job.settings.seed, "accuracy": accuracy},
+        "settings": {**dataclasses.asdict(job.settings), **settings},
+    }
+    return json.loads(json.dumps(written))
