@@ -24,10 +24,10 @@ import tfdp
 from experiments import datasets, networks
 from experiments.methods import make_training
 from experiments.report import RunFolder
+from experiments.schedules import SCHEDULES
 from experiments.settings import (
     METHODS,
     OBSERVABILITY,
-    SCHEDULES,
     SELECTIVE_METHODS,
     RefusedError,
     Settings,
@@ -210,7 +210,10 @@ def _define_how(values: flags.FlagValues) -> None:
     text = "Rows of a batch that are worked on at a time, for large batches in little memory."
     _integer(values, "chunk_size", text)
     _number(values, "learning_rate", f"Learning rate. {_PER_DATASET}")
-    text = f"Learning rate over the steps: constant, or linear down to zero. {_PER_DATASET}"
+    text = (
+        "Learning rate over the steps: constant; linear, down to zero; or cooldown, constant and "
+        f"in the last 30% of them linear down to zero. {_PER_DATASET}"
+    )
     flags.DEFINE_enum("learning_rate_schedule", None, SCHEDULES, text, flag_values=values)
     text = f"Momentum of the SGD methods, beta_1 of the Adam methods, in [0, 1). {_PER_DATASET}"
     flags.DEFINE_float("momentum", None, text, flag_values=values)

@@ -6,7 +6,6 @@ from typing import Any
 import tfdp
 from experiments import datasets, networks
 
-SCHEDULES = ("constant", "linear")
 NON_PRIVATE_METHODS = ("sgd", "adam")
 SELECTIVE_METHODS = ("dpsur_sgd", "dpsur_adam", "dpsur_signsgd", "dpsur_signadam")
 METHODS = (

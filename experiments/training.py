@@ -15,6 +15,7 @@ import tqdm
 import tfdp
 from experiments.datasets import Data
 from experiments.report import Row, RunFolder
+from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
 
 _PRIVATE_OPTIMIZERS = {
@@ -198,11 +199,9 @@ class Training:
         self.model.compile(optimizer, loss=loss(from_logits=True), metrics=["accuracy"])
 
     def _learning_rate(self) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
-        if self.settings.learning_rate_schedule == "constant":
-            return self.settings.learning_rate
         steps = self.settings.epochs * self.steps_per_epoch
-        return tf.keras.optimizers.schedules.PolynomialDecay(
-            self.settings.learning_rate, steps, end_learning_rate=0.0
+        return make_schedule(
+            self.settings.learning_rate_schedule, self.settings.learning_rate, steps
         )
 
     def _private_optimizer(self, sampling: dict[str, int]) -> tf.keras.optimizers.legacy.Optimizer:
