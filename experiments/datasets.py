@@ -103,7 +103,10 @@ def load(
 
 
 def hash_tokens(text: str) -> np.ndarray:
-    """Token ids of the first words of a text, int32 `[REVIEW_TOKENS]`; 0 is padding.
+    """Token ids of the last words of a text, int32 `[REVIEW_TOKENS]`; 0 is padding.
+
+    Reviews end with their verdict; Keras's `pad_sequences` keeps the end of a text and pads its
+    front, too.
 
     Every word goes to one of `VOCABULARY_SIZE - 1` buckets by a hash of its letters. The usual
     vocabulary, the most frequent words of the training texts, is itself a function of private data:
@@ -114,12 +117,12 @@ def hash_tokens(text: str) -> np.ndarray:
       text: Any text; case, HTML line breaks and punctuation are dropped.
 
     Returns:
-      The ids of the first words, padded with zeros at the end.
+      The ids of the last words, padded with zeros in front.
     """
     text = text.lower().replace("<br />", " ")
-    words = _NOT_A_WORD.sub(" ", text).split()[:REVIEW_TOKENS]
+    words = _NOT_A_WORD.sub(" ", text).split()[-REVIEW_TOKENS:]
     ids = np.zeros(REVIEW_TOKENS, np.int32)
-    ids[: len(words)] = [_bucket(word) for word in words]
+    ids[REVIEW_TOKENS - len(words) :] = [_bucket(word) for word in words]
     return ids
 
 

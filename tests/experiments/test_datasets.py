@@ -95,19 +95,21 @@ def test_shapes_of_images_are_declared():
 def test_tokens_do_not_depend_on_data():
     # Written down, so that no change of the hash goes unnoticed: saved models depend on it.
     ids = datasets.hash_tokens("A great, GREAT film!<br /><br />It's great.")
-    assert ids.tolist()[:6] == [2665, 4589, 4589, 5338, 10456, 4589]
+    assert ids.tolist()[-6:] == [2665, 4589, 4589, 5338, 10456, 4589]
     assert ids.dtype == np.int32 and ids.shape == (80,)
-    assert not ids[6:].any()
+    assert not ids[:-6].any()
 
 
-def test_tokens_are_cut_and_padded_at_the_end():
+def test_tokens_are_cut_and_padded_in_front():
     long = datasets.hash_tokens(" ".join(f"word{i}" for i in range(200)))
-    assert long.all() and (long[:3] == datasets.hash_tokens("word0 word1 word2")[:3]).all()
+    assert long.all() and (long[-3:] == datasets.hash_tokens("word197 word198 word199")[-3:]).all()
+    exact = datasets.hash_tokens(" ".join(f"word{i}" for i in range(120, 200)))
+    assert (long == exact).all()
     assert not datasets.hash_tokens("").any()
 
 
 def test_tokens_spread_over_the_vocabulary():
-    ids = np.array([datasets.hash_tokens(f"w{i}")[0] for i in range(20_000)])
+    ids = np.array([datasets.hash_tokens(f"w{i}")[-1] for i in range(20_000)])
     assert ids.min() >= 1 and ids.max() < datasets.VOCABULARY_SIZE
     # 1 - 1/e of the buckets are hit by as many random words as there are buckets.
     assert abs(len(set(ids)) / 20_000 - (1 - np.exp(-1))) < 0.01
