@@ -130,7 +130,8 @@ class Defaults:
 
 # Chosen with `--eval_split=validation`, never on the test set: the rates of the private methods on
 # digits (a few each, with 2 or 3 runs per rate), and of dpsgd (0.5, 1, 2, 4) and dpsignsgd (0.0001,
-# 0.0003, 0.001) on mnist at epsilon 1, one run each. The others are values to start from.
+# 0.0003, 0.001) on mnist and dpadam and dpsignadam (0.015, 0.03) on imdb_reviews at epsilon 1, one
+# run each. The others are values to start from.
 DEFAULTS = {
     "digits": Defaults(
         target_epsilon=3.0,
@@ -168,17 +169,18 @@ DEFAULTS = {
     ),
     "imdb_reviews": Defaults(
         target_epsilon=2.0,
-        epochs=20,
+        epochs=10,
         expected_batch_size=1024,
         l2_norm_clip=0.1,
         momentum=0.9,
+        learning_rate_schedule="cooldown",
         validation_examples=5_000,
         chunk_size=256,
         learning_rate={
             "dpsgd": 2.0,
-            "dpadam": 0.01,
+            "dpadam": 0.03,
             "dpsignsgd": 0.001,
-            "dpsignadam": 0.002,
+            "dpsignadam": 0.015,
             "dpagd": 0.6,
             "sgd": 0.5,
             "adam": 0.002,
@@ -261,7 +263,7 @@ def _check_descent(method: str, given: dict[str, Any], defaults: dict[str, Any])
     """DPAGD goes along the gradient, by a length that it chooses, in whole batches."""
     if method != "dpagd":
         return
-    defaults["chunk_size"] = None
+    defaults.update(chunk_size=None, learning_rate_schedule="constant")
     for name in ("num_microbatches", "chunk_size", "learning_rate_schedule", "momentum"):
         if given.get(name) not in (None, "constant", 0.0):
             raise RefusedError(

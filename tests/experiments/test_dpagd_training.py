@@ -1,7 +1,7 @@
 import pytest
 
 from experiments.dpagd_training import DescentTraining
-from experiments.settings import RefusedError
+from experiments.settings import DEFAULTS, RefusedError, resolve
 from tests.experiments.classify_support import classify_here
 
 
@@ -52,6 +52,14 @@ def test_what_it_does_not_have_is_refused(tmp_path, argument):
     with pytest.raises(RefusedError, match=r"must be left out with --method=dpagd"):
         run(tmp_path / "run", argument)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dataset", DEFAULTS)
+def test_defaults_of_other_methods_are_not_its_own(dataset):
+    settings = resolve({"dataset": dataset, "method": "dpagd"})
+    assert settings.learning_rate_schedule == "constant" and settings.momentum == 0
+    assert settings.chunk_size is None
+    assert resolve({"dataset": "imdb_reviews", "method": "dpadam"}).chunk_size
 
 
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
