@@ -271,7 +271,8 @@ class Training:
         result = {
             "settings": dataclasses.asdict(self.settings),
             "accuracy": last.accuracy,
-            "loss": last.loss,
+            # JSON has no NaN, and a run that diverged is a result, too.
+            "loss": last.loss if math.isfinite(last.loss) else None,
             "accuracy_by_class": self._accuracy_by_class(),
             "evaluated_on": self.settings.eval_split,
             "evaluation_examples": len(self.data.eval_y),

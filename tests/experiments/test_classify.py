@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import io
+import json
 import math
 
 import matplotlib.image
@@ -253,6 +254,15 @@ def test_run_without_privacy_says_so(tmp_path, capsys):
     # With --overwrite it is done again, as another run.
     second = classify_here(f"--output_dir={tmp_path}", "--method=sgd", "--epochs=1", "--overwrite")
     assert second["steps"] == result["steps"] // 3
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "sgd"])
+def test_a_run_that_diverged_is_a_result(tmp_path, method):
+    folder = f"--output_dir={tmp_path}"
+    result = classify_here(f"--method={method}", "--epochs=3", "--learning_rate=1e38", folder)
+    assert result["loss"] is None and result["accuracy"] < 0.3
+    assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
+    assert "nan" in (tmp_path / "metrics.csv").read_text()
 
 
 @pytest.mark.parametrize("head", ["conv", "linear"])
