@@ -35,11 +35,17 @@ def test_a_name_that_is_none_is_refused():
         schedules.make_schedule("cosine", 0.8, 10)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "dpsignadam", "sgd"])
+# In chunks, and with updates that are taken back, too: the rate belongs to logical steps.
+@pytest.mark.parametrize(
+    ("method", "chunk_size"),
+    [("dpsgd", None), ("dpsgd", 64), ("dpsignadam", 64), ("dpsur_sgd", None), ("sgd", None)],
+)
 @pytest.mark.parametrize("name", ["linear", "cooldown"])
-def test_a_run_ends_at_a_rate_of_zero_and_its_model_can_be_loaded(tmp_path, method, name):
+def test_a_run_ends_at_a_rate_of_zero_and_its_model_can_be_loaded(
+    tmp_path, method, chunk_size, name
+):
     given = dict(dataset="digits", method=method, learning_rate_schedule=name, seed=0)
-    settings = resolve({**given, "epochs": 2, "learning_rate": 0.01})
+    settings = resolve({**given, "chunk_size": chunk_size, "epochs": 2, "learning_rate": 0.01})
     folder = RunFolder(tmp_path)
     training = Training(settings, load("digits"), folder, progress=False)
     training.run()
