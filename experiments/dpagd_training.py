@@ -84,7 +84,8 @@ class DescentTraining(Training):
             self.descent.run(self.steps_per_epoch)
             epsilon = self.descent.budget.spent_epsilon()
             row = self.end_epoch(epsilon, time.monotonic() - began)
-            bar.set_postfix({"accuracy": f"{row.accuracy:.3f}"}, refresh=False)
+            if row.accuracy is not None:
+                bar.set_postfix({"accuracy": f"{row.accuracy:.3f}"}, refresh=False)
             bar.update()
 
     def _step(self) -> int:

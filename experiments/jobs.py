@@ -218,7 +218,9 @@ def _run(job: grid.Job, places: Places) -> dict[str, Any]:
             settings.features,
             places,
         )
-        result = make_training(settings, data, folder, progress=False).run()
+        # A table needs the last model only.
+        training = make_training(settings, data, folder, progress=False, every_epoch=False)
+        result = training.run()
     return {
         **{"dataset": job.dataset, "row": job.row, "target_epsilon": job.target_epsilon},
         **{"seed": settings.seed, "settings": dataclasses.asdict(settings)},

@@ -8,8 +8,13 @@ from experiments.training import Training
 
 
 def make_training(
-    settings: Settings, data: Data, folder: RunFolder, *, progress: bool = True
+    settings: Settings,
+    data: Data,
+    folder: RunFolder,
+    *,
+    progress: bool = True,
+    every_epoch: bool = True,
 ) -> Training:
     """The run that `settings` ask for; see `Training`."""
     loop = DescentTraining if settings.method == "dpagd" else Training
-    return loop(settings, data, folder, progress=progress)
+    return loop(settings, data, folder, progress=progress, every_epoch=every_epoch)

@@ -25,8 +25,8 @@ class Row:
       epoch: Epochs done.
       step: Logical steps done.
       epsilon: Privacy spent so far; infinite for a method that is not private.
-      accuracy: On the evaluation split, in [0, 1].
-      loss: Mean loss on the evaluation split.
+      accuracy: On the evaluation split, in [0, 1]; None when the model was not evaluated.
+      loss: Mean loss on the evaluation split; None when the model was not evaluated.
       seconds: Time spent training and evaluating so far; None where it would tell of attempts that
         were not released.
     """
@@ -34,8 +34,8 @@ class Row:
     epoch: int
     step: int
     epsilon: float
-    accuracy: float
-    loss: float
+    accuracy: float | None
+    loss: float | None
     seconds: float | None
 
 
@@ -132,19 +132,20 @@ class RunFolder:
 
 def draw_curve(rows: list[Row], settings: Settings) -> Figure:
     """Accuracy and, for a private method, epsilon, against steps."""
-    last = rows[-1]
+    evaluated = [(row.step, 100 * row.accuracy) for row in rows if row.accuracy is not None]
+    last, accuracy = rows[-1], evaluated[-1][1]
     steps = [row.step for row in rows]
     figure = Figure(figsize=(7, 5.6 if settings.private else 4), layout="constrained")
     panels = figure.subplots(2 if settings.private else 1, 1, sharex=True, squeeze=False)[:, 0]
-    title = f"{settings.dataset}, {settings.method}: {last.accuracy:.1%}"
+    title = f"{settings.dataset}, {settings.method}: {accuracy:.1f}%"
     if settings.private:
         title += f" at ε = {last.epsilon:.2f}, δ = {settings.delta:g}"
     figure.suptitle(title)
 
-    panels[0].plot(steps, [100 * row.accuracy for row in rows], marker=".", color="tab:blue")
+    panels[0].plot(*zip(*evaluated, strict=True), marker=".", color="tab:blue")
     panels[0].annotate(
-        f"{last.accuracy:.1%}",
-        (last.step, 100 * last.accuracy),
+        f"{accuracy:.1f}%",
+        evaluated[-1],
         xytext=(0, -14),
         textcoords="offset points",
         ha="right",

@@ -143,7 +143,7 @@ DEFAULTS = {
         learning_rate={
             "dpsgd": 0.15,
             "dpadam": 0.02,
-            "dpsignsgd": 0.002,
+            "dpsignsgd": 0.005,
             "dpsignadam": 0.02,
             "dpagd": 2.0,
             "sgd": 0.1,
@@ -160,7 +160,7 @@ DEFAULTS = {
         learning_rate={
             "dpsgd": 4.0,
             "dpadam": 0.002,
-            "dpsignsgd": 0.0003,
+            "dpsignsgd": 0.001,
             "dpsignadam": 0.001,
             "dpagd": 0.6,
             "sgd": 0.1,
@@ -179,7 +179,7 @@ DEFAULTS = {
         learning_rate={
             "dpsgd": 2.0,
             "dpadam": 0.03,
-            "dpsignsgd": 0.001,
+            "dpsignsgd": 0.002,
             "dpsignadam": 0.015,
             "dpagd": 0.6,
             "sgd": 0.5,

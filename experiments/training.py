@@ -48,17 +48,27 @@ class Training:
       data: What to train it on.
       folder: Where the run lies.
       progress: Whether a bar shows the epochs.
+      every_epoch: Whether the model is evaluated after every epoch, not after the last only.
 
     Raises:
       RefusedError: The settings do not fit the data, or the run in `folder` is of other ones.
     """
 
-    def __init__(self, settings: Settings, data: Data, folder: RunFolder, *, progress: bool = True):
+    def __init__(
+        self,
+        settings: Settings,
+        data: Data,
+        folder: RunFolder,
+        *,
+        progress: bool = True,
+        every_epoch: bool = True,
+    ):
         settings.check_size(data.size)
         self.settings = settings
         self.data = data
         self.folder = folder
         self.progress = progress
+        self.every_epoch = every_epoch
         self.rows: list[Row] = []
         self.steps_per_epoch = settings.steps_per_epoch(data.size)
         self.noise_multiplier = self._calibrate() if settings.private else None
@@ -99,10 +109,8 @@ class Training:
         )
 
     def end_epoch(self, epsilon: float, seconds: float | None) -> Row:
-        """Evaluates the model, makes what is known so far durable, and only then public."""
-        loss, accuracy = self.model.evaluate(
-            self.data.eval_x, self.data.eval_y, batch_size=_EVALUATION_BATCH, verbose=0
-        )
+        """Evaluates the model if wanted, makes what is known durable, and only then public."""
+        accuracy, loss = self._evaluate() if self.every_epoch else (None, None)
         epoch = len(self.rows) + 1
         row = Row(epoch, self._step(), epsilon, accuracy, loss, seconds)
         self.rows.append(row)
@@ -110,6 +118,13 @@ class Training:
         self._checkpoints.save(checkpoint_number=epoch)
         self.folder.write_rows(self.rows)
         return row
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Accuracy and mean loss on the evaluation split."""
+        loss, accuracy = self.model.evaluate(
+            self.data.eval_x, self.data.eval_y, batch_size=_EVALUATION_BATCH, verbose=0
+        )
+        return accuracy, loss
 
     def _step(self) -> int:
         """Logical steps after the epoch that has just ended."""
@@ -258,6 +273,10 @@ class Training:
 
     def _finish(self) -> dict[str, Any]:
         """Writes what a finished run leaves, `result.json` last."""
+        if self.rows[-1].accuracy is None:
+            accuracy, loss = self._evaluate()
+            self.rows[-1] = dataclasses.replace(self.rows[-1], accuracy=accuracy, loss=loss)
+            self.folder.write_rows(self.rows)
         self.model.save(self.folder.model)
         self.folder.write_curve(self.rows, self.settings)
         self.folder.write_privacy(self._privacy_text())
@@ -272,7 +291,7 @@ class Training:
             "settings": dataclasses.asdict(self.settings),
             "accuracy": last.accuracy,
             # JSON has no NaN, and a run that diverged is a result, too.
-            "loss": last.loss if math.isfinite(last.loss) else None,
+            "loss": last.loss if math.isfinite(last.loss or 0.0) else None,
             "accuracy_by_class": self._accuracy_by_class(),
             "evaluated_on": self.settings.eval_split,
             "evaluation_examples": len(self.data.eval_y),
@@ -333,7 +352,9 @@ class _EpochEnd(tf.keras.callbacks.Callback):
         # How long attempts took says how many of them were rejected.
         hidden = self._training.settings.selective
         row = self._training.end_epoch(epsilon, None if hidden else time.monotonic() - self._began)
-        shown = {"accuracy": f"{row.accuracy:.3f}"}
+        shown = {}
+        if row.accuracy is not None:
+            shown["accuracy"] = f"{row.accuracy:.3f}"
         if math.isfinite(epsilon):
             shown["epsilon"] = f"{epsilon:.3f}"
         self._bar.set_postfix(shown, refresh=False)

@@ -23,7 +23,8 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
 
     The sign is post-processing: the privacy is that of the noisy sum, as in `DPAdam`. As the signs
     are +-1, Adam's second moment is a constant, and the update is that of sign descent with bias
-    corrected momentum `beta_1`; one slot per variable is enough. With `noise_multiplier=0` and
+    corrected momentum `beta_1`, an average of signs; one slot per variable is enough. (The sign of
+    an average is `DPSignSGD` with momentum.) With `noise_multiplier=0` and
     `l2_norm_clip=math.inf` this is SignAdam (Algorithm 2).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasAdamOptimizer`, and a drop-in optimizer for

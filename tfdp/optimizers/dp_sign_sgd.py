@@ -1,5 +1,7 @@
 """Differentially private sign descent."""
 
+from typing import Any
+
 import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
     VectorizedDPKerasSGDOptimizer,
@@ -16,13 +18,20 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     Each example's gradient is clipped to norm C, the clipped gradients are summed, noise is added,
     and only the sign of each coordinate is kept:
 
-        g = sign(sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2))
-        w = w - learning_rate * g
+        g = (sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2)) / expected_batch_size
+        v = momentum * v + g
+        w = w - learning_rate * sign(v)
 
     The sign is post-processing: the privacy is that of the noisy sum, as in `DPSGD`. Every
-    coordinate moves by `learning_rate`, whose best value does not depend on epsilon; it is far
-    smaller than that of `DPSGD`. Weight regularisers' gradients are added before the sign.
-    With `noise_multiplier=0` and `l2_norm_clip=math.inf` this is SignSGD (Algorithm 1).
+    coordinate moves by `learning_rate`, with momentum, too, whose best value does not depend on
+    epsilon; it is far smaller than that of `DPSGD`. Weight regularisers' gradients are added to g.
+    Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
+    `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
+
+    With momentum it is Signum: the sign is taken of the velocity, in which noise has been averaged
+    already. The other order, an average of signs, is `DPSignAdam`. Where noise is much larger than
+    the gradient, signs act on the way of a weight as noise of 1.57 (pi/2) times the variance, signs
+    of the velocity at momentum 0.9 as of 1.10 times (by the arcsine law).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasSGDOptimizer`, and a drop-in optimizer for
     `model.compile`. The loss must keep one value per example (`reduction="none"`).
@@ -36,7 +45,7 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       {{private_arguments}}
       learning_rate: A float, a `LearningRateSchedule` (of logical steps), or a callable.
       momentum: Factor in [0, 1] by which the velocity of the last step is kept.
-      nesterov: Whether to apply Nesterov momentum.
+      nesterov: Whether to take the sign of `momentum * v + g`.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.SGD`.
 
     Raises:
@@ -67,10 +76,22 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       - Ghosh and Das, Bottlenecked Backpropagation to Train Differentially Private Deep Neural
         Networks, Algorithm 3. (It prints noise on the mean of the batch; noise belongs on the
         sum, whose sensitivity is C, and the sign does not depend on scale.)
+      - Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, Algorithm 2
+        (Signum).
     """
 
-    def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        return tf.sign(gradient)
+    def _resource_apply_dense(
+        self, grad: tf.Tensor, var: tf.Variable, apply_state: Any = None
+    ) -> tf.Operation:
+        key = (var.device, var.dtype.base_dtype)
+        coefficients = (apply_state or {}).get(key) or self._fallback_apply_state(*key)
+        direction = grad
+        if self._momentum:
+            momentum, slot = coefficients["momentum"], self.get_slot(var, "momentum")
+            velocity = slot.assign(momentum * slot + grad, use_locking=self._use_locking)
+            direction = momentum * velocity + grad if self.nesterov else velocity
+        update = coefficients["lr_t"] * tf.sign(direction)
+        return var.assign_sub(update, use_locking=self._use_locking, read_value=False)
 
 
 DPSignSGD.__doc__ = str(DPSignSGD.__doc__).replace("{{private_arguments}}", PRIVATE_ARGUMENTS)
