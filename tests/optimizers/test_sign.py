@@ -105,7 +105,7 @@ def test_signs_of_the_velocity_cost_less_than_signs_of_the_gradient(momentum):
     Noisy gradients are N(mu, sigma^2), independent; their velocity is an autoregressive process, of
     correlation momentum^k, and the signs of two of its values have that of the arcsine law.
     """
-    weights, steps, noise_multiplier = 20_000, 600, 0.1
+    weights, steps, noise_multiplier = 20_000, 1000, 0.2
     w = tf.Variable(tf.zeros([weights]))
     optimizer = tfdp.DPSignSGD(
         1.0, noise_multiplier, 1, learning_rate=1.0, momentum=momentum, noise_seed=3
