@@ -37,10 +37,6 @@ class KerasAdamOfSigns(tfdp.DPAdam):
         return tf.sign(gradient)
 
 
-class AverageOfSigns(SignsOfNoisySum):
-    """Mutant: the sign before the momentum, not after it."""
-
-
 class GradientsOnly(tfdp.DPSignSGD):
     """Mutant: the velocity is forgotten."""
 
@@ -93,7 +89,8 @@ def test_sign_sgd_with_momentum_takes_the_signs_of_sgds_steps(nesterov):
     expected = 0.125 * np.sign(steps_on_a_linear_loss(tfdp.DPSGD, nesterov))
     ours = steps_on_a_linear_loss(tfdp.DPSignSGD, nesterov)
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
-    for mutant in (AverageOfSigns, GradientsOnly):
+    # Mutants: the sign before the momentum, not after it; no momentum.
+    for mutant in (SignsOfNoisySum, GradientsOnly):
         wrong = steps_on_a_linear_loss(mutant, nesterov)
         assert np.mean(np.abs(wrong - expected) > 0.01) > 0.05
 
