@@ -123,4 +123,4 @@ def _poisson_batches(
         expected_batch_size=settings.batch,
         chunk_size=settings.chunk_size,
     )
-    return data, data.sampling.optimizer_arguments()
+    return data, {"sampling": data.sampling}

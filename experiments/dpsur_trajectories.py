@@ -81,7 +81,7 @@ def train(values: flags.FlagValues, selective: bool) -> np.ndarray:
     layer = tf.keras.layers.Dense(1, use_bias=False)
     model = tf.keras.Sequential([tf.keras.layers.Input([2]), layer])
     layer.set_weights([np.array(_START, "float32")[:, None]])
-    optimizer = make_optimizer(values, selective, batches.sampling.optimizer_arguments())
+    optimizer = make_optimizer(values, selective, {"sampling": batches.sampling})
     model = tfdp.SelectiveModel(model) if selective else model
     model.compile(optimizer, tf.keras.losses.MeanSquaredError("none"))
     way = Way()

@@ -199,7 +199,7 @@ class Training:
         if self.settings.private:
             self.batches = self._poisson_batches()
             self.model.compile(
-                optimizer=self._private_optimizer(self.batches.sampling.optimizer_arguments()),
+                optimizer=self._private_optimizer({"sampling": self.batches.sampling}),
                 loss=loss(from_logits=True, reduction="none"),
                 weighted_metrics=["accuracy"],
             )

@@ -83,7 +83,7 @@ def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray],
         seed=None if settings.private else settings.seed,
     )
     model = make_model(settings)
-    model.compile(optimizer=make_optimizer(settings, noise, batches.sampling.optimizer_arguments()))
+    model.compile(optimizer=make_optimizer(settings, noise, {"sampling": batches.sampling}))
     began = time.monotonic()
     model.fit(batches, epochs=1, verbose=0)
     seconds = time.monotonic() - began

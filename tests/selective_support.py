@@ -27,7 +27,7 @@ def optimizer(cls=tfdp.DPSURSGD, data=None, **changes):
         "threshold": 0.0,
         "learning_rate": 0.1,
         "noise_seed": 3,
-        **(data or batches()).sampling.optimizer_arguments(),
+        "sampling": (data or batches()).sampling,
         **changes,
     }
     if arguments["threshold"] == NEVER:

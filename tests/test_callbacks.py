@@ -15,7 +15,7 @@ def batches(**kwargs):
 
 
 def make(data, **kwargs):
-    optimizer = tfdp.DPSGD(1.0, 2.0, **data.sampling.optimizer_arguments())
+    optimizer = tfdp.DPSGD(1.0, 2.0, sampling=data.sampling)
     return compiled(optimizer, **kwargs)
 
 

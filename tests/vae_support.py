@@ -59,7 +59,7 @@ def batches(y=X, steps=2, first_step=0):
 
 def optimizer(cls=tfdp.DPSGD, **changes):
     arguments = {"l2_norm_clip": 1.0, "noise_multiplier": 1.1, "learning_rate": 0.01}
-    return cls(**{**arguments, **batches().sampling.optimizer_arguments(), **changes})
+    return cls(**{**arguments, "sampling": batches().sampling, **changes})
 
 
 def compiled(model, cls=tfdp.DPSGD, **changes):

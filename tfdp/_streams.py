@@ -22,11 +22,12 @@ class KeyStream:
     Args:
       seed: For tests: makes the keys a function of `seed`, `domain` and `position`.
       domain: Purpose of the keys. With one `seed`, streams of different domains are independent.
+      first: With a test seed, the number of keys that an interrupted run has used already.
     """
 
-    def __init__(self, seed: int | None = None, domain: str = ""):
-        self.seed, self.domain = seed, domain
-        with tf.init_scope(), tf.device("cpu"):
+    def __init__(self, seed: int | None = None, domain: str = "", first: int = 0):
+        self.seed, self.domain, self._first = seed, domain, first
+        with tf.init_scope():
             self._secret = tf.Variable(self._new_secret(), trainable=False, name="secret_key")
             # The state of a random generator: the counter is its first entry.
             self._state = tf.Variable(tf.zeros([3], tf.int64), trainable=False, name="key_counter")
@@ -39,7 +40,7 @@ class KeyStream:
           position: With a test seed, the number of the key; None counts the keys given out.
         """
         if self.seed is None or position is None:
-            position = self._count()
+            position = self._count() + self._first
         number = tf.cast(position, tf.int64)
         return tf.random.experimental.stateless_fold_in(self.secret(), number, alg="philox")
 

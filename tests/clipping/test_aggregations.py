@@ -348,7 +348,7 @@ def test_the_noise_of_a_step(kind):
 def test_the_ledger_has_one_gaussian_mechanism():
     x, y, _ = data(200)
     batches = tfdp.data.poisson_batches((x, y), expected_batch_size=B)
-    optimizer = tfdp.DPSGD(C1, 1.5, **batches.sampling.optimizer_arguments())
+    optimizer = tfdp.DPSGD(C1, 1.5, sampling=batches.sampling)
     assert optimizer.event == dp_accounting.GaussianDpEvent(1.5)
 
 

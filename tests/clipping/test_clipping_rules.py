@@ -422,7 +422,7 @@ def poisson(chunk_size=None):
 
 
 def test_an_optimizer_has_it_at_the_price_of_flat_clipping():
-    arguments = poisson().sampling.optimizer_arguments()
+    arguments = {"sampling": poisson().sampling}
     made = tfdp.DPSGD(0.5, 1.1, clipping_rule="importance_sampling", **arguments)
     again = tfdp.DPSGD.from_config(made.get_config())
     assert again.clipping.rule == ImportanceSampling()
@@ -433,7 +433,7 @@ def test_an_optimizer_has_it_at_the_price_of_flat_clipping():
 def test_every_batch_draws_new_numbers(numbers):
     data = poisson(chunk_size=20)
     # What a global seed fixes, it must not fix.
-    arguments = data.sampling.optimizer_arguments()
+    arguments = {"sampling": data.sampling}
     for _ in range(2):
         model = support.small_model()
         optimizer = tfdp.DPSGD(0.5, 1.1, clipping_rule=Recording(), **arguments)

@@ -398,7 +398,7 @@ def test_poisson_batches_trace_the_step_once(jit_compile):
     x, y = support.small_data(300)
     batches = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=0)
     model = tf.keras.Sequential([layers.Input([4]), Counting(), layers.Dense(3)])
-    optimizer = tfdp.DPSGD(1.0, 1.0, **batches.sampling.optimizer_arguments())
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
     support.compiled(optimizer, model, jit_compile=jit_compile)
     model.fit(batches, steps_per_epoch=1, epochs=1, verbose=0)
     before = len(traces)  # Keras traces the first step twice, to create variables.

@@ -168,7 +168,7 @@ def test_fit_with_metrics():
     model = support.small_model()
     x, y = support.small_data(60)
     data = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=1)
-    arguments = data.sampling.optimizer_arguments()
+    arguments = {"sampling": data.sampling}
     model.compile(
         tfdp.DPSGD(1.0, 1.0, learning_rate=0.0, **arguments),
         loss=support.crossentropy(),

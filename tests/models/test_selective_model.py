@@ -136,9 +136,7 @@ def test_if_all_is_accepted_it_is_the_optimizer_below(cls):
     ours = compiled(optimizer(cls, data, threshold=ALWAYS, **arguments))
     ours.fit(data, steps_per_epoch=4, verbose=0)
     below = getattr(tfdp, cls.__name__.replace("DPSUR", "DP"))
-    plain = support.compiled(
-        below(l2_norm_clip=0.5, **arguments, **data.sampling.optimizer_arguments())
-    )
+    plain = support.compiled(below(l2_norm_clip=0.5, **arguments, sampling=data.sampling))
     plain.fit(data, epochs=4, verbose=0)
     np.testing.assert_allclose(flat(ours), flat(plain), rtol=1e-5, atol=1e-6)
 
@@ -171,7 +169,7 @@ def accepted_weights(n=2500, **changes):
         "threshold": -0.5,
         "learning_rate": 1.0,
     }
-    sampling = data.sampling.optimizer_arguments()
+    sampling = {"sampling": data.sampling}
     model = tfdp.SelectiveModel(OneWeight())
     model.compile(tfdp.DPSURSGD(0.2, 2.0, **{**arguments, **changes, **sampling}), Peak("none"))
     found = []

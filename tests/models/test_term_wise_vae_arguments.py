@@ -81,7 +81,7 @@ def selective():
         validation_batch_size=8,
         validation_noise_multiplier=1.0,
         threshold=0.0,
-        **batches().sampling.optimizer_arguments(),
+        sampling=batches().sampling,
     )
 
 

@@ -20,7 +20,7 @@ def chunks():
 
 
 def make():
-    arguments = chunks().sampling.optimizer_arguments()
+    arguments = {"sampling": chunks().sampling}
     assert arguments["gradient_accumulation_steps"] == 4
     return compiled(tfdp.DPSGD(CLIP, 0.0, learning_rate=1.0, **arguments))
 

@@ -18,7 +18,7 @@ def batches(seed=0, **kwargs):
 
 def make(rule="adaptive_quantile", cls=tfdp.DPSGD, clip=5.0, noise=1.0, **kwargs):
     data = batches(**kwargs)
-    return cls(clip, noise, clipping_rule=rule, **data.sampling.optimizer_arguments()), data
+    return cls(clip, noise, clipping_rule=rule, sampling=data.sampling), data
 
 
 @pytest.mark.parametrize("cls", support.OPTIMIZERS)
@@ -101,7 +101,7 @@ def test_accumulated_batches_move_the_clip_like_one():
     clips = []
     for chunk, steps in ((None, 1), (40, None)):
         data = batches(chunk_size=chunk)
-        arguments = data.sampling.optimizer_arguments()
+        arguments = {"sampling": data.sampling}
         optimizer = tfdp.DPSGD(
             1.0,
             0.0,

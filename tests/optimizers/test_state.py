@@ -36,8 +36,8 @@ def batches(first_step=0, chunk_size=None, steps=3):
 
 
 def make(cls, chunk_size=None, **kwargs):
-    sampling = batches(chunk_size=chunk_size).sampling.optimizer_arguments()
-    return cls(0.5, 1.1, noise_seed=2, learning_rate=0.02, **sampling, **kwargs)
+    sampling = batches(chunk_size=chunk_size).sampling
+    return cls(0.5, 1.1, noise_seed=2, learning_rate=0.02, sampling=sampling, **kwargs)
 
 
 @pytest.mark.parametrize("cls", OPTIMIZERS)
@@ -184,7 +184,7 @@ def test_a_fixed_noise_seed_is_noted():
 @pytest.mark.parametrize("rows", [[16], [48, 47], [12, 11, 11]])
 def test_batches_of_another_size_than_accounted_for_are_refused(rows):
     """64 examples, 16 expected: 47 padded rows. Other sizes mean other logical batches."""
-    arguments = batches().sampling.optimizer_arguments()
+    arguments = {"sampling": batches().sampling}
     assert batches().sampling.padded_batch_size == 47
     arguments["gradient_accumulation_steps"] = len(rows)
     model = compiled(tfdp.DPSGD(1.0, 1.0, **arguments))
@@ -197,7 +197,7 @@ def test_batches_of_another_size_than_accounted_for_are_refused(rows):
 
 
 def test_under_xla_which_drops_assertions_they_get_no_epsilon():
-    arguments = batches().sampling.optimizer_arguments()
+    arguments = {"sampling": batches().sampling}
     model = compiled(tfdp.DPSGD(1.0, 1.0, **arguments), jit_compile=True)
     model.fit(tf.data.Dataset.from_tensors((X[:16], Y[:16], np.ones(16, bool))), verbose=0)
     assert model.optimizer.released_steps() == (0, 1)

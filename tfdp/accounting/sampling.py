@@ -73,7 +73,3 @@ class PoissonSampling:
         return truncation_probability(
             self.padded_batch_size, self.dataset_size, self.sampling_probability
         )
-
-    def optimizer_arguments(self) -> dict[str, int]:
-        """The arguments by which an optimizer learns how its batches are sampled."""
-        return dataclasses.asdict(self)

@@ -256,8 +256,8 @@ class MicroAggregation(Aggregation):
             ],
             regularizer_gradients=regularizer_gradients,
             within_clip=within,
-            rows=count,
-            masked=loss.masked,
+            batch=loss.data,
+            mask=loss.data_mask,
             noise_scales=[moved] * len(variables),
         )
 
@@ -308,8 +308,8 @@ class BatchAggregation(Aggregation):
             gradients=[None if s is None else expected_batch_size * s for s in sums],
             regularizer_gradients=public,
             within_clip=tf.constant(0.0),
-            rows=tf.shape(mask)[1],
-            masked=loss.masked,
+            batch=loss.data,
+            mask=loss.data_mask,
             noise_scales=[moved] * len(variables),
         )
 
@@ -358,18 +358,18 @@ def _clipped_sample_sum(loss, rows, engine, variables, expected_rows) -> Clipped
     def compute(total: tf.Tensor) -> tuple:
         no_groups = tf.constant([0, 0], tf.int64)
         clipped = engine.clipped_sum(total, variables, no_groups, expected_rows=expected_rows)
-        _check_mask(clipped.masked, loss)
+        _check_mask(clipped.mask is not None, loss)
         found["clipped"] = clipped
-        return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip, clipped.rows
+        return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip
 
-    gradients, regularizer_gradients, within, count = loss.in_function_of_rows(rows, compute)
+    gradients, regularizer_gradients, within = loss.in_function_of_rows(rows, compute)
     return dataclasses.replace(
         found["clipped"],
         gradients=gradients,
         regularizer_gradients=regularizer_gradients,
         within_clip=within,
-        rows=count,
-        masked=loss.masked,
+        batch=loss.data,
+        mask=loss.data_mask,
     )
 
 

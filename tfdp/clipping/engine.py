@@ -38,8 +38,8 @@ class ClippedSum:
       within_clip: Number of examples whose gradient is not longer than the clip, minus half the
         number of examples, a float32 scalar; with microbatches, of microbatches. Private as well:
         an example changes it by 1/2.
-      rows: Number of rows of the batch, padding included: a scalar int32 tensor.
-      masked: Whether a boolean mask says which rows are examples.
+      batch: The tensors of the batch that the sum was computed from.
+      mask: Which rows are examples, bool `[rows]`: one of `batch`; or None.
       noise_scales: For each variable the standard deviation of the noise that a noise multiplier
         of 1 stands for, where it is not the engine's `sensitivity()` for all of them.
     """
@@ -47,8 +47,8 @@ class ClippedSum:
     gradients: list[tf.Tensor | None]
     regularizer_gradients: list[tf.Tensor | None]
     within_clip: tf.Tensor
-    rows: tf.Tensor
-    masked: bool
+    batch: list[tf.Tensor]
+    mask: tf.Tensor | None
     noise_scales: list[float | tf.Tensor] | None = None
 
 

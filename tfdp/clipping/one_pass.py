@@ -107,8 +107,8 @@ class OnePassClipping(ClippingEngine):
             gradients=sums,
             regularizer_gradients=graph.regularizer_gradients(handles),
             within_clip=within,
-            rows=rows,
-            masked=graph.mask is not None,
+            batch=graph.batch,
+            mask=graph.mask,
         )
 
     def report(self, model: tf.keras.Model | None = None) -> Report:

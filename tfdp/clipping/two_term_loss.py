@@ -64,7 +64,7 @@ class TwoTermLoss:
       >>> x, y = np.random.rand(500, 3).astype("float32"), np.ones([500, 2], "float32")
       >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
       >>> model = Decorrelated([tf.keras.layers.Dense(2, input_shape=[3])])
-      >>> model.compile(tfdp.DPSGD(1.0, 1.1, **batches.sampling.optimizer_arguments()))
+      >>> model.compile(tfdp.DPSGD(1.0, 1.1, sampling=batches.sampling))
       >>> history = model.fit(batches, verbose=0)
       >>> model.optimizer.ledger.steps
       10
@@ -207,11 +207,18 @@ class TwoTermLoss:
         return value
 
     @property
-    def masked(self) -> bool:
-        """Whether there is a mask that comes with the data."""
-        if self.mask is None or not tf.is_symbolic_tensor(self.mask):
-            return False
-        return self.mask.ref() in loss_graph.data_of(self.mask)[1]
+    def data(self) -> list[tf.Tensor]:
+        """The tensors of data that `batch` and `mask` follow from."""
+        found = {}
+        for tensor in tf.nest.flatten((tuple(self.batch), self.mask)):
+            if tf.is_symbolic_tensor(tensor):
+                found.update({source.ref(): source for source in loss_graph.data_of(tensor)[0]})
+        return list(found.values())
+
+    @property
+    def data_mask(self) -> tf.Tensor | None:
+        """The mask, if it is a tensor of data."""
+        return next((tensor for tensor in self.data if tensor is self.mask), None)
 
 
 class Aggregation(abc.ABC):

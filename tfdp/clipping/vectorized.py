@@ -84,8 +84,8 @@ class VectorizedClipping(ClippingEngine):
             ],
             regularizer_gradients=graph.regularizer_gradients(handles),
             within_clip=within,
-            rows=rows,
-            masked=graph.mask is not None,
+            batch=graph.batch,
+            mask=graph.mask,
         )
 
     def _draw_groups(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -1,15 +1,17 @@
 """Poisson-sampled batches of a data set that fits in memory."""
 
-import dataclasses
-import itertools
-import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _draws
+from tfdp._streams import KeyStream
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.clipping import isolation
+from tfdp.data.batches import PoissonBatches
+from tfdp.data.source import PoissonSource, sample_places
 
 
 def poisson_batches(
@@ -18,10 +20,11 @@ def poisson_batches(
     expected_batch_size: int,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
+    transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     seed: int | None = None,
     first_step: int = 0,
-) -> tf.data.Dataset:
-    """Batches in which each example is independently with probability q = B / N.
+) -> PoissonBatches:
+    """Returns batches in which each example is independently with probability q = B / N.
 
     Every element is `(x, y, mask)`: rows of `x` and `y`, padded with zeros to a fixed number of
     rows, and a boolean `mask` that says which rows are examples. Keras takes the mask as sample
@@ -30,29 +33,31 @@ def poisson_batches(
     The number of rows is such that a batch exceeds it with probability at most 1e-16, which the
     privacy ledger charges to delta.
 
-    Every iteration over the dataset (every epoch) draws new batches.
+    The examples stand at random places among the padding: see `sample_places`.
 
-    The returned dataset has an attribute `sampling`, whose `optimizer_arguments()` tell an
-    optimizer how its batches are sampled, and an attribute `source`, from which a model with a
-    training loop of its own (`tfdp.SelectiveModel`) draws batches itself.
+    Every iteration over the dataset (every epoch) draws new batches. An optimizer that is given
+    `sampling=batches.sampling` accepts each draw once, as it was drawn: batches that are cached,
+    used again or changed on the way are refused (in functions compiled by XLA: counted as steps
+    for which no epsilon holds).
 
     Args:
       data: `(x, y)`, arrays or tensors, or nested tuples or dicts of them, with N rows each; or a
         finite `tf.data.Dataset` of single examples `(x, y)`, such as
         `tfds.load(..., as_supervised=True)`, which is read into memory.
       expected_batch_size: Expected number of examples in a batch, B <= N.
-      chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory; one
-        more in the first chunk of a batch, which shows where it begins. The
-        optimizer's `gradient_accumulation_steps` chunks are then one batch. None: whole batches.
+      chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
+        `sampling.gradient_accumulation_steps` chunks are then one batch. None: whole batches.
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
+      transform: Function of one example, `(x, y)` without a batch dimension, that returns the
+        example to train on: decoding, cropping, augmentation. TensorFlow operations, traced once;
+        called anew for each draw; without side effects. None: examples as they are.
       seed: Makes the sampling reproducible, which is for tests and experiments: privacy
         amplification by sampling needs that nobody knows who was sampled. By default sampling
         comes from the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has drawn already.
 
     Returns:
-      A `tf.data.Dataset` with the attributes `sampling` (a
-      `tfdp.accounting.sampling.PoissonSampling`) and `source` (a `PoissonSource`).
+      A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
 
     Raises:
       ValueError: An argument is out of its range, or the data is not of one length.
@@ -65,7 +70,9 @@ def poisson_batches(
       116
     """
     x, y, dataset_size = _load(data)
-    source = PoissonSource(x, y, dataset_size, seed)
+    if transform is not None:
+        _check_transform(transform, x, y)
+    source = PoissonSource(x, y, dataset_size, seed, transform)
     _check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     _check_integer("chunk_size", chunk_size, 1, None, optional=True)
     _check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
@@ -74,97 +81,57 @@ def poisson_batches(
     sampling = PoissonSampling(dataset_size, expected_batch_size)
     rows, chunks = sampling.padded_batch_size, 1
     if chunk_size is not None and chunk_size < rows:
-        chunks = -(-(rows - 1) // chunk_size)
-        rows = chunks * chunk_size + 1
+        chunks = -(-rows // chunk_size)
+        rows = chunks * chunk_size
         sampling = PoissonSampling(dataset_size, expected_batch_size, chunks)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
+    with tf.device("cpu"):
+        keys = KeyStream(seed, "batches", first_step)
+    _draws.RECORD.prepare(len(tf.nest.flatten((x, y))) + 1)
 
-    key = np.frombuffer(os.urandom(16), np.int64) if seed is None else np.array([seed, 0])
-    key = tf.constant(key, tf.int64)
-    # A variable, so that the next epoch goes on where the last one stopped.
-    step = tf.Variable(first_step, dtype=tf.int64, trainable=False)
+    def draw(_: tf.Tensor) -> tf.data.Dataset:
+        q = sampling.sampling_probability
+        places = sample_places(keys.next_key(), dataset_size, q, rows)
+        number = tf.fill([chunks], _draws.RECORD.number())
+        parts = (number, tf.range(chunks), tf.reshape(places, [chunks, rows // chunks]))
+        return tf.data.Dataset.from_tensor_slices(parts)
 
-    def draw(_: tf.Tensor) -> tf.Tensor:
-        step_key = tf.random.experimental.stateless_fold_in(key, step.assign_add(1))
-        return sample_indices(step_key, dataset_size, sampling.sampling_probability, rows)
+    def deliver(number: tf.Tensor, chunk: tf.Tensor, places: tf.Tensor) -> tuple:
+        batch = source.rows(places)
+        entered = _draws.RECORD.enter(
+            sampling, number, chunk, batch[-1], tf.nest.flatten(batch[:-1])
+        )
+        with tf.control_dependencies([entered]):
+            return tf.nest.map_structure(tf.identity, batch)
 
-    batches = tf.data.Dataset.range(steps_per_epoch).map(draw)
-    if chunks > 1:
-        batches = batches.flat_map(lambda indices: _cut(indices, chunks))
-    batches = batches.map(source.rows, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = tf.data.Dataset.range(steps_per_epoch).flat_map(draw)
+    batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps_per_epoch * chunks))
-    batches = batches.prefetch(2)
-    batches.sampling, batches.source = sampling, source
-    return batches
+    return PoissonBatches(batches.prefetch(2), sampling, source)
 
 
-@dataclasses.dataclass(frozen=True)
-class PoissonSource:
-    """A data set in memory, of which Poisson batches can be drawn, also inside of a graph.
-
-    Attributes:
-      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each.
-      y: Targets, likewise.
-      dataset_size: Number of examples N.
-      seed: What was given to `poisson_batches`.
-      uses: Counts those who draw from it, so that no two of them draw the same.
-    """
-
-    x: Any
-    y: Any
-    dataset_size: int
-    seed: int | None
-    uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-
-    def draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple[Any, Any, tf.Tensor]:
-        """A Poisson batch `(x, y, mask)`, padded as those of `poisson_batches`.
-
-        Args:
-          key: Seed of this draw, int64 `[2]`, used for nothing else.
-          expected_batch_size: Expected number of examples in the batch, B <= N.
-        """
-        sampling = PoissonSampling(self.dataset_size, expected_batch_size)
-        q, rows = sampling.sampling_probability, sampling.padded_batch_size
-        return self.rows(sample_indices(key, self.dataset_size, q, rows))
-
-    def rows(self, indices: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-        """The examples with these indices; zeros, masked, for indices from `dataset_size` on."""
-        mask = indices < self.dataset_size
-        safe = tf.where(mask, indices, 0)
-
-        def rows_of(values: tf.Tensor) -> tf.Tensor:
-            taken = tf.gather(values, safe)
-            keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
-            return tf.where(keep, taken, tf.zeros([], taken.dtype))
-
-        return (*_open(tf.nest.map_structure(rows_of, (self.x, self.y))), _open(mask))
-
-
-def sample_indices(
-    key: tf.Tensor, dataset_size: int, sampling_probability: float, rows: int
-) -> tf.Tensor:
-    """A Poisson sample of `range(dataset_size)`, in increasing order.
-
-    The distances between successive sampled indices are independent and geometric, so that the
-    work is that of a batch, not of the data set.
-
-    Args:
-      key: Seed of this draw, int64 `[2]`.
-      dataset_size: Number of examples N.
-      sampling_probability: Probability of each to be sampled, in (0, 1].
-      rows: Length of the result.
-
-    Returns:
-      Indices, int64 `[rows]`: those of the sample, then values of at least `dataset_size`. A
-      sample of more than `rows` is cut off.
-    """
-    # In (0, 1], in float64: the smallest positive value, 2^-53, decides how far a gap can reach.
-    uniform = 1 - tf.random.stateless_uniform([rows], key, dtype=tf.float64)
-    log_miss = np.log1p(-sampling_probability) if sampling_probability < 1 else -np.inf
-    misses = tf.floor(tf.math.log(uniform) / log_miss)
-    gaps = 1 + tf.cast(tf.minimum(misses, dataset_size), tf.int64)
-    return tf.cumsum(gaps) - 1
+def _check_transform(transform: Any, x: Any, y: Any) -> None:
+    """Refuses functions by which examples could get into each other."""
+    if not callable(transform):
+        raise ValueError(
+            "Argument `transform` must be a function of one example, (x, y) -> (x, y), or None. "
+            f"Received: transform={transform!r}."
+        )
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (x, y))
+    outputs = isolation.trace("transform", transform, specs).structured_outputs
+    if not (isinstance(outputs, tuple) and len(outputs) == 2):
+        raise ValueError(
+            "Argument `transform` must return a pair (x, y). Received a function that returns: "
+            f"{outputs!r}."
+        )
+    for tensor in tf.nest.flatten(outputs):
+        if not tensor.shape.is_fully_defined():
+            raise ValueError(
+                "Argument `transform` must return tensors of fixed shapes, which a batch can hold. "
+                f"Received a function that returns a tensor of shape {tensor.shape}: fix it with "
+                "`tf.ensure_shape` or `tf.image.resize`."
+            )
 
 
 def _load(data: Any) -> tuple[Any, Any, int]:
@@ -205,23 +172,6 @@ def _load(data: Any) -> tuple[Any, Any, int]:
             f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
         )
     return x, y, length
-
-
-def _cut(indices: tf.Tensor, chunks: int) -> tf.data.Dataset:
-    """Chunks of a batch; the first has one row more, so that it is seen where a batch begins."""
-    first = (indices.shape[0] - 1) // chunks + 1
-    others = tf.reshape(indices[first:], [chunks - 1, first - 1])
-    whole = tf.data.Dataset.from_tensors(indices[:first])
-    return whole.concatenate(tf.data.Dataset.from_tensor_slices(others))
-
-
-def _open(tensors: Any) -> Any:
-    """Leaves the first dimension open in the graph: a model must work for any number of rows."""
-
-    def open_one(tensor: tf.Tensor) -> tf.Tensor:
-        return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
-
-    return tf.nest.map_structure(open_one, tensors)
 
 
 def _check_integer(

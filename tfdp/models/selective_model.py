@@ -56,7 +56,7 @@ class SelectiveModel(tf.keras.Model):
       ...         noise_multiplier=2.0,
       ...         validation_batch_size=50,
       ...         validation_noise_multiplier=1.3,
-      ...         **batches.sampling.optimizer_arguments(),
+      ...         sampling=batches.sampling,
       ...     ),
       ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
       ...         from_logits=True, reduction="none"

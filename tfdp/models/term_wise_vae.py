@@ -87,7 +87,7 @@ class TermWiseVAE(Autoencoder):
       ...     batch_clip=0.1,
       ...     num_groups=5,
       ... )
-      >>> model.compile(tfdp.DPAdam(1.0, 1.1, **batches.sampling.optimizer_arguments()))
+      >>> model.compile(tfdp.DPAdam(1.0, 1.1, sampling=batches.sampling))
       >>> history = model.fit(batches, epochs=2, verbose=0)
       >>> model.optimizer.ledger.steps
       20

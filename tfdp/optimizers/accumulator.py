@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._draws import Use
 from tfdp.clipping import ClippedSum
 
 
@@ -13,8 +14,8 @@ class Accumulator:
 
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
     a logical batch is broken off, such as by an exception in `fit`: parts of two of them must not
-    get into one sum, in which an example could be twice. `tfdp.data.poisson_batches` shows where a
-    logical batch begins by delivering its first part with one row more than the others.
+    get into one sum, in which an example could be twice. So a sum begins with the first chunk of a
+    draw, and goes on with the next chunk of the same draw alone.
 
     Args:
       steps: Batches that make one logical batch.
@@ -25,8 +26,7 @@ class Accumulator:
         self._sums: dict[Any, tf.Variable] = {}
         self._within_clip = tf.Variable(0.0, trainable=False)
         self._count = tf.Variable(0, trainable=False)
-        self._first_rows = tf.Variable(0, trainable=False)
-        self._restarts = tf.Variable(0, trainable=False)
+        self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
         """Makes room for the sums of `variables`, outside of any graph."""
@@ -35,34 +35,37 @@ class Accumulator:
                 total = tf.Variable(tf.zeros(variable.shape), trainable=False)
                 self._sums[variable.ref()] = total
 
-    def add(self, clipped: ClippedSum, variables: Sequence[tf.Variable]) -> tf.Tensor:
-        """Adds one batch, in the graph being built.
+    @property
+    def count(self) -> tf.Tensor:
+        """Chunks in the sum, a scalar, in the graph being built."""
+        return self._count.read_value()
+
+    def fits(self, use: Use) -> tf.Tensor:
+        """Whether a batch may be added next: it begins a draw, or is the next chunk of it."""
+        goes_on = tf.logical_and(use.draw == self._draw, use.chunk == tf.cast(self.count, tf.int64))
+        return tf.logical_or(use.chunk == 0, goes_on)
+
+    def add(self, clipped: ClippedSum, variables: Sequence[tf.Variable], use: Use) -> tf.Tensor:
+        """Adds one batch, in the graph being built; one that is not `fresh` empties the sum.
 
         Returns:
           Whether the logical batch is complete: a scalar bool tensor.
         """
-        rows, count = clipped.rows, self._count.read_value()
-        begins = count == 0
-        if clipped.masked:
-            broken_off = tf.logical_and(count > 0, rows >= self._first_rows)
-            restarts = self._restarts.assign(tf.where(broken_off, self._restarts + 1, 0))
-            check = tf.debugging.assert_less(
-                restarts,
-                2,
-                message="The first of the batches that make one logical batch must have one row "
-                "more than the others, as `tfdp.data.poisson_batches` delivers them. All that "
-                f"were received have as many rows, with gradient_accumulation_steps={self._steps}.",
-            )
-            with tf.control_dependencies([check] if check is not None else []):
-                begins = tf.logical_or(begins, broken_off)
-        keep = tf.cast(tf.logical_not(begins), tf.float32)
-        self._within_clip.assign(self._within_clip * keep + clipped.within_clip)
+        begins = use.chunk == 0
+        old = tf.cast(tf.logical_and(use.fresh, tf.logical_not(begins)), tf.float32)
+
+        def added(total: tf.Variable, new: tf.Tensor) -> tf.Tensor:
+            new = tf.cast(new, tf.float32)
+            return total * old + tf.where(use.fresh, new, tf.zeros_like(new))
+
+        self._within_clip.assign(added(self._within_clip, clipped.within_clip))
         for variable, gradient in zip(variables, clipped.gradients, strict=True):
             if gradient is not None:
                 total = self._sums[variable.ref()]
-                total.assign(total * keep + tf.cast(gradient, tf.float32))
-        self._first_rows.assign(tf.where(begins, rows, self._first_rows))
-        return self._count.assign(tf.where(begins, 1, count + 1)) >= self._steps
+                total.assign(added(total, gradient))
+        self._draw.assign(use.draw)
+        count = self._count.assign(tf.where(use.fresh, tf.cast(use.chunk, tf.int32) + 1, 0))
+        return count >= self._steps
 
     def take(
         self, like: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantile,
     ClippingEngine,
@@ -22,14 +23,16 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
         sum (C; 2C with `num_microbatches`). 0 trains without privacy.
       expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
-        by this public constant, never by the number of examples that were drawn.
+        by this public constant, never by the number of examples that were drawn. Not to be given
+        together with `sampling`, which knows it.
       num_microbatches: Number of groups whose mean gradients are clipped instead of those of
         examples, or None. Saves no time; doubles the sensitivity.
-      gradient_accumulation_steps: Batches that make one logical batch. Noise is added, and the
-        variables are updated, once per logical batch.
-      dataset_size: Number of training examples N, treated as public; together with
-        `expected_batch_size` the sampling probability of the ledger. Without it the optimizer
-        trains, and its `ledger` raises an error.
+      gradient_accumulation_steps: Batches that make one logical batch (1 by default). Noise is
+        added, and the variables are updated, once per logical batch. Not to be given together with
+        `sampling`, which knows it.
+      sampling: How batches are sampled: `batches.sampling` of `tfdp.data.poisson_batches`. Every
+        step must then get an unused draw of such batches. Without it the optimizer trains on any
+        batches, and its `ledger` raises an error.
       noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
         subtract it. By default noise comes from the operating system's entropy.
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
@@ -49,7 +52,6 @@ def check_privacy_arguments(
     expected_batch_size: int,
     num_microbatches: int | None,
     gradient_accumulation_steps: int,
-    dataset_size: int | None,
     noise_seed: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
@@ -72,19 +74,13 @@ def check_privacy_arguments(
         ("expected_batch_size", expected_batch_size),
         ("num_microbatches", num_microbatches),
         ("gradient_accumulation_steps", gradient_accumulation_steps),
-        ("dataset_size", dataset_size),
     ):
-        optional = name in ("num_microbatches", "dataset_size")
+        optional = name == "num_microbatches"
         if (value is None and optional) or (is_integer(value) and int(value or 0) >= 1):
             continue
         raise ValueError(
             f"Argument `{name}` must be a positive integer{' or None' if optional else ''}. "
             f"Received: {name}={value!r}."
-        )
-    if dataset_size is not None and dataset_size < expected_batch_size:
-        raise ValueError(
-            "Argument `dataset_size` must be at least `expected_batch_size`. "
-            f"Received: {dataset_size=}, {expected_batch_size=}."
         )
     if num_microbatches is not None and gradient_accumulation_steps > 1:
         raise ValueError(
@@ -96,6 +92,42 @@ def check_privacy_arguments(
         raise ValueError(
             f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
         )
+
+
+def sampling_of(
+    sampling: Any, expected_batch_size: Any, gradient_accumulation_steps: Any
+) -> tuple[Any, Any, PoissonSampling | None]:
+    """Returns the expected batch size, the accumulation steps, and the sampling if it is known.
+
+    Raises:
+      ValueError: `sampling` is something else, or given together with what it knows.
+    """
+    if sampling is None:
+        if expected_batch_size is None:
+            raise ValueError(
+                "Argument `sampling` must be given: `batches.sampling` of "
+                "`tfdp.data.poisson_batches`; or `expected_batch_size`, to train without a ledger. "
+                "Received neither."
+            )
+        steps = 1 if gradient_accumulation_steps is None else gradient_accumulation_steps
+        return expected_batch_size, steps, None
+    if isinstance(sampling, dict):
+        sampling = PoissonSampling(**sampling)
+    if not isinstance(sampling, PoissonSampling):
+        raise ValueError(
+            "Argument `sampling` must be the attribute `sampling` of "
+            f"`tfdp.data.poisson_batches(...)`, or None. Received: {sampling=}."
+        )
+    for name, given in (
+        ("expected_batch_size", expected_batch_size),
+        ("gradient_accumulation_steps", gradient_accumulation_steps),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"Argument `{name}` must not be given together with `sampling`, which says "
+                f"{getattr(sampling, name)}. Received: {name}={given!r}."
+            )
+    return sampling.expected_batch_size, sampling.gradient_accumulation_steps, sampling
 
 
 def check_clipping_arguments(

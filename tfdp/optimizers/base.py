@@ -1,5 +1,6 @@
 """What the private optimizers share: clip, sum, add noise once, divide, then the base's update."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
+from tfdp import _draws
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.sampling import PoissonSampling, padded_batch_size
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantile,
     ClippedSum,
@@ -26,14 +28,22 @@ from tfdp.optimizers.arguments import (
     check_privacy_arguments,
     check_two_term_arguments,
     check_variables,
+    sampling_of,
 )
 from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
-from tfdp.optimizers.release_count import ReleaseCount
+from tfdp.optimizers.release_count import ReleaseCount, check_now
 from tfdp.optimizers.state import PersistentState
 
 _NOT_POISSON = (
-    "Some steps were taken on batches without the boolean mask or the padded size of "
-    "`tfdp.data.poisson_batches`: no epsilon can be stated for them."
+    "Some steps were taken on batches that were no unused draws of `tfdp.data.poisson_batches`: no "
+    "epsilon can be stated for them."
+)
+_NOT_FRESH = (
+    "The batch of this step is no unused draw of `tfdp.data.poisson_batches`, sampled as the "
+    "optimizer was told: {}. It was used before (a step needs a batch of its own: no `cache`, no "
+    "second `minimize` or `train_on_batch` on the same one), or changed after it was drawn (give "
+    "`poisson_batches` a `transform=`, or change it in the function that calls `minimize`), or is "
+    "from elsewhere. Epsilon would not hold for it."
 )
 _FIXED_SEED = (
     "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
@@ -59,28 +69,29 @@ class PrivateOptimizerMixin(PersistentState):
         self,
         l2_norm_clip: float,
         noise_multiplier: float,
-        expected_batch_size: int,
+        expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
-        gradient_accumulation_steps: int = 1,
-        dataset_size: int | None = None,
+        gradient_accumulation_steps: int | None = None,
+        sampling: PoissonSampling | dict[str, int] | None = None,
         noise_seed: int | None = None,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         **kwargs: Any,
     ):
+        known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
+        expected_batch_size, gradient_accumulation_steps, self._sampled = known
         check_privacy_arguments(
             l2_norm_clip,
             noise_multiplier,
             expected_batch_size,
             num_microbatches,
             gradient_accumulation_steps,
-            dataset_size,
             noise_seed,
         )
         kwargs.setdefault("name", type(self).__name__)
         super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
         self._expected_batch_size = expected_batch_size
-        self._dataset_size = dataset_size
+        self._dataset_size = None if self._sampled is None else self._sampled.dataset_size
         self._gradient_accumulation_steps = gradient_accumulation_steps
         rule = clipping_rules.get(clipping_rule)
         check_clipping_arguments(engine, rule, l2_norm_clip, num_microbatches)
@@ -90,7 +101,7 @@ class PrivateOptimizerMixin(PersistentState):
         if isinstance(rule, AdaptiveQuantile):
             self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
         self._noise = NoiseSource(noise_seed)
-        self._clipped: tuple[ClippedSum, list[tf.Variable]] | None = None
+        self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
         self._accumulator: Accumulator | None = None
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseCount(self._privacy_parameters(), self._flags)
@@ -130,8 +141,13 @@ class PrivateOptimizerMixin(PersistentState):
         return self._expected_batch_size
 
     @property
+    def sampling(self) -> PoissonSampling | None:
+        """How batches are sampled, if it was given."""
+        return self._sampled
+
+    @property
     def dataset_size(self) -> int | None:
-        """Number of training examples, if it was given."""
+        """Number of training examples, if `sampling` was given."""
         return self._dataset_size
 
     @property
@@ -149,7 +165,7 @@ class PrivateOptimizerMixin(PersistentState):
         """What has been released by this optimizer so far: noisy steps, and on what batches.
 
         Raises:
-          ValueError: The optimizer was not given `dataset_size`.
+          ValueError: The optimizer was not given `sampling`.
           PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
         """
         self._sampling(self._expected_batch_size)  # Raises if it is not known.
@@ -170,7 +186,7 @@ class PrivateOptimizerMixin(PersistentState):
         """What the ledger records for each step: a Poisson-sampled Gaussian mechanism.
 
         Raises:
-          ValueError: The optimizer was not given `dataset_size`.
+          ValueError: The optimizer was not given `sampling`.
         """
         sampling = self._sampling(self._expected_batch_size)
         event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, self.event)
@@ -187,10 +203,10 @@ class PrivateOptimizerMixin(PersistentState):
     def _sampling(self, expected_batch_size: int) -> PoissonSampling:
         if self._dataset_size is None:
             raise ValueError(
-                "Argument `dataset_size` must be given to the optimizer to know how batches are "
-                "sampled, for example `tfdp.DPSGD(..., "
-                "**tfdp.data.poisson_batches(...).sampling.optimizer_arguments())`. "
-                "Received: dataset_size=None."
+                "Argument `sampling` must be given to the optimizer to know how batches are "
+                "sampled: `batches = tfdp.data.poisson_batches(...)`, and "
+                f"`tfdp.{type(self).__name__}(..., sampling=batches.sampling)`. Received: "
+                "sampling=None."
             )
         return PoissonSampling(self._dataset_size, expected_batch_size)
 
@@ -231,8 +247,8 @@ class PrivateOptimizerMixin(PersistentState):
                 self.build(variables)
             clip = None if self._adaptive is None else self._adaptive.value()
             rows = self._expected_batch_size
-            if self._dataset_size is not None:
-                rows = padded_batch_size(self._dataset_size, rows)
+            if self._sampled is not None:
+                rows = self._sampled.padded_batch_size
             rows = -(-rows // self._gradient_accumulation_steps)
             if isinstance(loss, TwoTermLoss):
                 clipped = self._two_term_sum(loss, variables, seed, rows)
@@ -240,8 +256,41 @@ class PrivateOptimizerMixin(PersistentState):
                 clipped = self._clipping.clipped_sum(
                     loss, variables, seed, clip, expected_rows=rows
                 )
-        self._clipped = (clipped, variables)
+            use = self._count_before(clipped, variables)
+        self._clipped = (clipped, variables, use)
         return list(zip(clipped.gradients, variables, strict=True))
+
+    def _count_before(self, clipped: ClippedSum, variables: list) -> _draws.Use:
+        """Checks and counts the release before anything that depends on the batch can fail.
+
+        An operation that fails on an example, and so ends the step, is a release as well.
+        """
+        self.build(variables)
+        data = [op for t in clipped.batch for op in t.consumers() if not _draws.is_own(op)]
+        use = self._use_of(clipped)
+        checks = [self._released.check()]
+        if self._sampled is not None:  # Counted apart, and not only asserted: XLA drops assertions.
+            checks.append(check_now(use.fresh, _NOT_FRESH.format(self._sampled)))
+        with tf.control_dependencies(checks):
+            counted = self._released.add(use.fresh, use.chunk == 0)
+        for op in data:
+            op._add_control_input(counted)
+        return use
+
+    def _use_of(self, clipped: ClippedSum) -> _draws.Use:
+        """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
+        zero = tf.constant(0, tf.int64)
+        if self._sampled is None or clipped.mask is None:
+            chunk = zero
+            if self._gradient_accumulation_steps > 1:
+                chunk = tf.cast(self._prepared_accumulator([]).count, tf.int64)
+            return _draws.Use(tf.constant(False), zero, chunk)
+        others = [tensor for tensor in clipped.batch if tensor is not clipped.mask]
+        use = _draws.RECORD.take(self._sampled, clipped.mask, others)
+        if self._gradient_accumulation_steps == 1:
+            return use
+        fits = self._prepared_accumulator([]).fits(use)
+        return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, fits))
 
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int
@@ -283,7 +332,7 @@ class PrivateOptimizerMixin(PersistentState):
           RuntimeError: The gradients are not this optimizer's own clipped sums.
         """
         given = [gradient for gradient, _ in grads_and_vars]
-        clipped, variables = self._clipped or (None, [])
+        clipped, variables, use = self._clipped or (None, [], None)
         if clipped is None or any(
             g is not own for g, own in zip(given, clipped.gradients, strict=True)
         ):
@@ -294,23 +343,27 @@ class PrivateOptimizerMixin(PersistentState):
                 "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
             )
         self._clipped = None
-        self.build(variables)
         if self._gradient_accumulation_steps == 1:
             return self._logical_step(
                 clipped.gradients, clipped.within_clip, clipped, variables, name
             )
-        return self._accumulate(clipped, variables, name)
+        return self._accumulate(clipped, variables, use, name)
 
-    def _accumulate(
-        self, clipped: ClippedSum, variables: list, name: str | None
-    ) -> tf.Operation | tf.Tensor:
-        """Adds to the sum of a logical batch; the last of its batches makes the step."""
+    def _prepared_accumulator(self, variables: list) -> Accumulator:
         with tf.init_scope():
             if self._accumulator is None:
                 self._accumulator = Accumulator(self._gradient_accumulation_steps)
             self._accumulator.prepare(variables)
-        accumulator = self._accumulator
-        complete = accumulator.add(clipped, variables)
+        return self._accumulator
+
+    def _accumulate(
+        self, clipped: ClippedSum, variables: list, use: _draws.Use, name: str | None
+    ) -> tf.Operation | tf.Tensor:
+        """Adds to the sum of a logical batch; the last of its batches makes the step."""
+        accumulator = self._prepared_accumulator(variables)
+        if self._sampled is None:  # Any batches: no epsilon is stated.
+            use = dataclasses.replace(use, fresh=tf.constant(True))
+        complete = accumulator.add(clipped, variables, use)
 
         def step() -> tf.Tensor:
             sums, within_clip = accumulator.take(clipped.gradients, variables)
@@ -328,15 +381,11 @@ class PrivateOptimizerMixin(PersistentState):
         name: str | None,
     ) -> tf.Operation:
         """One Gaussian mechanism, and the base optimizer's update with its result."""
-        poisson = self._is_poisson(clipped)
-        with tf.control_dependencies(self._checks(clipped, poisson)):
-            key = self._noise.step_key(self._position())
+        key = self._noise.step_key(self._position())
         if self._adaptive is not None:
             noisy = self._adaptive.step(sums, within_clip, key)
         else:
             noisy = add_gaussian_noise(sums, self._noise_stddevs(clipped), key)
-        # Counted apart, and not only asserted: XLA drops assertions.
-        self._released.add(poisson)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
@@ -363,31 +412,6 @@ class PrivateOptimizerMixin(PersistentState):
         """Post-processing of the noisy gradient before the base optimizer sees it."""
         return gradient
 
-    def _is_poisson(self, clipped: ClippedSum) -> tf.Tensor:
-        """Whether the logical batch looks like one of `poisson_batches`, as accounted for."""
-        if not clipped.masked or self._dataset_size is None:
-            return tf.constant(clipped.masked)
-        needed = padded_batch_size(self._dataset_size, self._expected_batch_size)
-        steps = self._gradient_accumulation_steps
-        one_more = int(steps > 1)  # Of the first batch: see Accumulator.
-        enough = clipped.rows * steps + one_more >= needed
-        too_many = tf.logical_and(steps > 1, clipped.rows * (steps - 1) + one_more >= needed)
-        return tf.logical_and(enough, tf.logical_not(too_many))
-
-    def _checks(self, clipped: ClippedSum, poisson: tf.Tensor) -> list:
-        """Checks made at every step that it is the one accounted for."""
-        checks = [self._released.check()]
-        if clipped.masked and self._dataset_size is not None:
-            needed = padded_batch_size(self._dataset_size, self._expected_batch_size)
-            message = (
-                f"A logical batch must have {needed} rows, the padded size of "
-                f"expected_batch_size={self._expected_batch_size} out of "
-                f"dataset_size={self._dataset_size}, in gradient_accumulation_steps="
-                f"{self._gradient_accumulation_steps} batches. Received rows per batch:"
-            )
-            checks.append(tf.debugging.Assert(poisson, [message, clipped.rows]))
-        return [check for check in checks if check is not None]
-
     def _privacy_parameters(self) -> dict[str, float]:
         return {
             "l2_norm_clip": float(self.l2_norm_clip),
@@ -397,16 +421,22 @@ class PrivateOptimizerMixin(PersistentState):
             "dataset_size": float(self._dataset_size or 0),
         }
 
+    def _sampling_config(self) -> dict[str, Any]:
+        if self._sampled is not None:
+            return {"sampling": dataclasses.asdict(self._sampled)}
+        return {
+            "expected_batch_size": self._expected_batch_size,
+            "gradient_accumulation_steps": self._gradient_accumulation_steps,
+        }
+
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this optimizer again. The secret noise key is not in it."""
         return {
             **super().get_config(),
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
-            "expected_batch_size": self._expected_batch_size,
+            **self._sampling_config(),
             "num_microbatches": self._clipping.num_microbatches,
-            "gradient_accumulation_steps": self._gradient_accumulation_steps,
-            "dataset_size": self._dataset_size,
             "noise_seed": self._noise.seed,
             "engine": self._engine,
             "clipping_rule": clipping_rules.serialize(self._clipping.rule),

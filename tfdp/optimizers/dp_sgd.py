@@ -47,7 +47,7 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       ...         l2_norm_clip=1.0,
       ...         noise_multiplier=1.1,
       ...         learning_rate=0.5,
-      ...         **batches.sampling.optimizer_arguments(),
+      ...         sampling=batches.sampling,
       ...     ),
       ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
       ...         from_logits=True, reduction="none"

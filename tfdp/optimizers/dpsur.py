@@ -52,7 +52,7 @@ _DOC = """`{base}` with selective update and release (DPSUR).
       ...         validation_batch_size=50,
       ...         validation_noise_multiplier=1.3,
       ...         learning_rate={rate},
-      ...         **batches.sampling.optimizer_arguments(),
+      ...         sampling=batches.sampling,
       ...     ),
       ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
       ...         from_logits=True, reduction="none"

@@ -53,13 +53,15 @@ class ReleaseCount:
         self.variables[_PARAMETERS] = add(_PARAMETERS, list(self.parameters.values()), tf.float64)
         return list(self.variables.values())
 
-    def add(self, poisson: tf.Tensor) -> None:
+    def add(self, poisson: tf.Tensor, begins: tf.Tensor | bool = True) -> tf.Operation:
         """Counts one step, in the graph being built; `poisson` is a scalar bool tensor."""
-        is_poisson = tf.cast(poisson, tf.int64)
-        for name, one in zip(COUNTS, (is_poisson, 1 - is_poisson), strict=True):
+        is_poisson, step = tf.cast(poisson, tf.int64), tf.cast(begins, tf.int64)
+        done = []
+        for name, one in zip(COUNTS, (step * is_poisson, step * (1 - is_poisson)), strict=True):
             here = self._here[name].assign_add(one)
             count = self.variables[name]
-            count.assign(tf.maximum(count + one, here))
+            done.append(count.assign(tf.maximum(count + one, here)).op)
+        return tf.group(done)
 
     def total(self) -> tf.Tensor:
         """All steps so far, an int64 scalar, in the graph being built."""
@@ -94,12 +96,12 @@ class ReleaseCount:
         )
         return steps, not_poisson
 
-    def check(self) -> tf.Operation | None:
+    def check(self) -> tf.Operation:
         """Checks, whenever the graph being built runs, that the parameters are still the same."""
-        return tf.debugging.assert_equal(
-            self.variables[_PARAMETERS],
-            tf.constant(list(self.parameters.values()), tf.float64),
-            message="Training must go on with the privacy parameters that it began with: "
+        own = tf.constant(list(self.parameters.values()), tf.float64)
+        return check_now(
+            tf.reduce_all(self.variables[_PARAMETERS] == own),
+            "Training must go on with the privacy parameters that it began with: "
             f"{', '.join(self.parameters)}. The restored ones differ.",
         )
 
@@ -115,3 +117,16 @@ class ReleaseCount:
                     f"Argument `{name}` must stay {other:g}, with which training began. "
                     f"Received: {name}={own:g}. Start a new training to change it."
                 )
+
+
+def check_now(condition: tf.Tensor, message: str) -> tf.Operation:
+    """Checks a condition in the graph being built, without waiting for what stands before it.
+
+    (Automatic control dependencies would put it after all stateful operations that were made
+    before, such as dropout, although it is to come before the model is evaluated.)
+    """
+    operation = tf.raw_ops.Assert(condition=condition, data=[message])
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
+    return operation

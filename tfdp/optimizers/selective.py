@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._draws import Use
 from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.selective_release import (
@@ -15,6 +16,7 @@ from tfdp.accounting.selective_release import (
     default_max_attempts,
     selective_truncation_probability,
 )
+from tfdp.clipping import ClippedSum
 from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.noise import NoiseSource
@@ -54,7 +56,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         self,
         l2_norm_clip: float,
         noise_multiplier: float,
-        expected_batch_size: int,
+        expected_batch_size: int | None = None,
         *,
         validation_batch_size: int,
         validation_noise_multiplier: float,
@@ -87,8 +89,8 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             )
         if self._dataset_size is not None and self._dataset_size < validation_batch_size:
             raise ValueError(
-                "Argument `validation_batch_size` must be at most `dataset_size`. Received: "
-                f"{validation_batch_size=}, dataset_size={self._dataset_size}."
+                "Argument `validation_batch_size` must be at most the number of training examples, "
+                f"{self._dataset_size}. Received: {validation_batch_size=}."
             )
         self._test_noise = NoiseSource(noise_seed, stream=1)
         self._attempt: tf.Tensor | None = None
@@ -217,6 +219,14 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
                 "update: `model = tfdp.SelectiveModel(your_model); model.compile(optimizer, ...)`."
             )
         return super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients)
+
+    def _use_of(self, clipped: ClippedSum) -> Use:
+        """The batch is a draw of the attempt's own, made in the same graph."""
+        return Use(
+            tf.constant(clipped.mask is not None),
+            tf.constant(0, tf.int64),
+            tf.constant(0, tf.int64),
+        )
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt

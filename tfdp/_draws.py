@@ -1,0 +1,216 @@
+"""Record of the Poisson batches that were drawn in this process and not yet used.
+
+The accounting holds for a step only if its batch is a fresh Poisson sample. A mask and a number of
+rows do not show that: a batch that was cached, drawn once and used fifty times, or changed after it
+was drawn, has both. So every draw is entered here with a fingerprint of each of its tensors, and an
+optimizer takes the draw out again when it uses it. A batch of which some tensor differs, or that
+was taken before, is not found.
+
+Found by this: batches that are reused (`cache`, `repeat` after `take`, `train_on_batch` in a loop),
+changed after sampling (`map`, code around the training step), composed of several draws, or made
+by hand; also in compiled (XLA) functions and loops.
+
+Not found: a change of tensors of more than 32,768 entries that leaves alone every entry of the
+fixed subset that is looked at; what the training step itself does with the batch, which the
+clipping engines analyse; and draws that are chosen by looking at them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdp.accounting.sampling import PoissonSampling
+
+# Draws that may wait for their use at the same time. Older ones are forgotten.
+_SLOTS = 1024
+# Entries of a tensor that its fingerprint looks at, at most.
+_ENTRIES = 2**15
+# Columns of what is known of a draw.
+_SAMPLING, _DRAW, _CHUNK, _ENTRY = slice(0, 3), 3, 4, 5
+_NOTHING = -1
+# Uses of one entry that are told apart.
+_USES = 2**20
+_SCOPE = "draw_record"
+# The multipliers of the splitmix64 generator.
+_GAMMA, _MIX = -7046029254386353131, -4658895280553007687
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """What is known of a batch that an optimizer is given.
+
+    Attributes:
+      fresh: Whether it is an unused draw, sampled as the optimizer says; a scalar bool.
+      draw: Number of the draw, a scalar int64.
+      chunk: Which of the chunks of that draw it is, from 0, a scalar int64.
+    """
+
+    fresh: tf.Tensor
+    draw: tf.Tensor
+    chunk: tf.Tensor
+
+
+class DrawRecord:
+    """The draws of all Poisson sources of this process; there is one, `RECORD`."""
+
+    def __init__(self) -> None:
+        self._variables: tuple[tf.Variable, ...] = ()
+
+    def prepare(self, tensors: int) -> None:
+        """Makes room for draws of so many tensors each; to be called outside of graphs."""
+        with tf.init_scope(), tf.device("cpu"):
+            if not self._variables:
+                self._variables = (
+                    tf.Variable(
+                        tf.fill([_SLOTS, tensors], tf.constant(_NOTHING, tf.int64)),
+                        trainable=False,
+                        shape=[_SLOTS, None],
+                    ),
+                    tf.Variable(
+                        tf.fill([_SLOTS, 6], tf.constant(_NOTHING, tf.int64)), trainable=False
+                    ),
+                    *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
+                    tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
+                )
+            prints = self._variables[0]
+            missing = tensors - int(tf.shape(prints)[1])
+            if missing > 0:
+                prints.assign(tf.pad(prints, [[0, 0], [0, missing]], constant_values=_NOTHING))
+
+    def number(self) -> tf.Tensor:
+        """Returns a number for a draw, larger than all before, in the graph being built."""
+        return _next_number(self._made()[3])
+
+    def enter(
+        self,
+        sampling: PoissonSampling,
+        draw: tf.Tensor,
+        chunk: tf.Tensor | int,
+        mask: tf.Tensor,
+        tensors: Sequence[tf.Tensor],
+    ) -> tf.Operation:
+        """Enters a draw, in the graph being built.
+
+        Args:
+          sampling: How it was sampled.
+          draw: What `number` gave for it.
+          chunk: Which of its chunks this is.
+          mask: Which rows are examples, bool `[rows]`.
+          tensors: The tensors of the batch, `[rows, ...]` each.
+        """
+        prints, known, counter, _, _ = self._made()
+        entry = _next_number(counter)
+        own = tf.stack([fingerprint(mask), *[fingerprint(tensor) for tensor in tensors]])
+        width = tf.shape(prints.read_value())[1]
+        own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
+        facts = [*dataclasses.astuple(sampling), draw, chunk, entry + 1]
+        facts = tf.stack([tf.cast(fact, tf.int64) for fact in facts])
+        where = tf.reshape(entry % _SLOTS, [1, 1])
+        with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
+            return known.scatter_nd_update(where, facts[tf.newaxis]).op
+
+    def take(self, sampling: PoissonSampling, mask: tf.Tensor, tensors: Sequence[tf.Tensor]) -> Use:
+        """Looks a batch up and marks it as used, each time that the graph being built runs.
+
+        Args:
+          sampling: How it should have been sampled.
+          mask: Its mask, bool `[rows]`.
+          tensors: Those of its tensors that are used, in any order.
+        """
+        self.prepare(len(tensors) + 1)
+        with tf.name_scope(_SCOPE):
+            return self._take(sampling, mask, tensors)
+
+    def _take(
+        self, sampling: PoissonSampling, mask: tf.Tensor, tensors: Sequence[tf.Tensor]
+    ) -> Use:
+        prints, known, _, _, uses = self._made()
+        of_mask, own = fingerprint(mask), [fingerprint(tensor) for tensor in tensors]
+        with tf.control_dependencies([of_mask, *own]):  # Once the batch is there, so is its entry.
+            facts, all_prints, used = known.read_value(), prints.read_value(), uses.read_value()
+        wanted = tf.constant(dataclasses.astuple(sampling), tf.int64)
+        found = tf.reduce_all(facts[:, _SAMPLING] == wanted, axis=1)
+        found = tf.logical_and(found, used < facts[:, _ENTRY] * _USES)
+        found = tf.logical_and(found, all_prints[:, 0] == of_mask)
+        for number in own:
+            same = all_prints[:, 1:] == number
+            found = tf.logical_and(found, tf.reduce_any(same, axis=1))
+        # Of draws that are equal, the oldest.
+        ages = facts[:, _DRAW] * sampling.gradient_accumulation_steps + facts[:, _CHUNK]
+        slot = tf.argmin(tf.where(found, ages, ages.dtype.max))
+        facts = tf.gather(facts, slot)  # (A slice would have XLA compile anew for each slot.)
+        # Counted first and read afterwards: of two threads with one batch, none finds it unused.
+        # (The pipeline never writes `uses`: compiled functions lock what they write.)
+        unused = tf.where(tf.reduce_any(found), facts[_ENTRY] * _USES, 0)
+        counted = uses.scatter_max(tf.IndexedSlices(unused, slot))
+        with tf.control_dependencies([counted]):
+            counted = uses.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), slot))
+        with tf.control_dependencies([counted]):
+            after = tf.gather(uses.read_value(), slot)
+        fresh = tf.logical_and(tf.reduce_any(found), after == unused + 1)
+        return Use(fresh, facts[_DRAW], facts[_CHUNK])
+
+    def _made(self) -> tuple[tf.Variable, ...]:
+        if not self._variables:
+            raise RuntimeError("`prepare` must be called before a draw is entered.")
+        return self._variables
+
+
+def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
+    """Computes a number that tells tensors of other contents apart, but for 1 in about 2^63.
+
+    Of large tensors, every n-th entry is looked at, with n odd.
+
+    Args:
+      tensor: Of any type and shape.
+
+    Returns:
+      A scalar int64, never negative.
+    """
+    flat = tf.reshape(tensor, [-1])
+    count = tf.size(flat, out_type=tf.int64)
+    stride = (count + _ENTRIES - 1) // _ENTRIES
+    stride = tf.maximum(stride + (1 - stride % 2), 1)
+    bits = _bits(flat[::stride])
+    numbers = tf.range(tf.size(bits, out_type=tf.int64), dtype=tf.int64) + 1
+    mixed = _mix(bits + _mix(numbers * _GAMMA))
+    total = tf.reduce_sum(mixed) + _mix(count * _GAMMA)
+    return tf.bitwise.bitwise_and(_mix(total), tf.int64.max)
+
+
+def _bits(flat: tf.Tensor) -> tf.Tensor:
+    """The entries as int64, equal only where they are the same bit for bit."""
+    if flat.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(flat, 2**62)
+    if flat.dtype == tf.bool:
+        return tf.cast(flat, tf.int64)
+    if flat.dtype.is_complex:
+        return _bits(tf.reshape(tf.stack([tf.math.real(flat), tf.math.imag(flat)], 1), [-1]))
+    if flat.dtype.is_floating:
+        whole = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[flat.dtype.size]
+        flat = tf.bitcast(flat, whole)
+    return tf.cast(flat, tf.int64)
+
+
+def _mix(numbers: tf.Tensor) -> tf.Tensor:
+    """Spreads every bit over all bits."""
+    shifted = tf.bitwise.right_shift(numbers, tf.constant(29, tf.int64))
+    numbers = tf.bitwise.bitwise_xor(numbers, shifted) * _MIX
+    shifted = tf.bitwise.right_shift(numbers, tf.constant(32, tf.int64))
+    return tf.bitwise.bitwise_xor(numbers, shifted)
+
+
+def _next_number(counter: tf.Variable) -> tf.Tensor:
+    before = tf.raw_ops.RngReadAndSkip(
+        resource=counter.handle, alg=tf.constant(1), delta=tf.constant(1, tf.uint64)
+    )
+    return before[0] // 256
+
+
+def is_own(operation: tf.Operation) -> bool:
+    """Whether an operation is one by which a batch is looked up."""
+    return f"/{_SCOPE}" in f"/{operation.name}"
+
+
+RECORD = DrawRecord()

@@ -1,0 +1,131 @@
+"""A data set of which Poisson batches are drawn."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting.sampling import PoissonSampling
+
+Transform = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSource:
+    """A data set in memory, of which Poisson batches can be drawn, also inside a graph.
+
+    Attributes:
+      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each.
+      y: Targets, likewise.
+      dataset_size: Number of examples N.
+      seed: What was given to `poisson_batches`.
+      transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
+      uses: Counts those who draw from it, so that no two of them draw the same.
+    """
+
+    x: Any
+    y: Any
+    dataset_size: int
+    seed: int | None
+    transform: Transform | None = None
+    uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+    def draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple[Any, Any, tf.Tensor]:
+        """Draws a Poisson batch `(x, y, mask)`, padded as those of `poisson_batches`.
+
+        Args:
+          key: Seed of this draw, int64 `[2]`, used for nothing else.
+          expected_batch_size: Expected number of examples in the batch, B <= N.
+        """
+        sampling = PoissonSampling(self.dataset_size, expected_batch_size)
+        q, rows = sampling.sampling_probability, sampling.padded_batch_size
+        return self.rows(sample_places(key, self.dataset_size, q, rows))
+
+    def rows(self, indices: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+        """Returns the examples with these indices; zeros, masked, from index `dataset_size` on."""
+        mask = indices < self.dataset_size
+        safe = tf.where(mask, indices, 0)
+        rows = tf.nest.map_structure(lambda values: tf.gather(values, safe), (self.x, self.y))
+        if self.transform is not None:
+            function = self.transform
+            specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
+            outputs = tf.function(function).get_concrete_function(*specs).structured_outputs
+            made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+            rows = tf.map_fn(lambda row: function(*row), rows, fn_output_signature=made)
+
+        def masked(taken: tf.Tensor) -> tf.Tensor:
+            keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
+            return tf.where(keep, taken, tf.zeros([], taken.dtype))
+
+        return (*_open(tf.nest.map_structure(masked, rows)), _open(mask))
+
+
+def sample_places(
+    key: tf.Tensor, dataset_size: int, sampling_probability: float, rows: int
+) -> tf.Tensor:
+    """Draws a Poisson sample of `range(dataset_size)`, at uniformly random places.
+
+    Given where the other examples stand, an example that is added to the data set and sampled
+    takes one of the free places, all with the same probability, and moves no other. (The places of
+    n examples are a uniformly random injection into the rows; restricted to n - 1 of them, it is
+    again uniformly random.) So it changes one row, whatever a model does with a row's place, such
+    as a mask of dropout from a stream that is known.
+
+    Args:
+      key: Secret seed of this draw, int64 `[2]`.
+      dataset_size: Number of examples N.
+      sampling_probability: Probability of each to be sampled, in (0, 1].
+      rows: Number of places.
+
+    Returns:
+      For each place the index of its example, int64 `[rows]`; at least `dataset_size` where it is
+      free.
+    """
+    keys = tf.random.experimental.stateless_split(key, 2, alg="philox")
+    indices = sample_indices(keys[0], dataset_size, sampling_probability, rows)
+    return tf.gather(indices, _permutation(keys[1], rows))
+
+
+def sample_indices(
+    key: tf.Tensor, dataset_size: int, sampling_probability: float, rows: int
+) -> tf.Tensor:
+    """Draws a Poisson sample of `range(dataset_size)`, in increasing order.
+
+    The distances between successive sampled indices are independent and geometric, so that the
+    work is that of a batch, not of the data set.
+
+    Args:
+      key: Seed of this draw, int64 `[2]`.
+      dataset_size: Number of examples N.
+      sampling_probability: Probability of each to be sampled, in (0, 1].
+      rows: Length of the result.
+
+    Returns:
+      Indices, int64 `[rows]`: those of the sample, then values of at least `dataset_size`. A
+      sample of more than `rows` is cut off.
+    """
+    # In (0, 1], in float64: the smallest positive value, 2^-53, decides how far a gap can reach.
+    uniform = 1 - tf.random.stateless_uniform([rows], key, dtype=tf.float64)
+    log_miss = np.log1p(-sampling_probability) if sampling_probability < 1 else -np.inf
+    misses = tf.floor(tf.math.log(uniform) / log_miss)
+    gaps = 1 + tf.cast(tf.minimum(misses, dataset_size), tf.int64)
+    return tf.cumsum(gaps) - 1
+
+
+def _permutation(key: tf.Tensor, count: int) -> tf.Tensor:
+    """Draws a uniformly random permutation of `range(count)`: the order of 128-bit numbers."""
+    words = tf.random.stateless_uniform([2, count], key, None, None, tf.int64, alg="philox")
+    order = tf.argsort(words[0], stable=True)
+    return tf.gather(order, tf.argsort(tf.gather(words[1], order), stable=True))
+
+
+def _open(tensors: Any) -> Any:
+    """Leaves the first dimension open in the graph: a model must work for any number of rows."""
+
+    def open_one(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
+
+    return tf.nest.map_structure(open_one, tensors)
