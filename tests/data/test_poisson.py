@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.accounting.sampling import TRUNCATION_PROBABILITY, padded_batch_size
+from tfdp.accounting.sampling import padded_batch_size
 from tfdp.data.poisson import sample_indices
 
 N, B = 50, 8
@@ -100,14 +100,6 @@ def test_the_first_dimension_is_open_and_the_length_known():
     assert data.element_spec[0].shape[1:] == [3]
     assert len(data) == 6
     assert len(tfdp.data.poisson_batches((X, Y), expected_batch_size=8)) == 6
-
-
-def test_padding_is_large_enough_and_no_larger():
-    for n, b in [(60000, 256), (1437, 64), (50, 8), (10, 10)]:
-        rows = padded_batch_size(n, b)
-        tail = scipy.stats.binom.sf([rows - 1, rows], n, b / n)
-        assert tail[1] <= TRUNCATION_PROBABILITY
-        assert rows == b or tail[0] > TRUNCATION_PROBABILITY
 
 
 def collect(data):
