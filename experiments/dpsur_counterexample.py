@@ -31,6 +31,7 @@ import scipy.stats
 from absl import app, flags
 from matplotlib.figure import Figure
 
+from experiments import published_accounting
 from experiments.dpsur_laws import Instance, least_epsilon, renyi, renyi_of_test
 from experiments.output import markdown, save, versions
 from tfdp.accounting import PldAccountant, RdpAccountant
@@ -70,7 +71,7 @@ def prices(instance: Instance, updates: int, delta: float) -> Prices:
         conditional["PLD"] = _epsilon(PldAccountant, instance, updates, delta, "conditional")
     return Prices(
         updates,
-        _epsilon(RdpAccountant, instance, updates, delta, "published"),
+        published_accounting.epsilon(instance.event, updates, delta),
         least_epsilon(instance, updates, delta),
         conditional,
         attempts,
@@ -176,28 +177,22 @@ def check_simulation(instance: Instance, updates: int, runs: int, seed: int) -> 
 def renyi_table(instance: Instance) -> str:
     """Renyi divergences of one update, and of what its test saw."""
     event = instance.event
-    published, of_update, bound = (
-        _renyi_charged(event, mode) for event, mode in (
-            (event, "published"), (event.update, "published"), (event, "conditional"))
-    )  # fmt: skip
+    published = published_accounting.renyi(event, ORDERS)
+    of_test = published_accounting.renyi_of_test(event, ORDERS)
+    bound = RdpAccountant(ORDERS).compose(event).rdp
     rows = [
         [
             f"{order:g}",
             f"{published[i]:.3e}",
             f"{renyi(instance, order):.3e}",
             f"{bound[i]:.3e}",
-            f"{published[i] - of_update[i]:.3e}",
+            f"{of_test[i]:.3e}",
             f"{renyi_of_test(instance, order):.3e}",
         ]
         for i, order in enumerate(ORDERS)
     ]
     titles = ["order", "update: published", "true, at least", "conditional, at most"]
     return markdown([*titles, "number of the test: published", "true, at least"], rows)
-
-
-def _renyi_charged(event: dp_accounting.DpEvent, mode: str) -> np.ndarray:
-    """What the accountant charges for one event, by order."""
-    return RdpAccountant(ORDERS, selective_release=mode).compose(event)._rdp
 
 
 def epsilon_table(all_prices: Sequence[Prices]) -> str:

@@ -21,6 +21,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 from scipy import special
 
+from experiments import published_accounting
 from experiments.output import markdown, save, versions
 from tfdp.accounting import (
     PrivacyLedger,
@@ -33,8 +34,6 @@ from tfdp.accounting import (
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 
 DELTA = 1e-5
-# "We select alpha from {2, 3, ..., 64}": section 2.3 of the paper.
-PUBLISHED_ORDERS = tuple(float(order) for order in range(2, 65))
 # Orders of a selected update are priced one by one; these cost less than 1% of the noise.
 _FEW_ORDERS = DEFAULT_RDP_ORDERS[30:90:4]
 
@@ -93,8 +92,8 @@ def published_updates(setting: Setting) -> int:
     """The most accepted updates for which Theorem 5.6 says at most the claimed epsilon."""
 
     def epsilon(updates: int) -> float:
-        accountant = RdpAccountant(PUBLISHED_ORDERS, selective_release="published")
-        return accountant.compose(setting.event, updates).get_epsilon(DELTA)
+        orders = published_accounting.PUBLISHED_ORDERS
+        return published_accounting.epsilon(setting.event, updates, DELTA, orders)
 
     low, high = 0, 1
     while epsilon(high) <= setting.claimed:

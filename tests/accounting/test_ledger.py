@@ -178,7 +178,7 @@ def test_repr_shows_what_was_released():
 # Selective release.
 
 
-@pytest.mark.parametrize("mode", ["conditional", "per_attempt", "published"])
+@pytest.mark.parametrize("mode", ["conditional", "per_attempt"])
 def test_observability_is_kept_and_priced(mode):
     ledger = PrivacyLedger(selective_release=mode)
     ledger.record(_SELECTIVE, 20)
@@ -186,8 +186,25 @@ def test_observability_is_kept_and_priced(mode):
     copy = PrivacyLedger.from_dict(json.loads(json.dumps(ledger.to_dict(), allow_nan=False)))
     assert copy.selective_release == ledger.selective_release == mode
     assert copy.epsilon(1e-5) == ledger.epsilon(1e-5)
-    assert f"selective_release='{mode}" in repr(ledger)
-    assert ("not an upper bound" in repr(ledger)) == (mode == "published")
+    assert f"selective_release='{mode}'" in repr(ledger)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_ledgers_of_the_published_price_are_refused(version):
+    ledger = PrivacyLedger()
+    ledger.record(_SELECTIVE, 20)
+    data = {**ledger.to_dict(), "version": version, "selective_release": "published"}
+    with pytest.raises(ValueError, match=r"selective_release='published'.*not an upper bound"):
+        PrivacyLedger.from_dict(data)
+    # What the message says to do.
+    read = PrivacyLedger.from_dict({**data, "selective_release": "conditional"})
+    assert read.epsilon(1e-5) == ledger.epsilon(1e-5)
+
+
+def test_mutant_that_reads_ledgers_of_the_published_price_is_caught(monkeypatch):
+    monkeypatch.setattr("tfdp.accounting.ledger.check_observability", lambda value: value)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_ledgers_of_the_published_price_are_refused(2)
 
 
 def test_ledgers_of_the_first_version_are_read():

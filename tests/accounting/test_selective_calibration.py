@@ -47,7 +47,7 @@ def _epsilon(updates, noise, validation_noise, mode="conditional", ledger=None):
     return copy.epsilon(1e-5).epsilon
 
 
-@pytest.mark.parametrize("mode", ["conditional", "per_attempt", "published"])
+@pytest.mark.parametrize("mode", ["conditional", "per_attempt"])
 def test_updates_meet_the_target_and_one_more_does_not(mode):
     most = calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES, selective_release=mode)
     assert isinstance(most, int)
@@ -55,12 +55,8 @@ def test_updates_meet_the_target_and_one_more_does_not(mode):
 
 
 def test_the_papers_updates_are_more_than_the_budget_allows():
-    prices = {
-        mode: calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES, selective_release=mode)
-        for mode in ("conditional", "published")
-    }
-    assert 380 <= prices["conditional"] <= 395
-    assert 645 <= prices["published"] <= 655
+    # Theorem 5.6 would allow 651: tests/experiments/test_dpsur_tables.py.
+    assert 380 <= calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES) <= 395
 
 
 @pytest.mark.parametrize("mode", ["conditional", "per_attempt"])

@@ -187,15 +187,6 @@ def test_counts_attempts_where_everything_is_observable():
     assert "cap on attempts" not in text and "cut to its fixed size, at most" in text
 
 
-def test_the_published_price_is_not_stated_as_a_guarantee():
-    text = _text(_selective("published"), 1e-5)
-    assert text.startswith("Published, not an upper bound: epsilon = ")
-    assert "This is no guarantee of differential privacy." in text
-    assert not re.search(r"Differential privacy: epsilon", text)
-    assert "by RDP (published, not an upper bound) accounting" in text
-    assert "Theorem 5.6" in text
-
-
 def test_observability_is_not_mentioned_without_selective_release():
     assert "selective" not in _text(_ledger(tau=1e-17), 1e-5)
     assert "attempts" not in _text(_ledger(tau=1e-17), 1e-5)

@@ -292,9 +292,8 @@ GOOD = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 10}
         ("num_microbatches", 0),
         ("num_microbatches", 1.5),
         ("gradient_accumulation_steps", 0),
-        ("gradient_accumulation_steps", None),
-        ("dataset_size", 9),
-        ("dataset_size", 100.5),
+        ("sampling", (100, 10)),
+        ("sampling", PoissonSampling(100, 10)),
         ("noise_seed", 0.5),
     ],
 )
@@ -309,8 +308,8 @@ def test_microbatches_with_accumulation_are_refused():
 
 
 def test_numpy_arguments_are_taken():
-    optimizer = tfdp.DPSGD(np.float32(1), np.float64(1), np.int64(10), dataset_size=np.int32(100))
-    assert optimizer.get_config()["dataset_size"] == 100
+    optimizer = tfdp.DPSGD(np.float32(1), np.float64(1), np.int64(10))
+    assert optimizer.get_config()["expected_batch_size"] == 10
 
 
 def test_several_replicas_are_refused():

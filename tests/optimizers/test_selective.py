@@ -75,7 +75,10 @@ def test_what_is_not_known_is_not_priced():
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"selective_release": "published"}, "`selective_release` must be one of"),
+        (
+            {"selective_release": "published"},
+            "`selective_release` must be one of .* not an upper bound",
+        ),
         ({"max_attempts": 0}, "`max_attempts` must be an integer"),
         ({"max_attempts": 1.5}, "`max_attempts` must be an integer"),
         ({"threshold": -30.0}, "`max_attempts` must be given"),

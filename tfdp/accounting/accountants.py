@@ -46,8 +46,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     Args:
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
       selective_release: What can be observed of a SelectiveReleaseDpEvent. "conditional": accepted
-        updates only. "per_attempt": every attempt, one event being one attempt. "published": as
-        DPSUR's Theorem 5.6 says, to reproduce its tables; not an upper bound.
+        updates only. "per_attempt": every attempt, one event being one attempt.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
@@ -115,8 +114,7 @@ class PldAccountant(dp_accounting.pld.PLDAccountant):
     Args:
       value_discretization_interval: Width of the grid of privacy losses (in units of epsilon). A
         finer one costs time and memory, and is tighter.
-      selective_release: As for `RdpAccountant`. SelectiveReleaseDpEvents are not supported if it is
-        "published".
+      selective_release: As for `RdpAccountant`.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
@@ -188,23 +186,13 @@ class PldAccountant(dp_accounting.pld.PLDAccountant):
                 self._pld = self._pld.compose(step.self_compose(count))
                 return None
         if isinstance(event, SelectiveReleaseDpEvent):
-            problem = _unsupported_part(event) or self._unsupported_observability(event)
+            problem = _unsupported_part(event)
             if problem is None and do_compose and self._observability == PER_ATTEMPT:
                 self._compose_attempts(event, count)
             elif problem is None and do_compose:
                 self._compose_accepted(event, count)
             return problem
         return super()._maybe_compose(event, count, do_compose)
-
-    def _unsupported_observability(
-        self, event: SelectiveReleaseDpEvent
-    ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
-        if self._observability in (CONDITIONAL, PER_ATTEMPT):
-            return None
-        return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
-            event,
-            f"no privacy-loss distribution is known for selective_release={self._observability!r}",
-        )
 
     def _compose_accepted(self, event: SelectiveReleaseDpEvent, count: int) -> None:
         """Accepted updates only. Their distribution is cached."""
@@ -286,9 +274,7 @@ def _selective_rdp(
     if observability == CONDITIONAL:
         return selective_release.conditional_rdp(event, orders)
     update = _sampled_rdp(selective_release.as_sampled(event.update), orders)
-    if observability == PER_ATTEMPT:
-        return update + selective_release.bit_rdp(event, orders)
-    return update + _sampled_rdp(selective_release.as_sampled(event.selection), orders)
+    return update + selective_release.bit_rdp(event, orders)
 
 
 # A distribution is a few megabytes.

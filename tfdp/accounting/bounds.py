@@ -8,12 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dp_accounting
 
 from tfdp.accounting import accountants
-from tfdp.accounting.selective_release import (
-    CONDITIONAL,
-    PUBLISHED,
-    check_observability,
-    contains_selective_release,
-)
+from tfdp.accounting.selective_release import CONDITIONAL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +34,14 @@ class EpsilonBound:
     Attributes:
       epsilon: The smallest known; `math.inf` if there is no guarantee.
       delta: The delta at which it holds.
-      accountant: Which accountant found it, "RDP" or "PLD"; says so if it is no upper bound.
+      accountant: Which accountant found it, "RDP" or "PLD".
       by_accountant: Epsilon by each accountant that supports the events. Each is true.
-      is_upper_bound: False for DPSUR's published price of selective release: no guarantee.
     """
 
     epsilon: float
     delta: float
     accountant: str
     by_accountant: Mapping[str, float]
-    is_upper_bound: bool = True
 
 
 def tightest_epsilon(
@@ -79,13 +72,10 @@ def tightest_epsilon(
       >>> bound.accountant, round(bound.epsilon, 2)
       ('PLD', 1.83)
     """
-    published = check_observability(selective_release) == PUBLISHED
-    published = published and any(contains_selective_release(r.event) for r in releases)
-    label = " (published, not an upper bound)" if published else ""
     by_accountant, refusals = {}, []
     for name, epsilon in (("RDP", rdp_epsilon), ("PLD", pld_epsilon)):
         try:
-            by_accountant[name + label] = epsilon(releases, delta, selective_release)
+            by_accountant[name] = epsilon(releases, delta, selective_release)
         except dp_accounting.UnsupportedEventError as refusal:
             refusals.append(f"{name}: {refusal}")
     if not by_accountant:
@@ -93,7 +83,7 @@ def tightest_epsilon(
             "No accountant supports all that was released. " + " ".join(refusals)
         )
     best = min(by_accountant, key=lambda name: by_accountant[name])
-    return EpsilonBound(by_accountant[best], delta, best, by_accountant, not published)
+    return EpsilonBound(by_accountant[best], delta, best, by_accountant)
 
 
 def rdp_epsilon(

@@ -12,7 +12,11 @@ from tfdp.accounting import _validation, bounds
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import PrivacyLedger
-from tfdp.accounting.selective_release import CONDITIONAL, contains_selective_release
+from tfdp.accounting.selective_release import (
+    CONDITIONAL,
+    check_observability,
+    contains_selective_release,
+)
 
 # Relative. The result is at most twice this above the smallest noise multiplier.
 _TOLERANCE = 2.5e-4
@@ -41,6 +45,9 @@ class Budget:
     delta: float
     past: tuple[Release, ...]
     selective_release: str
+
+    def __post_init__(self) -> None:
+        check_observability(self.selective_release)
 
     @classmethod
     def check(cls, target_epsilon: Any, delta: Any, ledger: PrivacyLedger | None) -> "Budget":

@@ -9,7 +9,6 @@ from tfdp.accounting import _validation, bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
-    PUBLISHED,
     check_observability,
     contains_selective_release,
 )
@@ -31,8 +30,7 @@ class PrivacyLedger:
     Args:
       notes: Sentences that `privacy_statement` must print.
       selective_release: What can be observed of its SelectiveReleaseDpEvents: "conditional"
-        (accepted updates only), "per_attempt" (everything; one event is one attempt), or
-        "published" (DPSUR's Theorem 5.6: epsilon is then no upper bound).
+        (accepted updates only) or "per_attempt" (everything; one event is one attempt).
 
     Raises:
       ValueError: `selective_release` is not one of these.
@@ -211,7 +209,5 @@ class PrivacyLedger:
     def __repr__(self) -> str:
         text = f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r}"
         if contains_selective_release(self.event):
-            label = self._selective_release
-            label += ", not an upper bound" if label == PUBLISHED else ""
-            text += f", selective_release={label!r}"
+            text += f", selective_release={self._selective_release!r}"
         return text + ")"

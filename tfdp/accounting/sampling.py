@@ -1,4 +1,10 @@
-"""The size of a Poisson-sampled batch, padded so that almost nothing is ever cut off."""
+"""The size of a Poisson-sampled batch, padded so that almost nothing is ever cut off.
+
+The guarantee compares the data set of N examples with its neighbours, of N - 1 or N + 1, sampled
+with the same probability q = B / N. The charge for truncation must hold on both data sets of a
+pair. Binomial(n, q) exceeds any number of rows more often the larger n is, so that the neighbour of
+N + 1 examples decides. With q = 1 it fills N + 1 rows.
+"""
 
 import dataclasses
 import functools
@@ -14,19 +20,22 @@ TRUNCATION_PROBABILITY = 1e-16
 def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
     """The smallest number of rows that a Poisson batch exceeds with probability at most 1e-16.
 
+    This holds for the data set of N examples and for its neighbours of N + 1, sampled with the same
+    probability q = B / N.
+
     Args:
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N.
 
     Returns:
-      Rows P with P[Binomial(N, B / N) > P] <= `TRUNCATION_PROBABILITY`.
+      Rows P with `truncation_probability(P, N, q)` <= `TRUNCATION_PROBABILITY`: N + 1 for q = 1.
 
     Example:
       >>> padded_batch_size(60000, 256)
       398
     """
     sampling_probability = expected_batch_size / dataset_size
-    low, high = expected_batch_size, dataset_size
+    low, high = expected_batch_size, dataset_size + 1
     while low < high:
         middle = (low + high) // 2
         if truncation_probability(middle, dataset_size, sampling_probability) <= (
@@ -39,8 +48,23 @@ def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
 
 
 def truncation_probability(rows: int, dataset_size: int, sampling_probability: float) -> float:
-    """P[Binomial(`dataset_size`, `sampling_probability`) > `rows`]."""
-    return float(scipy.stats.binom.sf(rows, dataset_size, sampling_probability))
+    """Returns the probability, at most, that a Poisson batch has more than so many examples.
+
+    Args:
+      rows: Rows of the padded batch, P.
+      dataset_size: Number of training examples, N.
+      sampling_probability: Probability q that an example is in the batch.
+
+    Returns:
+      The larger of P[Binomial(N, q) > P] and P[Binomial(N + 1, q) > P]: of the data set, and of a
+      neighbour with one example more.
+
+    Example:
+      >>> round(truncation_probability(11, 11, 10 / 11), 2)
+      0.32
+    """
+    sizes = [dataset_size, dataset_size + 1]
+    return float(scipy.stats.binom.sf(rows, sizes, sampling_probability).max())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +93,10 @@ class PoissonSampling:
 
     @property
     def truncation_probability(self) -> float:
-        """The probability that one logical batch has more examples than rows."""
+        """The probability, at most, that one logical batch has more examples than rows.
+
+        On the data set, and on neighbours with one example more.
+        """
         return truncation_probability(
             self.padded_batch_size, self.dataset_size, self.sampling_probability
         )

@@ -14,7 +14,6 @@ from tfdp.accounting.selective_release import (
     PER_ATTEMPT,
     SelectiveReleaseDpEvent,
     acceptance_bounds,
-    check_observability,
     selective_truncation_probability,
 )
 
@@ -84,7 +83,7 @@ def calibrate_selective_release(
         raise _validation.error(
             "selective_release", f"the ledger's, {ledger.selective_release!r}", selective_release
         )
-    left = dataclasses.replace(left, selective_release=check_observability(selective_release))
+    left = dataclasses.replace(left, selective_release=selective_release)
     # One of both may be given as a probability although the other needs the number of examples.
     mixed = (sampling_probability is None) != (validation_sampling_probability is None)
     plan = _Plan(

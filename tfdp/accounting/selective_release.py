@@ -23,11 +23,16 @@ from tfdp.accounting import (
 )
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 
-# What an observer sees, or what was published about it.
+# What an observer sees.
 CONDITIONAL = "conditional"
 PER_ATTEMPT = "per_attempt"
-PUBLISHED = "published"
-OBSERVABILITY = (CONDITIONAL, PER_ATTEMPT, PUBLISHED)
+OBSERVABILITY = (CONDITIONAL, PER_ATTEMPT)
+
+_NO_BOUND = (
+    " This price of DPSUR (its Theorem 5.6) is not an upper bound on epsilon. Replace it by "
+    "'conditional', which counts accepted updates as well: what was recorded stays the same, and "
+    "epsilon becomes larger."
+)
 
 
 @attr.s(frozen=True, auto_attribs=True)
@@ -40,8 +45,8 @@ class SelectiveReleaseDpEvent(dp_accounting.DpEvent):
     is below the threshold, else a new attempt starts from the same state.
 
     One event stands for one accepted update and the rejected attempts before it, if these cannot be
-    observed ("conditional", "published"); for one attempt, accepted or not, if everything is
-    observed ("per_attempt").
+    observed ("conditional"); for one attempt, accepted or not, if everything is observed
+    ("per_attempt").
 
     Attributes:
       update: `PoissonSampledDpEvent(q, GaussianDpEvent(noise multiplier))`, or a GaussianDpEvent
@@ -170,9 +175,11 @@ def selective_truncation_probability(
 def check_observability(value: Any) -> str:
     """Returns `value` if it is in `OBSERVABILITY`, else raises a ValueError."""
     if not (isinstance(value, str) and value in OBSERVABILITY):
-        raise _validation.error(
+        refusal = _validation.error(
             "selective_release", f"one of {', '.join(map(repr, OBSERVABILITY))}", value
         )
+        # Accepted by tfdp 0.1, whose ledgers may still be around.
+        raise ValueError(f"{refusal}{_NO_BOUND}") if value == "published" else refusal
     return value
 
 

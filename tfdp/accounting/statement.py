@@ -13,7 +13,6 @@ from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
-    PUBLISHED,
     SelectiveReleaseDpEvent,
     contains_selective_release,
     parameters,
@@ -38,10 +37,6 @@ _OBSERVED = {
     "attempts, their number and the time they took are not released.",
     PER_ATTEMPT: "Assumed of selective release: nothing. Every attempt is counted, so that "
     "rejected attempts, their number and the time they took may be released as well.",
-    PUBLISHED: "Selective release is priced as DPSUR's Theorem 5.6 says, which is published and "
-    "not an upper bound: the test that an update must pass can tell neighbouring data sets apart "
-    "better than the update and the test do separately. Use this number to reproduce the paper's "
-    "tables only.",
 }
 
 
@@ -122,11 +117,6 @@ def _headline(bound: EpsilonBound) -> str:
         return (
             f"No differential privacy: epsilon = inf at delta = {bound.delta!r}. What was released "
             "may reveal everything about an example."
-        )
-    if not bound.is_upper_bound:
-        return (
-            f"Published, not an upper bound: epsilon = {_round_up(bound.epsilon)} at delta = "
-            f"{bound.delta!r}. This is no guarantee of differential privacy."
         )
     return f"Differential privacy: epsilon = {_round_up(bound.epsilon)} at delta = {bound.delta!r}."
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.accounting.selective_release import CONDITIONAL
+from tfdp.accounting.selective_release import CONDITIONAL, check_observability
 
 
 class Progress(tf.keras.callbacks.Callback):
@@ -17,7 +17,11 @@ class Progress(tf.keras.callbacks.Callback):
 
     def __init__(self, steps: int, selective_release: str):
         super().__init__()
-        unit = "accepted updates" if selective_release == CONDITIONAL else "attempts"
+        unit = (
+            "accepted updates"
+            if check_observability(selective_release) == CONDITIONAL
+            else "attempts"
+        )
         self._what = f"{steps} {unit}"
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

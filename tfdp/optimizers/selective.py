@@ -11,8 +11,10 @@ from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
+    OBSERVABILITY,
     PER_ATTEMPT,
     acceptance_bounds,
+    check_observability,
     default_max_attempts,
     selective_truncation_probability,
 )
@@ -32,8 +34,6 @@ SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v 
         probability of that is part of delta; by default it is at most 1e-16.
       selective_release: Who sees what. "conditional": rejected attempts, their number and the time
         they took are never released. "per_attempt": they may be, every attempt is paid for."""
-
-MODES = (CONDITIONAL, PER_ATTEMPT)
 
 _MOST_ATTEMPTS = 10**6
 _SHOWN = "privacy_attempts_shown"
@@ -70,12 +70,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         self._test = ValidationTest(
             validation_batch_size, validation_noise_multiplier, validation_clip, threshold
         )
-        if selective_release not in MODES:
-            raise ValueError(
-                f"Argument `selective_release` must be one of {MODES}. Received: "
-                f"{selective_release=}."
-            )
-        self._selective_release = selective_release
+        self._selective_release = check_observability(selective_release)
         self._least_acceptance, _ = acceptance_bounds(validation_noise_multiplier, threshold)
         self._max_attempts = self._check_max_attempts(max_attempts)
         super().__init__(
@@ -257,7 +252,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             "validation_noise_multiplier": float(self.validation_noise_multiplier),
             "threshold": float(self.threshold),
             "max_attempts": float(self.max_attempts),
-            "selective_release": float(MODES.index(self.selective_release)),
+            "selective_release": float(OBSERVABILITY.index(self.selective_release)),
         }
 
     def get_config(self) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""What can be observed of selective release is one of two words, wherever it is an argument."""
+
+import contextlib
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import tfdp
+from tfdp.accounting import (
+    PldAccountant,
+    PrivacyLedger,
+    RdpAccountant,
+    bounds,
+    calibrate_selective_release,
+    selective_release,
+)
+from tfdp.accounting.budget import Budget
+from tfdp.models.progress import Progress
+
+
+def _optimizer(make, value):
+    return make(
+        1.0,
+        1.0,
+        16,
+        dataset_size=64,
+        validation_batch_size=8,
+        validation_noise_multiplier=1.3,
+        selective_release=value,
+    )
+
+
+def _calibrate(value):
+    return calibrate_selective_release(
+        target_epsilon=1.0,
+        delta=1e-5,
+        updates=10,
+        noise_multiplier=4.0,
+        sampling_probability=0.1,
+        validation_sampling_probability=0.1,
+        selective_release=value,
+    )
+
+
+# All that takes a word for what can be observed, called with it.
+_TAKERS = {
+    "tfdp.accounting.accountants.RdpAccountant": lambda v: RdpAccountant(selective_release=v),
+    "tfdp.accounting.accountants.PldAccountant": lambda v: PldAccountant(selective_release=v),
+    "tfdp.accounting.bounds.tightest_epsilon": lambda v: bounds.tightest_epsilon([], 0.1, v),
+    "tfdp.accounting.bounds.rdp_epsilon": lambda v: bounds.rdp_epsilon([], 0.1, v),
+    "tfdp.accounting.bounds.pld_epsilon": lambda v: bounds.pld_epsilon([], 0.1, v),
+    "tfdp.accounting.budget.Budget": lambda v: Budget(1.0, 0.1, (), v),
+    "tfdp.accounting.ledger.PrivacyLedger": lambda v: PrivacyLedger(selective_release=v),
+    "tfdp.accounting.selective_calibration.calibrate_selective_release": _calibrate,
+    "tfdp.models.progress.Progress": lambda v: Progress(1, v),
+    "tfdp.optimizers.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.DPSURSGD, v),
+    "tfdp.optimizers.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.DPSURAdam, v),
+    "tfdp.optimizers.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.DPSURSignSGD, v),
+    "tfdp.optimizers.dpsur.DPSURSignAdam": lambda v: _optimizer(tfdp.DPSURSignAdam, v),
+    "tfdp.optimizers.selective.SelectiveUpdateMixin": lambda v: _optimizer(tfdp.DPSURSGD, v),
+}
+
+
+def _own(owner, module):
+    """Public functions and classes that a module, or public methods that a class, defines."""
+    for name, member in vars(owner).items():
+        own = getattr(member, "__module__", None) == module
+        if own and callable(member) and not name.startswith("_"):
+            yield f"{owner.__name__}.{name}", member
+
+
+def test_every_argument_for_what_can_be_observed_is_called_here():
+    found = set()
+    for info in pkgutil.walk_packages(tfdp.__path__, "tfdp."):
+        for name, member in _own(importlib.import_module(info.name), info.name):
+            functions = [(name, member)]
+            if inspect.isclass(member):
+                functions = [(name, member.__init__), *_own(member, info.name)]
+            found |= {n for n, f in functions if "selective_release" in _parameters(f)}
+    assert found == set(_TAKERS)
+
+
+def _parameters(function):
+    with contextlib.suppress(TypeError, ValueError):  # Not of Python.
+        return inspect.signature(function).parameters
+    return ()
+
+
+@pytest.mark.parametrize("name", _TAKERS)
+def test_no_argument_accepts_the_published_price(name):
+    _TAKERS[name]("conditional")
+    with pytest.raises(ValueError, match=r"'per_attempt'\. Received: .*='published'"):
+        _TAKERS[name]("published")
+
+
+@pytest.mark.parametrize("name", _TAKERS)
+def test_mutant_that_accepts_the_published_price_is_caught(name, monkeypatch):
+    modes = (*selective_release.OBSERVABILITY, "published")
+    monkeypatch.setattr(selective_release, "OBSERVABILITY", modes)
+    monkeypatch.setattr("tfdp.optimizers.selective.OBSERVABILITY", modes)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_no_argument_accepts_the_published_price(name)
+
+
+def test_the_refusal_says_why_and_what_to_do():
+    with pytest.raises(ValueError, match=r"not an upper bound on epsilon\. Replace it by 'cond"):
+        selective_release.check_observability("published")
+    with pytest.raises(ValueError) as refused:
+        selective_release.check_observability("hidden")
+    assert "upper bound" not in str(refused.value)

@@ -1,0 +1,81 @@
+"""The padded size of batches: almost nothing is cut off, on a data set and on its neighbours."""
+
+import fractions
+import math
+
+import pytest
+import scipy.stats
+
+from tfdp.accounting import sampling
+from tfdp.accounting.sampling import (
+    TRUNCATION_PROBABILITY,
+    PoissonSampling,
+    padded_batch_size,
+    truncation_probability,
+)
+
+_SIZES = [(60000, 256), (60000, 2048), (1437, 64), (64, 16), (50, 8), (11, 10), (10, 10), (1, 1)]
+
+
+def _exact_tail(rows, n, q):
+    """P[Binomial(n, q) > rows], in exact arithmetic."""
+    q = fractions.Fraction(q)
+    return float(
+        sum(math.comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(max(rows + 1, 0), n + 1))
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_cache():
+    """Sizes are cached; a mutant's must not stay."""
+    padded_batch_size.cache_clear()
+    yield
+    padded_batch_size.cache_clear()
+
+
+@pytest.mark.parametrize(("n", "b"), _SIZES)
+def test_padding_is_large_enough_and_no_larger(n, b):
+    rows = padded_batch_size(n, b)
+    for size in (n - 1, n, n + 1):
+        assert scipy.stats.binom.sf(rows, size, b / n) <= TRUNCATION_PROBABILITY
+    assert scipy.stats.binom.sf(rows - 1, n + 1, b / n) > TRUNCATION_PROBABILITY
+
+
+@pytest.mark.parametrize(("n", "b"), [(64, 16), (50, 8), (11, 10), (10, 10), (1, 1)])
+def test_the_charge_covers_both_data_sets_of_a_pair(n, b):
+    q = b / n
+    for rows in (b - 1, b, n - 1, n, n + 1):
+        charge = truncation_probability(rows, n, q)
+        tails = [_exact_tail(rows, size, q) for size in (n - 1, n, n + 1)]
+        assert all(tail <= charge * (1 + 1e-9) for tail in tails)
+        assert charge == pytest.approx(max(tails), rel=1e-9)
+    stated = PoissonSampling(n, b)
+    largest = max(_exact_tail(stated.padded_batch_size, size, q) for size in (n - 1, n, n + 1))
+    assert largest * (1 - 1e-9) <= stated.truncation_probability <= TRUNCATION_PROBABILITY
+
+
+def test_a_neighbour_may_fill_more_rows_than_there_are_examples():
+    """Eleven rows cut off one in three batches of twelve examples, and of eleven none."""
+    assert truncation_probability(11, 11, 10 / 11) == pytest.approx((10 / 11) ** 12)
+    assert padded_batch_size(11, 10) == 12
+    assert truncation_probability(10, 10, 1.0) == 1
+    assert padded_batch_size(10, 10) == 11
+
+
+def _of_this_data_set_only(rows, dataset_size, sampling_probability):
+    return float(scipy.stats.binom.sf(rows, dataset_size, sampling_probability))
+
+
+@pytest.mark.parametrize("size", _SIZES[3:])
+def test_mutant_that_charges_for_this_data_set_only_is_caught(monkeypatch, size):
+    monkeypatch.setattr(sampling, "truncation_probability", _of_this_data_set_only)
+    monkeypatch.setitem(globals(), "truncation_probability", _of_this_data_set_only)
+    with pytest.raises(AssertionError):
+        test_the_charge_covers_both_data_sets_of_a_pair(*size)
+
+
+@pytest.mark.parametrize("size", [(64, 16), (11, 10), (10, 10), (1, 1)])
+def test_mutant_that_pads_for_this_data_set_only_is_caught(monkeypatch, size):
+    monkeypatch.setattr(sampling, "truncation_probability", _of_this_data_set_only)
+    with pytest.raises(AssertionError):
+        test_padding_is_large_enough_and_no_larger(*size)
