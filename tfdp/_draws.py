@@ -110,20 +110,32 @@ class DrawRecord:
         with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
             return known.scatter_nd_update(where, facts[tf.newaxis]).op
 
-    def take(self, sampling: PoissonSampling, mask: tf.Tensor, tensors: Sequence[tf.Tensor]) -> Use:
+    def take(
+        self,
+        sampling: PoissonSampling,
+        mask: tf.Tensor,
+        tensors: Sequence[tf.Tensor],
+        following: tuple[tf.Tensor, tf.Tensor] | None = None,
+    ) -> Use:
         """Looks a batch up and marks it as used, each time that the graph being built runs.
 
         Args:
           sampling: How it should have been sampled.
           mask: Its mask, bool `[rows]`.
           tensors: Those of its tensors that are used, in any order.
+          following: Of draws with equal contents, the number of that which was begun, and how many
+            of its chunks were used; scalars.
         """
         self.prepare(len(tensors) + 1)
         with tf.name_scope(_SCOPE):
-            return self._take(sampling, mask, tensors)
+            return self._take(sampling, mask, tensors, following)
 
     def _take(
-        self, sampling: PoissonSampling, mask: tf.Tensor, tensors: Sequence[tf.Tensor]
+        self,
+        sampling: PoissonSampling,
+        mask: tf.Tensor,
+        tensors: Sequence[tf.Tensor],
+        following: tuple[tf.Tensor, tf.Tensor] | None,
     ) -> Use:
         prints, known, _, _, uses = self._made()
         of_mask, own = fingerprint(mask), [fingerprint(tensor) for tensor in tensors]
@@ -136,8 +148,12 @@ class DrawRecord:
         for number in own:
             same = all_prints[:, 1:] == number
             found = tf.logical_and(found, tf.reduce_any(same, axis=1))
-        # Of draws that are equal, the oldest.
+        # Of draws that are equal, what follows, or else the oldest.
         ages = facts[:, _DRAW] * sampling.gradient_accumulation_steps + facts[:, _CHUNK]
+        if following is not None:
+            draw, chunk = (tf.cast(number, tf.int64) for number in following)
+            same = tf.logical_or(chunk == 0, facts[:, _DRAW] == draw)
+            ages = tf.where(tf.logical_and(same, facts[:, _CHUNK] == chunk), ages - 2**62, ages)
         slot = tf.argmin(tf.where(found, ages, ages.dtype.max))
         facts = tf.gather(facts, slot)  # (A slice would have XLA compile anew for each slot.)
         # Counted first and read afterwards: of two threads with one batch, none finds it unused.

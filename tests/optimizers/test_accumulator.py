@@ -38,8 +38,7 @@ class NeverDrops(Accumulator):
         return tf.constant(True)
 
     def add(self, clipped, variables, use):
-        chunk = tf.cast(self.count, tf.int64)
-        use = dataclasses.replace(use, fresh=tf.constant(True), chunk=chunk)
+        use = dataclasses.replace(use, fresh=tf.constant(True), chunk=self.next_chunk[1])
         return super().add(clipped, variables, use)
 
 

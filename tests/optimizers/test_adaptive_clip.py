@@ -101,15 +101,14 @@ def test_accumulated_batches_move_the_clip_like_one():
     clips = []
     for chunk, steps in ((None, 1), (40, None)):
         data = batches(chunk_size=chunk)
-        arguments = {"sampling": data.sampling}
         optimizer = tfdp.DPSGD(
             1.0,
             0.0,
             clipping_rule=AdaptiveQuantile(count_noise=0.0),
             learning_rate=0.0,
-            **arguments,
+            sampling=data.sampling,
         )
-        assert (arguments.get("gradient_accumulation_steps", 1) == 1) == (steps == 1)
+        assert (data.sampling.gradient_accumulation_steps == 1) == (steps == 1)
         compiled(optimizer).fit(data, epochs=1, verbose=0)
         clips.append(optimizer.current_l2_norm_clip)
     assert clips[0] == pytest.approx(clips[1], rel=1e-5)

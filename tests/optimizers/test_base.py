@@ -293,13 +293,33 @@ GOOD = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 10}
         ("num_microbatches", 1.5),
         ("gradient_accumulation_steps", 0),
         ("sampling", (100, 10)),
-        ("sampling", PoissonSampling(100, 10)),
         ("noise_seed", 0.5),
     ],
 )
 def test_bad_arguments(cls, name, value):
     with pytest.raises(ValueError, match=f"Argument `{name}` must .*Received"):
         cls(**{**GOOD, name: value})
+
+
+@pytest.mark.parametrize("name", ["expected_batch_size", "gradient_accumulation_steps"])
+def test_what_the_sampling_says_must_not_be_said_again(name):
+    sampling = tfdp.accounting.sampling.PoissonSampling(100, 10)
+    with pytest.raises(ValueError, match=f"`{name}` must not be given together with `sampling`"):
+        tfdp.DPSGD(1.0, 1.0, sampling=sampling, **{name: 2})
+
+
+def test_without_sampling_the_batch_size_must_be_given():
+    with pytest.raises(ValueError, match=r"`sampling` must be given.*Received neither"):
+        tfdp.DPSGD(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [((9, 10), "expected_batch_size"), ((100.5, 10), "dataset_size"), ((9, 3, 0), "gradient_acc")],
+)
+def test_impossible_sampling_is_refused(values, name):
+    with pytest.raises(ValueError, match=f"`{name}"):
+        tfdp.accounting.sampling.PoissonSampling(*values)
 
 
 def test_microbatches_with_accumulation_are_refused():

@@ -11,6 +11,8 @@ import functools
 
 import scipy.stats
 
+from tfdp.accounting import _validation
+
 # Largest probability that one batch has more examples than rows. It is charged to delta by the
 # ledger; at 1e-16 the charge is below a thousandth of delta = 1e-5 for 10,000 steps at epsilon 8.
 TRUNCATION_PROBABILITY = 1e-16
@@ -80,6 +82,17 @@ class PoissonSampling:
     dataset_size: int
     expected_batch_size: int
     gradient_accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _validation.positive_integer(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        if self.expected_batch_size > self.dataset_size:
+            raise _validation.error(
+                "expected_batch_size",
+                f"at most dataset_size={self.dataset_size}",
+                self.expected_batch_size,
+            )
 
     @property
     def sampling_probability(self) -> float:

@@ -36,13 +36,14 @@ class Accumulator:
                 self._sums[variable.ref()] = total
 
     @property
-    def count(self) -> tf.Tensor:
-        """Chunks in the sum, a scalar, in the graph being built."""
-        return self._count.read_value()
+    def next_chunk(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Number of the draw in the sum, and how many of its chunks; int64, in the graph built."""
+        return self._draw.read_value(), tf.cast(self._count.read_value(), tf.int64)
 
     def fits(self, use: Use) -> tf.Tensor:
         """Whether a batch may be added next: it begins a draw, or is the next chunk of it."""
-        goes_on = tf.logical_and(use.draw == self._draw, use.chunk == tf.cast(self.count, tf.int64))
+        draw, chunk = self.next_chunk
+        goes_on = tf.logical_and(use.draw == draw, use.chunk == chunk)
         return tf.logical_or(use.chunk == 0, goes_on)
 
     def add(self, clipped: ClippedSum, variables: Sequence[tf.Variable], use: Use) -> tf.Tensor:

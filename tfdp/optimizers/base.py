@@ -283,14 +283,14 @@ class PrivateOptimizerMixin(PersistentState):
         if self._sampled is None or clipped.mask is None:
             chunk = zero
             if self._gradient_accumulation_steps > 1:
-                chunk = tf.cast(self._prepared_accumulator([]).count, tf.int64)
+                chunk = self._prepared_accumulator([]).next_chunk[1]
             return _draws.Use(tf.constant(False), zero, chunk)
         others = [tensor for tensor in clipped.batch if tensor is not clipped.mask]
-        use = _draws.RECORD.take(self._sampled, clipped.mask, others)
         if self._gradient_accumulation_steps == 1:
-            return use
-        fits = self._prepared_accumulator([]).fits(use)
-        return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, fits))
+            return _draws.RECORD.take(self._sampled, clipped.mask, others)
+        accumulator = self._prepared_accumulator([])
+        use = _draws.RECORD.take(self._sampled, clipped.mask, others, accumulator.next_chunk)
+        return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, accumulator.fits(use)))
 
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int
