@@ -27,7 +27,7 @@ _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
 _ENTRIES = 2**15
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY = slice(0, 3), 3, 4, 5
+_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 3), 3, 4, 5, 6
 _NOTHING = -1
 # Uses of one entry that are told apart.
 _USES = 2**20
@@ -68,7 +68,7 @@ class DrawRecord:
                         shape=[_SLOTS, None],
                     ),
                     tf.Variable(
-                        tf.fill([_SLOTS, 6], tf.constant(_NOTHING, tf.int64)), trainable=False
+                        tf.fill([_SLOTS, 7], tf.constant(_NOTHING, tf.int64)), trainable=False
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
                     tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
@@ -85,6 +85,7 @@ class DrawRecord:
     def enter(
         self,
         sampling: PoissonSampling,
+        source: int,
         draw: tf.Tensor,
         chunk: tf.Tensor | int,
         mask: tf.Tensor,
@@ -94,6 +95,7 @@ class DrawRecord:
 
         Args:
           sampling: How it was sampled.
+          source: Number of the object that draws; later ones have larger numbers.
           draw: What `number` gave for it.
           chunk: Which of its chunks this is.
           mask: Which rows are examples, bool `[rows]`.
@@ -104,7 +106,7 @@ class DrawRecord:
         own = tf.stack([fingerprint(mask), *[fingerprint(tensor) for tensor in tensors]])
         width = tf.shape(prints.read_value())[1]
         own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
-        facts = [*dataclasses.astuple(sampling), draw, chunk, entry + 1]
+        facts = [*dataclasses.astuple(sampling), draw, chunk, entry + 1, source]
         facts = tf.stack([tf.cast(fact, tf.int64) for fact in facts])
         where = tf.reshape(entry % _SLOTS, [1, 1])
         with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
@@ -148,8 +150,10 @@ class DrawRecord:
         for number in own:
             same = all_prints[:, 1:] == number
             found = tf.logical_and(found, tf.reduce_any(same, axis=1))
-        # Of draws that are equal, what follows, or else the oldest.
+        # Of draws that are equal, what follows; or else of the newest source (an older one with the
+        # same seed may have left some) the oldest.
         ages = facts[:, _DRAW] * sampling.gradient_accumulation_steps + facts[:, _CHUNK]
+        ages -= facts[:, _SOURCE] * 2**40
         if following is not None:
             draw, chunk = (tf.cast(number, tf.int64) for number in following)
             same = tf.logical_or(chunk == 0, facts[:, _DRAW] == draw)

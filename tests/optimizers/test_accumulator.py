@@ -15,9 +15,9 @@ X, Y = support.small_data(64)
 CLIP = 0.5
 
 
-def chunks():
+def chunks(seed=1):
     return tfdp.data.poisson_batches(
-        (X, Y), expected_batch_size=16, steps_per_epoch=2, seed=1, chunk_size=12
+        (X, Y), expected_batch_size=16, steps_per_epoch=2, seed=seed, chunk_size=12
     )
 
 
@@ -67,18 +67,16 @@ def test_mixing_two_logical_batches_is_caught(broken_off_after, monkeypatch):
 
 def interleaved():
     """Chunks of two logical batches in turns."""
-    first, second = (list(chunks().take(4)) for _ in range(2))
+    first, second = (list(chunks(seed).take(4)) for seed in (1, 2))
     return [part for pair in zip(first, second, strict=True) for part in pair]
 
 
 def test_chunks_of_two_draws_are_refused():
     model = make()
-    first, other = interleaved()[:2]
-    model.train_on_batch(*first[:2], sample_weight=first[2])
+    parts = interleaved()
+    model.train_on_batch(*parts[0][:2], sample_weight=parts[0][2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
-        model.train_on_batch(*other[:2], sample_weight=other[2])
-        other = interleaved()[3]
-        model.train_on_batch(*other[:2], sample_weight=other[2])
+        model.train_on_batch(*parts[3][:2], sample_weight=parts[3][2])
 
 
 def test_under_xla_chunks_of_two_draws_make_no_step():

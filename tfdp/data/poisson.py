@@ -1,5 +1,6 @@
 """Poisson-sampled batches of a data set that fits in memory."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.source import PoissonSource, sample_places
+
+_sources = itertools.count()
 
 
 def poisson_batches(
@@ -88,6 +91,7 @@ def poisson_batches(
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
     with tf.device("cpu"):
         keys = KeyStream(seed, "batches", first_step)
+    own_number = next(_sources)
     _draws.RECORD.prepare(len(tf.nest.flatten((x, y))) + 1)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
@@ -100,7 +104,7 @@ def poisson_batches(
     def deliver(number: tf.Tensor, chunk: tf.Tensor, places: tf.Tensor) -> tuple:
         batch = source.rows(places)
         entered = _draws.RECORD.enter(
-            sampling, number, chunk, batch[-1], tf.nest.flatten(batch[:-1])
+            sampling, own_number, number, chunk, batch[-1], tf.nest.flatten(batch[:-1])
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
