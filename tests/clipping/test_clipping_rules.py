@@ -400,12 +400,12 @@ def test_the_first_step_is_compared_with_the_same_numbers(monkeypatch):
 
 
 class Recording(ImportanceSampling):
-    """Remembers the first random number of each batch."""
+    """Remembers the first random numbers of each batch: four, as one in float32 has 23 bits."""
 
     numbers: ClassVar[list] = []
 
     def random_factors(self, norms, clip, uniforms):
-        remember = tf.numpy_function(lambda u: self.numbers.append(float(u)), [uniforms[0]], [])
+        remember = tf.numpy_function(lambda u: self.numbers.append(tuple(u)), [uniforms[:4]], [])
         with tf.control_dependencies([remember]):
             return super().random_factors(norms, clip, tf.identity(uniforms))
 
@@ -443,16 +443,36 @@ def test_every_batch_draws_new_numbers(numbers):
     assert len(numbers) == len(set(numbers)) == batches
 
 
-def test_rejected_attempts_draw_new_numbers(numbers):
-    """Attempts are alike only if none uses the numbers of a rejected one again."""
+def rejected(attempts):
+    """Makes attempts that are all rejected, whatever is drawn."""
     data = selective_support.batches()
     optimizer = selective_support.optimizer(
-        data=data, clipping_rule=Recording(), noise_seed=None, threshold=-0.3
+        data=data,
+        clipping_rule=Recording(),
+        noise_seed=None,
+        threshold=selective_support.NEVER,
+        max_attempts=attempts,
     )
     model = selective_support.compiled(optimizer)
-    model.fit(data, epochs=1, steps_per_epoch=4, verbose=0)
-    assert len(numbers) > 4
-    assert len(set(numbers)) == len(numbers)
+    with pytest.raises(tfdp.models.TooManyAttemptsError):
+        model.fit(data, epochs=1, steps_per_epoch=1, verbose=0)
+
+
+def test_rejected_attempts_draw_new_numbers(numbers):
+    """Attempts are alike only if none uses the numbers of a rejected one again.
+
+    Of 12 attempts, two have the same first four numbers by chance once in 1e25 runs.
+    """
+    rejected(12)
+    assert len(numbers) == 12
+    assert len(set(numbers)) == 12
+
+
+def test_numbers_that_are_rolled_back_with_a_rejected_attempt_are_caught(numbers, monkeypatch):
+    """Mutant: the counter of the numbers is set back with the rest."""
+    monkeypatch.setattr(tfdp.DPSURSGD, "kept_variables", lambda self: [])
+    rejected(12)
+    assert len(numbers) == 12 > len(set(numbers))
 
 
 def test_it_goes_with_no_two_term_loss():

@@ -1,0 +1,62 @@
+"""What tests draw is the same in every run, and within a test never the same twice."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+import tfdp
+from tests import support
+from tests.entropy_support import RepeatableEntropy
+from tfdp._streams import KeyStream
+
+SEEN = []
+
+
+def drawn():
+    """Secrets of tfdp: a key, and who is in the batches."""
+    data = tfdp.data.poisson_batches(support.small_data(40), expected_batch_size=20)
+    batches = [x.numpy().tobytes() for x, _, _ in data]
+    return KeyStream().secret().numpy().tobytes(), *batches
+
+
+@pytest.mark.parametrize("test", [1, 2])
+def test_no_two_draws_are_the_same_within_a_test_or_in_two(test):
+    SEEN.extend(drawn() + drawn())
+    assert len(set(SEEN)) == len(SEEN) == 6 * test
+
+
+ASK = "draws = [ask(8), ask(8)]"
+
+
+def asked(name, entropy, package="tfdp.data"):
+    entropy.restart(name)
+    variables = {"__name__": package, "ask": entropy}
+    exec(ASK, variables)
+    return tuple(variables["draws"])
+
+
+def test_draws_follow_from_the_name_of_the_test():
+    first, again, other = (
+        asked(name, RepeatableEntropy(os.urandom)) for name in ("a test", "a test", "another")
+    )
+    assert first == again
+    assert len({*first, *other}) == 4
+    assert first[0].hex() == "4ee24d493f8d04d0"  # The same in any process.
+
+
+def test_others_than_tfdp_and_forked_processes_get_real_entropy(monkeypatch):
+    entropy = RepeatableEntropy(lambda size: b"real")
+    assert asked("a test", entropy, "uuid") == (b"real", b"real")
+    assert asked("a test", entropy, "tfdp_other") == (b"real", b"real")
+    assert b"real" not in asked("a test", entropy)
+    variables = {"__name__": "tfdp.data", "ask": entropy}
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    exec(ASK, variables)
+    assert variables["draws"] == [b"real", b"real"]
+
+
+def test_it_is_installed(pytestconfig):
+    assert type(os.urandom).__name__ == "RepeatableEntropy"
+    if pytestconfig.getoption("--hypothesis-profile") != "explore":
+        assert settings().derandomize
