@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, loss_graph
+from tfdp.clipping import devices, loss_graph, norms
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.contributions import Contribution, squares_of, weighted_sum
+from tfdp.clipping.contributions import Contribution, weighted_sum
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors
 from tfdp.clipping.plan import Plan
 from tfdp.clipping.report import Report, trace_for_report, vectorized_report
@@ -308,7 +308,8 @@ def _in_parts(
                 continue
             tensors = [cut(tensor, start, size) for tensor in c.tensors]
             flats[i] = None if c.factored else c.flat(tensors)
-            squares.append(c.squares(tensors) if c.factored else squares_of(flats[i]))
+            known = c.squares(tensors) if c.factored else norms.of_rows(flats[i], c.size)
+            squares.append(known)
         places = start + tf.range(size)
         keep = tf.logical_and(cut(mask, start, size), places >= index * size)
         part = factors_of(squares, keep, cut(uniforms, start, size))

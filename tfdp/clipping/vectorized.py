@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph
+from tfdp.clipping import loss_graph, norms
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.report import Report, vectorized_report
@@ -250,7 +250,10 @@ class VectorizedClipping(ClippingEngine):
         Returns:
           The gradients, and `ClippedSum.within_clip`.
         """
-        squares = [_sum_of_squares(gradient) for gradient in gradients]
+        squares = [
+            norms.of_slices(gradient, variable.shape.num_elements())
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
         factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
         clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
         return clipped, factors.within_clip
@@ -271,13 +274,8 @@ def _without_conversion_warnings() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _sum_of_squares(stacked: tf.Tensor) -> tf.Tensor:
-    squares = tf.square(tf.cast(stacked, tf.float32))
-    return tf.reduce_sum(squares, axis=list(range(1, stacked.shape.rank)))
-
-
 def _finite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.math.is_finite(tf.add_n([_sum_of_squares(gradient) for gradient in gradients]))
+    return tf.math.is_finite(tf.add_n([norms.of_slices(gradient, 1) for gradient in gradients]))
 
 
 def _scale(stacked: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
