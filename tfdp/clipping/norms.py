@@ -42,7 +42,7 @@ def of_rows(flat: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def of_slices(stacked: tf.Tensor, size: int) -> tf.Tensor:
-    """Squared norms of the slices of `[n, ...]`, `size` numbers each: upper bounds, `[n]`, float32."""
+    """Squared norms of the slices of `[n, ...]`, of `size` numbers: upper bounds in float32."""
     squares = tf.square(tf.cast(stacked, tf.float32))
     squares = tf.reduce_sum(squares, axis=list(range(1, stacked.shape.rank)))
     return raised(squares, size)

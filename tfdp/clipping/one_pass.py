@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, loss_graph, norms
+from tfdp.clipping import devices, loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution, weighted_sum
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors
@@ -82,6 +82,7 @@ class OnePassClipping(ClippingEngine):
         if self.num_microbatches is not None:
             self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
             return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
+        products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)

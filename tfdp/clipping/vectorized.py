@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph, norms
+from tfdp.clipping import loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.report import Report, vectorized_report
+from tfdp.clipping.vectorization import vectorized_map
 
 # Gradients of the examples that are worked on at the same time: what a processor's cache holds.
 # More is slower.
@@ -61,6 +62,7 @@ class VectorizedClipping(ClippingEngine):
         expected_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
+        products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
@@ -226,7 +228,7 @@ class VectorizedClipping(ClippingEngine):
         if one:
             return [g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])]
         with _without_conversion_warnings():
-            return tf.vectorized_map(gradient_of_row, batch, warn=False)
+            return vectorized_map(gradient_of_row, batch)
 
     def _largest_chunk(self, graph: loss_graph.LossGraph, variables) -> int:
         if self.chunk_size is not None:
