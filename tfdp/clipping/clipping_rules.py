@@ -201,11 +201,12 @@ class AdaptiveQuantile(Flat):
     """Flat clipping with a clip that follows a quantile of the norms, privately.
 
     `l2_norm_clip` is where it begins, and it stays between 1e-15 and 1e10. After each step the
-    share b of the batch's gradients that were not longer than C is released with noise, and `C <- C * exp(-learning_rate * (b -
-    target_quantile))`. The sum of gradients and the count are one Gaussian mechanism: with noise of
-    `s_g * C` on the sum and of `s_b` on the count (centred, so that an example moves it by 1/2), it
-    has the noise multiplier z of `1 / z^2 = 1 / s_g^2 + 1 / (2 s_b)^2`. The optimizer's
-    `noise_multiplier` is this z, which the ledger counts: s_g is a little larger.
+    share b of the batch's gradients that were not longer than C is released with noise, and
+    `C <- C * exp(-learning_rate * (b - target_quantile))`. The sum of gradients and the count are
+    one Gaussian mechanism: with noise of `s_g * C` on the sum and of `s_b` on the count (centred,
+    so that an example moves it by 1/2), it has the noise multiplier z of
+    `1 / z^2 = 1 / s_g^2 + 1 / (2 s_b)^2`. The optimizer's `noise_multiplier` is this z, which the
+    ledger counts: s_g is a little larger.
 
     Args:
       target_quantile: Share of the gradients that should not be clipped, in [0, 1].

@@ -26,10 +26,15 @@ def check_relation(relation: str) -> None:
 
 def check_clip(name: str, clip: float) -> None:
     """Raises a ValueError if an argument is no clip that float32 can compute with."""
-    if not (LEAST_CLIP <= clip <= LARGEST_CLIP or clip == math.inf):
+    if not clip >= LEAST_CLIP:
         raise ValueError(
-            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP} and at most "
-            f"{LARGEST_CLIP:g}, or infinite for no clipping. Received: {name}={clip}."
+            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
+            f"{name}={clip}."
+        )
+    if LARGEST_CLIP < clip < math.inf:
+        raise ValueError(
+            f"Argument `{name}` must be at most {LARGEST_CLIP:g}, or infinite for no clipping. "
+            f"Received: {name}={clip}."
         )
 
 

@@ -14,7 +14,7 @@ from tfdp.clipping import (
     OnePassClipping,
     VectorizedClipping,
 )
-from tfdp.clipping.engine import LARGEST_CLIP, LEAST_CLIP, check_clip
+from tfdp.clipping.engine import LEAST_CLIP, check_clip
 
 # In the docstrings of the optimizers, as Keras does it.
 PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
@@ -56,8 +56,8 @@ def check_privacy_arguments(
     """Raises a ValueError that names the first argument that is out of its range."""
     if not is_number(l2_norm_clip):
         raise ValueError(
-            f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP} and at most "
-            f"{LARGEST_CLIP:g}, or infinite for no clipping. Received: {l2_norm_clip=}."
+            f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP}. Received: "
+            f"{l2_norm_clip=}."
         )
     check_clip("l2_norm_clip", l2_norm_clip)
     if not (is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
