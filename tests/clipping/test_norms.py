@@ -212,11 +212,11 @@ def test_where_products_are_rounded_to_ten_bits(monkeypatch):
     )
     bound = np.sqrt(norms.of_sums_of_outer_products(tf.constant(a), tf.constant(g), 30, 30, 2))
     assert np.all(summed <= bound)
-    product = np.linalg.norm(np.einsum("np,nd->npd", a10[:, 0], g10[:, 0]), axis=(1, 2))
-    assert np.all(product <= np.sqrt(norms.of_outer_products(a[:, 0], g[:, 0], 30, 30)))
+    up = np.full([1, 30], 1 + 1.01 * 2.0**-11, np.float32)  # All are rounded up.
+    product = 30 * rounded(np.float64(up[0, 0]), 10) ** 2
+    assert product <= np.sqrt(norms.of_outer_products(up, up, 30, 30))
     monkeypatch.setattr(devices, "product_rounding", lambda: 0.0)  # Mutant.
-    bound = np.sqrt(norms.of_sums_of_outer_products(tf.constant(a), tf.constant(g), 30, 30, 2))
-    assert not np.all(summed <= bound)
+    assert product > 1.0009 * np.sqrt(norms.of_outer_products(up, up, 30, 30))
 
 
 def test_when_products_are_rounded(monkeypatch):
@@ -270,7 +270,7 @@ def longest_contribution(engine, name, jit_compile=False):
         added = np.float64(clipped_sum(scaled, targets, np.arange(N) == 2))
         assert np.all(np.isfinite(added))
         longest, count = max(longest, np.linalg.norm(added)), count + bool(np.any(added))
-    assert count > 2
+    assert count >= 2
     return longest / engine.l2_norm_clip
 
 
