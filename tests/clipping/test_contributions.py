@@ -55,9 +55,9 @@ def instantiated(c):
 def test_norms_and_sums_are_those_of_the_instantiated_gradients(name):
     c = CONTRIBUTIONS[name]
     gradients, factors = instantiated(c), RNG.random(N).astype("float32")
-    np.testing.assert_allclose(
-        c.squares(c.tensors), np.sum(gradients.astype("float64") ** 2, 1), rtol=2e-5
-    )
+    squares = np.float64(c.squares(c.tensors)) / np.sum(gradients.astype("float64") ** 2, 1)
+    cancels = "Gram" in c.name or "comparing" in c.name  # Where terms may, bounds are higher.
+    assert np.all((squares >= 1) & (squares <= 1 + (1e-4 if cancels else 3e-6)))
     total = c.total(c.tensors, tf.constant(factors))
     assert total.shape.as_list() == c.shape
     np.testing.assert_allclose(np.ravel(total), factors @ gradients, rtol=1e-4, atol=1e-5)

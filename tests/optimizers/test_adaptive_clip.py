@@ -6,7 +6,9 @@ from scipy import stats
 import tfdp
 from tests import support
 from tests.support import compiled, small_model
-from tfdp.clipping import AdaptiveQuantile
+from tfdp.clipping import AdaptiveQuantile, clipping_rules
+from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP
+from tfdp.optimizers import adaptive_clip
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 
 X, Y = support.small_data(400)
@@ -144,3 +146,43 @@ def test_microbatches_and_unknown_engines_are_refused():
         tfdp.DPSGD(1.0, 1.0, 10, num_microbatches=2, clipping_rule="adaptive_quantile")
     with pytest.raises(ValueError, match=r"`engine` must be one of .*Received: engine='ghost'"):
         tfdp.DPSGD(1.0, 1.0, 10, engine="ghost")
+
+
+def clip_after(steps, within, first=1e-13):
+    """The clip after steps in which all gradients of 10 are, or are not, longer than it."""
+    clip = AdaptiveClip(AdaptiveQuantile(learning_rate=2.0), first, 1.0, 10)
+    variable = tf.Variable(first)
+    clip.create(lambda *args, **kwargs: variable)
+    step = tf.function(clip.step)
+    for i in range(steps):
+        noisy = step([tf.zeros([3])], tf.constant(within), tf.constant([7, i], tf.int64))
+        assert np.all(np.isfinite(noisy[0]))
+    return clip, variable
+
+
+def falls_without_end():
+    clip, variable = clip_after(60, 5.0)
+    return float(variable) < 0.99 * LEAST_CLIP or float(clip.value()) < 0.99 * LEAST_CLIP
+
+
+def test_the_clip_has_a_floor_and_a_ceiling(monkeypatch):
+    """A clip whose square vanishes would let short gradients pass unclipped."""
+    assert not falls_without_end()
+    clip, variable = clip_after(60, -5.0, first=1e8)
+    assert float(clip.value()) == float(variable) == pytest.approx(LARGEST_CLIP)
+    monkeypatch.setattr(clipping_rules, "within_range", lambda clip: clip)  # Mutant.
+    monkeypatch.setattr(adaptive_clip, "within_range", lambda clip: clip)
+    assert falls_without_end()
+
+
+@pytest.mark.parametrize("count", [np.nan, np.inf, -np.inf])
+def test_counts_that_are_not_finite_leave_the_clip(count):
+    _, variable = clip_after(2, count, first=0.5)
+    assert float(variable) == 0.5
+
+
+@pytest.mark.parametrize("loaded", [np.nan, np.inf, 0.0, -1.0, 1e-40])
+def test_clips_from_elsewhere_are_brought_into_their_range(loaded):
+    clip, variable = clip_after(0, 0.0)
+    variable.assign(loaded)
+    assert LEAST_CLIP * 0.999 <= float(clip.value()) <= LARGEST_CLIP

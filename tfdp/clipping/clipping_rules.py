@@ -9,7 +9,15 @@ import tensorflow as tf
 
 Clip: TypeAlias = float | tf.Tensor
 # The squares of shorter gradients vanish in float32: their norms are not known.
-_LEAST_NORM = 1e-15
+LEAST_CLIP = 1e-15
+# With it, neither factors nor what they multiply overflow.
+LARGEST_CLIP = 1e10
+
+
+def within_range(clip: tf.Tensor) -> tf.Tensor:
+    """The nearest clip that float32 can compute with; the least one if `clip` is NaN."""
+    clip = tf.where(tf.math.is_nan(clip), LEAST_CLIP, clip)
+    return tf.clip_by_value(clip, LEAST_CLIP, LARGEST_CLIP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +113,11 @@ class Automatic(ClippingRule):
     The clip becomes a factor of the learning rate: there is no clip to tune.
 
     Args:
-      stability: The positive constant gamma, in gradient units: gradients much shorter than it stay
-        short, so that examples that the model has learnt lose their say.
+      stability: The positive constant gamma, in gradient units, from 1e-15 to 1e10: gradients much
+        shorter than it stay short, so that well-fitted examples contribute little.
 
     Raises:
-      ValueError: `stability` is not positive.
+      ValueError: `stability` is out of its range.
 
     References:
       - Bu et al., 2023, Automatic Clipping: Differentially Private Deep Learning Made Easier and
@@ -119,10 +127,10 @@ class Automatic(ClippingRule):
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.stability < float("inf"):
+        if not LEAST_CLIP <= self.stability <= LARGEST_CLIP:
             raise ValueError(
-                "Argument `stability` must be a positive finite number. Received: "
-                f"stability={self.stability}."
+                f"Argument `stability` must be a number from {LEAST_CLIP} to {LARGEST_CLIP:g}. "
+                f"Received: stability={self.stability}."
             )
 
     def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
@@ -183,7 +191,7 @@ class ImportanceSampling(Flat):
         # 1 - u is in (0, 1]: long gradients are always kept, and those that no u can tell from
         # zero, never. With u in its place, one of 1e-9 C would be kept once in 2^23 times.
         threshold = (1 - uniforms[:, tf.newaxis]) * clip
-        keep = tf.logical_and(norms >= threshold, norms >= _LEAST_NORM)
+        keep = tf.logical_and(norms >= threshold, norms >= LEAST_CLIP)
         kept = tf.where(keep, clip / tf.where(keep, norms, 1.0), 0.0)
         return tf.where(tf.math.is_inf(tf.cast(clip, norms.dtype)), tf.ones_like(norms), kept)
 
@@ -192,12 +200,13 @@ class ImportanceSampling(Flat):
 class AdaptiveQuantile(Flat):
     """Flat clipping with a clip that follows a quantile of the norms, privately.
 
-    `l2_norm_clip` is where it begins. After each step the share b of the batch's gradients that
-    were not longer than C is released with noise, and `C <- C * exp(-learning_rate * (b -
-    target_quantile))`. The sum of gradients and the count are one Gaussian mechanism: with noise of
-    `s_g * C` on the sum and of `s_b` on the count (centred, so that an example moves it by 1/2), it
-    has the noise multiplier z of `1 / z^2 = 1 / s_g^2 + 1 / (2 s_b)^2`. The optimizer's
-    `noise_multiplier` is this z, which the ledger counts: s_g is a little larger.
+    `l2_norm_clip` is where it begins, and it stays between 1e-15 and 1e10. After each step the
+    share b of the batch's gradients that were not longer than C is released with noise, and
+    `C <- C * exp(-learning_rate * (b - target_quantile))`. The sum of gradients and the count are
+    one Gaussian mechanism: with noise of `s_g * C` on the sum and of `s_b` on the count (centred,
+    so that an example moves it by 1/2), it has the noise multiplier z of
+    `1 / z^2 = 1 / s_g^2 + 1 / (2 s_b)^2`. The optimizer's `noise_multiplier` is this z, which the
+    ledger counts: s_g is a little larger.
 
     Args:
       target_quantile: Share of the gradients that should not be clipped, in [0, 1].
@@ -261,8 +270,12 @@ class AdaptiveQuantile(Flat):
         return inverse**-0.5, count_noise
 
     def next_clip(self, clip: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """The clip after a step in which about `share` of the gradients were not clipped."""
-        return clip * tf.exp(-self.learning_rate * (share - self.target_quantile))
+        """The clip after a step in which about `share` of the gradients were not clipped.
+
+        It stays between 1e-15 and 1e10, and where it is if `share` is not finite.
+        """
+        moved = clip * tf.exp(-self.learning_rate * (share - self.target_quantile))
+        return within_range(tf.where(tf.math.is_finite(share), moved, clip))
 
 
 _NAMED: dict[str, type[ClippingRule]] = {

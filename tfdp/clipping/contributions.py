@@ -11,13 +11,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices
+from tfdp.clipping import norms
 from tfdp.clipping.uses import View
-
-# A Gram norm may lose digits where the terms of a gradient nearly cancel. It is raised by this
-# share of its largest possible value, a few rounding errors: too low a norm would clip too little.
-_GRAM_GUARD = 1e-6
-
 
 # Instantiating a gradient writes and reads its entries: about as long as this many multiplications.
 _MULTIPLICATIONS_PER_ENTRY = 16
@@ -88,19 +83,12 @@ class Contribution(abc.ABC):
         return tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self.shape], 0))
 
     def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The squared norms, `[n]`."""
-        return squares_of(self.flat(tensors))
+        """The squared norms, `[n]`: upper bounds, see `tfdp.clipping.norms`."""
+        return norms.of_rows(self.flat(tensors), self.size)
 
     def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
         """The sum of the gradients times `factors`, `[n]`, in the shape of the weights."""
         return self.unflatten(weighted_sum(self.flat(tensors), factors))
-
-
-def squares_of(flat: tf.Tensor) -> tf.Tensor:
-    """Squared norms of the rows of `[n, size]`, in one pass over memory."""
-    if devices.compiled_by_xla():  # It makes one pass of the two, and has no EuclideanNorm.
-        return tf.reduce_sum(tf.square(flat), axis=1)
-    return tf.square(tf.raw_ops.EuclideanNorm(input=flat, axis=[1]))
 
 
 def weighted_sum(flat: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
@@ -200,11 +188,9 @@ class OuterProducts(Contribution):
             return super().squares(tensors)
         a, g = self.pairs(tensors)
         if self.whole:
-            return squares_of(a[:, 0]) * squares_of(g[:, 0])
-        lengths = tf.norm(a, axis=2) * tf.norm(g, axis=2)
-        grams = tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True)
-        guard = _GRAM_GUARD * tf.square(tf.reduce_sum(lengths, axis=1))
-        return tf.maximum(tf.reduce_sum(grams, axis=[1, 2]), 0.0) + guard
+            return norms.of_outer_products(a[:, 0], g[:, 0], self.fan_in, self.fan_out)
+        positions = self.positions or 1  # Known, as `factored` says.
+        return norms.of_sums_of_outer_products(a, g, self.fan_in, self.fan_out, positions)
 
     def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
         """See `Contribution`."""
@@ -255,7 +241,8 @@ class Lookups(Contribution):
     """Gradients of a table of vectors from which each example looked up some (an embedding).
 
     Nothing of the size of the table is made per example: `<e_i outer g_t, e_j outer g_s>` is zero
-    unless the tokens i and j are the same.
+    unless the tokens i and j are the same. An example with an index outside the table is bad: its
+    norm is NaN, and it contributes nothing.
 
     Args:
       indices: Rows of the table, integers `[rows, T]`.
@@ -285,28 +272,40 @@ class Lookups(Contribution):
         """See `Contribution`."""
         indices, g = tensors[0], widen(tensors[1])
         same = tf.cast(indices[:, :, tf.newaxis] == indices[:, tf.newaxis], g.dtype)
-        lengths = tf.norm(g, axis=2)
-        guard = _GRAM_GUARD * tf.square(tf.reduce_sum(lengths, axis=1))
-        products = same * tf.matmul(g, g, transpose_b=True)
-        return tf.maximum(tf.reduce_sum(products, axis=[1, 2]), 0.0) + guard
+        squares = norms.of_lookups(same, g, self.width)
+        return tf.where(self._in_table(indices), squares, _nan(g.dtype))
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`; large: only for tables that are also used in other ways."""
-        indices, g = tensors[0], widen(tensors[1])
-        n = tf.shape(indices)[0]
-        rows = indices + self.shape[0] * tf.range(n, dtype=indices.dtype)[:, tf.newaxis]
-        return tf.reshape(self._scatter(rows, g, n * self.shape[0]), [n, self.size])
+        indices, g = tf.cast(tensors[0], tf.int64), widen(tensors[1])
+        n = tf.shape(indices, tf.int64)[0]
+        known = self._in_table(indices)[:, tf.newaxis]
+        rows = tf.where(known, indices, 0) + self.shape[0] * tf.range(n)[:, tf.newaxis]
+        flat = tf.reshape(self._scatter(rows, g, n * self.shape[0]), [n, self.size])
+        return tf.where(known, flat, _nan(g.dtype))
 
     def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
         """See `Contribution`."""
-        indices, g = tensors[0], widen(tensors[1])
+        indices, g = tf.cast(tensors[0], tf.int64), widen(tensors[1])
         g = g * tf.cast(factors, g.dtype)[:, tf.newaxis, tf.newaxis]
         return tf.reshape(self._scatter(indices, g, self.shape[0]), self.shape)
+
+    def _in_table(self, indices: tf.Tensor) -> tf.Tensor:
+        """Whether all that an example looks up is in the table, bool `[n]`.
+
+        Compilers and devices differ in what they do otherwise: the example is bad.
+        """
+        indices = tf.cast(indices, tf.int64)
+        return tf.reduce_all((indices >= 0) & (indices < self.shape[0]), axis=1)
 
     def _scatter(self, indices: tf.Tensor, values: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, self.width]), tf.reshape(indices, [-1]), length
         )
+
+
+def _nan(dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(float("nan"), dtype)
 
 
 def combine(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:

@@ -1,5 +1,7 @@
 """What the device and the compiler at hand do well."""
 
+import os
+
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
@@ -23,3 +25,19 @@ def working_set_bytes() -> int:
 def memory_budget() -> int:
     """How many bytes one backward pass may take by default."""
     return _GPU_BUDGET if tf.config.list_logical_devices("GPU") else _CPU_BUDGET
+
+
+def product_rounding() -> float:
+    """The share by which matrix products round their factors, where that is coarser than float32.
+
+    GPUs may round them to 10 bits (TF32), CPUs to 7 (bfloat16, by an environment variable).
+
+    Returns:
+      0 if factors are not rounded.
+    """
+    if os.environ.get("TF_SET_ONEDNN_FPMATH_MODE", "").upper() == "BF16":
+        return 2.0**-8
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    if on_gpu and tf.config.experimental.tensor_float_32_execution_enabled():
+        return 2.0**-11
+    return 0.0

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp.clipping import clipping_rules
-from tfdp.clipping.clipping_rules import ClippingRule
+from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
+from tfdp.clipping.norms import in_float32
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
-# The squares of smaller norms vanish in float32.
-LEAST_CLIP = 1e-15
 
 
 def check_relation(relation: str) -> None:
@@ -22,6 +21,20 @@ def check_relation(relation: str) -> None:
         raise ValueError(
             f"Argument `relation` must be '{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'. "
             f"Received: relation={relation!r}."
+        )
+
+
+def check_clip(name: str, clip: float) -> None:
+    """Raises a ValueError if an argument is no clip that float32 can compute with."""
+    if not clip >= LEAST_CLIP:
+        raise ValueError(
+            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
+            f"{name}={clip}."
+        )
+    if LARGEST_CLIP < clip < math.inf:
+        raise ValueError(
+            f"Argument `{name}` must be at most {LARGEST_CLIP:g}, or infinite for no clipping. "
+            f"Received: {name}={clip}."
         )
 
 
@@ -62,7 +75,10 @@ class ClippingEngine(abc.ABC):
 
     Args:
       l2_norm_clip: Largest l2 norm, over all variables together, that an example's gradient (a
-        microbatch's, with `num_microbatches`) keeps; infinite for no clipping.
+        microbatch's, with `num_microbatches`) keeps: from 1e-15 to 1e10, or infinite for no
+        clipping. Norms are computed in float32, and raised by what it can have lost
+        (`tfdp.clipping.norms`); gradients longer than 1.8e19, whose squares overflow, contribute
+        nothing.
       num_microbatches: Number of groups that a batch is split into; the mean gradient of each
         group is clipped. None: every example is on its own.
       rule: How gradients are clipped: a `ClippingRule`, or the name of one.
@@ -74,11 +90,7 @@ class ClippingEngine(abc.ABC):
         num_microbatches: int | None = None,
         rule: ClippingRule | str = "flat",
     ):
-        if not l2_norm_clip >= LEAST_CLIP:
-            raise ValueError(
-                f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP}. "
-                f"Received: {l2_norm_clip=}."
-            )
+        check_clip("l2_norm_clip", l2_norm_clip)
         self.l2_norm_clip = l2_norm_clip
         self.num_microbatches = num_microbatches
         self.rule = clipping_rules.get(rule)
@@ -167,7 +179,7 @@ class ClippingEngine(abc.ABC):
         """
         parts: list[list[tf.Tensor]] = [[] for _ in range(max(group_of) + 1)]
         for square, group in zip(squares, group_of, strict=True):
-            parts[group].append(tf.cast(square, tf.float32))
+            parts[group].append(in_float32(square))
         zero = tf.zeros_like(keep, tf.float32)
         norms = tf.sqrt(tf.stack([tf.add_n([zero, *part]) for part in parts], axis=1))
         finite = tf.reduce_all(tf.math.is_finite(norms), axis=1)
@@ -175,6 +187,8 @@ class ClippingEngine(abc.ABC):
         factors = tf.ones_like(norms)
         if self.clips:
             factors = self.rule.random_factors(norms, limit, uniforms)
+            # Of a rule that divides by zero, say: infinity times zero is not zero.
+            finite = finite & tf.reduce_all(tf.math.is_finite(factors), axis=1)
         within = tf.where(tf.logical_and(finite, tf.norm(norms, axis=1) <= limit), 0.5, -0.5)
         return Factors(
             by_group=tf.where(tf.logical_and(finite, keep)[:, tf.newaxis], factors, 0.0),

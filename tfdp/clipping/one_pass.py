@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, loss_graph
+from tfdp.clipping import devices, loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.contributions import Contribution, squares_of, weighted_sum
+from tfdp.clipping.contributions import Contribution, weighted_sum
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors
 from tfdp.clipping.plan import Plan
 from tfdp.clipping.report import Report, trace_for_report, vectorized_report
@@ -82,6 +82,7 @@ class OnePassClipping(ClippingEngine):
         if self.num_microbatches is not None:
             self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
             return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
+        products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)
@@ -308,7 +309,8 @@ def _in_parts(
                 continue
             tensors = [cut(tensor, start, size) for tensor in c.tensors]
             flats[i] = None if c.factored else c.flat(tensors)
-            squares.append(c.squares(tensors) if c.factored else squares_of(flats[i]))
+            known = c.squares(tensors) if c.factored else norms.of_rows(flats[i], c.size)
+            squares.append(known)
         places = start + tf.range(size)
         keep = tf.logical_and(cut(mask, start, size), places >= index * size)
         part = factors_of(squares, keep, cut(uniforms, start, size))

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph
+from tfdp.clipping import loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.report import Report, vectorized_report
+from tfdp.clipping.vectorization import vectorized_map
 
 # Gradients of the examples that are worked on at the same time: what a processor's cache holds.
 # More is slower.
@@ -61,6 +62,7 @@ class VectorizedClipping(ClippingEngine):
         expected_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
+        products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
@@ -226,7 +228,7 @@ class VectorizedClipping(ClippingEngine):
         if one:
             return [g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])]
         with _without_conversion_warnings():
-            return tf.vectorized_map(gradient_of_row, batch, warn=False)
+            return vectorized_map(gradient_of_row, batch)
 
     def _largest_chunk(self, graph: loss_graph.LossGraph, variables) -> int:
         if self.chunk_size is not None:
@@ -250,7 +252,10 @@ class VectorizedClipping(ClippingEngine):
         Returns:
           The gradients, and `ClippedSum.within_clip`.
         """
-        squares = [_sum_of_squares(gradient) for gradient in gradients]
+        squares = [
+            norms.of_slices(gradient, variable.shape.num_elements())
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
         factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
         clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
         return clipped, factors.within_clip
@@ -271,13 +276,8 @@ def _without_conversion_warnings() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _sum_of_squares(stacked: tf.Tensor) -> tf.Tensor:
-    squares = tf.square(tf.cast(stacked, tf.float32))
-    return tf.reduce_sum(squares, axis=list(range(1, stacked.shape.rank)))
-
-
 def _finite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.math.is_finite(tf.add_n([_sum_of_squares(gradient) for gradient in gradients]))
+    return tf.math.is_finite(tf.add_n([norms.of_slices(gradient, 1) for gradient in gradients]))
 
 
 def _scale(stacked: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdp.clipping import AdaptiveQuantile
+from tfdp.clipping.clipping_rules import within_range
 from tfdp.optimizers.noise import add_gaussian_noise
 
 
@@ -46,8 +47,13 @@ class AdaptiveClip:
         return [self._clip]
 
     def value(self) -> tf.Tensor:
-        """The current clip, a scalar. It is public: noise was added to what it follows from."""
-        return tf.constant(self._first) if self._clip is None else self._clip.read_value()
+        """The current clip, a scalar. It is public: noise was added to what it follows from.
+
+        It is in the range of valid clips, whatever the variable was assigned (from a file, say).
+        """
+        if self._clip is None:
+            return tf.constant(self._first)
+        return within_range(self._clip.read_value())
 
     def step(
         self, sums: list[tf.Tensor | None], within_clip: tf.Tensor, key: tf.Tensor

@@ -15,11 +15,12 @@ from tfdp.clipping import (
     OnePassClipping,
     VectorizedClipping,
 )
-from tfdp.clipping.engine import LEAST_CLIP
+from tfdp.clipping.engine import LEAST_CLIP, check_clip
 
 # In the docstrings of the optimizers, as Keras does it.
 PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
-        together, in gradient units. Longer gradients are scaled down to it.
+        together, in gradient units, from 1e-15 to 1e10 (or infinite: no clipping). Longer gradients
+        are scaled down to it.
       noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
         sum (C; 2C with `num_microbatches`). 0 trains without privacy.
       expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
@@ -55,11 +56,12 @@ def check_privacy_arguments(
     noise_seed: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
-    if not (is_number(l2_norm_clip) and l2_norm_clip >= LEAST_CLIP):
+    if not is_number(l2_norm_clip):
         raise ValueError(
             f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP}. Received: "
             f"{l2_norm_clip=}."
         )
+    check_clip("l2_norm_clip", l2_norm_clip)
     if not (is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
         raise ValueError(
             "Argument `noise_multiplier` must be a non-negative, finite number (0: no privacy). "

@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdp.clipping import graph_copy
 from tfdp.clipping.contributions import Contribution, Direct
 from tfdp.clipping.uses import Use
+from tfdp.clipping.vectorization import vectorized_map
 
 
 def generic(use: Use) -> Contribution | None:
@@ -39,7 +40,7 @@ def generic(use: Use) -> Contribution | None:
     def function(*tensors: tf.Tensor) -> tf.Tensor:
         narrow = [use.gradient.dtype, *[t.dtype for _, t in inputs]]
         narrowed = [tf.cast(t, dtype) for t, dtype in zip(tensors, narrow, strict=True)]
-        return tf.vectorized_map(gradient_of_one, narrowed, warn=False)
+        return vectorized_map(gradient_of_one, narrowed)
 
     floats = sum(t.shape[1:].num_elements() or 0 for _, t in inputs)
     name = f"the gradient of {op.type}, vectorised"

@@ -1,0 +1,133 @@
+"""Upper bounds on norms: never too low, whatever underflows, overflows or is rounded.
+
+A norm that is too low clips too little. Every squared norm here is therefore raised by the most
+that its computation can have lost:
+  * Underflow. A product or a square below `TINY`, the smallest normal number of float32, may be
+    flushed to zero, as may a number that is not normal: each operation loses at most `TINY`.
+  * Rounding. A sum of k products of one sign loses at most a share of itself (`_rounding`).
+    Where terms of both signs cancel, the loss is a share of the sum of their absolute values.
+
+What overflows float32 becomes infinite or NaN, and such an example contributes nothing: gradients
+(and factors of outer products) of a norm above 1.8e19, whose squares do.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tfdp.clipping import devices
+
+# The smallest normal number of float32: processors and compilers may flush what is below it.
+TINY = 2.0**-126
+
+
+def _rounding(terms: int) -> float:
+    """The share by which a sum of so many products of one sign may come out too low.
+
+    At worst it is `terms` units of rounding, for sums one after the other. Libraries add up blocks:
+    for equal terms, which are the worst, the loss of matrix products was found to be a quarter of
+    that at up to 300 terms and 4.3 times the square root beyond (x86, Eigen, oneDNN, XLA); this is
+    a little more.
+    """
+    return 2.0**-24 * (4 + min(terms / 2, 5 * math.sqrt(terms)))
+
+
+def of_rows(flat: tf.Tensor, size: int) -> tf.Tensor:
+    """Squared norms of the rows of `[n, size]`, in one pass over memory: upper bounds, `[n]`."""
+    if devices.compiled_by_xla():  # It makes one pass of the two, and has no EuclideanNorm.
+        squares = tf.reduce_sum(tf.square(flat), axis=1)
+    else:
+        squares = tf.square(tf.raw_ops.EuclideanNorm(input=flat, axis=[1]))
+    return raised(squares, size)
+
+
+def of_slices(stacked: tf.Tensor, size: int) -> tf.Tensor:
+    """Squared norms of the slices of `[n, ...]`, of `size` numbers: upper bounds in float32."""
+    squares = tf.square(tf.cast(stacked, tf.float32))
+    squares = tf.reduce_sum(squares, axis=list(range(1, stacked.shape.rank)))
+    return raised(squares, size)
+
+
+def raised(squares: tf.Tensor, size: int) -> tf.Tensor:
+    """Sums of `size` squares, raised to upper bounds.
+
+    Where products are rounded to fewer digits (TF32), also by what the weighted sums of the
+    gradients, which are such products, may add.
+    """
+    # No more than the measured loss of sums over all of a row: a quarter of that of products.
+    share = _rounding(size) / 4 + 2.0**-22 + 8 * devices.product_rounding()
+    return squares * (1 + share) + size * TINY
+
+
+def of_outer_products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> tf.Tensor:
+    """Squared norms of `a[i] outer g[i]`, of `[n, fan_in]` and `[n, fan_out]`: upper bounds, `[n]`.
+
+    A factor of zero times an infinite one is infinite here, not NaN; either is bad.
+    """
+    return of_rows(a, fan_in) * of_rows(g, fan_out) + TINY
+
+
+def of_sums_of_outer_products(
+    a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int
+) -> tf.Tensor:
+    """Squared norms of `sum_t a[i, t] outer g[i, t]` by Gram matrices: upper bounds, `[n]`.
+
+    With computed products `A[t, s]` of the a and `B[t, s]` of the g, the squared norm is `sum A B`.
+    Each A is wrong by at most `r |a_t| |a_s| + 2 p TINY`, each B likewise with d, and their product
+    by one more TINY, so that the sum is wrong by at most
+
+        R (sum_t |a_t| |g_t|)^2 + 3 TINY (p (sum_t |g_t|)^2 + d (sum_t |a_t|)^2) + 4 T^2 TINY.
+
+    Args:
+      a: Inputs, `[n, T, p]`.
+      g: Output gradients, `[n, T, d]`.
+      fan_in: p.
+      fan_out: d.
+      positions: T.
+    """
+    grams = tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True)
+    of_a, of_g = _lengths(a, fan_in), _lengths(g, fan_out)
+    lost = _guard(fan_in, fan_out, positions) * tf.square(tf.reduce_sum(of_a * of_g, axis=1))
+    # Roots first: squares of the sums might overflow.
+    lost += tf.square(math.sqrt(3 * TINY * fan_in) * tf.reduce_sum(of_g, axis=1))
+    lost += tf.square(math.sqrt(3 * TINY * fan_out) * tf.reduce_sum(of_a, axis=1))
+    lost += 4 * TINY * positions**2
+    return tf.maximum(tf.reduce_sum(grams, axis=[1, 2]), 0.0) + lost
+
+
+def of_lookups(same: tf.Tensor, g: tf.Tensor, width: int) -> tf.Tensor:
+    """Squared norms of gradients of a table, from what was looked up: upper bounds, `[n]`.
+
+    Args:
+      same: Whether two positions looked up the same row, 0 or 1, `[n, T, T]`.
+      g: Gradients of what was looked up, `[n, T, d]`.
+      width: d.
+    """
+    products = same * tf.matmul(g, g, transpose_b=True)
+    positions = g.shape[1] or 64  # Only by how much rounding loses depends on it.
+    lost = _guard(0, width, positions) * tf.square(tf.reduce_sum(_lengths(g, width), axis=1))
+    lost += 3 * width * TINY * tf.square(tf.cast(tf.shape(g)[1], g.dtype))
+    return tf.maximum(tf.reduce_sum(products, axis=[1, 2]), 0.0) + lost
+
+
+def in_float32(squares: tf.Tensor) -> tf.Tensor:
+    """Upper bounds in float32 of squared norms of any type."""
+    if squares.dtype == tf.float32:
+        return squares
+    return tf.cast(squares, tf.float32) * (1 + 2.0**-22) + TINY
+
+
+def _guard(fan_in: int, fan_out: int, positions: int) -> float:
+    """The share of `(sum_t |a_t| |g_t|)^2` by which a norm by Gram matrices may be too low.
+
+    With products of u digits, the norm's square loses 4u of it; and the gradients that are summed
+    (again in products) are longer by 2u of its root, which is at most 5u of it in the square.
+    """
+    share = _rounding(fan_in) + _rounding(fan_out) + _rounding(positions)
+    return share + 10 * devices.product_rounding()
+
+
+def _lengths(vectors: tf.Tensor, size: int) -> tf.Tensor:
+    """Norms of the vectors of `[n, T, size]`: upper bounds, `[n, T]`."""
+    squares = tf.reduce_sum(tf.square(vectors), axis=2)
+    return tf.sqrt(squares + size * TINY)
