@@ -362,9 +362,7 @@ def _clipped_sample_sum(loss, rows, engine, variables, seed, expected_rows) -> C
         found["clipped"] = clipped
         return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip, clipped.rows
 
-    gradients, regularizer_gradients, within, count = loss.in_function_of_rows(
-        rows, compute, seed
-    )
+    gradients, regularizer_gradients, within, count = loss.in_function_of_rows(rows, compute, seed)
     return dataclasses.replace(
         found["clipped"],
         gradients=gradients,

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import tensorflow as tf
-
 # Operations that draw from a stream inside of the runtime, which nothing can set back.
 _STREAMS = frozenset(
     {
@@ -18,6 +16,7 @@ _STREAMS = frozenset(
         "TruncatedNormal",
     }
 )
+
 
 def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
     """Refuses random streams that can be computed, and whose position cannot be set back.

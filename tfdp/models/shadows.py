@@ -52,7 +52,7 @@ class Shadows:
 
     def _needs_copy(self, handle: Any, inner: tf.Tensor) -> bool:
         """Whether the function may change the variable that `inner` is the handle of."""
-        is_variable = _spec(handle) is not None
+        is_variable = _is_variable(handle)
         reading = _READING_VARIABLES if is_variable else _READING_TABLES
         writing = [op.type for op in inner.consumers() if op.type not in reading]
         if writing and not is_variable:
@@ -77,9 +77,7 @@ class Shadows:
         for handle, copy in self._copies.values():
             _assign(copy.handle, self._source(handle))
 
-    def commit(
-        self, last: Sequence[tf.Variable] = (), without: Sequence[tf.Variable] = ()
-    ) -> None:
+    def commit(self, last: Sequence[tf.Variable] = (), without: Sequence[tf.Variable] = ()) -> None:
         """Sets the variables to their copies, in the graph being built.
 
         Args:
@@ -125,22 +123,27 @@ class Shadows:
 
 def _copy(handle: Any) -> tf.Variable:
     """A variable with the value of the one that a handle belongs to, on its device."""
-    spec = _spec(handle)
     with tf.init_scope(), tf.device(handle.device):
-        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
-        return tf.Variable(value, trainable=False, shape=spec.shape, validate_shape=False)
+        return tf.Variable(
+            _read(handle), trainable=False, shape=_spec(handle).shape, validate_shape=False
+        )
 
 
 def _assign(handle: Any, source: Any) -> tf.Operation | None:
-    spec = _spec(source)
-    value = tf.raw_ops.ReadVariableOp(resource=source, dtype=spec.dtype)
-    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=_read(source))
 
 
-def _spec(handle: Any) -> tf.TensorSpec | None:
-    """The shape and type of the variable that a resource is, or None if it is something else."""
+def _read(handle: Any) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=_spec(handle).dtype)
+
+
+def _is_variable(handle: Any) -> bool:
+    """Whether a resource is a variable, and nothing else."""
     data = handle._handle_data
-    if data is None or not data.is_set:
-        return None
-    found = data.shape_and_type[0]
+    return data is not None and data.is_set
+
+
+def _spec(handle: Any) -> tf.TensorSpec:
+    """The shape and type of a variable."""
+    found = handle._handle_data.shape_and_type[0]
     return tf.TensorSpec(tf.TensorShape(found.shape), tf.as_dtype(found.dtype))
