@@ -6,7 +6,7 @@ import tensorflow as tf
 from tests import support
 from tfdp.clipping import OnePassClipping, TwoTermLoss
 from tfdp.clipping.groups import draw_groups
-from tfdp.clipping.two_term_loss import fold_in_each
+from tfdp.clipping.two_term_loss import split_key
 
 layers = tf.keras.layers
 SEED = (5, 7)
@@ -76,7 +76,7 @@ class Sum:
 
 def groups_of(x, y, mask, num_groups, capacity):
     """The groups that a batch falls into, with the seed of `Sum`."""
-    _, seed = fold_in_each(tf.constant(SEED, tf.int64), 2)
+    _, seed, _ = split_key(tf.constant(SEED, tf.int64), 3)
     (xs, ys), there = draw_groups((x, y), tf.constant(mask), seed, num_groups, capacity)
     return [(xs[j], ys[j], there[j]) for j in range(num_groups)]
 

@@ -89,6 +89,11 @@ class KeyStream:
 _live: "weakref.WeakSet[KeyStream]" = weakref.WeakSet()
 
 
+def all_variables() -> list[tf.Variable]:
+    """Returns the secrets and the counters of all streams: nothing may ever set them back."""
+    return [variable for stream in list(_live) for variable in stream.variables]
+
+
 def _renew_all() -> None:
     for stream in list(_live):
         stream._renew()

@@ -8,7 +8,9 @@ import tensorflow as tf
 
 import tfdp
 from tests.two_term_support import SEED, Codes, data
-from tfdp.clipping import OnePassClipping, TermWiseAggregation, TwoTermLoss
+from tfdp.clipping import OnePassClipping, TermWiseAggregation, TwoTermLoss, two_term_loss
+from tfdp.clipping.clipping_rules import ImportanceSampling
+from tfdp.clipping.two_term_loss import split_key
 
 B = 32
 tfd = tfdp.models.priors.tfd
@@ -178,6 +180,122 @@ def test_draws_do_not_follow_tensorflows_seed():
         step(tf.constant(x), tf.constant(y), tf.constant(mask))
         found.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
     assert not np.any(found[0] == found[1])
+
+
+# Secrecy of the draws.
+
+
+class Bits:
+    """A distribution whose samples are the bits of the seed that it was given."""
+
+    def sample(self, rows, seed):
+        bits = tf.bitwise.right_shift(seed[:, tf.newaxis], tf.range(32)) % 2
+        return tf.tile(tf.cast(tf.reshape(bits, [1, 64]), tf.float32), [rows, 1])
+
+
+def bits_of_seeds(steps=80, laws=3):
+    """The bits of the seeds that reach the distributions, `[steps, laws * 64]`."""
+    variable = tf.Variable(tf.zeros([laws, 64]))
+    optimizer = tfdp.DPSGD(1e6, 0.0, expected_batch_size=1, learning_rate=1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1])])
+    def step(x):
+        loss = TwoTermLoss(
+            sample_wise=lambda x, *bits: tf.add_n(
+                [tf.linalg.matvec(b, v) for b, v in zip(bits, tf.unstack(variable), strict=True)]
+            ),
+            batch_wise=None,
+            batch=(x,),
+            mask=None,
+            aggregation=TermWiseAggregation(1.0, 2),
+            draws=lambda: [Bits()] * laws,
+        )
+        optimizer.minimize(loss, [variable])
+
+    found = []
+    for _ in range(steps):
+        variable.assign(tf.zeros_like(variable))
+        step(tf.ones([1, 1]))
+        found.append(np.ravel(-variable))
+    return np.round(found).astype(int)
+
+
+def check_secret(bits):
+    """No bit is public, and none is that of another place, or its opposite.
+
+    Right seeds fail with a probability below (192 + 192^2) * 2^-79 < 1e-18.
+    """
+    assert np.all((bits == 0) | (bits == 1))
+    assert np.all(bits.any(axis=0)) and not np.any(bits.all(axis=0))
+    columns = {column.tobytes() for column in np.concatenate([bits, 1 - bits], axis=1).T}
+    assert len(columns) == 2 * bits.shape[1]
+
+
+def test_all_bits_of_the_seeds_of_draws_are_secret_and_independent():
+    check_secret(bits_of_seeds())
+
+
+def cast_keys(key, count, dtype=tf.int64):
+    """Mutant: keys that hold their number, cut to the 32 lower bits of each word."""
+    fold_in = tf.random.experimental.stateless_fold_in
+    keys = [fold_in(key, tf.constant(i, tf.int64), alg="philox") for i in range(count)]
+    return [tf.cast(k, dtype) for k in keys]
+
+
+def one_key(key, count, dtype=tf.int64):
+    """Mutant: all distributions get the same key."""
+    return split_key(key, 1, dtype) * count
+
+
+def related_keys(key, count, dtype=tf.int64):
+    """Mutant: full keys that share a word."""
+    keys = split_key(key, count, dtype)
+    return [tf.stack([keys[0][0], k[1]]) for k in keys]
+
+
+@pytest.mark.parametrize("mutant", [cast_keys, one_key, related_keys])
+def test_seeds_with_public_or_shared_bits_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr(two_term_loss, "split_key", mutant)
+    bits = bits_of_seeds()
+    with pytest.raises(AssertionError):
+        check_secret(bits)
+
+
+def kept_of(seed):
+    """Which of 60 equal examples a random rule keeps, told by what the variables get."""
+    variable = tf.Variable(tf.zeros([60]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 60])])
+    def run(x):
+        loss = TwoTermLoss(
+            lambda x: tf.linalg.matvec(x, variable), None, (x,), None, TermWiseAggregation(1.0, 2)
+        )
+        engine = OnePassClipping(1.0, rule=ImportanceSampling())
+        return loss.clipped_sum(engine, [variable], tf.constant(seed, tf.int64), B).gradients[0]
+
+    return np.array(run(0.5 * tf.eye(60))) > 0
+
+
+def check_random_rule():
+    kept = [kept_of([i, i]) for i in range(3)]
+    assert all(5 < np.sum(k) < 55 for k in kept)
+    assert not any(np.array_equal(kept[i], kept[i - 1]) for i in range(3))
+
+
+def test_a_random_rule_draws_from_the_seed_of_the_step():
+    check_random_rule()
+
+
+def test_a_random_rule_with_a_constant_seed_is_caught(monkeypatch):
+    """Mutant: the engine gets a constant seed, as for rules that draw nothing."""
+    right = OnePassClipping.clipped_sum
+
+    def wrong(self, loss, variables, group_seed, *args, **kwargs):
+        return right(self, loss, variables, tf.constant([0, 0], tf.int64), *args, **kwargs)
+
+    monkeypatch.setattr(OnePassClipping, "clipped_sum", wrong)
+    with pytest.raises(AssertionError):
+        check_random_rule()
 
 
 def test_a_mask_that_does_not_come_with_the_data_proves_no_poisson_sampling():

@@ -35,7 +35,7 @@ from tests.vae_support import (
 )
 from tfdp import TermWiseVAE
 from tfdp.clipping.groups import draw_groups
-from tfdp.clipping.two_term_loss import fold_in_each
+from tfdp.clipping.two_term_loss import split_key
 from tfdp.models import priors
 from tfdp.optimizers.noise import NoiseSource
 
@@ -59,7 +59,7 @@ def gradients_of_groups(model, capacity):
     """With the groups that an optimizer of noise seed `SEED` draws in its first step."""
     arrays = (X, NOISE, PRIOR)
     key = NoiseSource(SEED).step_key(tf.constant(-1, tf.int64))
-    _, seed = fold_in_each(key, 2)  # The other is that of the random numbers of rows.
+    _, seed, _ = split_key(key, 3)  # The first is that of the random numbers of rows.
     rows, there = draw_groups(tuple(map(tf.constant, arrays)), tf.constant(MASK), seed, M, capacity)
     return [
         gradient(model, lambda j=j: penalty(model, *(r[j] for r in rows), there[j].numpy()))

@@ -21,7 +21,7 @@ from tfdp.clipping.engine import (
     check_relation,
 )
 from tfdp.clipping.groups import clipped_group_sum, draw_groups, one_group
-from tfdp.clipping.two_term_loss import Aggregation, TwoTermLoss, fold_in_each
+from tfdp.clipping.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.vectorized import VectorizedClipping
 
 LEAST_NOISE = "least_noise"
@@ -136,9 +136,9 @@ class TermWiseAggregation(Aggregation):
         expected_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
-        row_seed, group_seed = fold_in_each(group_seed, 2)
+        row_seed, group_seed, rule_seed = split_key(group_seed, 3)
         rows = loss.with_draws(row_seed)
-        samples = _clipped_sample_sum(loss, rows, engine, variables, expected_rows)
+        samples = _clipped_sample_sum(loss, rows, engine, variables, rule_seed, expected_rows)
         if loss.batch_wise is None:
             return samples
         capacity = self.capacity(expected_batch_size)
@@ -223,9 +223,10 @@ class MicroAggregation(Aggregation):
         expected_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
-        rows = loss.with_draws(group_seed)
+        row_seed, rule_seed = split_key(group_seed, 2)
+        rows = loss.with_draws(row_seed)
         if loss.batch_wise is None:
-            return _clipped_sample_sum(loss, rows, engine, variables, expected_rows)
+            return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, expected_rows)
         whole = one_group(rows, loss.mask)
         common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
         vectorized = VectorizedClipping(engine.l2_norm_clip, None, engine.rule)
@@ -351,18 +352,17 @@ def split_noise(
     return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
 
 
-def _clipped_sample_sum(loss, rows, engine, variables, expected_rows) -> ClippedSum:
+def _clipped_sample_sum(loss, rows, engine, variables, seed, expected_rows) -> ClippedSum:
     """The clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 
-    def compute(total: tf.Tensor) -> tuple:
-        no_groups = tf.constant([0, 0], tf.int64)
-        clipped = engine.clipped_sum(total, variables, no_groups, expected_rows=expected_rows)
+    def compute(total: tf.Tensor, seed: tf.Tensor) -> tuple:
+        clipped = engine.clipped_sum(total, variables, seed, expected_rows=expected_rows)
         _check_mask(clipped.mask is not None, loss)
         found["clipped"] = clipped
         return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip
 
-    gradients, regularizer_gradients, within = loss.in_function_of_rows(rows, compute)
+    gradients, regularizer_gradients, within = loss.in_function_of_rows(rows, compute, seed)
     return dataclasses.replace(
         found["clipped"],
         gradients=gradients,

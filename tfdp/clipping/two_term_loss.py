@@ -147,11 +147,9 @@ class TwoTermLoss:
 
         def draw(rows: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
             laws = make_laws()
-            keys = fold_in_each(seed, len(laws))
-            return [
-                law.sample(rows, seed=tf.cast(key, tf.int32))
-                for law, key in zip(laws, keys, strict=True)
-            ]
+            # What TensorFlow Probability takes: 64 bits, all of them secret.
+            keys = split_key(seed, len(laws), tf.int32)
+            return [law.sample(rows, seed=key) for law, key in zip(laws, keys, strict=True)]
 
         specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int64)]
         drawn = isolation.trace("draws", draw, specs)(self.rows, seed)
@@ -242,11 +240,24 @@ class Aggregation(abc.ABC):
         """See `TwoTermLoss.clipped_sum`."""
 
 
-def fold_in_each(seed: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """Independent seeds, int64 `[2]`, that follow from one."""
-    numbers = tf.range(count, dtype=tf.int64)
-    fold_in = tf.random.experimental.stateless_fold_in
-    return [fold_in(seed, number, alg="philox") for number in tf.unstack(numbers)]
+def split_key(key: tf.Tensor, count: int, dtype: tf.DType = tf.int64) -> list[tf.Tensor]:
+    """Derives independent keys from one, none of whose bits is public or shared.
+
+    (`tf.random.experimental.stateless_fold_in` would put the number of a key into it: half of its
+    bits would be public, and more than half after a cast to int32.)
+
+    Args:
+      key: Secret key, int64 `[2]`, used for nothing else.
+      count: Number of keys.
+      dtype: Their type: tf.int64, or tf.int32 where that is needed.
+
+    Returns:
+      The keys, `[2]` each.
+    """
+    words = tf.random.stateless_uniform(
+        [count, 2], key, minval=None, maxval=None, dtype=dtype, alg="philox"
+    )
+    return tf.unstack(words, num=count)
 
 
 def _spec(shape: Any, tensor: tf.Tensor) -> tf.TensorSpec:

@@ -1,4 +1,4 @@
-"""One attempt of selective update: a private step, the test, and commit or rollback."""
+"""One attempt of selective update: a private step on copies, the test, and the commit."""
 
 import dataclasses
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.clipping.loss_graph import read_loss
-from tfdp.data.poisson import PoissonSource
-from tfdp.models.rollback import Rollback, check_randomness
+from tfdp.data.source import PoissonSource
+from tfdp.models.rollback import check_randomness
+from tfdp.models.shadows import Shadows
 from tfdp.optimizers.noise import NoiseSource
 from tfdp.optimizers.validation import ValidationLoss
 
@@ -33,6 +34,7 @@ class Attempts:
         if not model.built:  # On zeros: a layer must not see an example when it is made.
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
+        self._shadows: tuple[Shadows, Shadows] | None = None
         number = tf.TensorSpec([], tf.int64)
         self._update = tf.function(self._make_update, input_signature=(*batch, number))
         self._validate = tf.function(self._validation_loss, input_signature=batch)
@@ -51,15 +53,33 @@ class Attempts:
         train = self._on_device.draw(key, optimizer.expected_batch_size)
         key = self._testing.step_key(position)
         validation = self._on_device.draw(key, optimizer.validation_batch_size)
-        update = self._update.get_concrete_function()
-        check_randomness(update, self._model.jit_compile)
-        before = Rollback(update, optimizer.kept_variables())
-        old = self._loss_on(validation)
-        self._update(*train, position)
-        new = self._loss_on(validation)
+        update, candidate, scratch = self._prepare()
+        candidate.reset()
+        old = self._loss_on(validation, scratch)
+        candidate.call(update, *train, position)
+        new = self._loss_on(validation, scratch)
         accepted = optimizer.accepts(old, new, validation[-1], position)
-        tf.cond(accepted, lambda: None, before.restore)
+        # A rejected update is kept nowhere.
+        tf.cond(accepted, lambda: self._commit(candidate), candidate.reset)
+        scratch.reset()
         return accepted
+
+    def _prepare(self) -> tuple[Any, Shadows, Shadows]:
+        """Returns the update, its copies, and copies of those for the test; made only once."""
+        update, validate = (f.get_concrete_function() for f in (self._update, self._validate))
+        for function in (update, validate):
+            check_randomness(function, self._model.jit_compile)
+        if self._shadows is None:
+            candidate = Shadows(update, self._model.optimizer.kept_variables())
+            self._shadows = candidate, Shadows(validate, of=candidate)
+        return update, *self._shadows
+
+    def _commit(self, candidate: Shadows) -> None:
+        """Releases the candidate: what it is of the metrics, means of private losses, never."""
+        model = self._model
+        metrics = [variable for metric in model.metrics for variable in metric.variables]
+        # Who sees the new weights sees that they are counted.
+        candidate.commit(last=model.variables, without=metrics)
 
     def _make_update(self, x: Any, y: Any, mask: tf.Tensor, position: tf.Tensor) -> None:
         model = self._model
@@ -68,14 +88,10 @@ class Attempts:
         with model.optimizer.attempt(position):
             model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
-    def _loss_on(self, batch: tuple) -> ValidationLoss:
-        """The loss on a batch; whatever else computing it does is undone."""
-        validate = self._validate.get_concrete_function()
-        check_randomness(validate, self._model.jit_compile)
-        before = Rollback(validate)
-        loss = ValidationLoss(*self._validate(*batch))
-        before.restore()
-        return loss
+    def _loss_on(self, batch: tuple, scratch: Shadows) -> ValidationLoss:
+        """The candidate's loss on a batch; whatever else computing it changes is forgotten."""
+        scratch.reset()
+        return ValidationLoss(*scratch.call(self._validate.get_concrete_function(), *batch))
 
     def _validation_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The losses of the rows, without dropout, and the regulariser."""

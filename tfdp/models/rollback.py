@@ -1,9 +1,6 @@
-"""Takes back everything that a function changed."""
+"""Checks that attempts have one distribution, however many came before."""
 
-from collections.abc import Sequence
 from typing import Any
-
-import tensorflow as tf
 
 # Operations that draw from a stream inside of the runtime, which nothing can set back.
 _STREAMS = frozenset(
@@ -19,51 +16,6 @@ _STREAMS = frozenset(
         "TruncatedNormal",
     }
 )
-
-_READING = frozenset({"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"})
-
-
-class Rollback:
-    """The variables of a traced function, as they are before it runs.
-
-    Every variable that the function reads or writes is meant, whether a layer, an optimizer or
-    nobody owns it: weights, slots, counters, moving averages, states of random generators.
-
-    Args:
-      function: The traced function: a `ConcreteFunction`.
-      kept: Variables that are never set back.
-
-    Raises:
-      ValueError: The function may change something that is no variable.
-    """
-
-    def __init__(self, function: Any, kept: Sequence[tf.Variable] = ()):
-        _check_resources(function)
-        others = {id(variable.handle) for variable in kept}
-        # By handles: `graph.variables` lacks those that are written but not read, as `iterations`.
-        handles = [h for h, _ in function.graph.captures if h.dtype == tf.resource]
-        self._values = [
-            (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=_variable_type(handle)))
-            for handle in handles
-            if id(handle) not in others and _variable_type(handle) is not None
-        ]
-
-    def restore(self) -> None:
-        """Sets the variables back, in the graph being built."""
-        for handle, value in self._values:
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def _check_resources(function: Any) -> None:
-    for handle, inner in function.graph.captures:
-        if handle.dtype != tf.resource or _variable_type(handle) is not None:
-            continue
-        writing = [op.type for op in inner.consumers() if op.type not in _READING]
-        if writing:
-            raise ValueError(
-                f"The model uses '{writing[0]}' on a resource that is no variable, and that cannot "
-                "be set back when an update is rejected. Keep its state in tf.Variables."
-            )
 
 
 def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
@@ -92,9 +44,3 @@ def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
                 "without XLA; or make their state one that can be taken back, with "
                 "`tf.keras.backend.experimental.enable_tf_random_generator()`."
             )
-
-
-def _variable_type(handle: Any) -> tf.DType | None:
-    """The type of the variable that a resource is, or None if it is something else."""
-    data = handle._handle_data
-    return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.is_set else None

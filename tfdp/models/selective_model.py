@@ -5,8 +5,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
-from tfdp.data.poisson import PoissonSource
+from tfdp.data.source import PoissonSource
 from tfdp.models.attempts import Attempts
+from tfdp.models.exclusive import exclusive_training
 from tfdp.models.progress import AttemptsCap, EpochMeans, Progress
 from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -26,7 +27,10 @@ class SelectiveModel(tf.keras.Model):
     A step of `fit` is one accepted update: attempts are made, each with a fresh Poisson batch to
     learn from and another to be tested on, until one is accepted; all in one call of the graph,
     with the data on the device. A rejected attempt leaves no trace: weights, slots, iterations,
-    and states of layers are what they were before, bit for bit. `steps_per_epoch` therefore counts
+    and states of layers are what they were before, bit for bit. Attempts are made on copies: at any
+    time, all variables hold what was released, so that other threads may read, evaluate, and save
+    the model while it trains. (Who reads several variables while an update is released may see
+    some of before it and some of after it.) `steps_per_epoch` therefore counts
     accepted updates, `steps_per_execution` makes several of them in one call.
 
     Neither `history`, nor callbacks, nor what is printed tells how many attempts were made, how
@@ -143,6 +147,7 @@ class SelectiveModel(tf.keras.Model):
         Raises:
           ValueError: The optimizer is not one of the DPSUR optimizers, or `x` is something else, or
             not sampled as the optimizer says.
+          RuntimeError: Another thread trains the same variables, or with the same optimizer.
           tfdp.models.TooManyAttemptsError: `max_attempts` attempts in a row were rejected.
         """
         callbacks = tf.nest.flatten(callbacks or [])
@@ -152,27 +157,33 @@ class SelectiveModel(tf.keras.Model):
             raise ValueError(
                 f"Argument `steps_per_epoch` must be a positive integer. Received: {steps!r}."
             )
+        with exclusive_training([self, self.optimizer]):
+            self._prepare(x.source)
+            callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
+            if verbose:
+                callbacks.append(Progress(steps, self.optimizer.selective_release))
+            with exclusive_training(self.variables):
+                return super().fit(
+                    tf.data.Dataset.range(steps),
+                    epochs=epochs,
+                    verbose=0,
+                    callbacks=self._callback_list(callbacks, epochs, steps),
+                    validation_data=validation_data,
+                    initial_epoch=initial_epoch,
+                    validation_steps=validation_steps,
+                    validation_batch_size=validation_batch_size,
+                    validation_freq=validation_freq,
+                )
+
+    def _prepare(self, source: PoissonSource) -> None:
+        """Makes what the training step needs."""
         # `compile` drops the function that was traced; ours hold the optimizer and the data.
-        if self.train_function is None or self._attempts.data is not x.source:
-            self._attempts = Attempts(self, x.source)
+        if self.train_function is None or self._attempts.data is not source:
+            self._attempts = Attempts(self, source)
             self.train_function = None
         self.optimizer.build(self.trainable_variables)
         if self._non_private_diagnostics:
             self.optimizer.show_attempts()
-        callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
-        if verbose:
-            callbacks.append(Progress(steps, self.optimizer.selective_release))
-        return super().fit(
-            tf.data.Dataset.range(steps),
-            epochs=epochs,
-            verbose=0,
-            callbacks=self._callback_list(callbacks, epochs, steps),
-            validation_data=validation_data,
-            initial_epoch=initial_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
-        )
 
     def _callback_list(
         self, callbacks: list, epochs: int, steps: int
@@ -208,8 +219,6 @@ class SelectiveModel(tf.keras.Model):
             tf.cond(accepted, lambda: None, self._give_up)
         if self._non_private_diagnostics:
             logs["non_private_attempts"] = self._shown.mean("non_private_attempts", attempts)
-        for metric in self.metrics:  # Keras keeps means of private losses there.
-            metric.reset_state()
         return logs
 
     def _give_up(self) -> None:
