@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.data.poisson import PoissonSource
 from tfdp.models.rollback import Rollback, check_randomness
@@ -46,11 +47,14 @@ class Attempts:
         Returns:
           Whether the update was accepted, a scalar bool tensor.
         """
+        step_check.mark_own_loop()
+        step_check.watch(tf.compat.v1.get_default_graph())
         optimizer = self._model.optimizer
         key = self._learning.step_key(position)
         train = self._on_device.draw(key, optimizer.expected_batch_size)
         key = self._testing.step_key(position)
         validation = self._on_device.draw(key, optimizer.validation_batch_size)
+        step_check.mark_data(tf.nest.flatten((train, validation)))
         update = self._update.get_concrete_function()
         check_randomness(update, self._model.jit_compile)
         before = Rollback(update, optimizer.kept_variables())
@@ -58,7 +62,8 @@ class Attempts:
         self._update(*train, position)
         new = self._loss_on(validation)
         accepted = optimizer.accepts(old, new, validation[-1], position)
-        tf.cond(accepted, lambda: None, before.restore)
+        with step_check.own_operations():
+            tf.cond(accepted, lambda: None, before.restore)
         return accepted
 
     def _make_update(self, x: Any, y: Any, mask: tf.Tensor, position: tf.Tensor) -> None:
@@ -74,7 +79,8 @@ class Attempts:
         check_randomness(validate, self._model.jit_compile)
         before = Rollback(validate)
         loss = ValidationLoss(*self._validate(*batch))
-        before.restore()
+        with step_check.own_operations():
+            before.restore()
         return loss
 
     def _validation_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -17,6 +17,7 @@ from tfdp.clipping import (
     ClippingRule,
     TwoTermLoss,
     clipping_rules,
+    step_check,
 )
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -224,6 +225,7 @@ class PrivateOptimizerMixin(PersistentState):
             var_list = var_list()
         variables = list(tf.nest.flatten(var_list))
         check_variables(variables)
+        step_check.check_step(loss)
         self._was_dp_gradients_called = True
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.step_key(-1 - self._position())
@@ -295,6 +297,14 @@ class PrivateOptimizerMixin(PersistentState):
             )
         self._clipped = None
         self.build(variables)
+        step_check.check_update([*clipped.gradients, *clipped.regularizer_gradients])
+        with step_check.own_operations():
+            return self._release(clipped, variables, name)
+
+    def _release(
+        self, clipped: ClippedSum, variables: list, name: str | None
+    ) -> tf.Operation | tf.Tensor:
+        """Takes a logical step, or adds to one."""
         if self._gradient_accumulation_steps == 1:
             return self._logical_step(
                 clipped.gradients, clipped.within_clip, clipped, variables, name
