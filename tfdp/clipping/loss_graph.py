@@ -158,7 +158,9 @@ def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
 
 def reads_iterator(graph: tf.Graph) -> bool:
     """Whether a function gets elements of a data set, also inside functions that are called."""
-    return _contains(graph, [op.node_def for op in graph.get_operations()], step_graph.ITERATOR_TYPES)
+    return _contains(
+        graph, [op.node_def for op in graph.get_operations()], step_graph.ITERATOR_TYPES
+    )
 
 
 def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:

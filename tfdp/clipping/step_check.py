@@ -9,6 +9,7 @@ may be written only into metrics and by the optimizer itself.
 
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -69,12 +70,13 @@ _OTHER_ADVICE = "Keep states in tf.Variables, which must not depend on the data,
 
 _LIBRARIES = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    *[f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "tf_keras", "keras")],
+    *[os.path.join("site-packages", name, "") for name in ("keras", "tensorflow", "tf_keras")],
 )
 
 # The name says what to do, in TensorFlow's error.
 _TIE = "functions_that_call_minimize_may_be_called_from_one_outer_function_only"
 
+_anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
@@ -118,6 +120,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
         may decide about it.
     """
     here = tf.compat.v1.get_default_graph()
+    check_types(here)
     tensors = [loss]
     if isinstance(loss, TwoTermLoss):
         tensors = [*tf.nest.flatten(loss.batch), loss.mask]
@@ -136,6 +139,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
                 if source.ref() in found:
                     _check_source(source)
     _check_place(here)
+    _anchors.setdefault(here, set()).add(tf.no_op(name="minimize").name)
     _tie_to_outermost(here)
     watch(here)
 
@@ -166,7 +170,16 @@ def watch(graph: tf.Graph) -> None:
             "`minimize` must be called while its tf.function is traced, and not in a graph that "
             "is entered again. Received: a graph that is being built elsewhere."
         )
-    outermost._add_scope_exit_callback(lambda: _check_finished(outermost))
+    handled = _being_handled()
+
+    def check_finished() -> None:
+        _watched.discard(outermost)
+        # Not if tracing failed: then nothing can run, and that error says more. An exception that
+        # was being handled before tracing began is none that it raised.
+        if all(error in handled for error in _being_handled()[:1]):
+            check_graph(outermost)
+
+    outermost._add_scope_exit_callback(check_finished)
     _watched.add(outermost)
 
 
@@ -184,9 +197,14 @@ def _tie_to_outermost(graph: tf.Graph) -> None:
     graph.capture(scope)
 
 
-def _check_finished(graph: tf.Graph) -> None:
-    _watched.discard(graph)
-    check_graph(graph)
+def _being_handled() -> list[BaseException]:
+    """The exception being handled or raised, and those in whose handlers it was raised."""
+    found: list[BaseException] = []
+    error = sys.exc_info()[1]
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__context__
+    return found
 
 
 def check_graph(graph: tf.Graph) -> None:
@@ -201,9 +219,14 @@ def check_graph(graph: tf.Graph) -> None:
     """
 
     def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
+        if op.name in _anchors.get(op.graph, ()) and control & PRIVATE:
+            raise ValueError(
+                "No statistic of the batch must decide whether the update is made, or how often. "
+                f"Received a condition of a branch or loop around '{op.name}' that depends on data "
+                "or on an argument of the tf.function. Decide by a tf.Variable that does not "
+                "depend on data, or by a Python number."
+            )
         if op.name in _own_names.get(op.graph, ()):
-            if control & PRIVATE:
-                raise _decides("A statistic of the batch", f"the condition around '{op.name}'")
             return False
         check_type(op)
         _check_write(flow, op, inputs, control)
@@ -314,14 +337,6 @@ def _not_in_branch(why: str) -> ValueError:
         "`for`) of a tf.function, where a statistic of the batch could decide about the update, or "
         f"one batch be used twice. Received a step within such ones, {why}. Call it outside; a "
         "loop is allowed if its body gets each batch: `for _ in tf.range(n): step(next(iterator))`."
-    )
-
-
-def _decides(what: str, where: str) -> ValueError:
-    return ValueError(
-        f"{what} must not decide whether the update is made, or how often. Received: {where}, "
-        "which depends on data or on an argument of the function. Decide by a tf.Variable that "
-        "does not depend on data, or by a Python number."
     )
 
 

@@ -138,9 +138,11 @@ class Flow:
                 return self._branches(op, functions, inputs, control, everything)
             if op.type in ("While", "StatelessWhile"):
                 return self._loop(op, inputs, control)
-            for name in functions:  # Of a data set, say: it may get anything, at any time.
-                anything = [Value(v.colors | DATA, v.handles) for v in inputs]
-                self._call(op, name, anything, control | DATA)
+            for name in functions:  # Of a data set, say, to which elements and states are passed.
+                passed = function_graph(op.graph, name).inputs
+                anything = [Value(DATA)] * len(passed) + list(inputs)
+                last = anything[len(anything) - len(passed) :]  # What it captures comes last.
+                self._call(op, name, [Value(v.colors | DATA, v.handles) for v in last], control)
             return [Value(everything.colors | DATA)] * count
         if op.type in READS and op.type != "VariableShape":
             metric = any(self.is_metric(h, op.graph) for h in inputs[0].handles)
@@ -156,10 +158,8 @@ class Flow:
         if op.type.startswith(_RAGGED) or op.type in _SHAPED_FROM:
             shaping = _colors(inputs[_SHAPED_FROM.get(op.type, 0) :])
             return [Value(everything.colors | (RAGGED if shaping & DATA else 0))] * count
-        return [
-            Value(everything.colors, frozenset([t.ref()]) if t.dtype == tf.resource else frozenset())
-            for t in op.outputs
-        ]
+        made = [frozenset([t.ref()] if t.dtype == tf.resource else []) for t in op.outputs]
+        return [Value(everything.colors, handles) for handles in made]
 
     def _branches(self, op, functions, inputs, control, everything) -> list[Value]:
         chosen = inputs[0].colors & PRIVATE
@@ -211,8 +211,7 @@ def _of_shape(colors: int) -> int:
 
 def _joined(some: Sequence[Value], others: Sequence[Value]) -> list[Value]:
     return [
-        Value(a.colors | b.colors, a.handles | b.handles)
-        for a, b in zip(some, others, strict=True)
+        Value(a.colors | b.colors, a.handles | b.handles) for a, b in zip(some, others, strict=True)
     ]
 
 
@@ -290,4 +289,3 @@ def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
     while isinstance(graph, tf.__internal__.FuncGraph):
         yield graph
         graph = graph.outer_graph
-
