@@ -200,10 +200,11 @@ def test_a_step_is_checked_while_an_error_is_handled():
 
 def test_an_error_in_tracing_is_shown_as_it_is():
     def make():
-        training = Training(remember_in_python)
+        training = Training()
 
         def call(x, mask):
             training.step(x, mask)
+            remember_in_python(x, mask)
             raise KeyError("mine")
 
         return training, call
@@ -444,7 +445,7 @@ def test_reads_in_functions_that_are_not_noticed_are_caught(monkeypatch):
         return [step_graph.Value()] * len(op.outputs)
 
     monkeypatch.setattr(step_graph.Flow, "_call", blind)
-    assert_leaks(lambda: (Training(factor_of(in_function), "vectorized"), None))
+    assert_leaks(lambda: (Training(factor_of(in_function)), None))
 
 
 # Where `minimize` may be traced.
