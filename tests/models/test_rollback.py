@@ -62,6 +62,19 @@ def test_an_update_that_is_kept_stays():
         assert not np.array_equal(changed, old)
 
 
+def test_what_is_no_variable_cannot_be_taken_back():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    zero = tf.constant([0], tf.int64)
+
+    @tf.function
+    def function():
+        table.insert(zero, zero)
+
+    function = function.get_concrete_function()
+    with pytest.raises(ValueError, match="no variable, and that cannot be set back"):
+        tf.function(lambda: Rollback(function))()
+
+
 class OnlyWatched(Rollback):
     """Mutant: variables that the function writes without reading them are forgotten."""
 

@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
@@ -121,9 +122,9 @@ def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
     """
     here = tf.compat.v1.get_default_graph()
     check_types(here)
-    tensors = [loss]
+    tensors: list[Any] = [loss]
     if isinstance(loss, TwoTermLoss):
-        tensors = [*tf.nest.flatten(loss.batch), loss.mask]
+        tensors = tf.nest.flatten((loss.batch, loss.mask))
     for tensor in tensors:
         if not tf.is_symbolic_tensor(tensor):
             continue
@@ -254,7 +255,12 @@ def check_type(op: tf.Operation) -> None:
 
 def check_types(graph: tf.Graph) -> None:
     """As `check_type`, of a function's operations, also in functions that it calls."""
-    Flow(lambda op, *_: check_type(op) is None).values(graph)
+
+    def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
+        check_type(op)
+        return True
+
+    Flow(visit).values(graph)
 
 
 def is_allowed(kind: str) -> bool:

@@ -1,6 +1,6 @@
 """Follows data through a traced function, and through all functions that it calls."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -74,7 +74,7 @@ class Flow:
     def __init__(
         self,
         visit: Visit = lambda *_: True,
-        own_loops: Sequence[tf.Graph] = (),
+        own_loops: Collection[tf.Graph] = (),
         marked: Callable[[tf.Graph], set[str]] = lambda graph: set(),
     ):
         self._visit, self._own_loops, self._marked = visit, own_loops, marked
