@@ -193,7 +193,7 @@ class CountsInATable(layers.Layer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "match"), [(FixedInTests, "fixed seed"), (CountsInATable, "no variable")]
+    ("layer", "match"), [(FixedInTests, "fixed seed"), (CountsInATable, "no side effects")]
 )
 def test_layers_that_cannot_be_set_back_are_refused(layer, match):
     with pytest.raises(ValueError, match=match):

@@ -1,5 +1,6 @@
 """Refuses models that keep a statistic of the batch."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
@@ -42,24 +43,27 @@ def check(
         written = [v for v in written if (unknown if v is None else not is_metric(v))]
         if not written or not any(map(depends_on_data, inputs)):
             continue
-        name = "(not read here)" if written[0] is None else written[0].name
-        raise ValueError(
-            f"The model writes a statistic of the batch into its variable '{name}': it "
-            "would leave the training without noise, and it mixes examples. Replace "
-            "BatchNormalization by GroupNormalization or LayerNormalization, and do not use "
-            "stateful layers."
-        )
+        raise keeps_statistic(written[0])
 
 
-def check_reads(operations: Iterable[tf.Operation]) -> None:
-    """Refuses losses that depend on a metric, which holds statistics of the data."""
-    for op in operations:
-        variable = variable_of(op.inputs[0]) if op.type == "ReadVariableOp" else None
-        if variable is not None and is_metric(variable):
-            raise ValueError(
-                f"The loss must depend on no metric, which holds statistics of the batch. Received "
-                f"a loss that depends on '{variable.name}'."
-            )
+def keeps_statistic(variable: tf.Variable | None, where: str = "") -> ValueError:
+    """The error for a variable, if it is known, that data are written into."""
+    name = "(not read here)" if variable is None else variable.name
+    return ValueError(
+        f"The model writes a statistic of the batch into its variable '{name}'{where}: it "
+        "would leave the training without noise, and it mixes examples. Replace "
+        "BatchNormalization by GroupNormalization or LayerNormalization, and do not use "
+        "stateful layers."
+    )
+
+
+def depends_on_metric(what: str, names: Iterable[str]) -> ValueError:
+    """The error for a loss, or a gradient, that depends on a metric."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    return ValueError(
+        "The loss must depend on no metric, which holds statistics of the batch. Received "
+        f"{what} that depends on {listed}."
+    )
 
 
 def _writes(call: tf.Operation) -> bool:
@@ -89,6 +93,29 @@ def variable_of(handle: tf.Tensor) -> tf.Variable | None:
     while tf.is_symbolic_tensor(outer):
         outer = captured(outer.graph).get(outer.ref())
     return next((v for v in watched if v.handle is outer), None)
+
+
+def variable_with(handle: tf.Tensor, graph: tf.Graph) -> tf.Variable | None:
+    """The variable that has a handle, if there is one.
+
+    Args:
+      handle: A resource tensor, outside of all functions.
+      graph: Of a function that uses it.
+    """
+    while graph is not None:
+        for variable in list(getattr(graph, "_watched_variables", ())):
+            if variable.handle is handle:
+                return variable
+        graph = getattr(graph, "outer_graph", None)
+    if tf.is_symbolic_tensor(handle):
+        return None
+    # What is only written, or read by raw operations, is not noted in the graph.
+    for holder in gc.get_referrers(handle):
+        holders = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
+        for found in holders:
+            if isinstance(found, tf.Variable) and getattr(found, "handle", None) is handle:
+                return found
+    return None
 
 
 def is_metric(variable: tf.Variable) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping import batch_state, loss_graph
+from tfdp.clipping import batch_state, loss_graph, step_graph
 from tfdp.clipping.batch_state import captured
 from tfdp.clipping.graph_copy import cone
 from tfdp.clipping.rows import PUBLIC_STATEFUL_TYPES, RowAnalysis
@@ -96,6 +96,7 @@ def check_is_by_row(name: str, tensor: Any) -> None:
         return
     needed = {op.name for op in cone([tensor], {t.ref() for t in batch})[0]}
     operations = [op for op in tensor.graph.get_operations() if op.name in needed]
+    operations = step_graph.in_order(operations)
     if any(op.op_def.is_stateful or op.type.startswith("Stateless") for op in operations):
         raise ValueError(
             f"Argument `{name}` must hold data, or what is computed from them without random "

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import batch_state, graph_copy, vectorizable
+from tfdp.clipping import batch_state, graph_copy, out_of_range, step_graph, vectorizable
 from tfdp.clipping.batch_state import captured, with_called
 from tfdp.clipping.graph_copy import bring, cone
 
@@ -21,15 +21,6 @@ _HOW_TO_FIX_THE_LOSS = (
     "`tf.keras.losses.SparseCategoricalCrossentropy(reduction='none')`. (Keras cannot add the "
     "scalar of a weight regulariser to such a loss: for models that have one, use "
     "`reduction='sum'`.)"
-)
-_ITERATOR_TYPES = frozenset(
-    {
-        "IteratorGetNext",
-        "IteratorGetNextSync",
-        "IteratorGetNextAsOptional",
-        "OptionalGetValue",
-        "DatasetToSingleElement",
-    }
 )
 _KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Sum"})
 
@@ -134,7 +125,10 @@ class LossGraph:
     def operations(self) -> list[tf.Operation]:
         """The operations that compute `vectors` from the batch, inputs before outputs."""
         within = {op.name for op in cone(self.vectors, self._inputs())[0]}
-        return [op for op in self.terms[0].graph.get_operations() if op.name in within]
+        # Not in the order of the graph alone: inputs may have been replaced by later operations.
+        return step_graph.in_order(
+            [op for op in self.terms[0].graph.get_operations() if op.name in within]
+        )
 
     def has_operation(self, types: frozenset[str]) -> bool:
         """Whether computing the loss runs an operation of one of `types`, also inside functions."""
@@ -160,6 +154,13 @@ def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
         # What Python does has a state, whatever it says of itself.
         if graph.op_def_for_type(n.op).is_stateful or n.op == "PyFuncStateless"
     ]
+
+
+def reads_iterator(graph: tf.Graph) -> bool:
+    """Whether a function gets elements of a data set, also inside functions that are called."""
+    return _contains(
+        graph, [op.node_def for op in graph.get_operations()], step_graph.ITERATOR_TYPES
+    )
 
 
 def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:
@@ -203,6 +204,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
             "Argument `loss` must depend on a batch of examples: on arguments of the tf.function "
             "being traced or on elements of a dataset. Received a loss that depends on neither."
         )
+    loss = out_of_range.guard(loss, lambda tensor: depends_on(tensor, data))
     terms: list[tf.Tensor] = []
     public: list[tf.Tensor] = []
     for addend in _addends(loss):
@@ -217,8 +219,10 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
                 f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
     batch_state.check(loss.graph, lambda tensor: depends_on(tensor, data))
-    operations, used = cone(terms, {t.ref() for t in batch})
-    batch_state.check_reads(operations)
+    flow = step_graph.Flow()
+    if flow.values(loss.graph)[loss.ref()].colors & step_graph.METRIC:
+        raise batch_state.depends_on_metric("a loss", flow.metrics)
+    _, used = cone(terms, {t.ref() for t in batch})
     batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
     if not batch:
         raise ValueError(
@@ -267,7 +271,7 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
                 )
             if tensor.shape.rank > 0:
                 batch.append(tensor)
-            elif op.type in _ITERATOR_TYPES:
+            elif op.type in step_graph.ITERATOR_TYPES:
                 raise ValueError(
                     "Every component of the dataset's batches must have a first dimension, the "
                     f"example. Received the scalar {tensor}, which may depend on all of them."
@@ -285,10 +289,10 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
         return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
     if tensor.dtype in (tf.resource, tf.variant):
         return False
-    if tensor.op.type in _ITERATOR_TYPES:
+    if tensor.op.type in step_graph.ITERATOR_TYPES:
         return True
     if tensor.op.type in ("If", "StatelessIf"):  # Distribution strategies read a batch, or none.
-        return _contains(tensor.graph, [tensor.op.node_def], _ITERATOR_TYPES)
+        return _contains(tensor.graph, [tensor.op.node_def], step_graph.ITERATOR_TYPES)
     return tensor.op.type == "Placeholder"  # An argument of the function being traced.
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfdp.clipping import custom_gradients, graph_copy, sizes
+from tfdp.clipping import custom_gradients, graph_copy, sizes, step_graph
 from tfdp.clipping.states import BatchSize, Public, Rows, Sizes, State, Unproven
 
 # From an operation and the states of its inputs to those of its outputs.
@@ -149,7 +149,7 @@ class RowAnalysis:
         ]
         added, _ = graph_copy.cone([gradient for gradient, _ in pairs], set(self._states))
         needed = {other.name for other in added}
-        for other in op.graph.get_operations():
+        for other in step_graph.in_order(op.graph.get_operations()):
             if other.name in needed:
                 if other.type == "Placeholder" and other.outputs[0].dtype != tf.resource:
                     return unproven(op, f"its gradient uses '{other.name}'")

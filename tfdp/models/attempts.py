@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.data.source import PoissonSource
 from tfdp.models.rollback import check_randomness
@@ -48,20 +49,24 @@ class Attempts:
         Returns:
           Whether the update was accepted, a scalar bool tensor.
         """
+        step_check.mark_own_loop()
+        step_check.watch(tf.compat.v1.get_default_graph())
         optimizer = self._model.optimizer
         key = self._learning.step_key(position)
         train = self._on_device.draw(key, optimizer.expected_batch_size)
         key = self._testing.step_key(position)
         validation = self._on_device.draw(key, optimizer.validation_batch_size)
+        step_check.mark_data(tf.nest.flatten((train, validation)))
         update, candidate, scratch = self._prepare()
-        candidate.reset()
-        old = self._loss_on(validation, scratch)
-        candidate.call(update, *train, position)
-        new = self._loss_on(validation, scratch)
-        accepted = optimizer.accepts(old, new, validation[-1], position)
-        # A rejected update is kept nowhere.
-        tf.cond(accepted, lambda: self._commit(candidate), candidate.reset)
-        scratch.reset()
+        with step_check.own_operations():
+            candidate.reset()
+            old = self._loss_on(validation, scratch)
+            candidate.call(update, *train, position)
+            new = self._loss_on(validation, scratch)
+            accepted = optimizer.accepts(old, new, validation[-1], position)
+            # A rejected update is kept nowhere.
+            tf.cond(accepted, lambda: self._commit(candidate), candidate.reset)
+            scratch.reset()
         return accepted
 
     def _prepare(self) -> tuple[Any, Shadows, Shadows]:
@@ -69,6 +74,7 @@ class Attempts:
         update, validate = (f.get_concrete_function() for f in (self._update, self._validate))
         for function in (update, validate):
             check_randomness(function, self._model.jit_compile)
+            step_check.check_graph(function.graph)
         if self._shadows is None:
             candidate = Shadows(update, self._model.optimizer.kept_variables())
             self._shadows = candidate, Shadows(validate, of=candidate)

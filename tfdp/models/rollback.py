@@ -2,39 +2,28 @@
 
 from typing import Any
 
-# Operations that draw from a stream inside of the runtime, which nothing can set back.
-_STREAMS = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
-)
+from tfdp.clipping import step_check
 
 
 def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
     """Refuses random streams that can be computed, and whose position cannot be set back.
 
     Attempts must have one law, whatever came before: with a stream that everybody can compute, an
-    accepted update would show how many attempts went before it.
+    accepted update would show how many attempts went before it. Of other operations with a state,
+    nothing says that it can be set back: a training step may have none.
 
     Args:
       function: The traced function that makes an attempt.
       compiled_by_xla: Whether it will be, where every such stream has a fixed seed.
 
     Raises:
-      ValueError: An operation draws from such a stream.
+      ValueError: An operation draws from such a stream, or has another state.
     """
+    step_check.check_types(function.graph)
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     for node in nodes:
-        if node.op not in _STREAMS:
+        if node.op not in step_check.RANDOM_STREAMS:
             continue
         if compiled_by_xla or node.attr["seed"].i or node.attr["seed2"].i:
             raise ValueError(

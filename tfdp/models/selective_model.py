@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
+from tfdp.clipping import step_check
 from tfdp.data.source import PoissonSource
 from tfdp.models.attempts import Attempts
 from tfdp.models.exclusive import exclusive_training
@@ -216,7 +217,8 @@ class SelectiveModel(tf.keras.Model):
         if optimizer.selective_release == PER_ATTEMPT:
             logs["accepted"] = self._shown.mean("accepted", accepted)
         else:
-            tf.cond(accepted, lambda: None, self._give_up)
+            with step_check.own_operations():
+                tf.cond(accepted, lambda: None, self._give_up)
         if self._non_private_diagnostics:
             logs["non_private_attempts"] = self._shown.mean("non_private_attempts", attempts)
         return logs

@@ -19,6 +19,7 @@ from tfdp.clipping import (
     ClippingRule,
     TwoTermLoss,
     clipping_rules,
+    step_check,
 )
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -240,6 +241,7 @@ class PrivateOptimizerMixin(PersistentState):
             var_list = var_list()
         variables = list(tf.nest.flatten(var_list))
         check_variables(variables)
+        step_check.check_step(loss)
         self._was_dp_gradients_called = True
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.step_key(-1 - self._position())
@@ -256,7 +258,8 @@ class PrivateOptimizerMixin(PersistentState):
                 clipped = self._clipping.clipped_sum(
                     loss, variables, seed, clip, expected_rows=rows
                 )
-            use = self._count_before(clipped, variables)
+            with step_check.own_operations():
+                use = self._count_before(clipped, variables)
         self._clipped = (clipped, variables, use)
         return list(zip(clipped.gradients, variables, strict=True))
 
@@ -343,6 +346,14 @@ class PrivateOptimizerMixin(PersistentState):
                 "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
             )
         self._clipped = None
+        step_check.check_update([*clipped.gradients, *clipped.regularizer_gradients])
+        with step_check.own_operations():
+            return self._release(clipped, variables, use, name)
+
+    def _release(
+        self, clipped: ClippedSum, variables: list, use: _draws.Use, name: str | None
+    ) -> tf.Operation | tf.Tensor:
+        """Takes a logical step, or adds to one."""
         if self._gradient_accumulation_steps == 1:
             return self._logical_step(
                 clipped.gradients, clipped.within_clip, clipped, variables, name

@@ -1,0 +1,689 @@
+"""The whole training step is checked: no example reaches another's gradient, or gets out."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp.clipping import isolation, step_check, step_graph
+from tfdp.models.rollback import check_randomness
+
+layers, metrics = tf.keras.layers, tf.keras.metrics
+
+CLIP = 0.01
+X = np.ones([9, 3], "float32")
+ALL = np.ones(9, bool)
+BUT_ONE = np.arange(9) > 0
+SPEC = [tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.bool)]
+
+SIDE_EFFECTS = "must have no side effects"
+STATISTIC = "writes a statistic of the batch into its variable '{}'"
+NO_METRIC = "The loss must depend on no metric"
+SCALAR = "Data must have a first dimension, the example. Received a loss that depends on the scalar"
+NOT_IN_A_BRANCH = "must not be called in a branch"
+MIXED_OUTSIDE = "must be called in the function that gets the batch"
+
+
+def none(_):
+    return 0
+
+
+class Training:
+    """A private step without noise, whose loss has a factor for each row, or for all."""
+
+    def __init__(self, factor=lambda x, mask: 1.0, engine="one_pass"):
+        self.weights = tf.Variable(tf.zeros([3]), name="weights")
+        self.optimizer = tfdp.DPSGD(CLIP, 0.0, 1, learning_rate=1.0, engine=engine)
+        self.factor = factor
+
+    def step(self, x, mask, factor=None):
+        factor = self.factor(x, mask) if factor is None else factor
+        with tf.GradientTape() as tape:
+            losses = tf.square(tf.linalg.matvec(x, self.weights) - 1.0) * factor
+            losses = losses * tf.cast(mask, tf.float32)
+        self.optimizer.minimize(losses, [self.weights], tape=tape)
+
+
+def update(training, call=None, mask=ALL, jit_compile=None):
+    """What the weights are after one step."""
+    call = call or training.step
+    tf.function(call, input_signature=SPEC, autograph=False, jit_compile=jit_compile)(X, mask)
+    return training.weights.numpy()
+
+
+def movement(make):
+    """How far one example moves the clipped sum. `make` returns a training and what to call."""
+    updates = [update(*make(), mask=mask) for mask in (ALL, BUT_ONE)]
+    return np.linalg.norm(updates[0] - updates[1])
+
+
+def side(mask):
+    """A statistic of the batch: the sign says whether the first row is an example."""
+    return tf.sign(tf.reduce_sum(tf.cast(mask, tf.float32)) - 8.5)
+
+
+def refused(message, make, **kwargs):
+    with pytest.raises(ValueError, match=message):
+        update(*make(), **kwargs)
+
+
+def assert_leaks(make):
+    """Without its check, an attack moves the sum further than its clip."""
+    assert movement(make) > 3 * CLIP
+
+
+def test_an_ordinary_step_is_accepted_and_within_its_clip():
+    assert movement(lambda: (Training(), None)) <= CLIP * 1.0001
+
+
+# Operations that keep something.
+
+
+def remember_in_python(x, mask, stateful=True):
+    """-1 for every row that comes after one that is no example."""
+    seen = [False]
+
+    def remember(mask):
+        seen[0] = seen[0] or not mask.all()
+        return np.full(mask.shape, -1.0 if seen[0] else 1.0, "float32")
+
+    kept = tf.numpy_function(remember, [mask], tf.float32, stateful=stateful)
+    return tf.ensure_shape(kept, [None])
+
+
+def remember_in_python_without_saying_so(x, mask):
+    return remember_in_python(x, mask, stateful=False)
+
+
+def count_in_a_table(x, mask):
+    with tf.init_scope():
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    zero = tf.constant([0], tf.int64)
+    table.insert(zero, side(mask)[tf.newaxis])
+    return tf.reshape(tf.function(lambda: table.lookup(zero))(), [])
+
+
+def count_in_a_queue(x, mask):
+    with tf.init_scope():
+        queue = tf.queue.FIFOQueue(9, [tf.float32], [[]])
+    queue.enqueue(side(mask))
+    return tf.reshape(queue.dequeue(), [])
+
+
+def remember_in_another_function(x, mask):
+    return tf.function(remember_in_python)(x, mask)
+
+
+def print_rows(x, mask):
+    tf.print(x)
+    return 1.0
+
+
+def learn_candidates(x, mask):
+    ids = tf.cast(x[:, :1], tf.int64)
+    tf.random.learned_unigram_candidate_sampler(ids, 1, 1, True, 9)
+    return 1.0
+
+
+STATEFUL = [
+    remember_in_python,
+    remember_in_python_without_saying_so,
+    count_in_a_table,
+    count_in_a_queue,
+    remember_in_another_function,
+    print_rows,
+    learn_candidates,
+]
+
+
+@pytest.mark.parametrize("factor", STATEFUL)
+def test_operations_with_a_state_are_refused(factor):
+    refused(SIDE_EFFECTS, lambda: (Training(factor), None))
+
+
+@pytest.mark.parametrize("factor", [count_in_a_table, remember_in_another_function])
+def test_they_are_refused_beside_the_loss(factor):
+    def make():
+        training = Training()
+
+        def call(x, mask):
+            training.step(x, mask)
+            factor(x, mask)
+
+        return training, call
+
+    refused(SIDE_EFFECTS, make)
+
+
+def test_the_line_is_named():
+    refused(r"'.*PyFunc.* made at .*test_step_check.py:\d+. Compute it with", traced_in_python)
+
+
+def traced_in_python():
+    return Training(remember_in_python), None
+
+
+def test_printing_is_said_to_show_private_data():
+    refused("shows private data: remove `tf.print`", lambda: (Training(print_rows), None))
+
+
+@pytest.mark.parametrize("factor", [remember_in_python, remember_in_python_without_saying_so])
+def test_a_list_without_python_code_is_caught(factor, monkeypatch):
+    monkeypatch.setattr(step_check, "check_type", lambda op: None)
+    assert_leaks(lambda: (Training(factor), None))
+
+
+def test_a_refused_step_stays_refused():
+    """Also a nested function that is not traced again, and whoever calls it."""
+    training = Training()
+    inner = tf.function(training.step, autograph=False)
+
+    def call(x, mask):
+        remember_in_python(x, mask)
+        inner(x, mask)
+
+    refused(SIDE_EFFECTS, lambda: (training, call))
+    with pytest.raises(TypeError, match="may_be_called_from_one_outer_function_only"):
+        update(training, call)
+    with pytest.raises(TypeError, match="may_be_called_from_one_outer_function_only"):
+        update(training, lambda x, mask: tf.cond(mask[0], lambda: inner(x, mask), lambda: None))
+    assert np.all(training.weights.numpy() == 0)
+
+
+def test_a_step_is_checked_while_an_error_is_handled():
+    try:
+        raise KeyError("anything")
+    except KeyError:
+        refused(SIDE_EFFECTS, traced_in_python)
+
+
+def test_an_error_in_tracing_is_shown_as_it_is():
+    def make():
+        training = Training()
+
+        def call(x, mask):
+            training.step(x, mask)
+            remember_in_python(x, mask)
+            raise KeyError("mine")
+
+        return training, call
+
+    with pytest.raises(KeyError, match="mine"):
+        update(*make())
+
+
+# Writes into variables.
+
+
+def assigned(how):
+    """A step that writes into a variable, and the variable."""
+    training, kept = Training(), tf.Variable(0.0, name="kept")
+
+    def call(x, mask):
+        training.step(x, mask)
+        how(kept, x, mask)
+
+    return training, call, kept
+
+
+WRITES = {
+    "unread": lambda kept, x, mask: none(kept.assign_add(tf.reduce_sum(x), read_value=False)),
+    "read": lambda kept, x, mask: kept.assign_add(tf.reduce_sum(x)),
+    "called": lambda kept, x, mask: tf.function(WRITES["unread"])(kept, x, mask),
+    "called twice": lambda kept, x, mask: tf.function(WRITES["called"])(kept, x, mask),
+    "captured": lambda kept, x, mask: tf.function(lambda: WRITES["unread"](kept, x, mask))(),
+    "looped": lambda kept, x, mask: tf.while_loop(
+        lambda i, y: i < 2, lambda i, y: (i + one(kept, y), y), [0, tf.reduce_sum(x)]
+    ),
+    "looped late": lambda kept, x, mask: tf.while_loop(
+        lambda i, y: i < 3,
+        lambda i, y: (i + one(kept, y), tf.reduce_sum(x)),
+        [0, tf.constant(0.0)],
+    ),
+    "as long as": lambda kept, x, mask: tf.while_loop(
+        lambda i: i < tf.math.count_nonzero(mask, dtype=tf.int32),
+        lambda i: [i + one(kept, tf.constant(1.0))],
+        [0],
+    ),
+    "branch": lambda kept, x, mask: tf.cond(
+        mask[0], lambda: one(kept, tf.constant(1.0)), lambda: 0
+    ),
+    "by a gradient": lambda kept, x, mask: kept.assign_add(
+        tf.reduce_sum(tf.gradients(x * kept.read_value(), kept.handle)[0])
+    ),
+    "rows": lambda kept, x, mask: kept.assign_add(tf.cast(tf.shape(x)[0], tf.float32)),
+    "from a metric": lambda kept, x, mask: kept.assign(METRIC(x)),
+}
+METRIC = metrics.Sum()
+
+
+def one(kept, value):
+    kept.assign_add(value)
+    return 1
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_no_statistic_may_be_written(name):
+    training, call, _ = assigned(WRITES[name])
+    refused(STATISTIC.format("kept:0"), lambda: (training, call))
+
+
+class Remembers(layers.Layer):
+    """Keeps the sum of what it has seen, to be saved with the model."""
+
+    def build(self, shape):
+        self.total = self.add_weight(name="total", shape=shape[1:], trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.total.assign_add(tf.reduce_sum(x, 0), read_value=False)
+        return x
+
+
+def model_and_batches(layer, **kwargs):
+    x, y = support.small_data()
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=12, seed=1)
+    model = tf.keras.Sequential([layers.Input([4]), layer, layers.Dense(3)])
+    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=12, dataset_size=60, noise_seed=1)
+    support.compiled(optimizer, model, **kwargs)
+    return model, batches
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_layer_that_remembers_is_refused_by_name(jit_compile):
+    model, batches = model_and_batches(Remembers(), jit_compile=jit_compile)
+    before = model.layers[0].total.numpy()
+    with pytest.raises(ValueError, match=STATISTIC.format("remembers.*/total:0")):
+        model.fit(batches, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].total, before)
+
+
+def test_batch_normalization_keeps_its_message():
+    model, batches = model_and_batches(layers.BatchNormalization())
+    with pytest.raises(ValueError, match="Replace BatchNormalization by GroupNormalization"):
+        model.fit(batches, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["called", "looped", "branch"])
+def test_writes_that_are_not_looked_for_in_functions_are_caught(name, monkeypatch):
+    def blind(self, op, name, inputs, control):
+        return [step_graph.Value()] * len(op.outputs)
+
+    monkeypatch.setattr(step_graph.Flow, "_call", blind)
+    training, call, kept = assigned(WRITES[name])
+    update(training, call)
+    assert kept.numpy() != 0
+
+
+def test_branches_chosen_by_data_that_are_not_told_apart_are_caught(monkeypatch):
+    monkeypatch.setattr(step_graph, "PRIVATE", 0)
+    training, call, kept = assigned(WRITES["branch"])
+    update(training, call)
+    assert kept.numpy() == 1
+
+
+PUBLIC_WRITES = {
+    "count": lambda kept, x, mask: kept.assign_add(1.0),
+    "of weights": lambda kept, x, mask: kept.assign(0.9 * kept + 0.1),
+    "public loop": lambda kept, x, mask: tf.while_loop(
+        lambda i: i < 3, lambda i: [i + one(kept, tf.constant(1.0))], [0]
+    ),
+    "public branch": lambda kept, x, mask: tf.cond(
+        kept > 5.0, lambda: one(kept, tf.constant(1.0)), lambda: 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_WRITES)
+def test_what_does_not_depend_on_data_may_be_written(name):
+    training, call, _ = assigned(PUBLIC_WRITES[name])
+    assert np.any(update(training, call))
+
+
+def test_averages_of_the_weights_may_be_kept():
+    training, average = Training(), tf.Variable(tf.zeros([3]))
+
+    def call(x, mask):
+        training.step(x, mask)
+        average.assign(0.5 * average + 0.5 * training.weights)
+
+    update(training, call)
+    np.testing.assert_allclose(average, 0.5 * training.weights)
+
+
+# Metrics: they may be written, but nothing may read them.
+
+
+def gathered(metric, x, mask):
+    return tf.gather(metric.total[tf.newaxis], tf.cast(x[:, 0], tf.int32) - 1)
+
+
+def in_function(metric, x, mask):
+    return tf.function(lambda: metric.total.read_value())()
+
+
+def raw(metric, x, mask):
+    return tf.raw_ops.ReadVariableOp(resource=metric.total.handle, dtype=tf.float32)
+
+
+def in_loop(metric, x, mask):
+    return tf.while_loop(lambda i, y: i < 1, lambda i, y: (i + 1, metric.result()), [0, 0.0])[1]
+
+
+def as_branch(metric, x, mask):
+    return tf.cond(metric.result() > 8.5, lambda: 9.5, lambda: 7.5)
+
+
+READS = [gathered, in_function, raw, in_loop, as_branch]
+
+
+def factor_of(read):
+    metric = metrics.Sum()
+
+    def factor(x, mask):
+        metric.update_state(tf.cast(mask, tf.float32))
+        return read(metric, x, mask) - 8.5
+
+    return factor
+
+
+@pytest.mark.parametrize("read", READS)
+def test_no_loss_may_depend_on_a_metric(read):
+    refused(NO_METRIC, lambda: (Training(factor_of(read)), None))
+
+
+def test_no_public_addend_may_depend_on_a_metric():
+    training, metric = Training(), metrics.Sum()
+
+    def call(x, mask):
+        metric.update_state(x)
+        losses = tf.linalg.matvec(x, training.weights) * tf.cast(mask, tf.float32)
+        decay = metric.result() * tf.reduce_sum(training.weights**2)
+        training.optimizer.minimize(
+            tf.reduce_sum(losses) + decay, [training.weights], tape=tf.GradientTape()
+        )
+
+    refused(NO_METRIC, lambda: (training, call))
+
+
+def test_no_gradient_may_depend_on_a_metric():
+    metric = metrics.Sum()
+
+    @tf.custom_gradient
+    def scaled(losses):
+        return tf.identity(losses), lambda gradient: gradient * metric.result()
+
+    training = Training()
+
+    def call(x, mask):
+        metric.update_state(x)
+        losses = scaled(tf.linalg.matvec(x, training.weights)) * tf.cast(mask, tf.float32)
+        training.optimizer.minimize(losses, [training.weights], tape=tf.GradientTape())
+
+    refused(NO_METRIC, lambda: (training, call))
+
+
+def test_metrics_may_be_written_and_shown():
+    training, metric = Training(), metrics.Mean()
+
+    def call(x, mask):
+        training.step(x, mask)
+        metric.update_state(x)
+        return metric.result()
+
+    assert np.any(update(training, call)) and metric.result() == 1
+
+
+def test_reads_of_metrics_that_are_not_noticed_are_caught(monkeypatch):
+    monkeypatch.setattr(step_graph, "READS", frozenset())
+    assert_leaks(lambda: (Training(factor_of(gathered), "vectorized"), None))
+
+
+def test_reads_in_functions_that_are_not_noticed_are_caught(monkeypatch):
+    def blind(self, op, name, inputs, control):
+        return [step_graph.Value()] * len(op.outputs)
+
+    monkeypatch.setattr(step_graph.Flow, "_call", blind)
+    assert_leaks(lambda: (Training(factor_of(in_function)), None))
+
+
+# Where `minimize` may be traced.
+
+
+def scalar_argument(training):
+    inner = tf.function(training.step)
+    return lambda x, mask: inner(x, mask, side(mask))
+
+
+def captured_scalar(training):
+    def call(x, mask):
+        factor = side(mask)
+        tf.function(lambda x, mask: training.step(x, mask, factor))(x, mask)
+
+    return call
+
+
+def captured_rows(training):
+    def call(x, mask):
+        mixed = x * side(mask)
+        tf.function(lambda mask: training.step(mixed, mask))(mask)
+
+    return call
+
+
+def rows_in_branch(training):
+    def call(x, mask):
+        mixed = x * side(mask)
+        tf.cond(training.weights[0] < 9, lambda: none(training.step(mixed, mask)), lambda: 0)
+
+    return call
+
+
+def rows_in_loop(training):
+    def call(x, mask):
+        mixed = x * side(mask)
+        tf.while_loop(lambda i: i < 1, lambda i: [i + 1 + none(training.step(mixed, mask))], [0])
+
+    return call
+
+
+def rows_through_loop(training):
+    def call(x, mask):
+        tf.while_loop(
+            lambda i, x: i < 1,
+            lambda i, x: (i + 1 + none(training.step(x, mask)), x),
+            [0, x * side(mask)],
+            shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])],
+        )
+
+    return call
+
+
+def chosen_update(training):
+    def call(x, mask):
+        tf.cond(
+            side(mask) > 0,
+            lambda: none(training.step(x, mask)),
+            lambda: none(training.step(x, mask, -1.0)),
+        )
+
+    return call
+
+
+def chosen_function(training):
+    inner = tf.function(training.step, autograph=False)
+
+    def call(x, mask):
+        inner(x, mask)  # Traced here, and not again in the branch.
+        tf.cond(side(mask) > 0, lambda: none(inner(x, mask)), lambda: 0)
+
+    return call
+
+
+PLACES = {
+    scalar_argument: SCALAR,
+    captured_scalar: SCALAR,
+    captured_rows: MIXED_OUTSIDE,
+    rows_in_branch: NOT_IN_A_BRANCH,
+    rows_in_loop: NOT_IN_A_BRANCH,
+    rows_through_loop: NOT_IN_A_BRANCH,
+    chosen_update: NOT_IN_A_BRANCH,
+    chosen_function: "must decide whether the update is made",
+}
+
+
+def at(place):
+    training = Training()
+    return training, place(training)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_places_where_examples_may_have_been_mixed(place):
+    refused(PLACES[place], lambda: at(place))
+
+
+def test_the_finished_graph_shows_the_branch_as_well(monkeypatch):
+    monkeypatch.setattr(step_check, "_check_place", lambda graph: None)
+    monkeypatch.setattr(step_check, "_check_source", lambda tensor: None)
+    refused("must decide whether the update is made", lambda: at(chosen_update))
+
+
+def test_not_looking_for_branches_is_caught(monkeypatch):
+    monkeypatch.setattr(step_check, "_is_branch_or_loop", lambda graph: False)
+    monkeypatch.setattr(step_check, "check_graph", lambda graph: None)
+    assert_leaks(lambda: at(chosen_update))
+
+
+@pytest.mark.parametrize("place", [captured_rows, rows_in_branch, rows_in_loop])
+def test_not_following_what_is_captured_is_caught(place, monkeypatch):
+    monkeypatch.setattr(step_check, "_is_branch_or_loop", lambda graph: False)
+    monkeypatch.setattr(isolation, "check_is_by_row", lambda *_: None)
+    assert_leaks(lambda: at(place))
+
+
+def test_a_scalar_that_is_let_in_is_caught(monkeypatch):
+    monkeypatch.setattr(step_check, "_check_source", lambda tensor: None)
+    assert_leaks(lambda: at(scalar_argument))
+
+
+def test_rows_of_an_enclosing_function_may_be_captured():
+    training = Training()
+
+    def call(x, mask):
+        scaled = 2.0 * x
+        tf.function(lambda mask: training.step(scaled, mask), autograph=False)(mask)
+
+    assert np.any(update(training, call))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("kind", ["range", "iterator", "dataset", "nested"])
+def test_loops_over_fresh_batches_are_accepted(kind, jit_compile):
+    training = Training()
+    inner = tf.function(training.step, autograph=False, jit_compile=jit_compile)
+    step = inner if kind == "nested" or jit_compile else training.step
+    rows = tf.data.Dataset.from_tensor_slices((X, ALL)).batch(3)
+
+    @tf.function
+    def epoch(batches):
+        if kind in ("iterator", "dataset"):
+            for x, mask in batches:
+                step(x, mask)
+        else:
+            for _ in tf.range(3):
+                step(*next(batches))
+
+    epoch(rows if kind == "dataset" else iter(rows))
+    assert sum(training.optimizer.released_steps()) == 3
+
+
+@pytest.mark.parametrize("options", [{"steps_per_execution": 2}, {"jit_compile": True}])
+def test_keras_runs_several_steps_and_compiles(options):
+    model, batches = model_and_batches(layers.Dropout(0.2), **options)
+    model.fit(batches, epochs=2, verbose=0)
+    assert model.optimizer.released_steps() == (10, 0)
+
+
+# What must stay possible.
+
+
+class WithGenerator(layers.Layer):
+    def build(self, shape):
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x, training=None):
+        return x + self.generator.normal(tf.shape(x))
+
+
+def adapted():
+    layer = layers.Normalization()
+    layer.adapt(support.small_data()[0])
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: layers.GaussianNoise(0.1), WithGenerator, adapted],
+    ids=["noise", "generator", "normalization"],
+)
+def test_layers_that_keep_nothing_of_the_data(make):
+    kinds = ["accuracy", metrics.SparseTopKCategoricalAccuracy(2), support.crossentropy_metric()]
+    model, batches = model_and_batches(make(), metrics=kinds, weighted_metrics=["accuracy"])
+    model.fit(batches, verbose=0)
+    assert model.optimizer.released_steps() == (5, 0)
+
+
+def test_compiled_metrics_of_all_kinds():
+    x, y = support.small_data()
+    y = (y > 0).astype("float32")[:, None]
+    kinds = [metrics.AUC(), metrics.Precision(), metrics.MeanIoU(2), metrics.F1Score(threshold=0.5)]
+    model = tf.keras.Sequential([layers.Input([4]), layers.Dense(1, activation="sigmoid")])
+    loss = tf.keras.losses.BinaryCrossentropy(reduction="none")
+    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=12, dataset_size=60)
+    model.compile(optimizer, loss, metrics=kinds, weighted_metrics=[metrics.AUC(name="weighted")])
+    model.fit(tfdp.data.poisson_batches((x, y), expected_batch_size=12), verbose=0)
+    assert model.optimizer.released_steps() == (5, 0)
+
+
+def test_texts_are_looked_up():
+    words = tf.keras.layers.StringLookup(vocabulary=["a", "b"])
+    inputs = tf.keras.Input([1], dtype="string")
+    embedded = layers.Flatten()(layers.Embedding(3, 2)(words(inputs)))
+    model = tf.keras.Model(inputs, layers.Dense(3)(embedded))
+    x = np.array([["a"], ["b"], ["c"]] * 20)
+    support.compiled(tfdp.DPSGD(1.0, 1.0, expected_batch_size=12, dataset_size=60), model)
+    model.fit(tfdp.data.poisson_batches((x, np.arange(60) % 3), expected_batch_size=12), verbose=0)
+    assert model.optimizer.released_steps() == (5, 0)
+
+
+# Attempts of DPSUR: the same list.
+
+
+def sampled(x, mask):
+    ids = tf.constant([[0]], tf.int64)
+    return tf.random.log_uniform_candidate_sampler(ids, 1, 4, True, 1000, seed=1)[0]
+
+
+def distorted(x, mask):
+    return tf.image.sample_distorted_bounding_box([32, 32, 3], tf.zeros([1, 1, 4]), seed=3)[0]
+
+
+@pytest.mark.parametrize("function", [sampled, distorted])
+def test_every_stream_of_a_fixed_seed_is_refused_in_attempts(function, monkeypatch):
+    traced = tf.function(function).get_concrete_function(*SPEC)
+    with pytest.raises(ValueError, match="random numbers of a fixed seed"):
+        check_randomness(traced)
+    known = step_check.RANDOM_STREAMS - {op.type for op in traced.graph.get_operations()}
+    monkeypatch.setattr(step_check, "RANDOM_STREAMS", known)
+    check_randomness(traced)
+
+
+@pytest.mark.parametrize("function", STATEFUL)
+def test_attempts_have_no_other_states(function):
+    with pytest.raises(ValueError, match=SIDE_EFFECTS):
+        check_randomness(tf.function(function).get_concrete_function(*SPEC))
+
+
+def test_every_stream_may_be_in_a_step():
+    assert all(map(step_check.is_allowed, step_check.RANDOM_STREAMS))

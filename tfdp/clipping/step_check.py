@@ -1,0 +1,354 @@
+"""Checks the whole training step: where it is traced, and all that it does besides the update.
+
+Clipping bounds what an example adds to the update. It bounds nothing that takes another way: a
+variable, a table or Python code that keeps a statistic of the batch, a branch that a statistic
+chooses. The graph of the step is therefore read once it is finished, functions that it calls
+included. Every operation with a state must be of a kind that is known, and what follows from data
+may be written only into metrics and by the optimizer itself.
+"""
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import ops as framework
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
+
+from tfdp.clipping import batch_state, isolation, loss_graph, step_graph
+from tfdp.clipping.batch_state import captured
+from tfdp.clipping.step_graph import DATA, METRIC, PRIVATE, Flow, Value
+from tfdp.clipping.two_term_loss import TwoTermLoss
+
+# Random streams inside of the runtime, with a seed of their own that nothing can set back.
+RANDOM_STREAMS = frozenset(
+    {
+        "FixedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "TruncatedNormal",
+        "UniformCandidateSampler",
+    }
+)
+_HARMLESS = (
+    step_graph.READS
+    | step_graph.GENERATORS
+    | RANDOM_STREAMS
+    | {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"}
+    | {"Case", "If", "StatefulPartitionedCall", "While"}
+    | {"CudnnRNN", "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"}
+    | {"CudnnRNNV2", "CudnnRNNV3"}
+)
+_ITERATORS = frozenset(
+    {"AnonymousIterator", "AnonymousIteratorV2", "AnonymousIteratorV3", "DatasetToSingleElement"}
+    | {"IteratorGetNext", "IteratorGetNextAsOptional", "IteratorGetNextSync", "IteratorV2"}
+    | {"MakeIterator", "MultiDeviceIteratorGetNextFromShard", "RandomDataset", "RangeDataset"}
+    | {"ReduceDataset", "ShuffleDatasetV3", "TensorSliceDataset"}
+)
+# Python code may keep anything, whatever it says of itself.
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+_ADVICE = (
+    (tuple(_PYTHON), "Compute it with TensorFlow operations, or before `poisson_batches`."),
+    (("Print",), "It shows private data: remove `tf.print`, or print in a callback."),
+    (("Lookup", "Mutable"), "Fill lookup tables before training: a step may only look up."),
+    (("Write",), "Summaries and files show private data: write them in a callback, of metrics."),
+)
+_OTHER_ADVICE = "Keep states in tf.Variables, which must not depend on the data, or remove it."
+
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    *[os.path.join("site-packages", name, "") for name in ("keras", "tensorflow", "tf_keras")],
+)
+
+# The name says what to do, in TensorFlow's error.
+_TIE = "functions_that_call_minimize_may_be_called_from_one_outer_function_only"
+
+_anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_own_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_own_loops: weakref.WeakSet = weakref.WeakSet()
+_watched: weakref.WeakSet = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def own_operations() -> Iterator[None]:
+    """Marks what is added to the graph being built meanwhile as the library's own.
+
+    It may write what depends on data: a noisy update, a sum that waits for noise.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    try:
+        yield
+    finally:
+        names = _own_names.setdefault(graph, set())
+        names.update(op.name for op in graph.get_operations()[before:])
+
+
+def mark_own_loop() -> None:
+    """Marks the branch or loop body being built as the library's own control flow."""
+    _own_loops.add(tf.compat.v1.get_default_graph())
+
+
+def mark_data(tensors: Iterable[tf.Tensor]) -> None:
+    """Marks tensors of the graph being built as data, which the graph does not show."""
+    for tensor in tensors:
+        _data_names.setdefault(tensor.graph, set()).add(tensor.name)
+
+
+def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
+    """Checks where a step is traced; and, once that is finished, all of its graph.
+
+    Args:
+      loss: What the step learns from.
+
+    Raises:
+      ValueError: The step is traced where data may have been mixed, or a statistic of the batch
+        may decide about it.
+    """
+    here = tf.compat.v1.get_default_graph()
+    check_types(here)
+    tensors: list[Any] = [loss]
+    if isinstance(loss, TwoTermLoss):
+        tensors = tf.nest.flatten((loss.batch, loss.mask))
+    for tensor in tensors:
+        if not tf.is_symbolic_tensor(tensor):
+            continue
+        if tensor.graph is not here:
+            raise ValueError(
+                "The loss must be computed in the function, branch or loop body that calls "
+                f"`minimize`. Received {tensor}, of another one. Move both to the same place, best "
+                "to the outermost tf.function."
+            )
+        found = loss_graph.data_of(tensor)[1]
+        for op in loss_graph.cone([tensor])[0]:
+            for source in op.outputs:
+                if source.ref() in found:
+                    _check_source(source)
+    _check_place(here)
+    _anchors.setdefault(here, set()).add(tf.no_op(name="minimize").name)
+    _tie_to_outermost(here)
+    watch(here)
+
+
+def check_update(tensors: Iterable[tf.Tensor | None]) -> None:
+    """Refuses updates that depend on a metric, which holds statistics of the data.
+
+    Raises:
+      ValueError: There is such a tensor.
+    """
+    present = [t for t in tensors if t is not None]
+    if not present:
+        return
+    flow = Flow(own_loops=_own_loops)
+    values = flow.values(present[0].graph)
+    if any(values[t.ref()].colors & METRIC for t in present):
+        raise batch_state.depends_on_metric("a gradient", flow.metrics)
+
+
+def watch(graph: tf.Graph) -> None:
+    """Has the step that is being traced checked when it is finished."""
+    around = list(step_graph.graphs_around(graph))
+    if not around or around[-1] in _watched:
+        return
+    outermost = around[-1]
+    if framework._default_graph_stack.stack.count(outermost) != 1:
+        raise ValueError(
+            "`minimize` must be called while its tf.function is traced, and not in a graph that "
+            "is entered again. Received: a graph that is being built elsewhere."
+        )
+    handled = _being_handled()
+
+    def check_finished() -> None:
+        _watched.discard(outermost)
+        # Not if tracing failed: then nothing can run, and that error says more. An exception that
+        # was being handled before tracing began is none that it raised.
+        if all(error in handled for error in _being_handled()[:1]):
+            check_graph(outermost)
+
+    outermost._add_scope_exit_callback(check_finished)
+    _watched.add(outermost)
+
+
+def _tie_to_outermost(graph: tf.Graph) -> None:
+    """Makes a nested function one that no other outermost function can call.
+
+    Such a call would not trace it again, so that nothing would check where it is, and what else the
+    other function does. TensorFlow refuses it, since what is captured here is out of scope there.
+    """
+    around = list(step_graph.graphs_around(graph))
+    if len(around) < 2 or any(enclosing in _own_loops for enclosing in around):
+        return
+    with around[-1].as_default():
+        scope = tf.constant(True, name=_TIE)
+    graph.capture(scope)
+
+
+def _being_handled() -> list[BaseException]:
+    """The exception being handled or raised, and those in whose handlers it was raised."""
+    found: list[BaseException] = []
+    error = sys.exc_info()[1]
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__context__
+    return found
+
+
+def check_graph(graph: tf.Graph) -> None:
+    """Checks all that a finished step does, in functions that it calls, too.
+
+    Args:
+      graph: Of the outermost function.
+
+    Raises:
+      ValueError: An operation with a state is not known to be harmless; or something that depends
+        on data is written; or decides about the update.
+    """
+
+    def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
+        if op.name in _anchors.get(op.graph, ()) and control & PRIVATE:
+            raise ValueError(
+                "No statistic of the batch must decide whether the update is made, or how often. "
+                f"Received a condition of a branch or loop around '{op.name}' that depends on data "
+                "or on an argument of the tf.function. Decide by a tf.Variable that does not "
+                "depend on data, or by a Python number."
+            )
+        if op.name in _own_names.get(op.graph, ()):
+            return False
+        check_type(op)
+        _check_write(flow, op, inputs, control)
+        return True
+
+    flow = Flow(visit, _own_loops, lambda g: _data_names.get(g, set()))
+    flow.values(graph)
+
+
+def check_type(op: tf.Operation) -> None:
+    """Refuses operations with a state that are not known to keep the guarantee.
+
+    Raises:
+      ValueError: It is one.
+    """
+    kind = op.type
+    if not is_allowed(kind):
+        advice = next((a for kinds, a in _ADVICE if kind.startswith(kinds)), _OTHER_ADVICE)
+        raise ValueError(
+            "The training step must have no side effects, by which examples could get into each "
+            f"other's gradients or out of the step. Received the operation '{op.name}' ({kind})"
+            f"{_made_at(op)}. {advice}"
+        )
+
+
+def check_types(graph: tf.Graph) -> None:
+    """As `check_type`, of a function's operations, also in functions that it calls."""
+
+    def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
+        check_type(op)
+        return True
+
+    Flow(visit).values(graph)
+
+
+def is_allowed(kind: str) -> bool:
+    """Whether operations of a type may be in a training step."""
+    if kind in _HARMLESS or kind in _ITERATORS or kind.startswith(step_graph.WRITES):
+        return True
+    definition = op_def_registry.get(kind)
+    return kind not in _PYTHON and definition is not None and not definition.is_stateful
+
+
+def _check_write(flow: Flow, op: tf.Operation, inputs: Sequence[Value], control: int) -> None:
+    forbidden = PRIVATE
+    if op.type in step_graph.GENERATORS and inputs:
+        forbidden = DATA  # How many numbers are drawn follows from the number of rows.
+    elif not op.type.startswith(step_graph.WRITES):
+        return
+    colors = control
+    for value in inputs[1:]:
+        colors |= value.colors
+    if not colors & forbidden:
+        return
+    for handle in inputs[0].handles or {None}:
+        if handle is None or not flow.is_metric(handle, op.graph):
+            raise batch_state.keeps_statistic(
+                None if handle is None else batch_state.variable_with(handle.deref(), op.graph),
+                f", by '{op.name}'{_made_at(op)}",
+            )
+
+
+def _check_source(tensor: tf.Tensor) -> None:
+    """Checks that data come into a function as they are, and have rows."""
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "Data must have a first dimension, the example. Received a loss that depends on the "
+            f"scalar {tensor}, an argument or a result of another function, which may depend on "
+            "all examples. For a schedule or a constant, use a tf.Variable or a Python number."
+        )
+    graph = tensor.graph
+    if _is_branch_or_loop(graph) and tensor.op.type == "Placeholder":
+        raise _not_in_branch(f"which get {tensor} from outside")
+    outer = captured(graph).get(tensor.ref())
+    if outer is None:
+        return
+    if outer.ref() in loss_graph.data_of(outer)[1]:
+        _check_source(outer)
+        return
+    try:
+        isolation.check_is_by_row("loss", outer)
+    except ValueError as error:
+        raise ValueError(
+            "`minimize` must be called in the function that gets the batch, best the outermost "
+            f"tf.function. Received a loss that depends on {outer}, computed from data in an "
+            "enclosing function, where examples may have been mixed. Pass the batch itself, and "
+            f"compute that in the inner function. ({error})"
+        ) from error
+
+
+def _check_place(graph: tf.Graph) -> None:
+    """Checks the branches and loops around `minimize`."""
+    for enclosing in step_graph.graphs_around(graph):
+        if not _is_branch_or_loop(enclosing):
+            continue
+        reads = loss_graph.reads_iterator(enclosing)
+        if not reads or isinstance(enclosing, control_flow.WhileCondFuncGraph):
+            raise _not_in_branch("that read no batch of their own")
+
+
+def _is_branch_or_loop(graph: tf.Graph) -> bool:
+    kinds = (
+        control_flow.CondBranchFuncGraph,
+        control_flow.WhileBodyFuncGraph,
+        control_flow.WhileCondFuncGraph,
+    )
+    return isinstance(graph, kinds) and graph not in _own_loops
+
+
+def _not_in_branch(why: str) -> ValueError:
+    return ValueError(
+        "`minimize` must not be called in a branch (`tf.cond`, `if`) or a loop (`tf.while_loop`, "
+        "`for`) of a tf.function, where a statistic of the batch could decide about the update, or "
+        f"one batch be used twice. Received a step within such ones, {why}. Call it outside; a "
+        "loop is allowed if its body gets each batch: `for _ in tf.range(n): step(next(iterator))`."
+    )
+
+
+def _made_at(op: tf.Operation) -> str:
+    """The user's line that made an operation, for messages."""
+    for frame in reversed(op.traceback or ()):
+        if not any(part in frame.filename for part in _LIBRARIES):
+            return f", made at {frame.filename}:{frame.lineno}"
+    return ""
