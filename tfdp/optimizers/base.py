@@ -44,6 +44,7 @@ _NOT_FRESH = (
     "from elsewhere. Epsilon would not hold for it."
 )
 
+
 class PrivateOptimizerMixin(PersistentState):
     """Turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
 

@@ -38,7 +38,7 @@ class ReleaseRecord:
 
     def __init__(self, kind: int, parameters: dict[str, float], fixed_seed: bool):
         self._arguments = (kind, parameters, fixed_seed)
-        self.parameters = parameters
+        self.parameters, self.fixed_seed = parameters, fixed_seed
         self._facts = record_table.new_row(0, kind, fixed_seed, parameters)
         self.variables: dict[str, tf.Variable] = {}
         self.lineages: list[Lineage] = []

@@ -35,6 +35,7 @@ SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v 
 
 _MOST_ATTEMPTS = 10**6
 
+
 class SelectiveUpdateMixin(PrivateOptimizerMixin):
     """Makes every step of a private optimizer an attempt, which is tested and kept or taken back.
 
