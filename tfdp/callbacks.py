@@ -53,6 +53,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self.delta = delta
         self._prior = as_ledgers(prior)
         self._last_step = 0
+        self._before = PrivacyLedger()
         self._others = 0
         self._steps_per_call = 1
 
@@ -80,7 +81,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
                 f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
             )
-        self._last_step, self._others = taken + allowed, ledger.steps - taken
+        self._last_step, self._before = taken + allowed, ledger
+        self._others = sum(optimizer.released_steps()) - taken
         shows_metrics = not isinstance(optimizer, SelectiveUpdateMixin)
         if shows_metrics and getattr(self.model.compiled_metrics, "_user_metrics", None):
             warnings.warn(
@@ -96,6 +98,24 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
         if optimizer.own_steps() + self._steps_per_call > self._last_step:
             self.model.stop_training = True
+        if sum(optimizer.released_steps()) - optimizer.own_steps() != self._others:
+            self._expect_as_much_again()
+
+    def _expect_as_much_again(self) -> None:
+        """Stops if what was released since the beginning, once more, would overspend.
+
+        Another optimizer trains the same variables: the allowed steps of this one are not all.
+        """
+        now = self._ledger()
+        before = {(r.event, r.truncation_probability): r.count for r in self._before.releases}
+        for release in now.releases:
+            new = release.count - before.get((release.event, release.truncation_probability), 0)
+            if new > 0:
+                now.record(release.event, new, release.truncation_probability)
+        if now.epsilon(self.delta).epsilon > self.target_epsilon:
+            self.model.stop_training = True
+        self._before = self._ledger()
+        self._others = sum(self.model.optimizer.released_steps()) - self.model.optimizer.own_steps()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `epsilon` to the logs of the epoch."""

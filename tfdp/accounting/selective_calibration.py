@@ -63,8 +63,8 @@ def calibrate_selective_release(
       truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
         The default holds for `tfdp.data.poisson_batches`.
       max_attempts: Cap on the attempts of one update. Default: `default_max_attempts`.
-      prior: What was released before, on the same data: a `PrivacyLedger`, or several. It must assume
-        the same observability.
+      prior: What was released before, on the same data: a `PrivacyLedger`, or several. It must
+        assume the same observability.
 
     Returns:
       The updates (an int, 0 to 100 million) or the noise multiplier (a float).

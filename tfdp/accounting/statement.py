@@ -128,7 +128,7 @@ def _find_ledger(source: Any) -> PrivacyLedger:
 
 
 def _is_model(source: Any) -> bool:
-    return hasattr(source, "variables") and hasattr(source, "trainable_variables")
+    return hasattr(type(source), "trainable_variables") and hasattr(type(source), "submodules")
 
 
 def _other_optimizer(source: Any) -> tuple[str, ...]:

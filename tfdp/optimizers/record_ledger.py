@@ -89,14 +89,22 @@ def ledger_of_model(model: Any) -> PrivacyLedger | None:
       ValueError: The model's optimizer was not given `sampling`.
       PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
     """
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     own = getattr(optimizer, "_released", None)
     mode = None
     if own is not None:
         mode = optimizer.ledger.selective_release  # Raises if nothing can be known.
-    tables = [table for one in lineage.of(model.variables) for table in one.rows()]
+    tables = [table for one in lineage.of(_variables(model)) for table in one.rows()]
     rows = record_table.union([*tables, *([] if own is None else [own.rows()])])
     return ledger_of_rows(rows, mode) if len(rows) else None
+
+
+def _variables(model: Any) -> list[Any]:
+    """The variables of a model, as far as it has been built."""
+    if model.built:
+        return list(model.variables)
+    built = [part for part in model.submodules if getattr(part, "built", False)]
+    return [variable for part in built for variable in part.variables]
 
 
 def _ledger_of_row(row: np.ndarray) -> PrivacyLedger:
