@@ -45,12 +45,13 @@ import tensorflow as tf
 
 import tfdp
 from experiments.dpagd_settings import DescentSettings, grown_precision, iteration_event
+from tfdp._streams import KeyStream
 from tfdp.accounting import RdpFilter
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import OnePassClipping
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.clipping.plan import Plan
-from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
+from tfdp.optimizers.noise import add_gaussian_noise
 
 _STEP_SIZE_GROWTH = 1.1
 _PRIVACY_PARAMETERS = ("l2_norm_clip", "loss_clip", "selection_range", "selection_batch_size")
@@ -122,10 +123,10 @@ class AdaptiveGradientDescent(tf.Module):
         self._sampling = sampling
         self._selection = PoissonSampling(size, settings.selection_batch_size)
         self._engine = OnePassClipping(settings.l2_norm_clip)
-        # The first two streams of a seed are those of `poisson_batches` and of a noise seed.
-        first = 2 + 2 * next(source.uses)
-        self._learning, self._testing = (NoiseSource(source.seed, first + i) for i in (0, 1))
-        self._noise, self._choice = (NoiseSource(noise_seed, i) for i in (0, 1))
+        use = next(source.uses)
+        self._learning = KeyStream(source.seed, f"iterations {use}: learning")
+        self._testing = KeyStream(source.seed, f"iterations {use}: testing")
+        self._noise, self._choice = KeyStream(noise_seed, "noise"), KeyStream(noise_seed, "choice")
         self._precision = _variable(settings.noise_multiplier**-2.0, tf.float64)
         self._largest_step = _variable(settings.max_step_size, tf.float64)
         self._largest_chosen = _variable(0.0, tf.float64)
@@ -256,9 +257,9 @@ class AdaptiveGradientDescent(tf.Module):
 
     @tf.function
     def _noisy_sum(self, stddev: tf.Tensor, position: tf.Tensor) -> list[tf.Tensor]:
-        key = self._learning.step_key(position)
+        key = self._learning.next_key(position)
         sums = self._clipped_sum(*self._source.draw(key, self._sampling.expected_batch_size))
-        return add_gaussian_noise(sums, [stddev] * len(sums), self._noise.step_key(position))
+        return add_gaussian_noise(sums, [stddev] * len(sums), self._noise.next_key(position))
 
     @tf.autograph.experimental.do_not_convert
     def _traced_sum(self, x: Any, y: Any, mask: tf.Tensor) -> list[tf.Tensor]:
@@ -286,7 +287,7 @@ class AdaptiveGradientDescent(tf.Module):
         sizes = self._largest_step * tf.linspace(
             tf.constant(0.0, tf.float64), 1.0, self.settings.candidates + 1
         )
-        key = self._testing.step_key(position)
+        key = self._testing.next_key(position)
         batch = self._source.draw(key, self._selection.expected_batch_size)
 
         def go(size: tf.Tensor) -> None:
@@ -298,7 +299,7 @@ class AdaptiveGradientDescent(tf.Module):
             return self._clipped_loss(*batch)
 
         scores = tf.map_fn(score, sizes, parallel_iterations=1, fn_output_signature=tf.float64)
-        index = self._choose(scores, self._choice.step_key(position))
+        index = self._choose(scores, self._choice.next_key(position))
         go(sizes[index])
         return sizes[index]
 

@@ -49,7 +49,7 @@ def state(model):
     return {
         f"{i} {v.name}": tf.identity(v).numpy()
         for i, v in enumerate(variables)
-        if "privacy_steps" not in v.name
+        if "privacy_record" not in v.name
     }
 
 

@@ -112,3 +112,44 @@ def test_other_optimizers_are_refused():
     model = compiled(tf.keras.optimizers.legacy.SGD(), loss=support.crossentropy("auto"))
     with pytest.raises(ValueError, match="one of tfdp's optimizers"):
         model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(1.0, 1e-5)], verbose=0)
+
+
+def test_prior_costs_leave_fewer_steps():
+    prior = tfdp.accounting.PrivacyLedger()
+    data = batches()
+    release = make(data).optimizer.release
+    prior.record(release.event, 20, release.truncation_probability)
+    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA, prior=[prior])
+    model, history = train(budget)
+    assert model.optimizer.ledger.steps == allowed_steps(2.0) - 20
+    prior.record(release.event, model.optimizer.ledger.steps, release.truncation_probability)
+    assert history["epsilon"][-1] == prior.epsilon(DELTA).epsilon <= 2.0
+    with pytest.raises(ValueError, match="Argument `prior` must be"):
+        tfdp.callbacks.PrivacyBudget(2.0, DELTA, prior={"epsilon": 1.0})
+
+
+def test_a_recompiled_model_has_what_is_left_of_the_budget():
+    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    data = batches()
+    model = make(data)
+    model.fit(data, epochs=2, verbose=0)
+    compiled(make(data).optimizer, model)
+    model.fit(data, epochs=30, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == allowed_steps(2.0)
+
+
+def test_the_steps_of_another_optimizer_count_while_training():
+    class Alternates(tf.keras.callbacks.Callback):
+        """Stands for a second optimizer that trains the same variables in the same loop."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            record = self.model.optimizer._released
+            rows = [t for t in record.tables() if len(t) == 1][-1].copy()
+            rows[0, 0], rows[0, 1] = 7, rows[0, 1] * 3
+            record.absorb(rows)
+
+    data = batches()
+    model = make(data)
+    callbacks = [Alternates(), tfdp.callbacks.PrivacyBudget(2.0, DELTA)]
+    model.fit(data, epochs=30, callbacks=callbacks, verbose=0)
+    assert 2.0 * 0.8 < model.optimizer.ledger.epsilon(DELTA).epsilon <= 2.0

@@ -6,6 +6,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.accounting.calibration import most_releases
+from tfdp.accounting.ledger import (
+    Ledgers,
+    PrivacyLedger,
+    as_ledgers,
+    as_seen,
+    compose_ledgers,
+)
+from tfdp.optimizers import record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -13,16 +21,19 @@ from tfdp.optimizers.selective import SelectiveUpdateMixin
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Logs epsilon after every epoch, and stops training before the budget is overspent.
 
-    What has been spent is read from the optimizer's ledger, so that a run which is resumed goes
-    on counting where it stopped.
+    What has been spent is read from the ledger of the model: all steps of private optimizers that
+    went into its variables, also before it was compiled again, saved or restored.
 
     Args:
       target_epsilon: Epsilon that the released model may cost at most, under add-or-remove-one.
-      delta: The delta of the guarantee, in (0, 1); below 1 / N.
+      delta: The delta of the guarantee, in (0, 1); a warning is issued if it is not below 1 / N.
+      prior: What else was released about the same examples: a `PrivacyLedger`, or several. For
+        example statistics of the data, other models, or the past of weights that were loaded
+        without their optimizer.
 
     Raises:
       ValueError: An argument is out of its range; when training starts: the optimizer is not one
-        of tfdp's, was not given `dataset_size`, or the budget does not allow one more step.
+        of tfdp's, was not given `sampling`, or the budget does not allow one more step.
 
     Example:
       >>> import tfdp
@@ -30,7 +41,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       >>> # model.fit(tfdp.data.poisson_batches(...), epochs=100, callbacks=[budget])
     """
 
-    def __init__(self, target_epsilon: float, delta: float):
+    def __init__(self, target_epsilon: float, delta: float, prior: Ledgers | None = None):
         super().__init__()
         if not target_epsilon > 0:
             raise ValueError(
@@ -40,7 +51,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             raise ValueError(f"Argument `delta` must be in (0, 1). Received: {delta=}.")
         self.target_epsilon = target_epsilon
         self.delta = delta
+        self._prior = as_ledgers(prior)
         self._last_step = 0
+        self._before = PrivacyLedger()
+        self._others = 0
         self._steps_per_call = 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -51,10 +65,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "PrivacyBudget needs one of tfdp's optimizers in `model.compile`. Received: "
                 f"{type(optimizer).__name__}."
             )
-        ledger = optimizer.ledger
+        if self.model.built:  # So that it knows what the variables have cost.
+            optimizer.build(self.model.trainable_variables)
+        ledger, taken = self._ledger(), optimizer.own_steps()
         release = optimizer.release
+        event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
         allowed = most_releases(
-            release.event, release.truncation_probability, ledger, self.target_epsilon, self.delta
+            event, release.truncation_probability, ledger, self.target_epsilon, self.delta
         )
         # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
         self._steps_per_call = self._most_steps_per_call()
@@ -64,7 +81,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
                 f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
             )
-        self._last_step = ledger.steps + allowed
+        self._last_step, self._before = taken + allowed, ledger
+        self._others = sum(optimizer.released_steps()) - taken
         shows_metrics = not isinstance(optimizer, SelectiveUpdateMixin)
         if shows_metrics and getattr(self.model.compiled_metrics, "_user_metrics", None):
             warnings.warn(
@@ -75,16 +93,40 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops before a step that would overspend."""
-        steps, not_poisson = self.model.optimizer.released_steps()
-        if not_poisson:
-            self.model.optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
-        if steps + self._steps_per_call > self._last_step:
+        optimizer = self.model.optimizer
+        if optimizer.released_steps()[1]:
+            optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
+        if optimizer.own_steps() + self._steps_per_call > self._last_step:
             self.model.stop_training = True
+        if sum(optimizer.released_steps()) - optimizer.own_steps() != self._others:
+            self._expect_as_much_again()
+
+    def _expect_as_much_again(self) -> None:
+        """Stops if what was released since the beginning, once more, would overspend.
+
+        Another optimizer trains the same variables: the allowed steps of this one are not all.
+        """
+        now = self._ledger()
+        before = {(r.event, r.truncation_probability): r.count for r in self._before.releases}
+        for release in now.releases:
+            new = release.count - before.get((release.event, release.truncation_probability), 0)
+            if new > 0:
+                now.record(release.event, new, release.truncation_probability)
+        if now.epsilon(self.delta).epsilon > self.target_epsilon:
+            self.model.stop_training = True
+        self._before = self._ledger()
+        self._others = sum(self.model.optimizer.released_steps()) - self.model.optimizer.own_steps()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `epsilon` to the logs of the epoch."""
         if logs is not None:
-            logs["epsilon"] = self.model.optimizer.ledger.epsilon(self.delta).epsilon
+            logs["epsilon"] = self._ledger().epsilon(self.delta).epsilon
+
+    def _ledger(self) -> PrivacyLedger:
+        """Everything that was released of the model's variables, and `prior`."""
+        own = record_ledger.ledger_of_model(self.model) or self.model.optimizer.ledger
+        mode = self.model.optimizer.ledger.selective_release
+        return compose_ledgers([own, *self._prior], mode)
 
     def _most_steps_per_call(self) -> int:
         """Logical steps that Keras may take until it asks again."""

@@ -67,14 +67,14 @@ def test_what_was_spent_before_counts():
         ledger.record(event, count)
     budget = {"target_epsilon": 2.0, "delta": 1e-5, "sampling_probability": 0.01}
 
-    sigma = calibrate_noise_multiplier(**budget, steps=400, ledger=ledger)
+    sigma = calibrate_noise_multiplier(**budget, steps=400, prior=ledger)
     assert _epsilon(0.01, sigma, 400, 1e-5, past=past) <= 2.0
     assert _epsilon(0.01, 0.999 * sigma, 400, 1e-5, past=past) > 2.0
     # A calibration that ignored the past would overspend.
     forgetful = calibrate_noise_multiplier(**budget, steps=400)
     assert _epsilon(0.01, forgetful, 400, 1e-5, past=past) > 2.1
 
-    steps = calibrate_steps(**budget, noise_multiplier=2.0, ledger=ledger)
+    steps = calibrate_steps(**budget, noise_multiplier=2.0, prior=ledger)
     assert _epsilon(0.01, 2.0, steps, 1e-5, past=past) <= 2.0
     assert _epsilon(0.01, 2.0, steps + 1, 1e-5, past=past) > 2.0
     assert ledger.steps == 1000
@@ -89,7 +89,7 @@ def test_events_that_only_pld_supports_may_be_in_the_past():
         delta=1e-5,
         noise_multiplier=2.0,
         sampling_probability=0.01,
-        ledger=ledger,
+        prior=ledger,
     )
     past = [(laplace, 3)]
     assert _epsilon(0.01, 2.0, steps, 1e-5, past=past) <= 0.5
@@ -111,9 +111,9 @@ def test_truncation_is_part_of_the_budget():
 def test_a_spent_budget():
     ledger = PrivacyLedger()
     ledger.record(sampled_gaussian(0.1, 0.7), 1000)
-    budget = {"target_epsilon": 1.0, "delta": 1e-5, "sampling_probability": 0.1, "ledger": ledger}
+    budget = {"target_epsilon": 1.0, "delta": 1e-5, "sampling_probability": 0.1, "prior": ledger}
     assert calibrate_steps(**budget, noise_multiplier=1.0) == 0
-    with pytest.raises(ValueError, match="above what the ledger has spent"):
+    with pytest.raises(ValueError, match="above what `prior` has spent"):
         calibrate_noise_multiplier(**budget, steps=1)
 
 
@@ -164,7 +164,7 @@ _GOOD = {
             "expected_batch_size",
         ),
         ({"truncation_probability": 1.0}, "truncation_probability"),
-        ({"ledger": {}}, "ledger"),
+        ({"prior": {}}, "prior"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(change, name):

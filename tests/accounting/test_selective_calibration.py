@@ -78,7 +78,7 @@ def test_validation_noise_meets_the_target_and_less_does_not(mode):
 def test_what_was_spent_before_counts():
     ledger = PrivacyLedger()
     ledger.record(sampled_gaussian(0.02, 3.0), 500)
-    most = calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES, ledger=ledger)
+    most = calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES, prior=ledger)
     assert _epsilon(most, 4.0, 1.3, ledger=ledger) <= 1
     assert _epsilon(most + 1, 4.0, 1.3, ledger=ledger) > 1
     assert most < calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES)
@@ -117,9 +117,9 @@ def test_truncation_and_the_cap_are_part_of_the_budget():
 def test_a_spent_or_impossible_budget():
     ledger = PrivacyLedger()
     ledger.record(sampled_gaussian(0.1, 0.7), 1000)
-    spent = {**_BUDGET, **_SIZES, "ledger": ledger}
+    spent = {**_BUDGET, **_SIZES, "prior": ledger}
     assert calibrate_selective_release(**spent, **_NOISES) == 0
-    with pytest.raises(ValueError, match="above what the ledger has spent"):
+    with pytest.raises(ValueError, match="above what `prior` has spent"):
         calibrate_selective_release(**spent, updates=1, noise_multiplier=4.0)
     with pytest.raises(ValueError, match="no noise is enough"):
         calibrate_selective_release(**_BUDGET, **_SIZES, updates=10**5, noise_multiplier=1.0)
@@ -151,8 +151,8 @@ _GOOD = {**_BUDGET, **_SIZES, **_NOISES}
         ({"truncation_probability": 1.0}, "truncation_probability"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"selective_release": "hidden"}, "selective_release"),
-        ({"ledger": PrivacyLedger(selective_release="per_attempt")}, "selective_release"),
-        ({"ledger": {}}, "ledger"),
+        ({"prior": PrivacyLedger(selective_release="per_attempt")}, "selective_release"),
+        ({"prior": {}}, "prior"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(change, name):

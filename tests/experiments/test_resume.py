@@ -32,7 +32,9 @@ def state(folder):
     ledger = optimizer.ledger.to_dict() if hasattr(optimizer, "ledger") else None
     rows = list(csv.DictReader(io.StringIO((folder / "metrics.csv").read_text())))
     rows = [{name: row[name] for name in row if name != "seconds"} for row in rows]
-    return [*model.get_weights(), *optimizer.get_weights()], ledger, rows
+    # The record has a random number for each optimizer; its total is in the ledger.
+    weights = [w.numpy() for w in optimizer.weights if "privacy_record" not in w.name]
+    return [*model.get_weights(), *weights], ledger, rows
 
 
 # Of sums whose order threads decide, where TensorFlow's determinism is not switched on.

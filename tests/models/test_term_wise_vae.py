@@ -34,10 +34,10 @@ from tests.vae_support import (
     vae,
 )
 from tfdp import TermWiseVAE
+from tfdp._streams import KeyStream
 from tfdp.clipping.groups import draw_groups
 from tfdp.clipping.two_term_loss import split_key
 from tfdp.models import priors
-from tfdp.optimizers.noise import NoiseSource
 
 layers = tf.keras.layers
 
@@ -58,7 +58,7 @@ def gradients_of_examples(model):
 def gradients_of_groups(model, capacity):
     """With the groups that an optimizer of noise seed `SEED` draws in its first step."""
     arrays = (X, NOISE, PRIOR)
-    key = NoiseSource(SEED).step_key(tf.constant(-1, tf.int64))
+    key = KeyStream(SEED, "noise").next_key(tf.constant(-1, tf.int64))
     _, seed, _ = split_key(key, 3)  # The first is that of the random numbers of rows.
     rows, there = draw_groups(tuple(map(tf.constant, arrays)), tf.constant(MASK), seed, M, capacity)
     return [

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.optimizers.noise import NoiseSource
+from tfdp._streams import KeyStream
 from tfdp.optimizers.validation import ValidationLoss, ValidationTest
 
 C_V, SIGMA, BETA = 0.25, 1.3, -0.7
@@ -83,7 +83,7 @@ def test_sensitivity_of_one_example(seed):
 
 
 def acceptances(test, new, n=3000):
-    source = NoiseSource(5)
+    source = KeyStream(5, "test_noise")
 
     @tf.function
     def run():
@@ -92,7 +92,7 @@ def acceptances(test, new, n=3000):
                 loss([0.0]),
                 ValidationLoss(new[None], tf.zeros([])),
                 tf.constant([True]),
-                source.step_key(i),
+                source.next_key(i),
             ),
             tf.range(n, dtype=tf.int64),
             fn_output_signature=tf.bool,

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dp_accounting
@@ -11,9 +12,8 @@ import scipy.optimize
 from tfdp.accounting import _validation, bounds
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.ledger import PrivacyLedger
+from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.selective_release import (
-    CONDITIONAL,
     check_observability,
     contains_selective_release,
 )
@@ -50,15 +50,34 @@ class Budget:
         check_observability(self.selective_release)
 
     @classmethod
-    def check(cls, target_epsilon: Any, delta: Any, ledger: PrivacyLedger | None) -> "Budget":
-        """Returns the budget that is left after `ledger`, or raises a ValueError."""
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise _validation.error("ledger", "a PrivacyLedger or None", ledger)
+    def check(
+        cls,
+        target_epsilon: Any,
+        delta: Any,
+        prior: Ledgers | None,
+        selective_release: str | None = None,
+        dataset_size: int | None = None,
+    ) -> "Budget":
+        """Returns the budget that is left after `prior`.
+
+        Args:
+          target_epsilon: Epsilon that may be spent in all.
+          delta: The delta at which it is stated. A warning if it is too large for the data.
+          prior: What was released before.
+          selective_release: What can be observed of the selective releases to come, or None.
+          dataset_size: Number of training examples, if known.
+
+        Raises:
+          ValueError: An argument is out of its range.
+        """
+        past = compose_ledgers(as_ledgers(prior), selective_release)
+        delta = _validation.between_zero_and_one("delta", delta)
+        warn_of_delta(delta, [*past.dataset_sizes, *([dataset_size] if dataset_size else [])])
         return cls(
             _validation.positive("target_epsilon", target_epsilon),
-            _validation.between_zero_and_one("delta", delta),
-            () if ledger is None else ledger.releases,
-            CONDITIONAL if ledger is None else ledger.selective_release,
+            delta,
+            past.releases,
+            past.selective_release,
         )
 
     def epsilon(self, *new: Release) -> float:
@@ -90,7 +109,7 @@ class Budget:
         spent = self.epsilon()
         if spent >= self.target:
             raise _validation.error(
-                "target_epsilon", f"above what the ledger has spent, {spent!r}", self.target
+                "target_epsilon", f"above what `prior` has spent, {spent!r}", self.target
             )
 
         def gap(price: _Price) -> Callable[[float], float]:
@@ -135,6 +154,24 @@ class Budget:
             f"{release.truncation_probability!r}",
             self.target,
         )
+
+
+def too_large(delta: float, dataset_sizes: Iterable[int]) -> str | None:
+    """Returns a warning if `delta` is not below one over the number of examples, else None."""
+    size = max(dataset_sizes, default=0)
+    if delta * size < 1:
+        return None
+    return (
+        f"delta = {delta!r} is not below 1 / {size}. A mechanism that publishes one example at "
+        "random may satisfy such a guarantee: choose a smaller delta."
+    )
+
+
+def warn_of_delta(delta: float, dataset_sizes: Iterable[int]) -> None:
+    """Warns if `delta` is not below one over the number of examples."""
+    message = too_large(delta, dataset_sizes)
+    if message is not None:
+        warnings.warn(message, stacklevel=4)
 
 
 def sampling_probability(

@@ -5,7 +5,7 @@ import dp_accounting
 from tfdp.accounting import _validation, budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
-from tfdp.accounting.ledger import PrivacyLedger
+from tfdp.accounting.ledger import Ledgers
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 
 
@@ -18,11 +18,11 @@ def calibrate_noise_multiplier(
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
     truncation_probability: float = TRUNCATION_PROBABILITY,
-    ledger: PrivacyLedger | None = None,
+    prior: Ledgers | None = None,
 ) -> float:
     """The smallest noise multiplier with which training stays within a privacy budget.
 
-    Guarantees: a ledger with these steps (after the releases of `ledger`) reports an epsilon of
+    Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`. The result is within 0.1% of the smallest such noise multiplier, but
     never below 0.01.
 
@@ -36,7 +36,7 @@ def calibrate_noise_multiplier(
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
         The default holds for `tfdp.data.poisson_batches`.
-      ledger: What was released before, on the same data.
+      prior: What was released before, on the same data: a `PrivacyLedger`, or several.
 
     Raises:
       ValueError: An argument is out of its range, or nothing of the budget is left.
@@ -47,7 +47,7 @@ def calibrate_noise_multiplier(
       >>> round(sigma, 2)
       0.96
     """
-    left = Budget.check(target_epsilon, delta, ledger)
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = _validation.small_probability("truncation_probability", truncation_probability)
     steps = _validation.positive_integer("steps", steps)
@@ -65,11 +65,11 @@ def calibrate_steps(
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
     truncation_probability: float = TRUNCATION_PROBABILITY,
-    ledger: PrivacyLedger | None = None,
+    prior: Ledgers | None = None,
 ) -> int:
     """The most steps that a privacy budget allows.
 
-    Guarantees: a ledger with these steps (after the releases of `ledger`) reports an epsilon of
+    Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`, and with one step more a larger one.
 
     Args:
@@ -82,7 +82,7 @@ def calibrate_steps(
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
         The default holds for `tfdp.data.poisson_batches`.
-      ledger: What was released before, on the same data.
+      prior: What was released before, on the same data: a `PrivacyLedger`, or several.
 
     Returns:
       The number of steps: 0 if not one is left, and at most 100 million.
@@ -95,7 +95,7 @@ def calibrate_steps(
       ...     target_epsilon=2.0, delta=1e-5, noise_multiplier=1.0, sampling_probability=0.01)
       1202
     """
-    left = Budget.check(target_epsilon, delta, ledger)
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = _validation.small_probability("truncation_probability", truncation_probability)
     noise = _validation.non_negative("noise_multiplier", noise_multiplier)
@@ -106,18 +106,18 @@ def calibrate_steps(
 def most_releases(
     event: dp_accounting.DpEvent,
     truncation_probability: float,
-    ledger: PrivacyLedger | None,
+    prior: Ledgers | None,
     target_epsilon: float,
     delta: float,
 ) -> int:
-    """The most releases of `event` that a privacy budget allows after those of `ledger`.
+    """The most releases of `event` that a privacy budget allows after those of `prior`.
 
     Guarantees: as `calibrate_steps`, for any event that an accountant supports.
 
     Args:
       event: What one release is.
       truncation_probability: Probability, at most, that a release differs from `event`.
-      ledger: What was released before, and what can be observed of selective releases.
+      prior: What was released before, and what can be observed of selective releases.
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1).
 
@@ -130,10 +130,10 @@ def most_releases(
 
     Example:
       >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
-      >>> most_releases(step, 0.0, ledger=None, target_epsilon=2.0, delta=1e-5)
+      >>> most_releases(step, 0.0, prior=None, target_epsilon=2.0, delta=1e-5)
       1202
     """
-    left = Budget.check(target_epsilon, delta, ledger)
+    left = Budget.check(target_epsilon, delta, prior)
     tau = _validation.small_probability("truncation_probability", truncation_probability)
     event = event_codec.freeze(event)
     return left.most(lambda count: Release(event, count, tau))

@@ -1,5 +1,6 @@
 """The record of what has been released, and what it costs."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from tfdp.accounting import _validation, bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
+    PER_ATTEMPT,
+    SelectiveReleaseDpEvent,
     check_observability,
     contains_selective_release,
 )
@@ -49,6 +52,7 @@ class PrivacyLedger:
         self._selective_release = check_observability(selective_release)
         self._releases: list[Release] = []
         self._notes: list[str] = []
+        self._dataset_sizes: tuple[int, ...] = ()
         for note in notes:
             self.add_note(note)
 
@@ -100,6 +104,19 @@ class PrivacyLedger:
     def selective_release(self) -> str:
         """What can be observed of SelectiveReleaseDpEvents."""
         return self._selective_release
+
+    @property
+    def dataset_sizes(self) -> tuple[int, ...]:
+        """Numbers of training examples, as far as the optimizers knew them that made the steps."""
+        return self._dataset_sizes
+
+    def read_only(self, dataset_sizes: Iterable[int] = ()) -> "PrivacyLedger":
+        """Returns a copy that refuses to be changed.
+
+        Args:
+          dataset_sizes: Numbers of training examples that are known.
+        """
+        return compose_ledgers([self], cls=_ReadOnlyLedger, dataset_sizes=dataset_sizes)
 
     @property
     def steps(self) -> int:
@@ -211,3 +228,128 @@ class PrivacyLedger:
         if contains_selective_release(self.event):
             text += f", selective_release={self._selective_release!r}"
         return text + ")"
+
+
+class _ReadOnlyLedger(PrivacyLedger):
+    """A ledger of what optimizers have counted."""
+
+    _sealed = False
+
+    def record(
+        self,
+        event: dp_accounting.DpEvent,
+        count: int = 1,
+        truncation_probability: float = 0.0,
+    ) -> None:
+        """Not supported.
+
+        Raises:
+          TypeError: Always: the ledger shows what the optimizer has counted.
+        """
+        self._refuse("record")
+        super().record(event, count, truncation_probability)
+
+    def add_note(self, note: str) -> None:
+        """Not supported.
+
+        Raises:
+          TypeError: Always: the ledger shows what the optimizer has counted.
+        """
+        self._refuse("add_note")
+        super().add_note(note)
+
+    def _refuse(self, method: str) -> None:
+        if self._sealed:
+            raise TypeError(
+                f"The ledger of an optimizer can only be read: it shows what was counted. Received "
+                f"a call of `{method}`. Record other releases in a `PrivacyLedger` of your own, "
+                "and give it as `prior` to `tfdp.privacy_statement` and "
+                "`tfdp.callbacks.PrivacyBudget`."
+            )
+
+
+Ledgers = PrivacyLedger | Iterable[PrivacyLedger]
+
+
+def as_ledgers(prior: Ledgers | None) -> list[PrivacyLedger]:
+    """Returns the ledgers of an argument `prior`.
+
+    Raises:
+      ValueError: It is neither a PrivacyLedger, nor an iterable of them, nor None.
+    """
+    if prior is None:
+        return []
+    given = [prior] if isinstance(prior, PrivacyLedger) else prior
+    ledgers = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(ledger, PrivacyLedger) for ledger in ledgers) or isinstance(given, dict):
+        raise _validation.error("prior", "a PrivacyLedger, an iterable of them, or None", prior)
+    return ledgers
+
+
+def compose_ledgers(
+    ledgers: Iterable[PrivacyLedger],
+    selective_release: str | None = None,
+    cls: type[PrivacyLedger] = PrivacyLedger,
+    dataset_sizes: Iterable[int] = (),
+) -> PrivacyLedger:
+    """Returns the ledger of all releases of several ledgers, equal ones merged.
+
+    Where some assume that only accepted updates of selective release are seen, and others that all
+    attempts are, every attempt of the latter is recorded as what it is: the release of its update,
+    and that of its test.
+
+    Args:
+      ledgers: Any number of them.
+      selective_release: What is assumed of releases that will follow, or None.
+      cls: Class of the result.
+      dataset_sizes: Numbers of training examples that are known, besides those of the ledgers.
+    """
+    ledgers = list(ledgers)
+    modes = [ledger.selective_release for ledger in ledgers if _is_selective(ledger)]
+    modes += [] if selective_release is None else [selective_release]
+    modes = modes or [ledger.selective_release for ledger in ledgers[:1]] or [CONDITIONAL]
+    mode = modes[0] if len(set(modes)) == 1 else CONDITIONAL
+    counts: dict[Release, int] = {}
+    for ledger in ledgers:
+        for release in ledger.releases:
+            for part in _seen_as(release, ledger.selective_release, mode):
+                one = dataclasses.replace(part, count=1)
+                counts[one] = counts.get(one, 0) + part.count
+    whole = cls([note for ledger in ledgers for note in ledger.notes], mode)
+    for release, count in counts.items():
+        whole.record(release.event, count, release.truncation_probability)
+    sizes = {*dataset_sizes, *(size for ledger in ledgers for size in ledger.dataset_sizes)}
+    whole._dataset_sizes = tuple(sorted(sizes))
+    if isinstance(whole, _ReadOnlyLedger):
+        whole._sealed = True
+    return whole
+
+
+def as_seen(
+    event: dp_accounting.DpEvent, selective_release: str, ledger: PrivacyLedger
+) -> dp_accounting.DpEvent:
+    """Returns `event`, of which `selective_release` is assumed, as `ledger` can hold it."""
+    parts = _seen_as(Release(event, 1), selective_release, ledger.selective_release)
+    if len(parts) == 1:
+        return event
+    return dp_accounting.ComposedDpEvent([part.event for part in parts])
+
+
+def _is_selective(ledger: PrivacyLedger) -> bool:
+    return any(contains_selective_release(release.event) for release in ledger.releases)
+
+
+def _seen_as(release: Release, old: str, new: str) -> list[Release]:
+    """A release under another assumption of what is seen."""
+    event = release.event
+    if old == new or not contains_selective_release(event):
+        return [release]
+    if not isinstance(event, SelectiveReleaseDpEvent) or old != PER_ATTEMPT:
+        raise ValueError(
+            "Selective releases of different assumptions can be composed only as they are, not "
+            f"within other events. Received: {event!r}, of which {old!r} is assumed."
+        )
+    return [
+        Release(event.update, release.count, release.truncation_probability),
+        Release(event.selection, release.count, 0.0),
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 from tfdp.accounting import _validation, budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
-from tfdp.accounting.ledger import PrivacyLedger
+from tfdp.accounting.ledger import Ledgers
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -36,11 +36,11 @@ def calibrate_selective_release(
     selective_release: str = CONDITIONAL,
     truncation_probability: float = TRUNCATION_PROBABILITY,
     max_attempts: int | None = None,
-    ledger: PrivacyLedger | None = None,
+    prior: Ledgers | None = None,
 ) -> float:
     """The most updates, or the least noise, with which selective release stays within a budget.
 
-    Guarantees: a ledger with these updates (after the releases of `ledger`) reports an epsilon of
+    Guarantees: a ledger with these updates (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`, and with one update more a larger one. Noise is within 0.1% of the
     least, but never below 0.01. Less noise in the test costs more if `threshold` <= 1.
 
@@ -63,7 +63,8 @@ def calibrate_selective_release(
       truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
         The default holds for `tfdp.data.poisson_batches`.
       max_attempts: Cap on the attempts of one update. Default: `default_max_attempts`.
-      ledger: What was released before, on the same data. It must assume the same observability.
+      prior: What was released before, on the same data: a `PrivacyLedger`, or several. It must
+        assume the same observability.
 
     Returns:
       The updates (an int, 0 to 100 million) or the noise multiplier (a float).
@@ -78,10 +79,10 @@ def calibrate_selective_release(
       ...     validation_batch_size=256)
       388
     """
-    left = Budget.check(target_epsilon, delta, ledger)
-    if ledger is not None and selective_release != ledger.selective_release:
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
+    if prior is not None and selective_release != left.selective_release:
         raise _validation.error(
-            "selective_release", f"the ledger's, {ledger.selective_release!r}", selective_release
+            "selective_release", f"that of `prior`, {left.selective_release!r}", selective_release
         )
     left = dataclasses.replace(left, selective_release=selective_release)
     # One of both may be given as a probability although the other needs the number of examples.

@@ -9,7 +9,8 @@ import dp_accounting
 
 from tfdp.accounting import _validation
 from tfdp.accounting.bounds import EpsilonBound, Release
-from tfdp.accounting.ledger import PrivacyLedger
+from tfdp.accounting.budget import too_large
+from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
@@ -23,13 +24,13 @@ _WIDTH = 88
 
 _NOT_COVERED = (
     "the choice of hyperparameters, architecture or stopping time by looking at the private data, "
-    "unless those runs are recorded too",
+    "unless those runs are given as `prior`",
     "metrics, losses or progress computed on the private data and shown to anyone",
     "data preprocessing that used the private data (vocabularies, normalization statistics, "
     "feature selection, deduplication)",
     "attacks on floating-point noise: it is sampled in finite precision, not from the exact "
     "Gaussian",
-    "other releases about the same examples",
+    "other releases about the same examples, unless they were given as `prior`",
 )
 
 _OBSERVED = {
@@ -45,15 +46,20 @@ def privacy_statement(
     delta: float,
     *,
     dataset_size: int | None = None,
+    prior: Ledgers | None = None,
 ) -> str:
     """The guarantee that holds for what has been released: what it says, and what it does not.
 
     Args:
-      ledger: A `PrivacyLedger`, an optimizer with a `ledger`, or a compiled model with such an
-        `optimizer`.
+      ledger: A Keras model: everything that private optimizers of this process have released of
+        its variables, and what was restored with them. Or an optimizer with a `ledger`, or a
+        `PrivacyLedger`.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
-      dataset_size: Number of training examples, treated as public. Adds expected batch sizes and
-        a warning when `delta` is too large for it.
+      dataset_size: Number of training examples, treated as public; by default what the optimizers
+        were told. For expected batch sizes and a warning when `delta` is too large for it.
+      prior: What else was released about the same examples, and `ledger` cannot know: a
+        `PrivacyLedger`, or several. For example the statistics by which the data were normalised,
+        other models, or the past of weights that were loaded without their optimizer.
 
     Returns:
       Paragraphs of text. Epsilons are rounded up, in the sixth digit.
@@ -70,9 +76,14 @@ def privacy_statement(
       >>> print(privacy_statement(ledger, delta=1e-5).splitlines()[0])
       Differential privacy: epsilon = 1.82825 at delta = 1e-05.
     """
-    ledger = _find_ledger(ledger)
+    not_covered = _other_optimizer(ledger) + _NOT_COVERED
+    ledger = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
+    sizes = ledger.dataset_sizes
     if dataset_size is not None:
         dataset_size = _validation.positive_integer("dataset_size", dataset_size)
+        sizes = (dataset_size,)
+    elif len(sizes) == 1 and prior is None:
+        dataset_size = sizes[0]
     bound = ledger.epsilon(delta)
     paragraphs = [
         _headline(bound),
@@ -84,14 +95,12 @@ def privacy_statement(
     ]
     if contains_selective_release(ledger.event):
         paragraphs.insert(3, _OBSERVED[ledger.selective_release])
-    if dataset_size is not None and bound.delta * dataset_size >= 1:
-        paragraphs.append(
-            f"Warning: delta = {bound.delta!r} is not below 1 / {dataset_size}. A mechanism that "
-            "publishes one example at random may satisfy such a guarantee: choose a smaller delta."
-        )
+    warning = too_large(bound.delta, sizes)
+    if warning is not None:
+        paragraphs.append(f"Warning: {warning}")
     paragraphs.append("Not covered by this guarantee:")
     text = "\n\n".join(_fill(paragraph) for paragraph in paragraphs)
-    text += "".join("\n" + _fill(item, "- ") for item in _NOT_COVERED)
+    text += "".join("\n" + _fill(item, "- ") for item in not_covered)
     if ledger.notes:
         text += "\n\nNotes:" + "".join("\n" + _fill(note, "- ") for note in ledger.notes)
     return text + "\n"
@@ -100,6 +109,12 @@ def privacy_statement(
 def _find_ledger(source: Any) -> PrivacyLedger:
     if isinstance(source, PrivacyLedger):
         return source
+    if _is_model(source):
+        from tfdp.optimizers import record_ledger  # Which imports this package.
+
+        ledger = record_ledger.ledger_of_model(source)
+        if ledger is not None:
+            return ledger
     owners: tuple[Any, Any] = (source, getattr(source, "optimizer", None))
     for owner in owners:
         # An error of an optimizer's own `ledger` must come through, so no default if it has one.
@@ -108,7 +123,22 @@ def _find_ledger(source: Any) -> PrivacyLedger:
             return ledger
     raise TypeError(
         "Argument `ledger` must be a PrivacyLedger, an optimizer that has one as `ledger`, or a "
-        f"model compiled with such an optimizer. Received: ledger={source!r}."
+        f"model that such an optimizer has trained. Received: ledger={source!r}."
+    )
+
+
+def _is_model(source: Any) -> bool:
+    return hasattr(type(source), "trainable_variables") and hasattr(type(source), "submodules")
+
+
+def _other_optimizer(source: Any) -> tuple[str, ...]:
+    """Names an optimizer that is not private."""
+    optimizer = getattr(source, "optimizer", None) if _is_model(source) else None
+    if optimizer is None or hasattr(type(optimizer), "ledger"):
+        return ()
+    return (
+        f"what {type(optimizer).__name__} does to the model, which is compiled with it: it is no "
+        "private optimizer. If it has trained on private data, nothing above holds for the model",
     )
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._streams import KeyStream
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.data.source import PoissonSource
 from tfdp.models.rollback import check_randomness
 from tfdp.models.shadows import Shadows
-from tfdp.optimizers.noise import NoiseSource
 from tfdp.optimizers.validation import ValidationLoss
 
 
@@ -29,9 +29,9 @@ class Attempts:
         self.data = data
         x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
         self._on_device = dataclasses.replace(data, x=x, y=y)
-        # The first two streams of a seed are those of `poisson_batches` and of a noise seed.
-        first = 2 + 2 * next(data.uses)
-        self._learning, self._testing = (NoiseSource(data.seed, first + i) for i in (0, 1))
+        use = next(data.uses)
+        self._learning = KeyStream(data.seed, f"attempts {use}: learning")
+        self._testing = KeyStream(data.seed, f"attempts {use}: testing")
         if not model.built:  # On zeros: a layer must not see an example when it is made.
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
@@ -52,9 +52,9 @@ class Attempts:
         step_check.mark_own_loop()
         step_check.watch(tf.compat.v1.get_default_graph())
         optimizer = self._model.optimizer
-        key = self._learning.step_key(position)
+        key = self._learning.next_key(position)
         train = self._on_device.draw(key, optimizer.expected_batch_size)
-        key = self._testing.step_key(position)
+        key = self._testing.next_key(position)
         validation = self._on_device.draw(key, optimizer.validation_batch_size)
         step_check.mark_data(tf.nest.flatten((train, validation)))
         update, candidate, scratch = self._prepare()

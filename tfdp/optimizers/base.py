@@ -9,6 +9,7 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp import _draws
+from tfdp._streams import KeyStream
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.sampling import PoissonSampling
@@ -21,6 +22,7 @@ from tfdp.clipping import (
     clipping_rules,
     step_check,
 )
+from tfdp.optimizers import record_ledger, record_table
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
@@ -31,24 +33,16 @@ from tfdp.optimizers.arguments import (
     check_variables,
     sampling_of,
 )
-from tfdp.optimizers.noise import NoiseSource, add_gaussian_noise
-from tfdp.optimizers.release_count import ReleaseCount, check_now
+from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.optimizers.release_count import ReleaseRecord, check_now
 from tfdp.optimizers.state import PersistentState
 
-_NOT_POISSON = (
-    "Some steps were taken on batches that were no unused draws of `tfdp.data.poisson_batches`: no "
-    "epsilon can be stated for them."
-)
 _NOT_FRESH = (
     "The batch of this step is no unused draw of `tfdp.data.poisson_batches`, sampled as the "
     "optimizer was told: {}. It was used before (a step needs a batch of its own: no `cache`, no "
     "second `minimize` or `train_on_batch` on the same one), or changed after it was drawn (give "
     "`poisson_batches` a `transform=`, or change it in the function that calls `minimize`), or is "
     "from elsewhere. Epsilon would not hold for it."
-)
-_FIXED_SEED = (
-    "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
-    "subtract the noise."
 )
 
 
@@ -63,8 +57,8 @@ class PrivateOptimizerMixin(PersistentState):
     docstrings describe the arguments.
     """
 
-    # Facts about the training that are kept with the counts of the ledger.
-    _flags: tuple[str, ...] = ()
+    # What a step is.
+    _kind = record_table.GAUSSIAN
 
     def __init__(
         self,
@@ -101,11 +95,13 @@ class PrivateOptimizerMixin(PersistentState):
         self._adaptive: AdaptiveClip | None = None
         if isinstance(rule, AdaptiveQuantile):
             self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
-        self._noise = NoiseSource(noise_seed)
+        self._noise = KeyStream(noise_seed, "noise")
         self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
         self._accumulator: Accumulator | None = None
         self._state_to_load: dict[str, Any] = {}
-        self._released = ReleaseCount(self._privacy_parameters(), self._flags)
+        self._released = ReleaseRecord(
+            self._kind, self._privacy_parameters(), noise_seed is not None
+        )
 
     # What the optimizer is.
 
@@ -163,43 +159,39 @@ class PrivateOptimizerMixin(PersistentState):
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """What has been released by this optimizer so far: noisy steps, and on what batches.
+        """What has been released so far: by this optimizer, and what it builds on.
+
+        The ledger covers all steps that went into the variables that the optimizer trains or that
+        its loss reads: of this optimizer and of other private ones, in this process and before a
+        checkpoint or a file was loaded, as soon as the optimizer is built. It can be read only:
+        what else has been released is given as `prior` to `tfdp.privacy_statement` and
+        `tfdp.callbacks.PrivacyBudget`.
 
         Raises:
           ValueError: The optimizer was not given `sampling`.
           PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
         """
         self._sampling(self._expected_batch_size)  # Raises if it is not known.
-        ledger = self._new_ledger()
-        steps, not_poisson = self.released_steps()
-        if steps:
-            release = self.release
-            ledger.record(
-                release.event, steps, truncation_probability=release.truncation_probability
-            )
-        if not_poisson:
-            ledger.record(dp_accounting.UnsupportedDpEvent(), count=not_poisson)
-            ledger.add_note(_NOT_POISSON)
-        return ledger
+        self._check_state()
+        return record_ledger.ledger_of_rows(self._released.rows(), self._observability())
 
     @property
     def release(self) -> Release:
-        """What the ledger records for each step: a Poisson-sampled Gaussian mechanism.
+        """What the ledger records for each step.
 
         Raises:
           ValueError: The optimizer was not given `sampling`.
         """
-        sampling = self._sampling(self._expected_batch_size)
-        event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, self.event)
-        return Release(event, 1, sampling.truncation_probability)
+        self._sampling(self._expected_batch_size)
+        return record_ledger.release_of(self._kind, self._privacy_parameters())
 
     @property
     def event(self) -> dp_accounting.DpEvent:
         """What one logical step does to its batch: a Gaussian mechanism."""
         return dp_accounting.GaussianDpEvent(self._noise_multiplier)
 
-    def _new_ledger(self) -> PrivacyLedger:
-        return PrivacyLedger(notes=() if self._noise.seed is None else (_FIXED_SEED,))
+    def _observability(self) -> str:
+        return record_ledger.observability(self._privacy_parameters())
 
     def _sampling(self, expected_batch_size: int) -> PoissonSampling:
         if self._dataset_size is None:
@@ -243,8 +235,9 @@ class PrivateOptimizerMixin(PersistentState):
         check_variables(variables)
         step_check.check_step(loss)
         self._was_dp_gradients_called = True
+        self._inherit_from_graph()
         with tf.name_scope(self._name + "/clipped_sum"):
-            seed = self._noise.step_key(-1 - self._position())
+            seed = self._noise.next_key(-1 - self._position())
             if self._adaptive is not None:
                 self.build(variables)
             clip = None if self._adaptive is None else self._adaptive.value()
@@ -392,7 +385,7 @@ class PrivateOptimizerMixin(PersistentState):
         name: str | None,
     ) -> tf.Operation:
         """One Gaussian mechanism, and the base optimizer's update with its result."""
-        key = self._noise.step_key(self._position())
+        key = self._noise.next_key(self._position())
         if self._adaptive is not None:
             noisy = self._adaptive.step(sums, within_clip, key)
         else:

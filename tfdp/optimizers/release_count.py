@@ -1,35 +1,57 @@
-"""The count of an optimizer's noisy steps, in variables that live in its checkpoints."""
+"""The record of an optimizer's noisy steps, in variables that live in its checkpoints."""
 
-from collections.abc import Callable, Sequence
+import copy
+import os
+import random
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import PrivacyParametersChangedError
+from tfdp.optimizers import lineage, record_table
+from tfdp.optimizers.lineage import Lineage
+from tfdp.optimizers.record_table import COLUMNS, COUNTS, ROWS, SHOWN, STEPS, UID
 
-# Steps on batches with a boolean mask and the padded size, which are Poisson samples; and others.
-COUNTS = ("privacy_steps", "privacy_steps_not_poisson")
+RECORD = "privacy_record"
 _PARAMETERS = "privacy_parameters"
 
 
-class ReleaseCount:
-    """Counts steps, and keeps the privacy parameters that they were taken with.
+class ReleaseRecord:
+    """Counts the steps of an optimizer, and knows of those that went before.
+
+    Guarantees: the total never falls. Every optimizer counts in a row of its own, under a random
+    number (uid) that no other optimizer has, also none in another process and no copy; rows are
+    merged by the largest count of each uid. So an older checkpoint takes nothing back, one of
+    elsewhere is added to what was done here, and what was restored twice is counted once.
+
+    The rows are in one variable that is part of checkpoints, the own one first, and in variables
+    that nothing restores. When both differ, a checkpoint was restored.
 
     Args:
+      kind: What a step is: `record_table.GAUSSIAN` or `SELECTIVE`.
       parameters: The privacy parameters by the names of their arguments.
-      flags: Names of facts about the training that, once true, stay so.
+      fixed_seed: Whether the noise has a seed that is known.
     """
 
-    def __init__(self, parameters: dict[str, float], flags: tuple[str, ...] = ()):
-        self.parameters = parameters
-        self._names = (*COUNTS, *flags)
+    def __init__(self, kind: int, parameters: dict[str, float], fixed_seed: bool):
+        self._arguments = (kind, parameters, fixed_seed)
+        self.parameters, self.fixed_seed = parameters, fixed_seed
+        self._facts = record_table.new_row(0, kind, fixed_seed, parameters)
         self.variables: dict[str, tf.Variable] = {}
+        self.lineages: list[Lineage] = []
+        self._waiting: list[np.ndarray] = []
+        self._taken: dict[float, np.ndarray] = {}
         with tf.init_scope():
-            # Never restored: what was released in this process stays so, when a checkpoint takes
-            # the model back to before.
-            self._here = {
-                name: tf.Variable(0, dtype=tf.int64, trainable=False) for name in self._names
-            }
+            self._uid = tf.Variable(_new_uid(), dtype=tf.float64, trainable=False)
+            # Steps on unused draws, other steps, and whether attempts were shown.
+            self._own = tf.Variable(tf.zeros([3], tf.int64), trainable=False)
+            self._others = tf.Variable(
+                tf.zeros([ROWS - 1, COLUMNS], tf.float64), trainable=False, name="other_releases"
+            )
+        _live.add(self)
 
     @property
     def created(self) -> bool:
@@ -39,62 +61,169 @@ class ReleaseCount:
     def create(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:
         """Creates the variables with the `add_weight` of an optimizer, which tracks them."""
 
-        def add(name: str, value: Any, dtype: tf.DType) -> tf.Variable:
-            constant = tf.constant(value, dtype)
+        def add(name: str, value: Any) -> tf.Variable:
+            constant = tf.constant(value, tf.float64)
             return add_weight(
                 name,
                 shape=constant.shape,
-                dtype=dtype,
+                dtype=tf.float64,
                 trainable=False,
                 initializer=lambda shape, dtype=None, **_: constant,
             )
 
-        self.variables = {name: add(name, 0, tf.int64) for name in self._names}
-        self.variables[_PARAMETERS] = add(_PARAMETERS, list(self.parameters.values()), tf.float64)
+        parameters = add(_PARAMETERS, list(self.parameters.values()))
+        self.variables = {RECORD: add(RECORD, self._table().numpy()), _PARAMETERS: parameters}
         return list(self.variables.values())
 
-    def add(self, poisson: tf.Tensor, begins: tf.Tensor | bool = True) -> tf.Operation:
-        """Counts one step, in the graph being built; `poisson` is a scalar bool tensor."""
-        is_poisson, step = tf.cast(poisson, tf.int64), tf.cast(begins, tf.int64)
-        done = []
-        for name, one in zip(COUNTS, (step * is_poisson, step * (1 - is_poisson)), strict=True):
-            here = self._here[name].assign_add(one)
-            count = self.variables[name]
-            done.append(count.assign(tf.maximum(count + one, here)).op)
-        return tf.group(done)
+    # What went before.
+
+    def trains(self, variables: Iterable[Any]) -> None:
+        """Enters that variables are changed by these steps, and takes over what they have cost."""
+        for known in self.reads(variables):
+            if self not in known.records:
+                known.records.append(self)
+
+    def reads(self, variables: Iterable[Any]) -> list[Lineage]:
+        """Takes over what variables have cost on which these steps depend."""
+        found = lineage.of(variables)
+        self.lineages += [known for known in found if known not in self.lineages]
+        self.refresh()
+        return found
+
+    def absorb(self, rows: np.ndarray) -> None:
+        """Takes over rows of a saved record.
+
+        Raises:
+          ValueError: They are none.
+        """
+        rows = np.asarray(rows, np.float64)
+        if rows.ndim != 2 or rows.shape[1] != COLUMNS:
+            raise ValueError(
+                f"A `{RECORD}` must have the shape [rows, {COLUMNS}]. Received: {rows.shape}. It "
+                "was saved by another version of tfdp."
+            )
+        self._waiting.append(rows)
+
+    def refresh(self) -> None:
+        """Brings all that is known of other releases into the variables, outside of graphs."""
+        with tf.init_scope():
+            known = {row[UID]: row for row in self._others.numpy()}
+            new = []
+            for row in record_table.union(self._foreign()):
+                # What was taken over before may have been added up with others.
+                before = self._taken.get(row[UID], known.get(row[UID], np.zeros(COLUMNS)))
+                if np.any(row[COUNTS] > before[COUNTS]):
+                    self._taken[row[UID]] = row
+                    new.append(row)
+            for first in range(0, len(new), ROWS):
+                incoming = tf.constant(np.array(new[first : first + ROWS]), tf.float64)
+                self._others.assign(record_table.merge(self._others, incoming, self._uid))
+            self._waiting.clear()
+            if self.created:
+                self.variables[RECORD].assign(self._table())
+
+    def _foreign(self) -> list[np.ndarray]:
+        """Tables of all other releases, of which some may be known already."""
+        records = [other for known in self.lineages for other in known.records]
+        others = [record for record in lineage.connected(records) if record is not self]
+        tables = [table for record in others for table in record.tables()]
+        past = [t for r in [self, *others] for known in r.lineages for t in known.past]
+        restored = [self.variables[RECORD].numpy()] if self.created else []
+        rows = np.concatenate([*self._waiting, *tables, *past, *restored, np.zeros([0, COLUMNS])])
+        return [rows[rows[:, UID] != self._uid.numpy()]]
+
+    # Counting, in the graph being built.
+
+    def add(self, fresh: tf.Tensor, begins: tf.Tensor | bool = True) -> tf.Operation:
+        """Counts one step.
+
+        Args:
+          fresh: Whether its batch is an unused draw, as accounted for; a scalar bool.
+          begins: Whether it is the first batch of its step; a scalar bool.
+        """
+        with tf.name_scope("privacy_record"):
+            one, fresh = tf.cast(begins, tf.int64), tf.cast(fresh, tf.int64)
+            one = tf.stack([one * fresh, one * (1 - fresh), 0])
+            in_row = tf.pad(tf.cast(one, tf.float64), [[STEPS, COLUMNS - SHOWN - 1]])
+            in_table = tf.pad(in_row[tf.newaxis], [[0, ROWS - 1], [0, 0]])
+            # Each addition is one atomic operation. The saved row comes first, so that it is never
+            # below the own counts, unless a checkpoint was restored.
+            with tf.control_dependencies([self._take_over_restored()]):
+                saved = self._saved.assign_add(in_table, read_value=False)
+            with tf.control_dependencies([saved]):
+                return self._own.assign_add(one, read_value=False)
 
     def total(self) -> tf.Tensor:
-        """All steps so far, an int64 scalar, in the graph being built."""
-        return tf.add_n([tf.maximum(self.variables[n], self._here[n]) for n in COUNTS])
+        """Returns the number of all steps so far, an int64 scalar."""
+        with tf.control_dependencies([self._take_over_restored()]):
+            others = tf.reduce_sum(self._others.read_value()[:, STEPS:SHOWN])
+            return tf.cast(others, tf.int64) + tf.reduce_sum(self._own.read_value()[:2])
 
-    def raise_flag(self, name: str) -> None:
-        """Makes a fact true."""
-        self._here[name].assign(1)
-        self.variables[name].assign(1)
+    def _take_over_restored(self) -> tf.Operation:
+        """Merges what a checkpoint brought, if one was restored."""
+        own = tf.cast(self._own.read_value(), tf.float64)
+        uid = self._uid.read_value()
+        with tf.control_dependencies([own, uid]):
+            first = self._saved.read_value()[0]
+        same = tf.logical_and(first[UID] == uid, tf.reduce_all(first[COUNTS] >= own))
 
-    def flag(self, name: str) -> bool:
-        """Whether a fact is true."""
-        own = [self._here[name], *([self.variables[name]] if self.created else [])]
-        return any(bool(variable.numpy()) for variable in own)
+        def merge() -> tf.Tensor:
+            saved, others = self._saved.read_value(), self._others.read_value()
+            merged = self._others.assign(record_table.merge(others, saved, uid))
+            self._saved.assign(tf.concat([self._own_row(own)[tf.newaxis], merged], axis=0))
+            return tf.constant(True)
+
+        return tf.cond(same, lambda: tf.constant(True), merge).op
+
+    def _table(self) -> tf.Tensor:
+        own = self._own_row(tf.cast(self._own.read_value(), tf.float64))
+        return tf.concat([own[tf.newaxis], self._others.read_value()], axis=0)
+
+    def _own_row(self, counts: tf.Tensor) -> tf.Tensor:
+        facts = tf.constant(self._facts[SHOWN + 1 :])
+        return tf.concat([self._uid.read_value()[tf.newaxis], counts, facts], axis=0)
+
+    @property
+    def _saved(self) -> tf.Variable:
+        return self.variables[RECORD]
 
     @property
     def counters(self) -> list[tf.Variable]:
         """The variables that `add` changes."""
-        return [of[name] for of in (self._here, self.variables) for name in COUNTS]
+        return [self._own, self._others, *([self._saved] if self.created else [])]
 
-    def counts(self) -> tuple[int, int]:
-        """Steps on Poisson batches, and on others.
+    # What has been counted.
 
-        Raises:
-          PrivacyParametersChangedError: The steps were taken with other privacy parameters.
-        """
-        if not self.created:
-            return 0, 0
-        self.check_parameters(self.variables[_PARAMETERS].numpy())
-        steps, not_poisson = (
-            max(int(self.variables[name].numpy()), int(self._here[name].numpy())) for name in COUNTS
-        )
-        return steps, not_poisson
+    def show_attempts(self) -> None:
+        """Notes that the number of attempts was shown."""
+        self._own.assign(tf.maximum(self._own, tf.constant([0, 0, 1], tf.int64)))
+        self.refresh()
+
+    def tables(self) -> list[np.ndarray]:
+        """Returns the rows that this record holds: the own one last."""
+        with tf.init_scope():
+            restored = [self._saved.numpy()] if self.created else []
+            own = self._facts.copy()
+            own[UID], own[COUNTS] = self._uid.numpy(), self._own.numpy()
+            return [*self._waiting, self._others.numpy(), *restored, own[np.newaxis]]
+
+    def rows(self) -> np.ndarray:
+        """Returns the rows of all releases on which these steps depend, the own one last."""
+        with tf.init_scope():
+            *others, own = self.tables()
+            others = [table[table[:, UID] != own[0, UID]] for table in others]
+            return record_table.union([*others, *self._foreign(), own])
+
+    def has_steps(self) -> bool:
+        """Returns whether there are any releases in what this record holds."""
+        return any(table[:, COUNTS].any() for table in self.tables())
+
+    def own_steps(self) -> int:
+        """Returns the number of steps of this optimizer alone, in this process."""
+        with tf.init_scope():
+            return int(self._own.numpy()[:2].sum())
+
+    # The parameters.
 
     def check(self) -> tf.Operation:
         """Checks, whenever the graph being built runs, that the parameters are still the same."""
@@ -105,18 +234,53 @@ class ReleaseCount:
             f"{', '.join(self.parameters)}. The restored ones differ.",
         )
 
-    def check_parameters(self, restored: Sequence[float]) -> None:
-        """Checks the parameters of a saved state.
+    def check_parameters(self, restored: Sequence[float] | None = None) -> None:
+        """Checks the parameters of a saved state, or of the one that was restored last.
 
         Raises:
           PrivacyParametersChangedError: They differ; names the argument and both values.
         """
+        if restored is None:
+            if not self.created:
+                return
+            restored = self.variables[_PARAMETERS].numpy()
         for (name, own), other in zip(self.parameters.items(), restored, strict=True):
             if own != other:
                 raise PrivacyParametersChangedError(
                     f"Argument `{name}` must stay {other:g}, with which training began. "
                     f"Received: {name}={own:g}. Start a new training to change it."
                 )
+
+    # Copies count for themselves, and have cost what their original had.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ReleaseRecord":
+        new = type(self)(*self._arguments)
+        memo[id(self)] = new
+        new.variables = copy.deepcopy(self.variables, memo)
+        new.absorb(self.rows())
+        return new
+
+    def _renew(self) -> None:
+        """Starts a row of its own in a forked process, with no operation on large tensors."""
+        self._waiting.append(self.tables()[-1])
+        self._uid.assign(_new_uid())
+        self._own.assign([0, 0, 0])
+
+
+_live: "weakref.WeakSet[ReleaseRecord]" = weakref.WeakSet()
+
+
+def _new_uid() -> float:
+    return float(random.SystemRandom().randrange(1, record_table.LARGEST_UID))
+
+
+def _renew_all() -> None:
+    for record in list(_live):
+        record._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
 
 
 def check_now(condition: tf.Tensor, message: str) -> tf.Operation:

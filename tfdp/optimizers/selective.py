@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._draws import Use
-from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
-from tfdp.accounting.bounds import Release
+from tfdp._streams import KeyStream
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     OBSERVABILITY,
@@ -16,12 +15,11 @@ from tfdp.accounting.selective_release import (
     acceptance_bounds,
     check_observability,
     default_max_attempts,
-    selective_truncation_probability,
 )
 from tfdp.clipping import ClippedSum
+from tfdp.optimizers import record_table
 from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
-from tfdp.optimizers.noise import NoiseSource
 from tfdp.optimizers.validation import ValidationLoss, ValidationTest
 
 SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v in the Poisson
@@ -36,11 +34,6 @@ SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v 
         they took are never released. "per_attempt": they may be, every attempt is paid for."""
 
 _MOST_ATTEMPTS = 10**6
-_SHOWN = "privacy_attempts_shown"
-_ATTEMPTS_SHOWN = (
-    "The number of attempts was shown (`non_private_diagnostics`). Epsilon holds only towards those"
-    " who did not see it."
-)
 
 
 class SelectiveUpdateMixin(PrivateOptimizerMixin):
@@ -50,7 +43,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
     """
 
-    _flags = (_SHOWN,)
+    _kind = record_table.SELECTIVE
 
     def __init__(
         self,
@@ -87,7 +80,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
                 "Argument `validation_batch_size` must be at most the number of training examples, "
                 f"{self._dataset_size}. Received: {validation_batch_size=}."
             )
-        self._test_noise = NoiseSource(noise_seed, stream=1)
+        self._test_noise = KeyStream(noise_seed, "test_noise")
         self._attempt: tf.Tensor | None = None
 
     # What it is.
@@ -122,44 +115,9 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         """What the accounting takes to be observable: "conditional" or "per_attempt"."""
         return self._selective_release
 
-    @property
-    def release(self) -> Release:
-        """What the ledger records for each accepted update; with "per_attempt", each attempt.
-
-        Raises:
-          ValueError: The optimizer was not given `dataset_size`.
-        """
-        update = self._sampling(self._expected_batch_size)
-        selection = self._sampling(self._test.batch_size)
-        event = SelectiveReleaseDpEvent(
-            update=event_codec.sampled_gaussian(
-                update.sampling_probability, self._noise_multiplier
-            ),
-            selection=event_codec.sampled_gaussian(
-                selection.sampling_probability, self._test.noise_multiplier
-            ),
-            threshold=self._test.threshold,
-        )
-        truncation = update.truncation_probability + selection.truncation_probability
-        if self._selective_release == CONDITIONAL:
-            truncation = selective_truncation_probability(
-                update.truncation_probability,
-                selection.truncation_probability,
-                self._least_acceptance,
-                self._max_attempts,
-            )
-        return Release(event, 1, truncation)
-
     def show_attempts(self) -> None:
         """Notes in the ledger that the number of attempts is shown to whoever trains."""
-        self._released.raise_flag(_SHOWN)
-
-    def _new_ledger(self) -> PrivacyLedger:
-        ledger = PrivacyLedger(super()._new_ledger().notes, self._selective_release)
-        shown = self._state_to_load.get(_SHOWN) or self._released.flag(_SHOWN)
-        if shown and self._selective_release == CONDITIONAL:
-            ledger.add_note(_ATTEMPTS_SHOWN)
-        return ledger
+        self._released.show_attempts()
 
     # One attempt.
 
@@ -180,7 +138,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         self, old: ValidationLoss, new: ValidationLoss, mask: tf.Tensor, position: tf.Tensor
     ) -> tf.Tensor:
         """Whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
-        return self._test.accepts(old, new, mask, self._test_noise.step_key(position))
+        return self._test.accepts(old, new, mask, self._test_noise.next_key(position))
 
     def charge(self) -> None:
         """Counts a release, in the graph being built: one of which nothing but the end is seen."""

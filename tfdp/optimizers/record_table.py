@@ -1,0 +1,131 @@
+"""Tables of what private optimizers have released: a counter that only grows, for each of them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+
+# The privacy parameters of the steps that a row counts, zero where a kind of release has none.
+PARAMETERS = (
+    "l2_norm_clip",
+    "noise_multiplier",
+    "expected_batch_size",
+    "num_microbatches",
+    "dataset_size",
+    "validation_batch_size",
+    "validation_noise_multiplier",
+    "threshold",
+    "max_attempts",
+    "selective_release",
+)
+# Columns. The first three numbers after the uid never fall.
+UID, STEPS, NOT_POISSON, SHOWN, KIND, FIXED_SEED = range(6)
+COUNTS = slice(STEPS, SHOWN + 1)
+_PARAMETERS_FROM = FIXED_SEED + 1
+COLUMNS = _PARAMETERS_FROM + len(PARAMETERS)
+# Rows of a table that is saved.
+ROWS = 256
+# Kinds of releases. `MIXED` is what is left when a table has no room for other parameters.
+GAUSSIAN, SELECTIVE, MIXED = 1, 2, 3
+# Below, every integer is a float64.
+LARGEST_UID = 2**52
+_MIX = (-7046029254386353131, -4658895280553007687)
+
+
+def new_row(uid: float, kind: int, fixed_seed: bool, parameters: dict[str, float]) -> np.ndarray:
+    """Returns a row without steps, `[COLUMNS]`."""
+    row = np.zeros(COLUMNS)
+    row[[UID, KIND, FIXED_SEED]] = uid, kind, fixed_seed
+    for name, value in parameters.items():
+        row[_PARAMETERS_FROM + PARAMETERS.index(name)] = value
+    return row
+
+
+def parameters_of(row: np.ndarray) -> dict[str, float]:
+    """Returns the privacy parameters of a row by name."""
+    return dict(zip(PARAMETERS, map(float, row[_PARAMETERS_FROM:]), strict=True))
+
+
+def union(tables: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns the rows of all tables, `[rows, COLUMNS]`: of those with one uid the largest counts.
+
+    Args:
+      tables: `[rows, COLUMNS]` each. Rows with uid 0 are empty.
+    """
+    rows: dict[float, np.ndarray] = {}
+    for row in (row for table in tables for row in table if row[UID]):
+        known = rows.setdefault(row[UID], row.copy())
+        known[COUNTS] = np.maximum(known[COUNTS], row[COUNTS])
+    return np.array(list(rows.values())).reshape(-1, COLUMNS)
+
+
+def merge(known: tf.Tensor, incoming: tf.Tensor, own_uid: tf.Tensor) -> tf.Tensor:
+    """Merges what was released elsewhere into a table, in the graph being built.
+
+    Guarantees: the total of no kind of release falls, and what both tables know of is counted once.
+
+    Args:
+      known: A table, float64 `[rows, COLUMNS]`.
+      incoming: Another, of any number of rows.
+      own_uid: Rows of this uid are left out: they are counted elsewhere.
+
+    Returns:
+      A table of the shape of `known`. Where it has too few rows, those of equal parameters are
+      added up in one with a uid of its own; what was added up and comes in again by itself, as
+      from an older checkpoint, is then counted twice.
+    """
+    uids = incoming[:, UID]
+    uids = tf.where(uids == own_uid, tf.zeros_like(uids), uids)
+    same = tf.logical_and(uids[:, tf.newaxis] == known[tf.newaxis, :, UID], uids[:, tf.newaxis] > 0)
+    counts = tf.where(same[:, :, tf.newaxis], incoming[:, tf.newaxis, COUNTS], 0)
+    counts = tf.maximum(known[:, COUNTS], tf.reduce_max(counts, axis=0))
+    known = tf.concat([known[:, :STEPS], counts, known[:, KIND:]], axis=1)
+    is_new = tf.logical_and(uids > 0, tf.logical_not(tf.reduce_any(same, axis=1)))
+    rows = tf.concat([known, tf.where(is_new[:, tf.newaxis], incoming, 0)], axis=0)
+    room = known.shape[0]
+    needed = tf.math.count_nonzero(rows[:, UID])
+    rows = tf.cond(needed > room, lambda: _fold(rows, room), lambda: rows)
+    order = tf.argsort(tf.cast(rows[:, UID] == 0, tf.int32), stable=True)
+    return tf.ensure_shape(tf.gather(rows, order[:room]), [room, COLUMNS])
+
+
+def _fold(rows: tf.Tensor, room: int) -> tf.Tensor:
+    """Adds up rows of equal parameters; those for which there is still no room become one."""
+    count = rows.shape[0]
+    used = rows[:, UID] > 0
+    same = tf.reduce_all(rows[:, tf.newaxis, KIND:] == rows[tf.newaxis, :, KIND:], axis=2)
+    same = tf.logical_and(same, tf.logical_and(used[:, tf.newaxis], used[tf.newaxis]))
+    first = tf.argmax(same, axis=1, output_type=tf.int32)
+    leads = tf.logical_and(used, first == tf.range(count))
+    place = tf.cumsum(tf.cast(leads, tf.int32)) - 1
+    group = tf.minimum(tf.gather(place, first), room - 1)
+    group = tf.where(used, group, room)  # Empty rows: cut off below.
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.unsorted_segment_sum(values, group, room + 1)[:room]
+
+    sizes = total(tf.ones([count], tf.int32))
+    kinds = total(tf.cast(leads, tf.int32))
+    counts = total(rows[:, COUNTS])
+    at = tf.where(leads, tf.minimum(place, room), room)
+    facts = tf.math.unsorted_segment_max(rows[:, KIND:], at, room + 1)[:room]
+    uids = tf.math.unsorted_segment_max(rows[:, UID], at, room + 1)[:room]
+    # A number that follows from what is added up: done twice, it is the same row.
+    whole = tf.cast(rows[:, : SHOWN + 1], tf.int64)
+    mixed = (whole[:, UID] * _MIX[0] + whole[:, STEPS]) * _MIX[1] + whole[:, NOT_POISSON]
+    mixed = tf.math.floormod(total(mixed * _MIX[0]), LARGEST_UID - 1) + 1
+    uids = tf.where(sizes > 1, tf.cast(mixed, tf.float64), uids)[:, tf.newaxis]
+    # The last row may hold several parameters: for such steps no epsilon is stated.
+    several = (kinds > 1)[:, tf.newaxis]
+    lost = tf.stack([tf.zeros([room], tf.float64), counts[:, 0] + counts[:, 1], counts[:, 2]], 1)
+    lost_facts = tf.one_hot(tf.zeros([room], tf.int32), COLUMNS - KIND, float(MIXED), 0.0)
+    folded = tf.concat(
+        [
+            uids,
+            tf.where(several, lost, counts),
+            tf.where(several, tf.cast(lost_facts, tf.float64), facts),
+        ],
+        axis=1,
+    )
+    folded = tf.where((sizes > 0)[:, tf.newaxis], folded, 0)
+    return tf.pad(folded, [[0, count - room], [0, 0]])
