@@ -71,3 +71,12 @@ def test_examples_of_batch_wise_losses(capsys):
     names = run_examples("docs/vae.md")
     assert names["decorrelated"].optimizer.ledger.steps == 40
     assert capsys.readouterr().out.count("epsilon = ") == 1
+
+
+def test_examples_of_the_guarantee(capsys):
+    names = run_examples("docs/guarantee.md")
+    printed = capsys.readouterr().out
+    assert "`map` must not be used on Poisson batches" in printed
+    assert "refused: True\n1\n" in printed
+    assert "running_mean/mean" in printed
+    assert names["before"] < names["after"]

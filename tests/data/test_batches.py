@@ -1,0 +1,204 @@
+"""Poisson batches cannot be changed; their examples stand at secret places."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp.data import source as source_module
+from tfdp.data.batches import PoissonBatches
+from tfdp.data.source import sample_indices, sample_places
+
+X, Y = support.small_data(64)
+
+
+def batches(**kwargs):
+    kwargs = {"expected_batch_size": 16, "steps_per_epoch": 2, **kwargs}
+    return tfdp.data.poisson_batches((X, Y), **kwargs)
+
+
+REFUSED = {
+    "apply": lambda d: d.apply(lambda d: d),
+    "batch": lambda d: d.batch(2),
+    "cache": lambda d: d.cache(),
+    "concatenate": lambda d: d.concatenate(d),
+    "enumerate": lambda d: d.enumerate(),
+    "filter": lambda d: d.filter(lambda *_: True),
+    "flat_map": lambda d: d.flat_map(tf.data.Dataset.from_tensors),
+    "interleave": lambda d: d.interleave(tf.data.Dataset.from_tensors),
+    "map": lambda d: d.map(lambda *e: e),
+    "shard": lambda d: d.shard(2, 0),
+    "shuffle": lambda d: d.shuffle(2),
+    "snapshot": lambda d: d.snapshot("x"),
+    "unbatch": lambda d: d.unbatch(),
+    "window": lambda d: d.window(2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_changes_are_refused_with_what_to_do(name):
+    with pytest.raises(TypeError, match=f"`{name}` must not be used.*`transform=`|transform="):
+        REFUSED[name](batches())
+
+
+def test_what_keeps_elements_is_allowed():
+    data = batches()
+    for kept in (data.take(1), data.skip(1), data.repeat(2), data.prefetch(3)):
+        assert isinstance(kept, PoissonBatches)
+        assert (kept.sampling, kept.source) == (data.sampling, data.source)
+    assert isinstance(data, tf.data.Dataset)
+    assert len(data) == 2
+    assert len(list(data.repeat(2).as_numpy_iterator())) == 4
+    assert "64" in repr(data)
+
+
+def test_a_loop_in_a_function_reads_them():
+    @tf.function
+    def total(data):
+        count = tf.constant(0)
+        for _, _, mask in data:
+            count += tf.size(mask)
+        return count
+
+    assert int(total(batches())) == 2 * batches().sampling.padded_batch_size
+
+
+def places(keys, rows, n=40, q=0.5):
+    draw = tf.function(lambda key: sample_places(key, n, q, rows))
+    return np.array([draw(key) for key in keys])
+
+
+def keys(count, seed=5):
+    return np.stack([np.full(count, seed), np.arange(count)], 1)
+
+
+def test_places_hold_the_sample_each_once():
+    for row, key in zip(places(keys(50), 60), keys(50), strict=True):
+        split = tf.random.experimental.stateless_split(key, 2, alg="philox")[0]
+        expected = sample_indices(split, 40, 0.5, 60).numpy()
+        assert sorted(row[row < 40]) == list(expected[expected < 40])
+
+
+def assert_uniform_places(drawn, rows):
+    """Where example 3 stands, and where it stands given that example 7 is at an even place."""
+    at = [np.flatnonzero(row == 3)[0] for row in drawn if 3 in row]
+    given = [np.flatnonzero(r == 3)[0] for r in drawn if 3 in r and 7 in r[::2]]
+    for found in (at, given):
+        counts = np.bincount(np.array(found) // 4, minlength=rows // 4)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_places_are_uniform():
+    assert_uniform_places(places(keys(3000), 40), 40)
+
+
+def in_order(key, dataset_size, sampling_probability, rows):
+    """Mutant: examples stand in the order of the data set."""
+    return sample_indices(key, dataset_size, sampling_probability, rows)
+
+
+def test_places_in_order_are_caught(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.sample_places", in_order)
+    with pytest.raises(AssertionError):
+        assert_uniform_places(places(keys(3000), 40), 40)
+
+
+def movement(monkeypatch, sampler=None):
+    """How far one more example moves the sum of a model with dropout of a known stream.
+
+    The places of the others are those of the same draw without the example: the coupling by which
+    the sensitivity is that of one row.
+    """
+    if sampler is not None:
+        monkeypatch.setattr(source_module, "sample_places", sampler)
+    n, rows = 40, 64
+    x = np.random.default_rng(0).normal(size=(n, 64)).astype("float32")
+
+    def drawn(members):
+        source = source_module.PoissonSource(x, np.zeros(n), n, None)
+        indices = source_module.sample_places(tf.constant([3, 4], tf.int64), n, 1.0, rows).numpy()
+        if sampler is None:
+            indices = np.where(np.isin(indices, members), indices, n)
+        else:  # Those that are left move up.
+            left = [i for i in indices if i in members]
+            indices = np.array(left + [n] * (rows - len(left)))
+        return source.rows(tf.constant(indices))
+
+    def clipped_sum(members):
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Input([64]),
+                tf.keras.layers.Dropout(0.5, seed=1),
+                tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+            ]
+        )
+        optimizer = tfdp.DPSGD(1.0, 0.0, 1, learning_rate=1.0)
+
+        @tf.function
+        def step(x, mask):
+            with tf.GradientTape() as tape:
+                loss = model(x, training=True)[:, 0] * tf.cast(mask, tf.float32)
+            optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+        x_, _, mask = drawn(members)
+        before = model.get_weights()[0]
+        step.get_concrete_function(tf.TensorSpec([None, 64]), tf.TensorSpec([None], tf.bool))
+        step(x_, mask)
+        return before - model.get_weights()[0]
+
+    everyone = list(range(n))
+    return np.linalg.norm(clipped_sum(everyone) - clipped_sum(everyone[1:]))
+
+
+def test_with_a_known_stream_of_dropout_an_example_moves_the_sum_by_its_clip(monkeypatch):
+    assert movement(monkeypatch) <= 1.0 + 1e-5
+
+
+def test_with_examples_in_order_it_moves_all_others(monkeypatch):
+    assert movement(monkeypatch, in_order) > 3
+
+
+def flipped(x, y):
+    return tf.where(tf.random.uniform([]) < 0.5, x, -x), y + 1
+
+
+def test_transform_changes_single_examples():
+    data = batches(transform=flipped)
+    for x, y, mask in data:
+        x, y, mask = x.numpy(), y.numpy(), mask.numpy()
+        assert not x[~mask].any()
+        assert not y[~mask].any()
+        for row, label in zip(x[mask], y[mask], strict=True):
+            matches = np.flatnonzero((np.abs(X) == np.abs(row)).all(axis=1))
+            assert any(
+                Y[i] + 1 == label and (np.array_equal(X[i], row) or np.array_equal(-X[i], row))
+                for i in matches
+            )
+
+
+def test_training_on_transformed_examples():
+    data = batches(transform=lambda x, y: (x[:2], y))
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), model).fit(data, verbose=0)
+    assert model.optimizer.released_steps() == (2, 0)
+
+
+state = tf.Variable(0.0)
+
+
+@pytest.mark.parametrize(
+    ("transform", "match"),
+    [
+        ("flip", "must be a function of one example"),
+        (lambda x, y: x, r"must return a pair \(x, y\)"),
+        (lambda x, y: (tf.boolean_mask(x, x > 0), y), "fixed shapes"),
+        (lambda x, y: (x + state.assign_add(tf.reduce_sum(x)), y), "statistic|side effects"),
+        (lambda x, y: (tf.numpy_function(np.abs, [x], tf.float32), y), "side effects"),
+    ],
+)
+def test_bad_transforms_are_refused(transform, match):
+    with pytest.raises(ValueError, match=match):
+        batches(transform=transform)

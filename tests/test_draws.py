@@ -1,0 +1,213 @@
+"""A step counts as Poisson only if its batch is an unused draw, byte for byte."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp import _draws
+from tfdp._draws import fingerprint
+
+X, Y = support.small_data(64)
+
+
+def batches(**kwargs):
+    return tfdp.data.poisson_batches((X, Y), expected_batch_size=16, steps_per_epoch=3, **kwargs)
+
+
+def trained(sampling, jit_compile=False):
+    return support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=sampling), jit_compile=jit_compile)
+
+
+def counted(model, elements):
+    """(Poisson steps, other steps), where a refused batch counts as neither."""
+    for x, y, mask in elements:
+        try:
+            model.train_on_batch(x, y, sample_weight=mask)
+        except tf.errors.InvalidArgumentError as error:
+            assert "no unused draw" in str(error)
+    return model.optimizer.released_steps()
+
+
+def twice(element):
+    return [element, element]
+
+
+def mixed(element):
+    x, y, mask = element
+    return [(x - tf.reduce_mean(x, axis=0), y, mask)]
+
+
+def one_label_changed(element):
+    x, y, mask = element
+    return [(x, tf.tensor_scatter_nd_update(y, [[0]], [2 - y[0]]), mask)]
+
+
+def rows_swapped(element):
+    return [tuple(tf.reverse(tensor, [0]) for tensor in element)]
+
+
+def by_hand(element):
+    rows = element[0].shape[0]
+    return [(X[:rows], Y[:rows], np.ones(rows, bool))]
+
+
+MISUSES = {
+    "used twice": (twice, (1, 1)),
+    "normalised by the batch": (mixed, (0, 1)),
+    "a label changed": (one_label_changed, (0, 1)),
+    "reordered": (rows_swapped, (0, 1)),
+    "by hand": (by_hand, (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misused_batches_are_refused(name):
+    misuse, (fresh, _) = MISUSES[name]
+    data = batches()
+    assert counted(trained(data.sampling), misuse(next(iter(data)))) == (fresh, 0)
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_under_xla_they_get_no_epsilon(name):
+    misuse, expected = MISUSES[name]
+    data = batches()
+    assert counted(trained(data.sampling, jit_compile=True), misuse(next(iter(data)))) == expected
+
+
+class Forgets(_draws.DrawRecord):
+    """Mutant: what was used is found again."""
+
+    def _take(self, *args):
+        use = super()._take(*args)
+        self._made()[4].assign(tf.zeros_like(self._made()[4]))
+        return use
+
+
+class LooksAtMasksOnly(_draws.DrawRecord):
+    """Mutant: what stands in the rows does not matter."""
+
+    def take(self, sampling, mask, tensors, following=None):
+        return super().take(sampling, mask, [], following)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "name"), [(Forgets, "used twice"), (LooksAtMasksOnly, "normalised by the batch")]
+)
+def test_mutants_are_caught(mutant, name, monkeypatch):
+    monkeypatch.setattr(_draws, "RECORD", mutant())
+    with pytest.raises(AssertionError):
+        test_misused_batches_are_refused(name)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_every_way_through_keras(jit_compile):
+    data = batches()
+    model = support.compiled(
+        tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), jit_compile=jit_compile, steps_per_execution=3
+    )
+    model.fit(data, epochs=2, verbose=0)
+    model.fit(data.repeat(), epochs=1, steps_per_epoch=3, verbose=0)
+    model.fit(data.take(3).prefetch(1), verbose=0)
+    assert model.optimizer.released_steps() == (12, 0)
+
+
+def test_a_data_set_around_the_batches_is_seen_through():
+    """Functions of `tf.data` that get a data set cannot refuse it; the record does."""
+    data = batches()
+    around = tf.data.Dataset.zip((data,)).map(lambda e: (e[0] * 2, e[1], e[2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        trained(data.sampling).fit(around, verbose=0)
+    cached = tf.data.Dataset.zip((data,)).map(lambda e: e).cache()
+    model = trained(data.sampling)
+    model.fit(cached, verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        model.fit(cached, verbose=0)
+    assert model.optimizer.released_steps() == (3, 0)
+
+
+def test_other_sampling_is_no_draw():
+    data = batches()
+    other = tfdp.data.poisson_batches((X, Y), expected_batch_size=15)
+    assert counted(trained(other.sampling), [next(iter(data))]) == (0, 0)
+
+
+def test_a_loaded_optimizer_takes_draws_of_new_batches(tmp_path):
+    data = batches()
+    model = trained(data.sampling)
+    model.fit(data, verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    loaded.fit(batches(), verbose=0)
+    assert loaded.optimizer.released_steps() == (6, 0)
+
+
+def test_of_two_threads_with_one_batch_at_most_one_has_it():
+    data = batches()
+    take = tf.function(lambda x, y, m: _draws.RECORD.take(data.sampling, m, [x, y]).fresh)
+    take(*next(iter(data)))
+    for _ in range(20):
+        element, found = next(iter(data)), []
+        threads = [
+            threading.Thread(target=lambda e=element, f=found: f.append(bool(take(*e))))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(found) <= 1
+        assert not bool(take(*element))
+
+
+def test_iterators_and_threads_get_other_draws():
+    """More draws than fit in the record are no problem: each is used at once."""
+    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=16, steps_per_epoch=300)
+    seen = [[], []]
+
+    def read(own):
+        own.extend(tuple(x.numpy()[mask.numpy()].ravel()) for x, _, mask in data)
+
+    threads = [threading.Thread(target=read, args=(own,)) for own in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    everything = seen[0] + seen[1]
+    # Two batches of about 16 of 64 examples, at random places, are equal with probability < 1e-14.
+    assert len(set(everything)) == len(everything) == 600
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "int8", "int64", "uint8", "complex64"]
+)
+def test_fingerprints_tell_contents_apart(dtype, jit_compile):
+    dtype = tf.as_dtype(dtype)
+    compute = tf.function(fingerprint, jit_compile=jit_compile)
+    values = tf.cast(tf.reshape(tf.range(60), [20, 3]), dtype)
+    zeros = tf.zeros([20, 3], dtype)
+    others = [values, zeros, zeros[:10], tf.reverse(values, [0]), tf.reverse(values, [1])]
+    others.append(tf.tensor_scatter_nd_update(values, [[7, 1]], tf.cast([1], dtype)))
+    if dtype.is_floating:
+        others += [-zeros, -values, zeros + tf.cast(float("nan"), dtype)]
+    prints = {int(compute(other)) for other in others}
+    assert len(prints) == len(others)
+    assert int(compute(values)) == int(fingerprint(values)) in prints
+
+
+def test_fingerprints_of_large_tensors_see_every_row_and_column():
+    values = np.random.default_rng(0).normal(size=(2000, 784)).astype("float32")
+    before = int(fingerprint(values))
+    for change in (np.s_[1234], np.s_[:, 567]):
+        changed = values.copy()
+        changed[change] = 0
+        assert int(fingerprint(changed)) != before
+    assert int(fingerprint(-values)) != before
+
+
+def test_strings_have_fingerprints():
+    assert int(fingerprint(tf.constant(["a", "b"]))) != int(fingerprint(tf.constant(["b", "a"])))
