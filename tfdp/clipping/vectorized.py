@@ -25,8 +25,9 @@ class VectorizedClipping(ClippingEngine):
     """Instantiates the gradient of every example, and clips it.
 
     The traced loss is evaluated on one row at a time, vectorised over rows with a
-    `tf.vectorized_map` that keeps them apart (`tfdp.clipping.vectorization`), chunk by chunk so that the gradients of all examples never lie in memory
-    together. Models with loops (LSTM, GRU) are worked on row by row.
+    `tf.vectorized_map` that keeps them apart (`tfdp.clipping.vectorization`), chunk by chunk so
+    that the gradients of all examples never lie in memory together. Models with loops (LSTM, GRU)
+    are worked on row by row.
 
     Formal guarantees:
       * An example's contribution is a function of that example and the weights alone.
