@@ -24,13 +24,15 @@ _LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
 class VectorizedClipping(ClippingEngine):
     """Instantiates the gradient of every example, and clips it.
 
-    The traced loss is evaluated on one row at a time, vectorised over rows with
-    `tf.vectorized_map`, chunk by chunk so that the gradients of all examples never lie in memory
-    together. Models with loops (LSTM, GRU) are worked on row by row.
+    The traced loss is evaluated on one row at a time, vectorised over rows with a
+    `tf.vectorized_map` that keeps them apart (`tfdp.clipping.vectorization`), chunk by chunk so
+    that the gradients of all examples never lie in memory together. Models with loops (LSTM, GRU)
+    are worked on row by row.
 
     Formal guarantees:
       * An example's contribution is a function of that example and the weights alone.
-      * Its norm is at most `l2_norm_clip`; a gradient that is not finite contributes nothing.
+      * Its norm is at most `l2_norm_clip`, for norms are upper bounds (`tfdp.clipping.norms`); a
+        gradient that is not finite, or of a lookup outside its table, contributes nothing.
       * Rows that the batch's boolean mask excludes contribute nothing.
 
     Args:
