@@ -118,10 +118,10 @@ def test_prior_costs_leave_fewer_steps():
     prior = tfdp.accounting.PrivacyLedger()
     data = batches()
     release = make(data).optimizer.release
-    prior.record(release.event, 20, release.truncation_probability)
+    prior.record(release.event, 5, release.truncation_probability)
     budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA, prior=[prior])
     model, history = train(budget)
-    assert model.optimizer.ledger.steps == allowed_steps(2.0) - 20
+    assert model.optimizer.ledger.steps == allowed_steps(2.0) - 5
     prior.record(release.event, model.optimizer.ledger.steps, release.truncation_probability)
     assert history["epsilon"][-1] == prior.epsilon(DELTA).epsilon <= 2.0
     with pytest.raises(ValueError, match="Argument `prior` must be"):

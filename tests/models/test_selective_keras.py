@@ -88,7 +88,7 @@ def test_budget_stops_in_time(steps_per_execution):
     history = model.fit(batches(), epochs=100, steps_per_epoch=6, verbose=0, callbacks=budget)
     spent = opt.ledger.epsilon(1e-3).epsilon
     assert history.history["epsilon"][-1] == spent <= 3.0
-    more = opt.ledger
+    more = tfdp.accounting.PrivacyLedger.from_dict(opt.ledger.to_dict())
     more.record(opt.release.event, steps_per_execution, opt.release.truncation_probability)
     assert more.epsilon(1e-3).epsilon > 3.0
 

@@ -53,7 +53,7 @@ def union(tables: Iterable[np.ndarray]) -> np.ndarray:
       tables: `[rows, COLUMNS]` each. Rows with uid 0 are empty.
     """
     rows: dict[float, np.ndarray] = {}
-    for row in (row for table in tables for row in table if row[UID]):
+    for row in (row for table in tables for row in table[table[:, UID] > 0]):
         known = rows.setdefault(row[UID], row.copy())
         known[COUNTS] = np.maximum(known[COUNTS], row[COUNTS])
     return np.array(list(rows.values())).reshape(-1, COLUMNS)
