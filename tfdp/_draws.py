@@ -195,6 +195,7 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
     # Anywhere in its block, so that rows and columns of any length are seen.
     within = tf.bitwise.bitwise_and(_mix(numbers * _GAMMA), tf.int64.max) % block
     bits = _bits(tf.gather(flat, tf.minimum((numbers - 1) * block + within, count - 1)))
+    numbers = tf.range(tf.size(bits, out_type=tf.int64), dtype=tf.int64) + 1
     mixed = _mix(bits + _mix(numbers * _GAMMA))
     total = tf.reduce_sum(mixed) + _mix(count * _GAMMA)
     return tf.bitwise.bitwise_and(_mix(total), tf.int64.max)
