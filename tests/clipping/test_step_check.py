@@ -198,6 +198,22 @@ def test_a_step_is_checked_while_an_error_is_handled():
         refused(SIDE_EFFECTS, traced_in_python)
 
 
+def test_a_graph_that_is_entered_again_is_checked_when_it_is_finished():
+    """As distribution strategies do, which run the step in a thread."""
+
+    def make():
+        training = Training()
+
+        def call(x, mask):
+            with tf.compat.v1.get_default_graph().as_default():
+                training.step(x, mask)
+            remember_in_python(x, mask)
+
+        return training, call
+
+    refused(SIDE_EFFECTS, make)
+
+
 def test_an_error_in_tracing_is_shown_as_it_is():
     def make():
         training = Training()

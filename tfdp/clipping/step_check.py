@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework import ops as framework
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from tfdp.clipping import batch_state, isolation, loss_graph, step_graph
@@ -76,6 +75,10 @@ _LIBRARIES = (
 
 # The name says what to do, in TensorFlow's error.
 _TIE = "functions_that_call_minimize_may_be_called_from_one_outer_function_only"
+
+# Of the function in TensorFlow that runs what is to run when a graph is left: the variable that
+# holds what was to run when it was entered again, or None.
+_ENCLOSING_CALLBACKS = "old_scope_exit_callbacks"
 
 _anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -166,21 +169,21 @@ def watch(graph: tf.Graph) -> None:
     if not around or around[-1] in _watched:
         return
     outermost = around[-1]
-    if framework._default_graph_stack.stack.count(outermost) != 1:
-        raise ValueError(
-            "`minimize` must be called while its tf.function is traced, and not in a graph that "
-            "is entered again. Received: a graph that is being built elsewhere."
-        )
     handled = _being_handled()
 
-    def check_finished() -> None:
+    def leave() -> None:
+        # Distribution strategies enter a graph again, in threads: then it is not finished yet.
+        enclosing = sys._getframe(1).f_locals[_ENCLOSING_CALLBACKS]
+        if enclosing is not None:
+            enclosing.append(leave)
+            return
         _watched.discard(outermost)
         # Not if tracing failed: then nothing can run, and that error says more. An exception that
         # was being handled before tracing began is none that it raised.
         if all(error in handled for error in _being_handled()[:1]):
             check_graph(outermost)
 
-    outermost._add_scope_exit_callback(check_finished)
+    outermost._add_scope_exit_callback(leave)
     _watched.add(outermost)
 
 
