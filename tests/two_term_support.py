@@ -9,7 +9,7 @@ from tfdp.clipping.groups import draw_groups
 from tfdp.clipping.two_term_loss import split_key
 
 layers = tf.keras.layers
-SEED = (5, 7)
+SEED = (5, 5)
 
 
 class Codes(tf.keras.Model):
