@@ -41,7 +41,7 @@ class Program:
     def __init__(self, case, build, step):
         tf.keras.backend.clear_session()
         tf.keras.utils.set_random_seed(0)
-        self.case = case
+        self.case, self.used = case, False
         self.loss, variables, self.saved = build()
         self.spec = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in case["spec"]]
         plain = tf.function(self.plain, autograph=False, jit_compile=case["jit"])
@@ -110,14 +110,18 @@ class Program:
 
     def clipped_sum(self, *batches):
         """How far the last of some steps from the same weights goes, in units of C."""
+        self.used = True
         for batch in batches:
-            for variable, value in zip(self.variables, self.initial, strict=True):
-                variable.assign(value)
+            self.reset()
             try:
                 self.run(self.step, batch)
             except tf.errors.OpError as error:
                 self.explain(error, batch)
         return self.flat(self.initial) - self.flat([v.numpy() for v in self.variables])
+
+    def reset(self):
+        for variable, value in zip(self.variables, self.initial, strict=True):
+            variable.assign(value)
 
     def explain(self, error, batch):
         """Operations that fail without the library too are for the user to avoid."""
@@ -125,6 +129,7 @@ class Program:
         if self.case["jit"] and re.search("XLA|compil|jit", str(error)):
             raise Refused("refused", "XLA: " + text) from error
         try:
+            self.reset()
             self.run(self.gradients, batch)
         except tf.errors.OpError:
             raise Refused("refused", "an operation fails: " + text) from error
@@ -140,6 +145,7 @@ class Program:
         alone = tf.function(self.plain, autograph=False).get_concrete_function(*spec)
         groups = rule.groups([v.name for v in self.variables])
         total = [np.zeros(v.shape) for v in self.variables]
+        self.reset()
         for i in np.flatnonzero(batch[2]):
             row = [tf.constant(a[i : i + 1], s.dtype) for a, s in zip(batch, spec, strict=True)]
             found = [None if g is None else tf.convert_to_tensor(g) for g in alone(*row)]
@@ -163,7 +169,7 @@ class Program:
         return self.flat(total)
 
 
-def special(kind, shape, random, case):
+def special(kind, shape, random):
     """Values of an example of the kind asked for, `shape`."""
     name, exponent = kind
     if name == "normal":
@@ -175,7 +181,7 @@ def special(kind, shape, random, case):
     if name == "mixed":
         powers = 10.0 ** random.uniform(-45, 38, size=shape)
         return np.where(random.random(shape) < 0.3, 0, powers * random.choice([-1, 1], size=shape))
-    return np.full(shape, {"inf": np.inf, "nan": np.nan, "zero": 0.0}[name])
+    return np.full(shape, {"inf": np.inf, "nan": np.nan, "zero": 0.0, "same": 0.0}[name])
 
 
 def batches_of(case, trial):
@@ -192,8 +198,8 @@ def batches_of(case, trial):
         else:
             values = random.normal(size=[rows, *shape])
             with np.errstate(all="ignore"):
-                values[victim] = special(kind, shape, random, case)
-                rest = special(trial["rest"], shape, random, case)
+                values[victim] = special(kind, shape, random)
+                rest = special(trial["rest"], shape, random)
         with np.errstate(all="ignore"):
             data.append(values.astype(dtype.as_numpy_dtype))
             changed = data[-1].copy()
@@ -236,6 +242,8 @@ def check(case, build, step):
 def check_trial(program, case, trial, build, step, result):
     first, second = batches_of(case, trial)
     later = [batches_of(case, {**trial, "seed": trial["seed"] + 1})[0]] if trial["before"] else []
+    if case["fresh"] and program.used:  # Streams and state begin anew.
+        program = Program(case, build, step)
     a = program.clipped_sum(first, *later)
     kept = [np.array(v) for v in program.saved()]
     if case["fresh"]:

@@ -91,9 +91,11 @@ def _draw(random, family):
     ids = 0
     if family == "ids" or (family == "net" and random.random() < 0.1):
         shape, ids = pick([[2], [3], [2, 2]]), int(random.integers(2, 6))
+    if family == "extreme":
+        shape = pick([[64], [500], [20, 10], [8, 8, 4], [4, 3]])
     if family == "broadcast":
         shape = pick([[4, 3], [5, 2], [2, 4, 3], [1, 4, 3], [4, 4, 2], [1, 4, 4]])
-    size = int(random.integers(1, 7)) if family in ("net", "streams") else int(random.integers(1, 4))
+    size = int(random.integers(1, 7 if family == "net" else 3))
     chosen = ["embedding", "lookup", "tied_lookup"] if ids else []
     own = {"mixing": "mixing", "state": "state", "streams": "streams", "broadcast": "broadcast"}
     recipe = {
@@ -105,11 +107,11 @@ def _draw(random, family):
         "id_type": pick(["int32", "int32", "int64", "int16", "uint8"]),
         "rows": int(random.integers(4, 9)),
         "engine": pick(["one_pass", "one_pass", "vectorized"]),
-        "jit": bool(random.random() < (0.5 if family == "ids" else 0.2)),
+        "jit": bool(random.random() < (0.6 if family == "ids" else 0.15)),
         "rule": pick(RULES),
         "clip": pick([1.0, 1.0, 0.01, 1e-6, 100.0]),
         "step": pick([s for s in STEPS if s != "plain"]) if family == "outside" else "plain",
-        "loss": int(random.integers(len(LOSSES))),
+        "loss": int(random.integers(3 if family == "extreme" else len(LOSSES))),
         "masking": int(random.integers(3)),
         "blocks": [],
         "trials": [],
@@ -133,7 +135,8 @@ def _draw(random, family):
         except CannotUse:
             continue
         recipe["blocks"].append(candidate)
-    recipe["trials"] = [_trial(random, family, ids) for _ in range(6 if family == "extreme" else 3)]
+    count = {"extreme": 6, "state": 1, "streams": 1, "outside": 1}.get(family, 3)
+    recipe["trials"] = [_trial(random, family, ids) for _ in range(count)]
     return recipe
 
 

@@ -102,14 +102,14 @@ def run_data(recipe):
         optimizer, loss, jit_compile=recipe["jit"], steps_per_execution=recipe["execution"]
     )
     feed(recipe, model, b, x, y)
-    poisson, other = library.released(optimizer)
+    counted, other = library.released(optimizer)
     fresh = USES[use](steps)
-    if poisson > fresh:
+    if counted > fresh:
         raise Finding(
-            "poisson", f"{poisson} steps count as Poisson, {other} do not; fresh draws: {fresh}"
+            "poisson", f"{counted} steps count as Poisson, {other} do not; fresh draws: {fresh}"
         )
-    if use in ("fresh", "prefetch", "iterate") and poisson < fresh:
-        raise Finding("not counted", f"{poisson} of {fresh} steps on fresh draws count")
+    if use in ("fresh", "prefetch", "iterate") and counted < fresh:
+        raise Finding("not counted", f"{counted} of {fresh} steps on fresh draws count")
 
 
 def feed(recipe, model, b, x, y):
