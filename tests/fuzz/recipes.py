@@ -55,6 +55,8 @@ STEPS = {
     "rows_variable": "s.assign(f); inner(x * tf.cast(s, x.dtype), y, m)",
 }
 TWO_ROWS = ("while_captured", "while_looped")
+# Layers whose gradients are products: their norms may be products of norms.
+PRODUCTS = ("dense", "matmul", "dense", "conv1d", "conv2d", "einsum", "recurrent", "matmul_left")
 LOSSES = (
     "tf.reduce_sum({h} * tf.reshape(y, {y}), AXES)",
     "tf.reduce_sum(tf.square({h} - tf.reshape(y, {y})), AXES)",
@@ -92,10 +94,10 @@ def _draw(random, family):
     if family == "ids" or (family == "net" and random.random() < 0.1):
         shape, ids = pick([[2], [3], [2, 2]]), int(random.integers(2, 6))
     if family == "extreme":
-        shape = pick([[64], [500], [20, 10], [8, 8, 4], [4, 3]])
+        shape = pick([[64], [500], [500], [20, 10], [8, 8, 4], [4, 3]])
     if family == "broadcast":
         shape = pick([[4, 3], [5, 2], [2, 4, 3], [1, 4, 3], [4, 4, 2], [1, 4, 4]])
-    size = int(random.integers(1, 7 if family == "net" else 3))
+    size = int(random.integers(1, {"net": 7, "extreme": 2}.get(family, 3)))
     chosen = ["embedding", "lookup", "tied_lookup"] if ids else []
     own = {"mixing": "mixing", "state": "state", "streams": "streams", "broadcast": "broadcast"}
     recipe = {
@@ -109,7 +111,7 @@ def _draw(random, family):
         "engine": pick(["one_pass", "one_pass", "vectorized"]),
         "jit": bool(random.random() < (0.6 if family == "ids" else 0.15)),
         "rule": pick(RULES),
-        "clip": pick([1.0, 1.0, 0.01, 1e-6, 100.0]),
+        "clip": pick([1e-3, 1e-6, 1e-9, 1.0] if family == "extreme" else [1.0, 1.0, 0.01, 1e-6, 100]),
         "step": pick([s for s in STEPS if s != "plain"]) if family == "outside" else "plain",
         "loss": int(random.integers(3 if family == "extreme" else len(LOSSES))),
         "masking": int(random.integers(3)),
@@ -127,7 +129,9 @@ def _draw(random, family):
             break
         usual = [b for b in blocks.names("net") if b not in ("embedding", "lookup")]
         op = pick(blocks.names(own[family])) if family in own and i % 2 == 0 else pick(usual)
-        if family == "extreme" and random.random() < 0.2:
+        if family == "extreme" and not recipe["blocks"]:
+            op = pick(PRODUCTS)
+        elif family == "extreme" and random.random() < 0.3:
             op = "extreme_constant"
         candidate = _block(random, op)
         try:
@@ -155,8 +159,9 @@ def _trial(random, family, ids):
     normal = ["normal", 0]
     kinds, rest, moderate = [normal, normal], ["normal", 0], True
     if family == "extreme":
-        power = float(random.uniform(-24, 19))
-        kinds = [["constant", power], ["constant", float(-power + random.uniform(-4, 4))]]
+        # One factor's square is below the least number, and the product is not small.
+        tiny, huge = float(random.uniform(-24, -17)), float(random.uniform(12, 19.2))
+        kinds = [["constant", tiny], ["constant", huge]]
         moderate = False
         if random.random() < 0.4:
             values = ["normal", "scaled", "mixed", "inf", "nan", "zero"]
