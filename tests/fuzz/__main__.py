@@ -1,6 +1,6 @@
 """Searches for models, losses, steps and data that break the guarantee.
 
-    python -m tests.fuzz --minutes=10 --seed=1
+python -m tests.fuzz --minutes=10 --seed=1
 """
 
 import argparse
@@ -35,11 +35,7 @@ def main():
             print("  script:", fuzz.save(recipe, result, runner, options.output), flush=True)
 
     families = options.families.split(",")
-    print(
-        fuzz.fuzz(
-            options.seed, options.minutes, options.cases, families, options.mutant, report
-        )
-    )
+    print(fuzz.fuzz(options.seed, options.minutes, options.cases, families, options.mutant, report))
 
 
 if __name__ == "__main__":

@@ -100,9 +100,7 @@ class Code:
         separator = "" if code.endswith("(") else ", "
         self.init.append(f"{name} = tf.keras.layers.{code}{separator}dtype='{self.dtype}')")
         self.variables.append(f"{name}.trainable_variables")
-        self.saved.append(
-            f"[v for v in {name}.non_trainable_variables if v.dtype.is_floating]"
-        )
+        self.saved.append(f"[v for v in {name}.non_trainable_variables if v.dtype.is_floating]")
         self.put(call.format(layer=name), shape)
 
     def weight(self, shape, share=False):
@@ -113,7 +111,9 @@ class Code:
                 if other == shape:
                     return name
         name = self.fresh("w")
-        self.init.append(f"{name} = tf.Variable(tf.zeros({shape}, '{self.dtype}'), name='{name}/w')")
+        self.init.append(
+            f"{name} = tf.Variable(tf.zeros({shape}, '{self.dtype}'), name='{name}/w')"
+        )
         self.variables.append(f"[{name}]")
         self.weights.append((name, shape))
         return name

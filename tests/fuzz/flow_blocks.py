@@ -26,7 +26,7 @@ def nested_function(c, k):
     kinds = [
         _function(f"lambda a: tf.tanh(a) * {w}") + "({{h}})",
         "tf.recompute_grad(lambda a: tf.sin(a))({{h}})",
-        _function(f"lambda a, b: a * b") + f"({{{{h}}}}, {w}.read_value())",
+        _function("lambda a, b: a * b") + f"({{{{h}}}}, {w}.read_value())",
         "tf.grad_pass_through(tf.round)({{h}})",
         _function(_function("lambda a: a + 1").join(["lambda a: ", "(a) * 2"])) + "({{h}})",
     ]
@@ -95,7 +95,10 @@ def custom_gradient(c, k):
 def python(c, k):
     """Python in the graph: its gradient is none, and its state nobody sees."""
     c.traits.add("unstable")
-    kinds = ["numpy_function(lambda a: a, [{{h}}], {t})", "py_function(lambda a: a * 2, [{{h}}], {t})"]
+    kinds = [
+        "numpy_function(lambda a: a, [{{h}}], {t})",
+        "py_function(lambda a: a * 2, [{{h}}], {t})",
+    ]
     call = kinds[k[0] % 2].format(t=f"'{c.dtype}'")
     shape = f"[{', '.join('None' if d == N else str(d) for d in c.shape)}]"
     c.put(f"tf.ensure_shape(tf.{call}, {shape})")
@@ -105,7 +108,7 @@ def python(c, k):
 def random_rows(c, k):
     """Random numbers for the rows from a stream whose seed is known."""
     c.traits.add("random")
-    shape = f"tf.shape({{h}})"
+    shape = "tf.shape({h})"
     generator = ""
     if k[0] % 4 == 1:
         generator = c.state("tf.random.Generator.from_seed(1)")

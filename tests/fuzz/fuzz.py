@@ -70,7 +70,16 @@ def general(reason):
     return re.sub(r"\d+", "#", text)[:110]
 
 
-def fuzz(seed, minutes=None, cases=None, families=recipes.FAMILIES, mutant=None, report=None):
+def fuzz(
+    seed,
+    minutes=None,
+    cases=None,
+    families=recipes.FAMILIES,
+    mutant=None,
+    report=None,
+    stop=False,
+    runner=None,
+):
     """Runs cases until time or their number is up.
 
     Args:
@@ -79,21 +88,26 @@ def fuzz(seed, minutes=None, cases=None, families=recipes.FAMILIES, mutant=None,
       cases: Number of cases.
       families: The kinds of cases, of `recipes.FAMILIES`.
       mutant: A mechanism to take out, of `mutants.MUTANTS`.
+      stop: Whether to stop at the first finding.
+      runner: Of the child process to use; None: one is started.
       report: Called with the recipe and the outcome of each case, and the runner.
 
     Returns:
       The `Summary`.
     """
+    if runner is None:
+        with Runner() as own:
+            return fuzz(seed, minutes, cases, families, mutant, report, stop, own)
     end = time.monotonic() + 60 * (minutes or 1e6)
     summary = Summary()
-    with Runner() as runner:
-        while time.monotonic() < end and (cases is None or summary.cases < cases):
-            random = np.random.default_rng([seed, summary.cases])
-            recipe = recipes.draw(random, families)
-            result = runner.run(recipe, mutant)
-            summary.add(recipe, result)
-            if report is not None:
-                report(recipe, result, runner)
+    while time.monotonic() < end and (cases is None or summary.cases < cases):
+        recipe = recipes.draw(np.random.default_rng([seed, summary.cases]), families)
+        result = runner.run(recipe, mutant)
+        summary.add(recipe, result)
+        if report is not None:
+            report(recipe, result, runner)
+        if stop and summary.findings:
+            break
     return summary
 
 

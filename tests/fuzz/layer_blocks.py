@@ -21,7 +21,9 @@ def dense(c, k):
 def dense_twice(c, k):
     c.need(c.rank >= 2 and c.shape[0] == N)
     units = c.shape[-1]
-    c.layer(f"Dense({units}, activation={ACTIVATIONS[k[1] % 7]}", c.shape, "{layer}({layer}({{h}}))")
+    c.layer(
+        f"Dense({units}, activation={ACTIVATIONS[k[1] % 7]}", c.shape, "{layer}({layer}({{h}}))"
+    )
 
 
 @block("conv1d")
@@ -30,7 +32,9 @@ def conv1d(c, k):
     padding = ["same", "causal"][k[2] % 2]
     units, d = 2 * (1 + k[1] % 2), 1 + k[2] % 3
     groups = 2 if k[1] % 3 == 0 and c.shape[2] % 2 == 0 else 1
-    code = f"Conv1D({units}, {1 + k[0] % 3}, padding='{padding}', dilation_rate={d}, groups={groups}"
+    code = (
+        f"Conv1D({units}, {1 + k[0] % 3}, padding='{padding}', dilation_rate={d}, groups={groups}"
+    )
     c.layer(code, [N, c.shape[1], units])
 
 

@@ -132,8 +132,7 @@ def fold_rows(c, k):
 
 @block("elementwise")
 def elementwise(c, k):
-    kind = ("tanh square sigmoid sin abs nn.relu nn.softplus sqrt exp math.log1p sign "
-            "math.reciprocal_no_nan nn.elu round math.erf stop_gradient identity").split()[k[0] % 17]  # fmt: skip
+    kind = ["tanh", "square", "sigmoid", "sin", "abs", "nn.relu", "nn.softplus", "sqrt", "exp", "math.log1p", "sign", "math.reciprocal_no_nan", "nn.elu", "round", "math.erf", "stop_gradient", "identity"][k[0] % 17]  # fmt: skip
     inner = "tf.abs({h})" if kind in ("sqrt", "math.log1p") else "{h}"
     inner = "tf.minimum({h}, 3)" if kind == "exp" else inner
     c.put(f"tf.{kind}({inner})")
@@ -177,7 +176,7 @@ def axis_op(c, k):
 def reduce(c, k):
     axis = c.axis(k[0])
     c.need(c.rank >= 3)
-    kind = "reduce_sum reduce_mean reduce_max reduce_logsumexp reduce_prod".split()[k[1] % 5]
+    kind = ["reduce_sum", "reduce_mean", "reduce_max", "reduce_logsumexp", "reduce_prod"][k[1] % 5]
     keep = k[2] % 2 == 0
     shape = [1 if i == axis else d for i, d in enumerate(c.shape) if keep or i != axis]
     c.put(f"tf.{kind}({{h}}, {axis}, keepdims={keep})", shape)

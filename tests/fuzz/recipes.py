@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 
 from tests.fuzz import blocks, flow_blocks, layer_blocks, raw_blocks, scenarios
-from tests.fuzz.blocks import BLOCKS, CannotUse, Code, N
+from tests.fuzz.blocks import CannotUse, Code, N
 
-__all__ = ["draw", "script", "flow_blocks", "layer_blocks", "raw_blocks"]
+__all__ = ["draw", "flow_blocks", "layer_blocks", "raw_blocks", "script"]
 
 FAMILIES = (
     "net",
@@ -109,9 +109,11 @@ def _draw(random, family):
         "id_type": pick(["int32", "int32", "int64", "int16", "uint8"]),
         "rows": int(random.integers(4, 9)),
         "engine": pick(["one_pass", "one_pass", "vectorized"]),
-        "jit": bool(random.random() < (0.6 if family == "ids" else 0.15)),
+        "jit": bool(random.random() < (0.6 if family == "ids" else 0.04)),
         "rule": pick(RULES),
-        "clip": pick([1e-3, 1e-6, 1e-9, 1.0] if family == "extreme" else [1.0, 1.0, 0.01, 1e-6, 100]),
+        "clip": pick(
+            [1e-3, 1e-6, 1e-9, 1.0] if family == "extreme" else [1.0, 1.0, 0.01, 1e-6, 100]
+        ),
         "step": pick([s for s in STEPS if s != "plain"]) if family == "outside" else "plain",
         "loss": int(random.integers(3 if family == "extreme" else len(LOSSES))),
         "masking": int(random.integers(3)),
@@ -304,7 +306,9 @@ def script(recipe):
     scenario = recipe["family"] in scenarios.DRAW
     if scenario:
         text = (folder / "scenarios.py").read_text()
-        body += text.split("# ---- Everything above", 1)[1].split("\n", 1)[1].replace("library.", "")
+        body += (
+            text.split("# ---- Everything above", 1)[1].split("\n", 1)[1].replace("library.", "")
+        )
     head = [
         f'"""Found by tests.fuzz. Recipe: {json.dumps(recipe)}"""',
         "import os",

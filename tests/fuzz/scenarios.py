@@ -190,5 +190,7 @@ def run_scenario(recipe):
     except (*REFUSALS, tf.errors.InvalidArgumentError) as error:
         result.update(outcome="refused", reason=f"{type(error).__name__}: {error}")
     except Exception as error:
-        result.update(outcome="finding", kind="exception", detail=f"{type(error).__name__}: {error}")
+        result.update(
+            outcome="finding", kind="exception", detail=f"{type(error).__name__}: {error}"
+        )
     return result
