@@ -1,4 +1,4 @@
-"""Recipes that were findings once: they are run before random ones, and show that mutants are found."""
+"""Recipes that were findings once: they show that the fuzzer finds mutants."""
 
 _TRIAL = {
     "seed": 1,

@@ -44,7 +44,8 @@ def loop(c, k):
         "(0, {h}))[1]",
         f"tf.transpose(tf.scan(lambda s, a: tf.tanh(s + a * {w}), "
         f"tf.transpose({{h}}, [1, 0, 2])), [1, 0, 2])",
-        f"tf.while_loop(lambda i, a: i < {time}, lambda i, a: (i + 1, a + {{h}}[:, i:i + 1] * {w}), "
+        f"tf.while_loop(lambda i, a: i < {time}, "
+        f"lambda i, a: (i + 1, a + {{h}}[:, i:i + 1] * {w}), "
         "(0, {h}))[1]",
     ]
     c.put(kinds[k[0] % 3])

@@ -1,7 +1,6 @@
 """Takes the library's mechanisms out: the fuzzer must find what each of them prevents.
 
-Each mutant is a list of `(module, attribute, replacement)`, with a dotted path for an attribute of a
-class. A name that the library no longer has raises: the mutant must follow the code.
+Each mutant is a list of `(module, attribute, replacement)`, with a dotted path for one of a class. A name that the library no longer has raises: the mutant must follow the code.
 """
 
 import contextlib

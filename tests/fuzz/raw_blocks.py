@@ -130,9 +130,16 @@ def fold_rows(c, k):
     c.put(f"tf.reshape(tf.reshape({{h}}, [-1, {last}]) @ {w}, {c.shape_code()})")
 
 
+KINDS = (
+    *("tanh", "square", "sigmoid", "sin", "abs", "nn.relu", "nn.softplus", "sqrt", "exp"),
+    *("math.log1p", "sign", "math.reciprocal_no_nan", "nn.elu", "round", "math.erf"),
+    *("stop_gradient", "identity"),
+)
+
+
 @block("elementwise")
 def elementwise(c, k):
-    kind = ["tanh", "square", "sigmoid", "sin", "abs", "nn.relu", "nn.softplus", "sqrt", "exp", "math.log1p", "sign", "math.reciprocal_no_nan", "nn.elu", "round", "math.erf", "stop_gradient", "identity"][k[0] % 17]  # fmt: skip
+    kind = KINDS[k[0] % 17]
     inner = "tf.abs({h})" if kind in ("sqrt", "math.log1p") else "{h}"
     inner = "tf.minimum({h}, 3)" if kind == "exp" else inner
     c.put(f"tf.{kind}({inner})")

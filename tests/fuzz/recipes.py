@@ -57,6 +57,7 @@ STEPS = {
 TWO_ROWS = ("while_captured", "while_looped")
 # Layers whose gradients are products: their norms may be products of norms.
 PRODUCTS = ("dense", "matmul", "dense", "conv1d", "conv2d", "einsum", "recurrent", "matmul_left")
+CLIPS = {"extreme": [1e-3, 1e-6, 1e-9, 1.0], "other": [1.0, 1.0, 0.01, 1e-6, 100]}
 LOSSES = (
     "tf.reduce_sum({h} * tf.reshape(y, {y}), AXES)",
     "tf.reduce_sum(tf.square({h} - tf.reshape(y, {y})), AXES)",
@@ -209,8 +210,8 @@ def _code(recipe):
     code.need(code.ids == 0)
     if not code.trainable:
         if code.shape[-1] == N:
-            code.put("tf.transpose({h}, PERMUTATION)".replace(
-                "PERMUTATION", str([code.rank - 1, *range(code.rank - 1)])), [N, *code.shape[:-1]])  # fmt: skip
+            order = [code.rank - 1, *range(code.rank - 1)]
+            code.put(f"tf.transpose({{h}}, {order})", [N, *code.shape[:-1]])
         w = code.weight([code.shape[-1]])
         code.put(f"{{h}} * {w}")
     if code.row_axis:
@@ -326,9 +327,6 @@ def script(recipe):
         "",
         "import tfdp",
     ]
-    if scenario:
-        rest = f"def run():\n    return run_scenario({recipe!r})"
-    else:
-        rest = model(recipe)
+    rest = f"def run():\n    return run_scenario({recipe!r})" if scenario else model(recipe)
     end = 'if __name__ == "__main__":\n    print(json.dumps(run(), indent=1, default=str))\n'
     return "\n".join(head) + f"\n{library}\n\n{body}\n\n{rest}\n\n\n{end}"

@@ -65,7 +65,7 @@ class Runner:
         return None
 
     def _start(self):
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.child"],

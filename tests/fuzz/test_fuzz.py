@@ -1,4 +1,4 @@
-"""The fuzzer finds nothing in a few cases, and what each mechanism prevents when it is taken out."""
+"""The fuzzer finds nothing in a few cases; and what a mechanism prevents, once it is out."""
 
 import numpy as np
 import pytest
