@@ -1,6 +1,7 @@
 """Takes the library's mechanisms out: the fuzzer must find what each of them prevents.
 
-Each mutant is a list of `(module, attribute, replacement)`, with a dotted path for one of a class. A name that the library no longer has raises: the mutant must follow the code.
+Each mutant is a list of `(module, attribute, replacement)`; for a class, the attribute is a path
+with dots. A name that the library no longer has raises: the mutant must follow the code.
 """
 
 import contextlib
