@@ -1,0 +1,75 @@
+"""The only place where the fuzzer touches the API of tfdp: whoever changes it, changes this."""
+
+import inspect
+
+import numpy as np
+import tensorflow as tf
+
+import tfdp
+
+
+def noise_free(case, **more):
+    """The optimizer whose step adds `-(clipped sum) / C` to the weights."""
+    clip = case["clip"]
+    return tfdp.DPSGD(
+        clip,
+        0.0,
+        1,
+        learning_rate=1 / clip,
+        engine=case["engine"],
+        clipping_rule=case["rule"],
+        noise_seed=1,
+        **more,
+    )
+
+
+def adaptive(case, first_clip, learning_rate):
+    """A noise-free optimizer whose clip follows the norms."""
+    rule = tfdp.clipping.AdaptiveQuantile(target_quantile=0.5, learning_rate=learning_rate)
+    return tfdp.DPSGD(
+        first_clip, 0.0, 2, learning_rate=1.0, engine=case["engine"], clipping_rule=rule
+    )
+
+
+def clipping_rule(optimizer):
+    return optimizer.clipping.rule
+
+
+def fallback(optimizer):
+    """Why the one-pass engine left a model to the vectorised one, or None."""
+    if not isinstance(optimizer.clipping, tfdp.clipping.OnePassClipping):
+        return None
+    return optimizer.clipping.report(None).fallback
+
+
+def poisson(data, **arguments):
+    return tfdp.data.poisson_batches(data, **arguments)
+
+
+def sampled(batches, engine="one_pass"):
+    """A private optimizer that was told how its batches are sampled."""
+    arguments = {"learning_rate": 0.1, "engine": engine}
+    if "sampling" in inspect.signature(tfdp.DPSGD.__init__).parameters:
+        return tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling, **arguments)
+    return tfdp.DPSGD(1.0, 1.0, **batches.sampling.optimizer_arguments(), **arguments)
+
+
+def released(optimizer):
+    """Steps that count as Poisson samples, and others."""
+    return optimizer.released_steps()
+
+
+def places_tell_the_order():
+    """Whether an added example moves those after it: rows stand in the order of the data set.
+
+    Draws batches of all of 20 examples. Where places are secret and random, each draw has them in
+    order with probability below 1 / 20!.
+    """
+    examples = np.arange(1, 21, dtype="float32")[:, None]
+    batches = poisson((examples, examples), expected_batch_size=20, steps_per_epoch=3, seed=5)
+    drawn = [x.numpy()[m.numpy()][:, 0] for x, _, m in batches]
+    return all(np.all(np.diff(values) > 0) for values in drawn)
+
+
+def float_types():
+    return {name: tf.as_dtype(name) for name in ("float16", "bfloat16", "float32", "float64")}

@@ -1,0 +1,50 @@
+"""The fuzzer finds nothing in a few cases; and what a mechanism prevents, once it is out."""
+
+import numpy as np
+import pytest
+
+from tests.fuzz import corpus, fuzz, mutants, recipes, shrink
+from tests.fuzz.runner import Runner
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with Runner() as shared:
+        yield shared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", mutants.MUTANTS)
+def test_finds_what_a_mechanism_prevents(mutant, runner):
+    number = int(mutant.split()[0])
+    outcomes = [runner.run(recipe, mutant) for recipe in corpus.of(number)]
+    assert "finding" in [outcome["outcome"] for outcome in outcomes], outcomes
+
+
+@pytest.mark.slow
+def test_finds_nothing_where_it_once_did(runner):
+    outcomes = [runner.run(recipe) for _, recipe in corpus.CORPUS]
+    assert {outcome["outcome"] for outcome in outcomes} <= {"ok", "refused"}, outcomes
+
+
+@pytest.mark.slow
+def test_finds_nothing_in_random_cases(runner):
+    summary = fuzz.fuzz(seed=4, cases=8, runner=runner)
+    assert not summary.findings and not summary.errors, summary
+    assert summary.outcomes["ok"] >= 3, summary
+
+
+def test_a_seed_decides_on_the_cases():
+    for family in recipes.FAMILIES:
+        first, again = (recipes.draw(np.random.default_rng(3), [family]) for _ in range(2))
+        assert first == again
+        compile(recipes.script(first), family, "exec")
+
+
+def test_shrinking_removes_what_does_not_matter():
+    recipe = corpus.of(9)[0]
+    kept = {"op": "scale", "k": [0, 0, 0]}
+    recipe = {**recipe, "blocks": [*recipe["blocks"], kept], "jit": True, "rows": 9}
+    small = shrink.shrink(recipe, lambda candidate: kept in candidate["blocks"])
+    assert small["blocks"] == [kept]
+    assert (small["jit"], small["rows"], small["clip"]) == (False, 2, 1.0)
