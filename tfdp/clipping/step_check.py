@@ -85,6 +85,7 @@ _own_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
+_minimizing: weakref.WeakSet = weakref.WeakSet()  # Functions in which `minimize` is called.
 
 
 @contextlib.contextmanager
@@ -144,6 +145,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
                     _check_source(source)
     _check_place(here)
     _anchors.setdefault(here, set()).add(tf.no_op(name="minimize").name)
+    _minimizing.update(step_graph.graphs_around(here))
     _tie_to_outermost(here)
     watch(here)
 
@@ -232,6 +234,7 @@ def check_graph(graph: tf.Graph) -> None:
             )
         if op.name in _own_names.get(op.graph, ()):
             return False
+        _check_passed(op, inputs)
         check_type(op)
         _check_write(flow, op, inputs, control)
         return True
@@ -293,6 +296,18 @@ def _check_write(flow: Flow, op: tf.Operation, inputs: Sequence[Value], control:
             )
 
 
+def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
+    """Checks that a function that calls `minimize` is passed data as they are."""
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return
+    called = step_graph.called_functions(op)
+    if not any(step_graph.function_graph(op.graph, name) in _minimizing for name in called):
+        return
+    for tensor, value in zip(op.inputs, inputs, strict=True):
+        if value.colors & DATA and tensor.ref() not in loss_graph.data_of(tensor)[1]:
+            _check_by_row(tensor)
+
+
 def _check_source(tensor: tf.Tensor) -> None:
     """Checks that data come into a function as they are, and have rows."""
     if tensor.shape.rank == 0:
@@ -310,12 +325,17 @@ def _check_source(tensor: tf.Tensor) -> None:
     if outer.ref() in loss_graph.data_of(outer)[1]:
         _check_source(outer)
         return
+    _check_by_row(outer)
+
+
+def _check_by_row(tensor: tf.Tensor) -> None:
+    """Checks that what a function gets was computed from data row by row."""
     try:
-        isolation.check_is_by_row("loss", outer)
+        isolation.check_is_by_row("loss", tensor)
     except ValueError as error:
         raise ValueError(
             "`minimize` must be called in the function that gets the batch, best the outermost "
-            f"tf.function. Received a loss that depends on {outer}, computed from data in an "
+            f"tf.function. Received a loss that depends on {tensor}, computed from data in an "
             "enclosing function, where examples may have been mixed. Pass the batch itself, and "
             f"compute that in the inner function. ({error})"
         ) from error

@@ -328,9 +328,9 @@ class PrivateOptimizerMixin(PersistentState):
           RuntimeError: The gradients are not this optimizer's own clipped sums.
         """
         given = [gradient for gradient, _ in grads_and_vars]
-        clipped, variables, use = self._clipped or (None, [], None)
-        if clipped is None or any(
-            g is not own for g, own in zip(given, clipped.gradients, strict=True)
+        known = self._clipped
+        if known is None or any(
+            g is not own for g, own in zip(given, known[0].gradients, strict=True)
         ):
             raise RuntimeError(
                 f"{type(self).__name__}.apply_gradients must be given the clipped sums that its "
@@ -338,6 +338,7 @@ class PrivateOptimizerMixin(PersistentState):
                 "private. Call `optimizer.minimize(loss, variables, tape=tape)` with one loss "
                 "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
             )
+        clipped, variables, use = known
         self._clipped = None
         step_check.check_update([*clipped.gradients, *clipped.regularizer_gradients])
         with step_check.own_operations():
