@@ -10,6 +10,7 @@ import tfdp
 from tests import support
 from tfdp import _draws
 from tfdp._draws import fingerprint
+from tfdp.clipping import devices
 
 X, Y = support.small_data(64)
 
@@ -211,3 +212,38 @@ def test_fingerprints_of_large_tensors_see_every_row_and_column():
 
 def test_strings_have_fingerprints():
     assert int(fingerprint(tf.constant(["a", "b"]))) != int(fingerprint(tf.constant(["b", "a"])))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """The record of draws is then read outside of compiled functions."""
+    monkeypatch.setattr(devices, "compiled_for_gpu", devices.compiled_by_xla)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_compiled_for_a_gpu_batches_are_looked_up_outside(steps, on_a_gpu):
+    data = batches(chunk_size=None if steps == 1 else 20)
+    model = support.compiled(
+        tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), jit_compile=True, steps_per_execution=steps
+    )
+    model.fit(data, epochs=2, verbose=0)
+    assert model.optimizer.released_steps() == (6, 0)
+    element = next(iter(data))
+    if steps == 1:
+        assert counted(model, [element, element, *mixed(next(iter(data)))]) == (7, 2)
+
+
+def test_compiled_for_a_gpu_without_a_function_around_there_is_a_warning(on_a_gpu, caplog):
+    data = batches()
+    model = support.small_model()
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=data.sampling)
+
+    @tf.function(jit_compile=True)
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            loss = support.crossentropy()(y, model(x, training=True), sample_weight=mask)
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    step(*next(iter(data)))
+    assert "No epsilon can be stated" in caplog.text
+    assert optimizer.released_steps() == (0, 1)

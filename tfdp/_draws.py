@@ -115,7 +115,7 @@ class DrawRecord:
     def take(
         self,
         sampling: PoissonSampling,
-        mask: tf.Tensor,
+        mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
         following: tuple[tf.Tensor, tf.Tensor] | None = None,
     ) -> Use:
@@ -123,7 +123,7 @@ class DrawRecord:
 
         Args:
           sampling: How it should have been sampled.
-          mask: Its mask, bool `[rows]`.
+          mask: Its mask, bool `[rows]`; None if it is one of `tensors`.
           tensors: Those of its tensors that are used, in any order.
           following: Of draws with equal contents, the number of that which was begun, and how many
             of its chunks were used; scalars.
@@ -132,23 +132,58 @@ class DrawRecord:
         with tf.name_scope(_SCOPE):
             return self._take(sampling, mask, tensors, following)
 
+    def take_drawn(
+        self, sampling: PoissonSampling, following: tuple[tf.Tensor, tf.Tensor] | None
+    ) -> tuple[Use, tf.Tensor] | None:
+        """Looks up what the graph being built read last from a data set.
+
+        Args:
+          sampling: See `take`.
+          following: See `take`.
+
+        Returns:
+          The use, and the fingerprints of all tensors; None if the graph reads no data set.
+        """
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        elements = [op for op in operations if op.type == "IteratorGetNext"]
+        if not elements:
+            return None
+        drawn = list(elements[-1].outputs)
+        use = self.take(sampling, None, drawn, following)
+        with tf.name_scope(_SCOPE):
+            return use, tf.stack([fingerprint(tensor) for tensor in drawn])
+
+    def compare(self, use: Use, prints: tf.Tensor, tensors: Sequence[tf.Tensor]) -> Use:
+        """Returns the use of a draw; not fresh if a tensor is not one of those drawn.
+
+        Args:
+          use: From `take_drawn`, in an enclosing graph.
+          prints: Likewise.
+          tensors: The tensors of the batch that are used here.
+        """
+        with tf.name_scope(_SCOPE):
+            same = [tf.reduce_any(prints == fingerprint(tensor)) for tensor in tensors]
+            return Use(tf.reduce_all([use.fresh, *same]), use.draw, use.chunk)
+
     def _take(
         self,
         sampling: PoissonSampling,
-        mask: tf.Tensor,
+        mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
         following: tuple[tf.Tensor, tf.Tensor] | None,
     ) -> Use:
         prints, known, _, _, uses = self._made()
-        of_mask, own = fingerprint(mask), [fingerprint(tensor) for tensor in tensors]
-        with tf.control_dependencies([of_mask, *own]):  # Once the batch is there, so is its entry.
+        own = [fingerprint(tensor) for tensor in tensors]
+        of_mask = [] if mask is None else [fingerprint(mask)]
+        with tf.control_dependencies([*of_mask, *own]):  # Once the batch is there, so is its entry.
             facts, all_prints, used = known.read_value(), prints.read_value(), uses.read_value()
         wanted = tf.constant(dataclasses.astuple(sampling), tf.int64)
         found = tf.reduce_all(facts[:, _SAMPLING] == wanted, axis=1)
         found = tf.logical_and(found, used < facts[:, _ENTRY] * _USES)
-        found = tf.logical_and(found, all_prints[:, 0] == of_mask)
+        for number in of_mask:
+            found = tf.logical_and(found, all_prints[:, 0] == number)
         for number in own:
-            same = all_prints[:, 1:] == number
+            same = all_prints[:, len(of_mask) :] == number
             found = tf.logical_and(found, tf.reduce_any(same, axis=1))
         # Of draws that are equal, what follows; or else of the newest source (an older one with the
         # same seed may have left some) the oldest.

@@ -38,7 +38,7 @@ class NeverDrops(Accumulator):
         return tf.constant(True)
 
     def add(self, clipped, variables, use):
-        use = dataclasses.replace(use, fresh=tf.constant(True), chunk=self.next_chunk[1])
+        use = dataclasses.replace(use, fresh=tf.constant(True), chunk=self.next[1])
         return super().add(clipped, variables, use)
 
 

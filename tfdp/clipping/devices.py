@@ -17,6 +17,11 @@ def compiled_by_xla() -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
+def compiled_for_gpu() -> bool:
+    """Whether it is, and will run on a GPU."""
+    return compiled_by_xla() and bool(tf.config.list_logical_devices("GPU"))
+
+
 def working_set_bytes() -> int:
     """How much to have in memory at the same time where parts of a batch are worked on."""
     return _GPU_BYTES if tf.config.list_logical_devices("GPU") else _CPU_BYTES

@@ -303,8 +303,11 @@ def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
     called = step_graph.called_functions(op)
     if not any(step_graph.function_graph(op.graph, name) in _minimizing for name in called):
         return
+    own = _own_names.get(op.graph, ())
     for tensor, value in zip(op.inputs, inputs, strict=True):
-        if value.colors & DATA and tensor.ref() not in loss_graph.data_of(tensor)[1]:
+        if not value.colors & DATA or tensor.op.name in own:
+            continue
+        if tensor.ref() not in loss_graph.data_of(tensor)[1]:
             _check_by_row(tensor)
 
 

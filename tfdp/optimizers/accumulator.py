@@ -36,13 +36,13 @@ class Accumulator:
                 self._sums[variable.ref()] = total
 
     @property
-    def next_chunk(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def next(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Number of the draw in the sum, and how many of its chunks; int64, in the graph built."""
         return self._draw.read_value(), tf.cast(self._count.read_value(), tf.int64)
 
     def fits(self, use: Use) -> tf.Tensor:
         """Whether a batch may be added next: it begins a draw, or is the next chunk of it."""
-        draw, chunk = self.next_chunk
+        draw, chunk = self.next
         goes_on = tf.logical_and(use.draw == draw, use.chunk == chunk)
         return tf.logical_or(use.chunk == 0, goes_on)
 

@@ -22,7 +22,7 @@ from tfdp.clipping import (
     clipping_rules,
     step_check,
 )
-from tfdp.optimizers import record_ledger, record_table
+from tfdp.optimizers import draw_use, record_ledger, record_table
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
@@ -275,18 +275,9 @@ class PrivateOptimizerMixin(PersistentState):
 
     def _use_of(self, clipped: ClippedSum) -> _draws.Use:
         """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
-        zero = tf.constant(0, tf.int64)
-        if self._sampled is None or clipped.mask is None:
-            chunk = zero
-            if self._gradient_accumulation_steps > 1:
-                chunk = self._prepared_accumulator([]).next_chunk[1]
-            return _draws.Use(tf.constant(False), zero, chunk)
-        others = [tensor for tensor in clipped.batch if tensor is not clipped.mask]
-        if self._gradient_accumulation_steps == 1:
-            return _draws.RECORD.take(self._sampled, clipped.mask, others)
-        accumulator = self._prepared_accumulator([])
-        use = _draws.RECORD.take(self._sampled, clipped.mask, others, accumulator.next_chunk)
-        return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, accumulator.fits(use)))
+        accumulates = self._gradient_accumulation_steps > 1
+        accumulator = self._prepared_accumulator([]) if accumulates else None
+        return draw_use.use_of(clipped, self._sampled, accumulator)
 
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int

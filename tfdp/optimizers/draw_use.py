@@ -1,0 +1,73 @@
+"""Finds out whether the batch of a step is an unused draw of `poisson_batches`."""
+
+import dataclasses
+import logging
+import weakref
+
+import tensorflow as tf
+
+from tfdp._draws import RECORD, Use
+from tfdp.accounting.sampling import PoissonSampling
+from tfdp.clipping import ClippedSum, devices, step_check
+from tfdp.optimizers.accumulator import Accumulator
+
+_LOGGER = logging.getLogger("tfdp")
+# By enclosing graph and name of the compiled function: what was looked up, and for which traces.
+_found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def use_of(
+    clipped: ClippedSum, sampling: PoissonSampling | None, accumulator: Accumulator | None
+) -> Use:
+    """Looks up the batch that a clipped sum was computed from, in the graph being built.
+
+    Args:
+      clipped: The clipped sum.
+      sampling: How the batch should have been sampled; None: it cannot be a draw.
+      accumulator: The sum over the chunks of a logical batch, if it is delivered in chunks.
+
+    Returns:
+      The use; fresh only if the batch may be added next.
+    """
+    zero = tf.constant(0, tf.int64)
+    if sampling is None or clipped.mask is None:
+        return Use(tf.constant(False), zero, zero if accumulator is None else accumulator.next[1])
+    if devices.compiled_for_gpu():
+        use = _of_batch_outside(clipped, sampling, accumulator)
+    else:
+        others = [tensor for tensor in clipped.batch if tensor is not clipped.mask]
+        following = None if accumulator is None else accumulator.next
+        use = RECORD.take(sampling, clipped.mask, others, following)
+    if accumulator is None:
+        return use
+    return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, accumulator.fits(use)))
+
+
+def _of_batch_outside(
+    clipped: ClippedSum, sampling: PoissonSampling, accumulator: Accumulator | None
+) -> Use:
+    """Looks the batch up where the compiled function is called.
+
+    The record of draws is on the CPU, which functions compiled for a GPU cannot read.
+    """
+    here = tf.compat.v1.get_default_graph()
+    graph, use = here.outer_graph, None
+    if isinstance(graph, tf.__internal__.FuncGraph):
+        # A function that makes variables is traced twice, and must not take the batch twice.
+        looked_up = _found.setdefault(graph, {})
+        found, traces = looked_up.get(here.name, (None, []))
+        if found is None or any(trace() is here for trace in traces):
+            with graph.as_default(), step_check.own_operations():
+                following = None if accumulator is None else accumulator.next
+                found, traces = RECORD.take_drawn(sampling, following), []
+        looked_up[here.name] = found, [*traces, weakref.ref(here)]
+        use = None if found is None else RECORD.compare(*found, clipped.batch)
+    if use is None:
+        _LOGGER.warning(
+            "No epsilon can be stated for this training: a function compiled by XLA for a GPU "
+            "cannot see whether its batch is a fresh draw, unless a tf.function around it reads "
+            "the batch, as `model.fit` does. Call it in one, or use jit_compile=False."
+        )
+        zero = tf.constant(0, tf.int64)
+        return Use(tf.constant(False), zero, zero)
+    return use
