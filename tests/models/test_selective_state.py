@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tests.selective_support import CLASSES, MODELS, X, batches, compiled, optimizer
+from tests.selective_support import CLASSES, MODELS, X, Y, batches, compiled, optimizer
 
 
 def flat(model):
@@ -120,3 +120,28 @@ def test_the_config_makes_the_model_again():
     copy = tfdp.SelectiveModel.from_config(model.get_config())
     assert copy.get_config() == model.get_config()
     assert copy.name == "mine"
+
+
+class FailsOnLargeValues(tf.keras.layers.Layer):
+    def call(self, x):
+        with tf.control_dependencies(
+            [tf.debugging.assert_less(tf.reduce_max(x), 1e3, "too large")]
+        ):
+            return tf.identity(x)
+
+
+def test_an_attempt_that_fails_is_counted():
+    """That an operation failed on an example tells that the example was there."""
+    x = X.copy()
+    x[0] = 1e6
+    data = tfdp.data.poisson_batches((x, Y), expected_batch_size=32, seed=1)
+    base = tf.keras.Sequential([FailsOnLargeValues(input_shape=[4]), tf.keras.layers.Dense(3)])
+    model = tfdp.SelectiveModel(base)
+    optimizer = tfdp.DPSURSGD(
+        1.0, 1.1, validation_batch_size=8, validation_noise_multiplier=1.0, sampling=data.sampling
+    )
+    model.compile(optimizer, loss=support.crossentropy())
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(data, epochs=1, steps_per_epoch=20, verbose=0)
+    counted = optimizer.ledger.steps
+    assert counted == int(optimizer.iterations.numpy()) + 1

@@ -229,8 +229,17 @@ class VectorizedClipping(ClippingEngine):
 
         if one:
             return [g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])]
-        with _without_conversion_warnings():
-            return vectorized_map(gradient_of_row, batch)
+        try:
+            with _without_conversion_warnings():
+                return vectorized_map(gradient_of_row, batch)
+        except (AttributeError, NotImplementedError, TypeError) as error:  # TensorFlow's own.
+            raise ValueError(
+                "The vectorised engine must be able to evaluate the loss for many examples at "
+                "once. Received a model that TensorFlow cannot vectorise, such as one with a "
+                "branch or a loop of its own (`tf.cond`, `tf.switch_case`, `tf.while_loop`, "
+                "`tf.scan`): use layers without them. TensorFlow said: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def _largest_chunk(self, graph: loss_graph.LossGraph, variables) -> int:
         if self.chunk_size is not None:

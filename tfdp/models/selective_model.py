@@ -1,5 +1,7 @@
 """A Keras model that keeps only the updates that pass a noisy test (DPSUR)."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -163,7 +165,7 @@ class SelectiveModel(tf.keras.Model):
             callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
             if verbose:
                 callbacks.append(Progress(steps, self.optimizer.selective_release))
-            with exclusive_training(self.variables):
+            with exclusive_training(self.variables), self._failures_counted():
                 return super().fit(
                     tf.data.Dataset.range(steps),
                     epochs=epochs,
@@ -175,6 +177,15 @@ class SelectiveModel(tf.keras.Model):
                     validation_batch_size=validation_batch_size,
                     validation_freq=validation_freq,
                 )
+
+    @contextlib.contextmanager
+    def _failures_counted(self) -> Iterator[None]:
+        """Counts a release where an operation fails: that an attempt failed is seen, too."""
+        try:
+            yield
+        except tf.errors.OpError:
+            tf.function(self.optimizer.charge)()
+            raise
 
     def _prepare(self, source: PoissonSource) -> None:
         """Makes what the training step needs."""
