@@ -14,6 +14,8 @@ import tfdp
 from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
 from benchmarks.settings import Settings, Unsupported
+from tfdp.accounting.sampling import PoissonSampling
+from tfdp.data.batches import PoissonBatches
 
 _TFDP = {
     "tfdp_one_pass": (tfdp.DPSGD, "one_pass"),
@@ -40,23 +42,23 @@ class KerasSteps:
     """
 
     def __init__(self, contestant: str, problem: Problem, settings: Settings):
-        sampling: dict[str, Any] = {}
         if contestant == _SELECTIVE and settings.dataset_size is None:
             raise Unsupported("draws batches itself: needs --dataset_size")
         if settings.dataset_size is None:
-            self._data = fixed_batches(problem, settings)
+            self._data, sampling = fixed_batches(problem, settings), None
         else:
-            self._data, sampling = _poisson_batches(problem, settings)
+            self._data = _poisson_batches(problem, settings)
+            sampling = self._data.sampling
         self._model = networks.build(problem)
         if settings.jit_compile:
             networks.let_xla_compile(self._model)
         self.parameters = self._model.count_params()
-        self._calls = sampling.get("gradient_accumulation_steps", 1)
+        self._calls = 1 if sampling is None else sampling.gradient_accumulation_steps
         if contestant == _SELECTIVE:
             self._model = tfdp.SelectiveModel(self._model)
-        elif sampling:
+        elif sampling is not None:
             self._data = self._data.repeat()
-        optimizer = make_optimizer(contestant, settings.batch, **sampling)
+        optimizer = make_optimizer(contestant, settings.batch, sampling)
         self._model.compile(
             optimizer, loss=make_loss(contestant), jit_compile=settings.jit_compile or None
         )
@@ -84,8 +86,8 @@ def make_loss(contestant: str) -> tf.keras.losses.Loss:
     )
 
 
-def make_optimizer(contestant: str, batch: int, **sampling: Any) -> Any:
-    """The optimizer of a contestant; `sampling` replaces `expected_batch_size`."""
+def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None = None) -> Any:
+    """The optimizer of a contestant, for Poisson batches if their sampling is given."""
     legacy = tf.keras.optimizers.legacy
     if contestant == "keras_sgd":
         return legacy.SGD(LEARNING_RATE)
@@ -98,12 +100,12 @@ def make_optimizer(contestant: str, batch: int, **sampling: Any) -> Any:
         optimizer_class = getattr(optimizers, name)
         return optimizer_class(**privacy, num_microbatches=batch, learning_rate=LEARNING_RATE)
     optimizer_class, engine = _TFDP[contestant]
-    sampling = sampling or {"expected_batch_size": batch}
+    batches = {"expected_batch_size": batch} if sampling is None else {"sampling": sampling}
     if contestant == _SELECTIVE:
         # Every step is one attempt, and a small test of the same kind as the paper's.
         privacy |= {"selective_release": "per_attempt", "validation_noise_multiplier": 1.3}
         privacy["validation_batch_size"] = max(1, batch // 8)
-    return optimizer_class(**privacy, **sampling, learning_rate=LEARNING_RATE, engine=engine)
+    return optimizer_class(**privacy, **batches, learning_rate=LEARNING_RATE, engine=engine)
 
 
 def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
@@ -115,12 +117,9 @@ def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
     return data.repeat()
 
 
-def _poisson_batches(
-    problem: Problem, settings: Settings
-) -> tuple[tf.data.Dataset, dict[str, Any]]:
-    data = tfdp.data.poisson_batches(
+def _poisson_batches(problem: Problem, settings: Settings) -> PoissonBatches:
+    return tfdp.data.poisson_batches(
         problem.rows(settings.dataset_size),
         expected_batch_size=settings.batch,
         chunk_size=settings.chunk_size,
     )
-    return data, {"sampling": data.sampling}

@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import tfdp
+from tfdp.accounting.sampling import PoissonSampling
 
 _FEATURES = ("bmi", "s5")
 _START = (-1.5, 2.5)
@@ -81,7 +82,7 @@ def train(values: flags.FlagValues, selective: bool) -> np.ndarray:
     layer = tf.keras.layers.Dense(1, use_bias=False)
     model = tf.keras.Sequential([tf.keras.layers.Input([2]), layer])
     layer.set_weights([np.array(_START, "float32")[:, None]])
-    optimizer = make_optimizer(values, selective, {"sampling": batches.sampling})
+    optimizer = make_optimizer(values, selective, batches.sampling)
     model = tfdp.SelectiveModel(model) if selective else model
     model.compile(optimizer, tf.keras.losses.MeanSquaredError("none"))
     way = Way()
@@ -92,15 +93,15 @@ def train(values: flags.FlagValues, selective: bool) -> np.ndarray:
     return np.array(way.points)
 
 
-def make_optimizer(values: flags.FlagValues, selective: bool, sampling: dict) -> Any:
+def make_optimizer(values: flags.FlagValues, selective: bool, sampling: PoissonSampling) -> Any:
     """DP-SGD or DPSUR on it, with noise for the target epsilon."""
     budget = {
         "target_epsilon": values.target_epsilon,
         "delta": values.delta,
-        "dataset_size": sampling["dataset_size"],
-        "expected_batch_size": sampling["expected_batch_size"],
+        "dataset_size": sampling.dataset_size,
+        "expected_batch_size": sampling.expected_batch_size,
     }
-    own = {"l2_norm_clip": _CLIP, "learning_rate": values.learning_rate, **sampling}
+    own = {"l2_norm_clip": _CLIP, "learning_rate": values.learning_rate, "sampling": sampling}
     if not selective:
         noise = tfdp.calibrate_noise_multiplier(steps=values.updates, **budget)
         return tfdp.DPSGD(noise_multiplier=noise, **own)

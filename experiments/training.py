@@ -17,6 +17,7 @@ from experiments.datasets import Data
 from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
+from tfdp.accounting.sampling import PoissonSampling
 
 _PRIVATE_OPTIMIZERS = {
     "dpsgd": tfdp.DPSGD,
@@ -199,7 +200,7 @@ class Training:
         if self.settings.private:
             self.batches = self._poisson_batches()
             self.model.compile(
-                optimizer=self._private_optimizer({"sampling": self.batches.sampling}),
+                optimizer=self._private_optimizer(self.batches.sampling),
                 loss=loss(from_logits=True, reduction="none"),
                 weighted_metrics=["accuracy"],
             )
@@ -219,7 +220,7 @@ class Training:
             self.settings.learning_rate_schedule, self.settings.learning_rate, steps
         )
 
-    def _private_optimizer(self, sampling: dict[str, int]) -> tf.keras.optimizers.legacy.Optimizer:
+    def _private_optimizer(self, sampling: PoissonSampling) -> tf.keras.optimizers.legacy.Optimizer:
         method = self.settings.method
         momentum = "beta_1" if "adam" in method else "momentum"
         names = SELECTIVE_FLAGS if self.settings.selective else ()
@@ -235,7 +236,7 @@ class Training:
             noise_seed=self.settings.seed + 1 if self.settings.insecure_fixed_noise else None,
             **{momentum: self.settings.momentum},
             **selection,
-            **sampling,
+            sampling=sampling,
         )
 
     def _poisson_batches(self) -> tf.data.Dataset:

@@ -12,6 +12,7 @@ from experiments import vae_metrics, vae_networks
 from experiments.datasets import Data
 from experiments.settings import RefusedError
 from experiments.vae_settings import METHODS, Settings
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.models import likelihoods, priors
 
 NUM_CLASSES = 10
@@ -83,7 +84,7 @@ def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray],
         seed=None if settings.private else settings.seed,
     )
     model = make_model(settings)
-    model.compile(optimizer=make_optimizer(settings, noise, {"sampling": batches.sampling}))
+    model.compile(optimizer=make_optimizer(settings, noise, batches.sampling))
     began = time.monotonic()
     model.fit(batches, epochs=1, verbose=0)
     seconds = time.monotonic() - began
@@ -155,7 +156,7 @@ def make_model(settings: Settings) -> Any:
     )
 
 
-def make_optimizer(settings: Settings, noise: float | None, sampling: dict[str, int]) -> Any:
+def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSampling) -> Any:
     """The optimizer that the settings ask for."""
     if noise is None:
         return tf.keras.optimizers.legacy.Adam(settings.learning_rate)
@@ -163,7 +164,7 @@ def make_optimizer(settings: Settings, noise: float | None, sampling: dict[str, 
         l2_norm_clip=settings.l2_norm_clip,
         noise_multiplier=noise,
         learning_rate=settings.learning_rate,
-        **sampling,
+        sampling=sampling,
     )
 
 

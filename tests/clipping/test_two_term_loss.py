@@ -309,7 +309,7 @@ def test_a_mask_that_does_not_come_with_the_data_proves_no_poisson_sampling():
 
 def test_steps_without_the_mask_have_no_epsilon():
     model, (x, y, _) = Codes(), data()
-    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=8, dataset_size=len(x))
+    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=8)
 
     @tf.function
     def step(x, y):

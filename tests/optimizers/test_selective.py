@@ -68,7 +68,7 @@ def test_what_is_not_known_is_not_priced():
     opt = tfdp.DPSURSGD(
         1.0, 1.0, 16, validation_batch_size=8, validation_noise_multiplier=1.0, learning_rate=0.1
     )
-    with pytest.raises(ValueError, match="dataset_size"):
+    with pytest.raises(ValueError, match="`sampling` must be given"):
         _ = opt.ledger
 
 
@@ -83,8 +83,8 @@ def test_what_is_not_known_is_not_priced():
         ({"max_attempts": 1.5}, "`max_attempts` must be an integer"),
         ({"threshold": -30.0}, "`max_attempts` must be given"),
         ({"threshold": -300.0}, "`max_attempts` must be given"),
-        ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` must be 1"),
-        ({"validation_batch_size": 65}, "at most `dataset_size`"),
+        ({"sampling": PoissonSampling(64, 16, 2)}, "`gradient_accumulation_steps` must be 1"),
+        ({"validation_batch_size": 65}, "at most the number of training examples, 64"),
         ({"validation_noise_multiplier": 0.0}, "`validation_noise_multiplier` must be"),
         ({"validation_clip": 1e-46}, "`validation_clip` must be"),
         ({"validation_clip": math.inf}, "`validation_clip` must be"),

@@ -51,11 +51,15 @@ def test_config_round_trip(cls):
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     sgd = issubclass(cls, tf.keras.optimizers.legacy.SGD)
     more = {"momentum": 0.8} if sgd else {"beta_1": 0.8}
-    optimizer = cls(0.5, 1.1, 16, None, 2, 640, 4, learning_rate=schedule, name="mine", **more)
+    optimizer = cls(0.5, 1.1, 16, None, 2, None, 4, learning_rate=schedule, name="mine", **more)
     copy = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
     assert type(copy) is cls
     assert copy.get_config() == optimizer.get_config()
     assert copy.get_config()["gradient_accumulation_steps"] == 2
+    optimizer = make(cls, chunk_size=12)
+    copy = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
+    assert copy.get_config() == optimizer.get_config()
+    assert copy.sampling == optimizer.sampling == batches(chunk_size=12).sampling
 
 
 def weights_after(model, data, epochs=1):
