@@ -58,7 +58,7 @@ class Sum:
                 expected_batch_size,
             )
             self.scales = found.noise_scales
-            assert found.masked
+            assert found.mask is not None
             zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
             sums = [z if g is None else g for g, z in zip(found.gradients, zeros, strict=True)]
             public = [

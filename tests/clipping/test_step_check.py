@@ -301,7 +301,7 @@ def model_and_batches(layer, **kwargs):
     x, y = support.small_data()
     batches = tfdp.data.poisson_batches((x, y), expected_batch_size=12, seed=1)
     model = tf.keras.Sequential([layers.Input([4]), layer, layers.Dense(3)])
-    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=12, dataset_size=60, noise_seed=1)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling, noise_seed=1)
     support.compiled(optimizer, model, **kwargs)
     return model, batches
 
@@ -656,9 +656,10 @@ def test_compiled_metrics_of_all_kinds():
     kinds = [metrics.AUC(), metrics.Precision(), metrics.MeanIoU(2), metrics.F1Score(threshold=0.5)]
     model = tf.keras.Sequential([layers.Input([4]), layers.Dense(1, activation="sigmoid")])
     loss = tf.keras.losses.BinaryCrossentropy(reduction="none")
-    optimizer = tfdp.DPSGD(1.0, 1.0, expected_batch_size=12, dataset_size=60)
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=12)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
     model.compile(optimizer, loss, metrics=kinds, weighted_metrics=[metrics.AUC(name="weighted")])
-    model.fit(tfdp.data.poisson_batches((x, y), expected_batch_size=12), verbose=0)
+    model.fit(batches, verbose=0)
     assert model.optimizer.released_steps() == (5, 0)
 
 
@@ -668,8 +669,9 @@ def test_texts_are_looked_up():
     embedded = layers.Flatten()(layers.Embedding(3, 2)(words(inputs)))
     model = tf.keras.Model(inputs, layers.Dense(3)(embedded))
     x = np.array([["a"], ["b"], ["c"]] * 20)
-    support.compiled(tfdp.DPSGD(1.0, 1.0, expected_batch_size=12, dataset_size=60), model)
-    model.fit(tfdp.data.poisson_batches((x, np.arange(60) % 3), expected_batch_size=12), verbose=0)
+    batches = tfdp.data.poisson_batches((x, np.arange(60) % 3), expected_batch_size=12)
+    support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling), model)
+    model.fit(batches, verbose=0)
     assert model.optimizer.released_steps() == (5, 0)
 
 
