@@ -94,7 +94,7 @@ class DividesByRealisedSize(tfdp.DPSGD):
     """Mutant: the sum is divided by the number of rows, as in TF-Privacy."""
 
     def _logical_step(self, sums, within_clip, clipped, variables, name):
-        scale = self.expected_batch_size / tf.cast(clipped.rows, tf.float32)
+        scale = self.expected_batch_size / tf.cast(tf.shape(clipped.batch[0])[0], tf.float32)
         sums = [s * scale for s in sums]
         return super()._logical_step(sums, within_clip, clipped, variables, name)
 
@@ -288,7 +288,6 @@ GOOD = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 10}
         ("noise_multiplier", None),
         ("expected_batch_size", 0),
         ("expected_batch_size", 2.5),
-        ("expected_batch_size", None),
         ("num_microbatches", 0),
         ("num_microbatches", 1.5),
         ("gradient_accumulation_steps", 0),
