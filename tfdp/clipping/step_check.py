@@ -175,7 +175,7 @@ def watch(graph: tf.Graph) -> None:
 
     def leave() -> None:
         # Distribution strategies enter a graph again, in threads: then it is not finished yet.
-        enclosing = sys._getframe(1).f_locals[_ENCLOSING_CALLBACKS]
+        enclosing = sys._getframe(1).f_locals.get(_ENCLOSING_CALLBACKS)
         if enclosing is not None:
             enclosing.append(leave)
             return
