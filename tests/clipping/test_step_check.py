@@ -580,6 +580,7 @@ def test_not_following_what_is_captured_is_caught(place, monkeypatch):
 
 def test_a_scalar_that_is_let_in_is_caught(monkeypatch):
     monkeypatch.setattr(step_check, "_check_source", lambda tensor: None)
+    monkeypatch.setattr(step_check, "_check_passed", lambda op, inputs: None)
     assert_leaks(lambda: at(scalar_argument))
 
 

@@ -61,7 +61,9 @@ def _of_batch_outside(
                 following = None if accumulator is None else accumulator.next
                 found, traces = RECORD.take_drawn(sampling, following), []
         looked_up[here.name] = found, [*traces, weakref.ref(here)]
-        use = None if found is None else RECORD.compare(*found, clipped.batch)
+        if found is not None:
+            drawn, prints = found
+            use = RECORD.compare(drawn, prints, clipped.batch)
     if use is None:
         _LOGGER.warning(
             "No epsilon can be stated for this training: a function compiled by XLA for a GPU "
