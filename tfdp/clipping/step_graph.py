@@ -62,7 +62,7 @@ Visit = Callable[[tf.Operation, Sequence[Value], int], bool]
 
 
 class Flow:
-    """What the tensors of a traced function follow from.
+    """Data flow through a traced function: what its tensors follow from.
 
     Args:
       visit: Gets each operation, also of functions that are called, the values of its inputs, and
@@ -203,7 +203,7 @@ def _colors(values: Sequence[Value]) -> int:
 
 
 def _of_shape(colors: int) -> int:
-    """What the shape of a tensor follows from."""
+    """Returns what the shape of a tensor follows from."""
     if colors & RAGGED:
         return DATA | RAGGED
     return SIZE if colors & (DATA | SIZE) else 0
