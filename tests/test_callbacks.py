@@ -68,10 +68,29 @@ def test_stopping_only_after_epochs_is_caught():
     assert model.optimizer.ledger.steps > allowed_steps(2.0)
 
 
-def test_chunks_count_as_one_step():
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_chunks_count_as_one_step_which_is_completed(steps_per_execution):
+    """A step is counted at its first chunk, and those that follow overspend nothing."""
+    data = batches(chunk_size=20)
+    assert data.sampling.gradient_accumulation_steps == 3
+    model = make(data, steps_per_execution=steps_per_execution)
+    model.fit(data, epochs=30, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+    steps = model.optimizer.ledger.steps
+    assert allowed_steps(2.0) - (steps_per_execution > 1) <= steps <= allowed_steps(2.0)
+    if steps_per_execution == 1:
+        assert int(model.optimizer.iterations) == steps
+
+
+def test_a_step_broken_off_at_each_epoch_is_no_reason_to_overspend():
     data = batches(chunk_size=20)
     model = make(data)
-    model.fit(data, epochs=30, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+    # Values of its own: it keeps them, and others that begin with them would be copies.
+    model.set_weights([w + 0.1 for w in model.get_weights()])
+    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    for _ in range(allowed_steps(2.0)):
+        model.fit(data, steps_per_epoch=1, callbacks=[budget], verbose=0)
+    with pytest.raises(ValueError, match="allows no further step"):
+        model.fit(data, steps_per_epoch=1, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.steps == allowed_steps(2.0)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp._shared_function import shared_function
 from tfdp.accounting.sampling import PoissonSampling
 
 # Draws that may wait for their use at the same time. Older ones are forgotten.
@@ -28,6 +29,8 @@ _SLOTS = 1024
 _ENTRIES = 2**15
 # Columns of what is known of a draw.
 _SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 3), 3, 4, 5, 6
+# Of what is known of the sampling.
+_STEPS = 2
 _NOTHING = -1
 # Uses of one entry that are told apart.
 _USES = 2**20
@@ -56,6 +59,7 @@ class DrawRecord:
 
     def __init__(self) -> None:
         self._variables: tuple[tf.Variable, ...] = ()
+        self._shared_look_up = shared_function(self._look_up)
 
     def prepare(self, tensors: int) -> None:
         """Makes room for draws of so many tensors each; to be called outside of graphs."""
@@ -172,27 +176,34 @@ class DrawRecord:
         tensors: Sequence[tf.Tensor],
         following: tuple[tf.Tensor, tf.Tensor] | None,
     ) -> Use:
-        prints, known, _, _, uses = self._made()
-        own = [fingerprint(tensor) for tensor in tensors]
-        of_mask = [] if mask is None else [fingerprint(mask)]
-        with tf.control_dependencies([*of_mask, *own]):  # Once the batch is there, so is its entry.
-            facts, all_prints, used = known.read_value(), prints.read_value(), uses.read_value()
+        self._made()
+        own = tf.stack([fingerprint(tensor) for tensor in tensors])
+        of_mask = tf.stack([] if mask is None else [fingerprint(mask)])
         wanted = tf.constant(dataclasses.astuple(sampling), tf.int64)
+        none = tf.constant(_NOTHING - 1, tf.int64)  # No chunk has this number.
+        draw, chunk = (none, none) if following is None else following
+        following = tf.stack([tf.cast(draw, tf.int64), tf.cast(chunk, tf.int64)])
+        return Use(*self._shared_look_up(wanted, tf.cast(of_mask, tf.int64), own, following))
+
+    def _look_up(
+        self, wanted: tf.Tensor, of_mask: tf.Tensor, own: tf.Tensor, following: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Looks fingerprints up, of the mask `[0 or 1]`, and marks what is found as used."""
+        prints, known, _, _, uses = self._made()
+        with tf.control_dependencies([of_mask, own]):  # Once the batch is there, so is its entry.
+            facts, all_prints, used = known.read_value(), prints.read_value(), uses.read_value()
         found = tf.reduce_all(facts[:, _SAMPLING] == wanted, axis=1)
         found = tf.logical_and(found, used < facts[:, _ENTRY] * _USES)
-        for number in of_mask:
-            found = tf.logical_and(found, all_prints[:, 0] == number)
-        for number in own:
-            same = all_prints[:, len(of_mask) :] == number
-            found = tf.logical_and(found, tf.reduce_any(same, axis=1))
+        found = tf.logical_and(found, tf.reduce_all(all_prints[:, :1] == of_mask, axis=1))
+        same = all_prints[:, of_mask.shape[0] :, tf.newaxis] == own
+        found = tf.logical_and(found, tf.reduce_all(tf.reduce_any(same, axis=1), axis=1))
         # Of draws that are equal, what follows; or else of the newest source (an older one with the
         # same seed may have left some) the oldest.
-        ages = facts[:, _DRAW] * sampling.gradient_accumulation_steps + facts[:, _CHUNK]
-        ages -= facts[:, _SOURCE] * 2**40
-        if following is not None:
-            draw, chunk = (tf.cast(number, tf.int64) for number in following)
-            same = tf.logical_or(chunk == 0, facts[:, _DRAW] == draw)
-            ages = tf.where(tf.logical_and(same, facts[:, _CHUNK] == chunk), ages - 2**62, ages)
+        draws, chunks = facts[:, _DRAW], facts[:, _CHUNK]
+        ages = draws * wanted[_STEPS] + chunks - facts[:, _SOURCE] * 2**40
+        draw, chunk = following[0], following[1]
+        follows = tf.logical_or(chunk == 0, draws == draw)
+        ages = tf.where(tf.logical_and(follows, chunks == chunk), ages - 2**62, ages)
         slot = tf.argmin(tf.where(found, ages, ages.dtype.max))
         facts = tf.gather(facts, slot)  # (A slice would have XLA compile anew for each slot.)
         # Counted first and read afterwards: of two threads with one batch, none finds it unused.
@@ -204,7 +215,7 @@ class DrawRecord:
         with tf.control_dependencies([counted]):
             after = tf.gather(uses.read_value(), slot)
         fresh = tf.logical_and(tf.reduce_any(found), after == unused + 1)
-        return Use(fresh, facts[_DRAW], facts[_CHUNK])
+        return fresh, facts[_DRAW], facts[_CHUNK]
 
     def _made(self) -> tuple[tf.Variable, ...]:
         if not self._variables:
@@ -223,7 +234,10 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
     Returns:
       A scalar int64, never negative.
     """
-    flat = tf.reshape(tensor, [-1])
+    return _shared_of_flat(tf.reshape(tensor, [-1]))
+
+
+def _of_flat(flat: tf.Tensor) -> tf.Tensor:
     count = tf.size(flat, out_type=tf.int64)
     block = tf.maximum((count + _ENTRIES - 1) // _ENTRIES, 1)
     numbers = tf.range((count + block - 1) // block, dtype=tf.int64) + 1
@@ -234,6 +248,9 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
     mixed = _mix(bits + _mix(numbers * _GAMMA))
     total = tf.reduce_sum(mixed) + _mix(count * _GAMMA)
     return tf.bitwise.bitwise_and(_mix(total), tf.int64.max)
+
+
+_shared_of_flat = shared_function(_of_flat, any_size=True)
 
 
 def _bits(flat: tf.Tensor) -> tf.Tensor:

@@ -55,7 +55,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._last_step = 0
         self._before = PrivacyLedger()
         self._others = 0
-        self._steps_per_call = 1
+        self._most_batches = 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Works out how many more steps the budget allows."""
@@ -74,8 +74,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             event, release.truncation_probability, ledger, self.target_epsilon, self.delta
         )
         # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
-        self._steps_per_call = self._most_steps_per_call()
-        if allowed < self._steps_per_call:
+        self._most_batches = self._batches_per_call()
+        if allowed < -(-self._most_batches // optimizer.gradient_accumulation_steps):
             raise ValueError(
                 f"The privacy budget of target_epsilon={self.target_epsilon} at "
                 f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
@@ -96,8 +96,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer.released_steps()[1]:
             optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
-        if optimizer.own_steps() + self._steps_per_call > self._last_step:
-            self.model.stop_training = True
+        self._stop_before_overspending(optimizer.missing_batches())
         if sum(optimizer.released_steps()) - optimizer.own_steps() != self._others:
             self._expect_as_much_again()
 
@@ -117,8 +116,21 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._before = self._ledger()
         self._others = sum(self.model.optimizer.released_steps()) - self.model.optimizer.own_steps()
 
+    def _stop_before_overspending(self, missing_batches: int) -> None:
+        """Stops if the next call may begin a step that is not allowed.
+
+        Args:
+          missing_batches: Batches that come first, of a step that was begun and so counted.
+        """
+        optimizer = self.model.optimizer
+        batches = max(0, self._most_batches - missing_batches)
+        begun = -(-batches // optimizer.gradient_accumulation_steps)
+        if optimizer.own_steps() + begun > self._last_step:
+            self.model.stop_training = True
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `epsilon` to the logs of the epoch."""
+        self._stop_before_overspending(0)  # The next one may break a step off, and begin another.
         if logs is not None:
             logs["epsilon"] = self._ledger().epsilon(self.delta).epsilon
 
@@ -128,8 +140,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         mode = self.model.optimizer.ledger.selective_release
         return compose_ledgers([own, *self._prior], mode)
 
-    def _most_steps_per_call(self) -> int:
-        """Logical steps that Keras may take until it asks again."""
+    def _batches_per_call(self) -> int:
+        """Batches that Keras may use until it asks again."""
         calls = self.model._steps_per_execution
-        calls = 1 if calls is None else int(calls.numpy())
-        return -(-calls // self.model.optimizer.gradient_accumulation_steps)
+        return 1 if calls is None else int(calls.numpy())

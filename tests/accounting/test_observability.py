@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 
+import dp_accounting
 import pytest
 
 import tfdp
@@ -14,18 +15,20 @@ from tfdp.accounting import (
     RdpAccountant,
     bounds,
     calibrate_selective_release,
+    ledger,
     selective_release,
 )
 from tfdp.accounting.budget import Budget
 from tfdp.models.progress import Progress
+
+EVENT = dp_accounting.GaussianDpEvent(1.0)
 
 
 def _optimizer(make, value):
     return make(
         1.0,
         1.0,
-        16,
-        dataset_size=64,
+        sampling={"dataset_size": 64, "expected_batch_size": 16},
         validation_batch_size=8,
         validation_noise_multiplier=1.3,
         selective_release=value,
@@ -53,6 +56,8 @@ _TAKERS = {
     "tfdp.accounting.bounds.pld_epsilon": lambda v: bounds.pld_epsilon([], 0.1, v),
     "tfdp.accounting.budget.Budget": lambda v: Budget(1.0, 0.1, (), v),
     "tfdp.accounting.ledger.PrivacyLedger": lambda v: PrivacyLedger(selective_release=v),
+    "tfdp.accounting.ledger.as_seen": lambda v: ledger.as_seen(EVENT, v, PrivacyLedger()),
+    "tfdp.accounting.ledger.compose_ledgers": lambda v: ledger.compose_ledgers([], v),
     "tfdp.accounting.selective_calibration.calibrate_selective_release": _calibrate,
     "tfdp.models.progress.Progress": lambda v: Progress(1, v),
     "tfdp.optimizers.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.DPSURSGD, v),

@@ -146,7 +146,7 @@ def test_training_goes_on_over_a_bad_label(selective):
     y = y + 0
     y[0] = 7
     batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
-    options = {"expected_batch_size": 50, "dataset_size": 60}
+    options = {"sampling": batches.sampling}
     model = support.small_model()
     if selective:
         test = {"validation_batch_size": 50, "validation_noise_multiplier": 1.0, "threshold": 9.0}

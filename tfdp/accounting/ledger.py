@@ -303,8 +303,13 @@ def compose_ledgers(
       selective_release: What is assumed of releases that will follow, or None.
       cls: Class of the result.
       dataset_sizes: Numbers of training examples that are known, besides those of the ledgers.
+
+    Raises:
+      ValueError: `selective_release` is none of `OBSERVABILITY`.
     """
     ledgers = list(ledgers)
+    if selective_release is not None:
+        check_observability(selective_release)
     modes = [ledger.selective_release for ledger in ledgers if _is_selective(ledger)]
     modes += [] if selective_release is None else [selective_release]
     modes = modes or [ledger.selective_release for ledger in ledgers[:1]] or [CONDITIONAL]
@@ -328,7 +333,12 @@ def compose_ledgers(
 def as_seen(
     event: dp_accounting.DpEvent, selective_release: str, ledger: PrivacyLedger
 ) -> dp_accounting.DpEvent:
-    """Returns `event`, of which `selective_release` is assumed, as `ledger` can hold it."""
+    """Returns `event`, of which `selective_release` is assumed, as `ledger` can hold it.
+
+    Raises:
+      ValueError: `selective_release` is none of `OBSERVABILITY`.
+    """
+    check_observability(selective_release)
     parts = _seen_as(Release(event, 1), selective_release, ledger.selective_release)
     if len(parts) == 1:
         return event

@@ -1,6 +1,5 @@
 """Refuses models that keep a statistic of the batch."""
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
@@ -95,27 +94,15 @@ def variable_of(handle: tf.Tensor) -> tf.Variable | None:
     return next((v for v in watched if v.handle is outer), None)
 
 
-def variable_with(handle: tf.Tensor, graph: tf.Graph) -> tf.Variable | None:
+def variable_with(handle: tf.Tensor) -> tf.Variable | None:
     """The variable that has a handle, if there is one.
 
     Args:
       handle: A resource tensor, outside of all functions.
-      graph: Of a function that uses it.
     """
-    while graph is not None:
-        for variable in list(getattr(graph, "_watched_variables", ())):
-            if variable.handle is handle:
-                return variable
-        graph = getattr(graph, "outer_graph", None)
-    if tf.is_symbolic_tensor(handle):
-        return None
-    # What is only written, or read by raw operations, is not noted in the graph.
-    for holder in gc.get_referrers(handle):
-        holders = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
-        for found in holders:
-            if isinstance(found, tf.Variable) and getattr(found, "handle", None) is handle:
-                return found
-    return None
+    # Noted by TensorFlow when it makes the variable, which a graph that only writes it does not.
+    variable = getattr(handle, "_parent_trackable", lambda: None)()
+    return variable if isinstance(variable, tf.Variable) else None
 
 
 def is_metric(variable: tf.Variable) -> bool:

@@ -263,6 +263,8 @@ def check_types(graph: tf.Graph) -> None:
     """As `check_type`, of a function's operations, also in functions that it calls."""
 
     def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
+        if op.name in _own_names.get(op.graph, ()):
+            return False
         check_type(op)
         return True
 
@@ -289,9 +291,9 @@ def _check_write(flow: Flow, op: tf.Operation, inputs: Sequence[Value], control:
     if not colors & forbidden:
         return
     for handle in inputs[0].handles or {None}:
-        if handle is None or not flow.is_metric(handle, op.graph):
+        if handle is None or not flow.is_metric(handle):
             raise batch_state.keeps_statistic(
-                None if handle is None else batch_state.variable_with(handle.deref(), op.graph),
+                None if handle is None else batch_state.variable_with(handle.deref()),
                 f", by '{op.name}'{_made_at(op)}",
             )
 

@@ -96,10 +96,10 @@ class Flow:
             self._roots[graph] = self._run(graph, arguments, 0)
         return self._roots[graph]
 
-    def is_metric(self, handle, graph: tf.Graph) -> bool:
+    def is_metric(self, handle) -> bool:
         """Whether a reference is to the handle of a metric's variable."""
         if handle not in self._variables:
-            self._variables[handle] = batch_state.variable_with(handle.deref(), graph)
+            self._variables[handle] = batch_state.variable_with(handle.deref())
         variable = self._variables[handle]
         return variable is not None and batch_state.is_metric(variable)
 
@@ -139,13 +139,11 @@ class Flow:
             if op.type in ("While", "StatelessWhile"):
                 return self._loop(op, inputs, control)
             for name in functions:  # Of a data set, say, to which elements and states are passed.
-                passed = function_graph(op.graph, name).inputs
-                anything = [Value(DATA)] * len(passed) + list(inputs)
-                last = anything[len(anything) - len(passed) :]  # What it captures comes last.
-                self._call(op, name, [Value(v.colors | DATA, v.handles) for v in last], control)
+                graph = function_graph(op.graph, name)
+                self._call(op, name, self._passed_by(op, graph, inputs), control)
             return [Value(everything.colors | DATA)] * count
         if op.type in READS and op.type != "VariableShape":
-            metric = any(self.is_metric(h, op.graph) for h in inputs[0].handles)
+            metric = any(self.is_metric(h) for h in inputs[0].handles)
             return [Value(_colors(inputs[1:]) | (METRIC if metric else 0))] * count
         if op.type.startswith(_FROM_DATA):
             return [Value(everything.colors | DATA)] * count
@@ -160,6 +158,17 @@ class Flow:
             return [Value(everything.colors | (RAGGED if shaping & DATA else 0))] * count
         made = [frozenset([t.ref()] if t.dtype == tf.resource else []) for t in op.outputs]
         return [Value(everything.colors, handles) for handles in made]
+
+    def _passed_by(
+        self, op: tf.Operation, function: tf.Graph, inputs: Sequence[Value]
+    ) -> list[Value]:
+        """What an operation of data sets passes to its function: data, and what that captures."""
+        anything = Value(_colors(inputs) | DATA, frozenset().union(*(v.handles for v in inputs)))
+        passed = [anything] * len(function.inputs)
+        first, captures = _captured_inputs(op)
+        if len(called_functions(op)) > 1 or not 0 < captures <= len(passed):
+            return passed
+        return passed[: len(passed) - captures] + list(inputs[first : first + captures])
 
     def _branches(self, op, functions, inputs, control, everything) -> list[Value]:
         chosen = inputs[0].colors & PRIVATE
@@ -193,6 +202,21 @@ class Flow:
             values = self._run(graph, arguments, control)
             self._called[key] = [values[t.ref()] for t in graph.outputs]
         return self._called[key]
+
+
+def _captured_inputs(op: tf.Operation) -> tuple[int, int]:
+    """Where the inputs of an operation of data sets begin that its function captures; how many."""
+    first = 0
+    for arg in op.op_def.input_arg:
+        size = 1
+        if arg.type_list_attr:
+            size = len(op.get_attr(arg.type_list_attr))
+        elif arg.number_attr:
+            size = op.get_attr(arg.number_attr)
+        if arg.name == "other_arguments":
+            return first, size
+        first += size
+    return first, 0
 
 
 def _colors(values: Sequence[Value]) -> int:

@@ -35,6 +35,11 @@ class Accumulator:
                 total = tf.Variable(tf.zeros(variable.shape), trainable=False)
                 self._sums[variable.ref()] = total
 
+    def count(self) -> int:
+        """Returns the number of batches in the sum, outside of graphs."""
+        with tf.init_scope():
+            return int(self._count.numpy())
+
     @property
     def next(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Number of the draw in the sum, and how many of its chunks; int64, in the graph built."""

@@ -152,6 +152,12 @@ class PrivateOptimizerMixin(PersistentState):
         """Batches that make one logical batch."""
         return self._gradient_accumulation_steps
 
+    def missing_batches(self) -> int:
+        """Returns how many batches the logical batch lacks that was begun, and counted; or 0."""
+        if self._accumulator is None:
+            return 0
+        return -self._accumulator.count() % self._gradient_accumulation_steps
+
     @property
     def clipping(self) -> ClippingEngine:
         """The clipping engine."""

@@ -66,10 +66,12 @@ def of(variables: Iterable[Any]) -> list[Lineage]:
     """Returns the lineages of variables, or of their handles; looks for originals of copies."""
     handles = [getattr(variable, "handle", variable) for variable in variables]
     found = [_of(handle) for handle in handles if _type_of(handle) is not None]
+    # Under a test seed, equal values may be those of a repeated training.
+    counts = functools.cache(lambda record: record.has_steps() and not record.fixed_seed)
+    kinds = {lineage.kind for lineage in found}
     originals: dict[Any, list[Lineage]] = {}
-    for lineage in list(_lineages.values()):
-        # Under a test seed, equal values may be those of a repeated training.
-        if lineage.past or any(r.has_steps() and not r.fixed_seed for r in lineage.records):
+    for lineage in [known for known in list(_lineages.values()) if known.kind in kinds]:
+        if lineage.past or any(map(counts, lineage.records)):
             originals.setdefault(lineage.kind, []).append(lineage)
     digest = functools.cache(Lineage.digest)
     for lineage in found:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._shared_function import shared_function
 from tfdp.accounting import PrivacyParametersChangedError
 from tfdp.optimizers import lineage, record_table
 from tfdp.optimizers.lineage import Lineage
@@ -169,7 +170,7 @@ class ReleaseRecord:
 
         def merge() -> tf.Tensor:
             saved, others = self._saved.read_value(), self._others.read_value()
-            merged = self._others.assign(record_table.merge(others, saved, uid))
+            merged = self._others.assign(_merge(others, saved, uid))
             self._saved.assign(tf.concat([self._own_row(own)[tf.newaxis], merged], axis=0))
             return tf.constant(True)
 
@@ -267,6 +268,7 @@ class ReleaseRecord:
         self._own.assign([0, 0, 0])
 
 
+_merge = shared_function(record_table.merge)
 _live: "weakref.WeakSet[ReleaseRecord]" = weakref.WeakSet()
 
 
