@@ -9,6 +9,7 @@ Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=ex
 """
 
 import os
+import sys
 
 import hypothesis
 import pytest
@@ -21,6 +22,14 @@ hypothesis.settings.load_profile("repeatable")
 
 ENTROPY = RepeatableEntropy(os.urandom)
 os.urandom = ENTROPY
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_of_another_test():
+    """Forgets a global seed, with which DPSUR refuses models that draw random numbers."""
+    yield
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(None)
 
 
 @pytest.fixture(autouse=True)

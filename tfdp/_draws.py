@@ -107,7 +107,7 @@ class DrawRecord:
         """
         prints, known, counter, _, _ = self._made()
         entry = _next_number(counter)
-        own = tf.stack([fingerprint(mask), *[fingerprint(tensor) for tensor in tensors]])
+        own = _all_fingerprints([mask, *tensors])
         width = tf.shape(prints.read_value())[1]
         own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
         facts = [*dataclasses.astuple(sampling), draw, chunk, entry + 1, source]
@@ -155,7 +155,7 @@ class DrawRecord:
         drawn = list(elements[-1].outputs)
         use = self.take(sampling, None, drawn, following)
         with tf.name_scope(_SCOPE):
-            return use, tf.stack([fingerprint(tensor) for tensor in drawn])
+            return use, _all_fingerprints(drawn)
 
     def compare(self, use: Use, prints: tf.Tensor, tensors: Sequence[tf.Tensor]) -> Use:
         """Returns the use of a draw; not fresh if a tensor is not one of those drawn.
@@ -177,13 +177,13 @@ class DrawRecord:
         following: tuple[tf.Tensor, tf.Tensor] | None,
     ) -> Use:
         self._made()
-        own = tf.stack([fingerprint(tensor) for tensor in tensors])
-        of_mask = tf.stack([] if mask is None else [fingerprint(mask)])
+        own = _all_fingerprints(tensors)
+        of_mask = _all_fingerprints([] if mask is None else [mask])
         wanted = tf.constant(dataclasses.astuple(sampling), tf.int64)
         none = tf.constant(_NOTHING - 1, tf.int64)  # No chunk has this number.
         draw, chunk = (none, none) if following is None else following
         following = tf.stack([tf.cast(draw, tf.int64), tf.cast(chunk, tf.int64)])
-        return Use(*self._shared_look_up(wanted, tf.cast(of_mask, tf.int64), own, following))
+        return Use(*self._shared_look_up(wanted, of_mask, own, following))
 
     def _look_up(
         self, wanted: tf.Tensor, of_mask: tf.Tensor, own: tf.Tensor, following: tf.Tensor
@@ -221,6 +221,11 @@ class DrawRecord:
         if not self._variables:
             raise RuntimeError("`prepare` must be called before a draw is entered.")
         return self._variables
+
+
+def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the fingerprints of any number of tensors, int64 `[tensors]`."""
+    return tf.stack(list(map(fingerprint, tensors))) if tensors else tf.zeros([0], tf.int64)
 
 
 def fingerprint(tensor: tf.Tensor) -> tf.Tensor:

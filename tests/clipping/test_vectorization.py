@@ -6,7 +6,13 @@ import tensorflow as tf
 
 from tests import support
 from tests.clipping.models import N
-from tfdp.clipping import OnePassClipping, VectorizedClipping, contributions, out_of_range, vectorization
+from tfdp.clipping import (
+    OnePassClipping,
+    VectorizedClipping,
+    contributions,
+    out_of_range,
+    vectorization,
+)
 from tfdp.clipping.vectorization import vectorized_map
 
 RNG = np.random.default_rng(0)

@@ -128,13 +128,23 @@ def test_a_test_leaves_no_trace_in_states_of_layers(monkeypatch):
     assert calls == [calls[0] + i for i in range(4)]
 
 
+class FailsInTests(layers.Layer):
+    """Fails on large values where it does not train."""
+
+    def call(self, inputs, training=None):
+        small = [] if training else [tf.debugging.assert_less(tf.reduce_max(inputs), 1e3)]
+        with tf.control_dependencies(small):
+            return tf.identity(inputs)
+
+
 def test_an_attempt_that_fails_leaves_no_trace():
-    """A label out of range makes an operation fail after the update, in the test of it."""
-    model = compiled(optimizer(threshold=ALWAYS))
+    """An operation fails after the update, in the test of it."""
+    base = tf.keras.Sequential([FailsInTests(input_shape=[4]), layers.Dense(3)])
+    model = compiled(optimizer(threshold=ALWAYS), base)
     model.fit(batches(), steps_per_epoch=1, verbose=0)
     variables = live_variables(model)
     before = [v.numpy() for v in variables]
-    data = batches(y=np.full(len(X), 7))
+    data = batches(1e4 + X)
     with pytest.raises(tf.errors.InvalidArgumentError):
         model.fit(data, steps_per_epoch=1, verbose=0)
     names = [v.name for v in variables]

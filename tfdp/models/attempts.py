@@ -35,7 +35,7 @@ class Attempts:
         if not model.built:  # On zeros: a layer must not see an example when it is made.
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
-        self._shadows: tuple[Shadows, Shadows] | None = None
+        self._prepared: tuple[Any, Any, Shadows, Shadows] | None = None
         number = tf.TensorSpec([], tf.int64)
         self._update = tf.function(self._make_update, input_signature=(*batch, number))
         self._validate = tf.function(self._validation_loss, input_signature=batch)
@@ -57,28 +57,32 @@ class Attempts:
         key = self._testing.next_key(position)
         validation = self._on_device.draw(key, optimizer.validation_batch_size)
         step_check.mark_data(tf.nest.flatten((train, validation)))
-        update, candidate, scratch = self._prepare()
+        update, validate, candidate, scratch = self.prepare()
         with step_check.own_operations():
             candidate.reset()
-            old = self._loss_on(validation, scratch)
+            old = _loss_on(validation, validate, scratch)
             candidate.call(update, *train, position)
-            new = self._loss_on(validation, scratch)
+            new = _loss_on(validation, validate, scratch)
             accepted = optimizer.accepts(old, new, validation[-1], position)
             # A rejected update is kept nowhere.
             tf.cond(accepted, lambda: self._commit(candidate), candidate.reset)
             scratch.reset()
         return accepted
 
-    def _prepare(self) -> tuple[Any, Shadows, Shadows]:
-        """Returns the update, its copies, and copies of those for the test; made only once."""
-        update, validate = (f.get_concrete_function() for f in (self._update, self._validate))
-        for function in (update, validate):
-            check_randomness(function, self._model.jit_compile)
-            step_check.check_graph(function.graph)
-        if self._shadows is None:
+    def prepare(self) -> tuple[Any, Any, Shadows, Shadows]:
+        """Traces and checks what attempts are made of; best outside of graphs, and only once.
+
+        Returns:
+          The update, the losses for the test, the copies of the update, and of those for the test.
+        """
+        if self._prepared is None:
+            update, validate = (f.get_concrete_function() for f in (self._update, self._validate))
+            for function in (update, validate):
+                check_randomness(function, self._model.jit_compile)
+                step_check.check_graph(function.graph)
             candidate = Shadows(update, self._model.optimizer.kept_variables())
-            self._shadows = candidate, Shadows(validate, of=candidate)
-        return update, *self._shadows
+            self._prepared = update, validate, candidate, Shadows(validate, of=candidate)
+        return self._prepared
 
     def _commit(self, candidate: Shadows) -> None:
         """Releases the candidate: what it is of the metrics, means of private losses, never."""
@@ -94,17 +98,18 @@ class Attempts:
         with model.optimizer.attempt(position):
             model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
-    def _loss_on(self, batch: tuple, scratch: Shadows) -> ValidationLoss:
-        """The candidate's loss on a batch; whatever else computing it changes is forgotten."""
-        scratch.reset()
-        return ValidationLoss(*scratch.call(self._validate.get_concrete_function(), *batch))
-
     def _validation_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The losses of the rows, without dropout, and the regulariser."""
         model = self._model
         loss = read_loss(model.compute_loss(x, y, model(x, training=False), mask))
         regularizer = tf.zeros([]) if loss.regularizer is None else loss.regularizer
         return tf.add_n(loss.vectors), regularizer
+
+
+def _loss_on(batch: tuple, validate: Any, scratch: Shadows) -> ValidationLoss:
+    """The candidate's loss on a batch; whatever else computing it changes is forgotten."""
+    scratch.reset()
+    return ValidationLoss(*scratch.call(validate, *batch))
 
 
 def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:

@@ -194,6 +194,7 @@ class SelectiveModel(tf.keras.Model):
             self._attempts = Attempts(self, source)
             self.train_function = None
         self.optimizer.build(self.trainable_variables)
+        self._attempts.prepare()
         if self._non_private_diagnostics:
             self.optimizer.show_attempts()
 

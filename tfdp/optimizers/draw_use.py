@@ -6,7 +6,8 @@ import weakref
 
 import tensorflow as tf
 
-from tfdp._draws import RECORD, Use
+from tfdp import _draws
+from tfdp._draws import Use
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippedSum, devices, step_check
 from tfdp.optimizers.accumulator import Accumulator
@@ -37,7 +38,7 @@ def use_of(
     else:
         others = [tensor for tensor in clipped.batch if tensor is not clipped.mask]
         following = None if accumulator is None else accumulator.next
-        use = RECORD.take(sampling, clipped.mask, others, following)
+        use = _draws.RECORD.take(sampling, clipped.mask, others, following)
     if accumulator is None:
         return use
     return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, accumulator.fits(use)))
@@ -59,11 +60,11 @@ def _of_batch_outside(
         if found is None or any(trace() is here for trace in traces):
             with graph.as_default(), step_check.own_operations():
                 following = None if accumulator is None else accumulator.next
-                found, traces = RECORD.take_drawn(sampling, following), []
+                found, traces = _draws.RECORD.take_drawn(sampling, following), []
         looked_up[here.name] = found, [*traces, weakref.ref(here)]
         if found is not None:
             drawn, prints = found
-            use = RECORD.compare(drawn, prints, clipped.batch)
+            use = _draws.RECORD.compare(drawn, prints, clipped.batch)
     if use is None:
         _LOGGER.warning(
             "No epsilon can be stated for this training: a function compiled by XLA for a GPU "
