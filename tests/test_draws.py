@@ -233,6 +233,50 @@ def test_compiled_for_a_gpu_batches_are_looked_up_outside(steps, on_a_gpu):
         assert counted(model, [element, element, *mixed(next(iter(data)))]) == (7, 2)
 
 
+def called_in_one_function(reads):
+    """What counts of a function that reads batches and calls one compiled step several times."""
+    data = batches()
+    model = support.small_model()
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=data.sampling)
+
+    @tf.function(jit_compile=True)
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            loss = support.crossentropy()(y, model(x, training=True), sample_weight=mask)
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    @tf.function
+    def several(iterator):
+        first = next(iterator)
+        step(*first)
+        step(*(next(iterator) if reads == 2 else first))
+
+    several(iter(data))
+    return optimizer.released_steps()
+
+
+def test_compiled_for_a_gpu_one_batch_counts_for_one_call(on_a_gpu):
+    assert called_in_one_function(1) == (1, 1)
+    # What the second reads is not what was looked up when the step was traced.
+    assert called_in_one_function(2) == (1, 1)
+
+
+def test_calls_that_are_not_marked_are_caught(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(_draws.RECORD, "_marks_on_device", Unwritten)
+    with pytest.raises(AssertionError):
+        test_compiled_for_a_gpu_one_batch_counts_for_one_call(None)
+
+
+class Unwritten:
+    """Mutant: marks that stay as they are."""
+
+    def read_value(self):
+        return tf.fill([1024], tf.constant(-1, tf.int64))
+
+    def scatter_update(self, mark):
+        pass
+
+
 def test_compiled_for_a_gpu_without_a_function_around_there_is_a_warning(on_a_gpu, caplog):
     data = batches()
     model = support.small_model()

@@ -32,8 +32,8 @@ _SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 3), 3, 4, 5, 6
 # Of what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
-# Uses of one entry that are told apart.
-_USES = 2**20
+# Uses of one entry, and chunks of one draw, that are told apart.
+_USES = _CHUNKS = 2**20
 _SCOPE = "draw_record"
 # The multipliers of the splitmix64 generator.
 _GAMMA, _MIX = -7046029254386353131, -4658895280553007687
@@ -59,6 +59,7 @@ class DrawRecord:
 
     def __init__(self) -> None:
         self._variables: tuple[tf.Variable, ...] = ()
+        self._marks: tf.Variable | None = None
         self._shared_look_up = shared_function(self._look_up)
 
     def prepare(self, tensors: int) -> None:
@@ -158,16 +159,35 @@ class DrawRecord:
             return use, _all_fingerprints(drawn)
 
     def compare(self, use: Use, prints: tf.Tensor, tensors: Sequence[tf.Tensor]) -> Use:
-        """Returns the use of a draw; not fresh if a tensor is not one of those drawn.
+        """Returns the use of a draw, and marks it as used where the graph being built runs.
+
+        It is not fresh if a tensor is not one of those drawn, or if it was marked before: what was
+        looked up in an enclosing graph may be passed to several calls.
 
         Args:
           use: From `take_drawn`, in an enclosing graph.
           prints: Likewise.
           tensors: The tensors of the batch that are used here.
         """
+        marks = self._marks_on_device()
         with tf.name_scope(_SCOPE):
             same = [tf.reduce_any(prints == fingerprint(tensor)) for tensor in tensors]
-            return Use(tf.reduce_all([use.fresh, *same]), use.draw, use.chunk)
+            number = use.draw * _CHUNKS + use.chunk
+            slot = (use.draw + use.chunk) % _SLOTS
+            before = tf.gather(marks.read_value(), slot)
+            fresh = tf.reduce_all([use.fresh, before != number, *same])
+            with tf.control_dependencies([before]):
+                mark = tf.IndexedSlices(tf.where(fresh, number, before), slot)
+                marks.scatter_update(mark)
+            return Use(fresh, use.draw, use.chunk)
+
+    def _marks_on_device(self) -> tf.Variable:
+        """Numbers of the draws that were used, where compiled functions can write them."""
+        if self._marks is None:
+            with tf.init_scope():
+                nothing = tf.fill([_SLOTS], tf.constant(_NOTHING, tf.int64))
+                self._marks = tf.Variable(nothing, trainable=False)
+        return self._marks
 
     def _take(
         self,
