@@ -45,6 +45,7 @@ import tensorflow as tf
 
 import tfdp
 from experiments.dpagd_settings import DescentSettings, grown_precision, iteration_event
+from tfdp import _chacha
 from tfdp._streams import KeyStream
 from tfdp.accounting import RdpFilter
 from tfdp.accounting.sampling import PoissonSampling
@@ -307,7 +308,7 @@ class AdaptiveGradientDescent(tf.Module):
         """The index of the noisy minimum: the law of adding Gumbel noise, by its probabilities."""
         scale = self.settings.loss_clip / self.settings.selection_range
         levels = tf.cumsum(tf.nn.softmax(-scores / scale))
-        uniform = tf.random.stateless_uniform([], key, dtype=tf.float64, alg="philox")
+        uniform = _chacha.uniforms(key, 1)[0]
         index = tf.reduce_sum(tf.cast(levels <= uniform * levels[-1], tf.int32))
         return tf.minimum(index, tf.size(scores) - 1)
 

@@ -7,7 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 
-def shared_function(function: Callable[..., Any], any_size: bool = False) -> Callable[..., Any]:
+def shared_function(
+    function: Callable[..., Any], any_size: bool = False, jit_compile: bool | None = None
+) -> Callable[..., Any]:
     """Makes a function one that is traced once for each signature, whatever graph calls it.
 
     A graph that calls it gets one operation instead of all that it does, which is what tracing a
@@ -17,8 +19,9 @@ def shared_function(function: Callable[..., Any], any_size: bool = False) -> Cal
     Args:
       function: Takes tensors, positional ones alone.
       any_size: Whether to trace it for tensors of all sizes at once; then it sees none.
+      jit_compile: As in `tf.function`.
     """
-    traced = tf.function(function, autograph=False)
+    traced = tf.function(function, autograph=False, jit_compile=jit_compile)
 
     @functools.wraps(function)
     def call(*tensors: tf.Tensor) -> Any:

@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._chacha import derive_key
+
 _PHILOX = 1  # The numbering of `tf.raw_ops.RngReadAndSkip`.
 
 
 class KeyStream:
     """A stream of secret keys, none of which is ever given out twice.
 
-    The secret comes from the operating system's entropy, whatever `keras.utils.set_random_seed` was
-    given, and is part of no checkpoint, config or saved graph. Keys are numbered by a counter that
-    is read and advanced in one atomic operation, so that threads, iterators and steps never share a
-    key, and that never goes back. Copies, pickles and forked processes get secrets of their own.
+    The secret is 256 bits of the operating system's entropy, whatever `keras.utils.set_random_seed`
+    was given, and is part of no checkpoint, config or saved graph. Keys are derived from it by
+    ChaCha20, and numbered by a counter that is read and advanced in one atomic operation, so that
+    threads, iterators and steps never share a key, and that never goes back. Copies, pickles and
+    forked processes get secrets of their own.
 
     Args:
       seed: For tests: makes the keys a function of `seed`, `domain` and `position`.
@@ -42,10 +45,10 @@ class KeyStream:
         if self.seed is None or position is None:
             position = self._count() + self._first
         number = tf.cast(position, tf.int64)
-        return tf.random.experimental.stateless_fold_in(self.secret(), number, alg="philox")
+        return derive_key(self.secret(), number)
 
     def secret(self) -> tf.Tensor:
-        """Returns the secret of all keys, int64 `[2]`, in the graph being built."""
+        """Returns the secret of all keys, int64 `[4]`, in the graph being built."""
         return self._secret.read_value()
 
     def _count(self) -> tf.Tensor:
@@ -69,9 +72,9 @@ class KeyStream:
 
     def _new_secret(self) -> np.ndarray:
         if self.seed is None:
-            return np.frombuffer(os.urandom(16), np.int64).copy()
-        digest = hashlib.sha256(self.domain.encode()).digest()
-        return np.array([self.seed, int.from_bytes(digest[:8], "little", signed=True)], np.int64)
+            return np.frombuffer(os.urandom(32), np.int64).copy()
+        digest = hashlib.sha256(f"{self.domain} {self.seed}".encode()).digest()
+        return np.frombuffer(digest, np.int64).copy()
 
     def _renew(self) -> None:
         self._secret.assign(self._new_secret())

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp import _chacha
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.norms import in_float32
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
+
+# Uses of one seed.
+_GROUPS, _UNIFORMS = range(2)
 
 
 def check_relation(relation: str) -> None:
@@ -156,9 +160,8 @@ class ClippingEngine(abc.ABC):
         """For each gradient the random number of a random rule, `[count]`; zeros for others."""
         if not self.rule.is_random:
             return tf.zeros([count])
-        # Not the numbers by which microbatches are drawn.
-        seed = tf.random.experimental.stateless_fold_in(seed, 1, alg="philox")
-        return tf.random.stateless_uniform([count], seed, alg="philox")
+        words = _chacha.random_words(seed, count, _UNIFORMS)
+        return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint32)), tf.float32) / 2**24
 
     def _factors(
         self,
@@ -196,6 +199,21 @@ class ClippingEngine(abc.ABC):
             within_clip=tf.reduce_sum(tf.where(keep, within, 0.0)),
             group_of=list(group_of),
         )
+
+
+def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> tf.Tensor:
+    """Draws the group of each row: independent, so that an example moves no other's.
+
+    Args:
+      seed: Secret key, int64 `[2]`.
+      count: Number of rows.
+      num_groups: Number of groups.
+
+    Returns:
+      int32 `[count]`.
+    """
+    words = tf.cast(_chacha.random_words(seed, count, _GROUPS), tf.int64)
+    return tf.cast(words % num_groups, tf.int32)
 
 
 @dataclasses.dataclass(frozen=True)

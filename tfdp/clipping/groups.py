@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp.clipping import isolation, loss_graph
 from tfdp.clipping.clipping_rules import ClippingRule
+from tfdp.clipping.engine import group_of_rows
 from tfdp.clipping.vectorized import VectorizedClipping
 
 
@@ -31,7 +32,7 @@ def draw_groups(
     """
     count = tf.shape(tf.nest.flatten(rows)[0])[0]
     mask = tf.ones([count], tf.bool) if mask is None else mask
-    drawn = tf.random.stateless_uniform([count], seed, 0, num_groups, tf.int32, alg="philox")
+    drawn = group_of_rows(seed, count, num_groups)
     is_member = tf.logical_and(drawn[:, tf.newaxis] == tf.range(num_groups), mask[:, tf.newaxis])
     member = tf.cast(is_member, tf.int32)
     place = tf.reduce_sum(member * (tf.cumsum(member, axis=0) - 1), axis=1)

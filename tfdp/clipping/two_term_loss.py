@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp import _chacha
 from tfdp.clipping import batch_state, isolation, loss_graph
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 
@@ -254,9 +255,8 @@ def split_key(key: tf.Tensor, count: int, dtype: tf.DType = tf.int64) -> list[tf
     Returns:
       The keys, `[2]` each.
     """
-    words = tf.random.stateless_uniform(
-        [count, 2], key, minval=None, maxval=None, dtype=dtype, alg="philox"
-    )
+    words = _chacha.random_words(key, 2 * count * dtype.size // 4)
+    words = tf.bitcast(tf.reshape(words, [count, 2, *[dtype.size // 4] * (dtype.size > 4)]), dtype)
     return tf.unstack(words, num=count)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.clipping import loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.engine import ClippedSum, ClippingEngine
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows
 from tfdp.clipping.report import Report, vectorized_report
 from tfdp.clipping.vectorization import vectorized_map
 
@@ -69,7 +69,7 @@ class VectorizedClipping(ClippingEngine):
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
-        groups = self._draw_groups(rows, group_seed)
+        groups = group_of_rows(group_seed, rows, self.num_microbatches or 1)
         uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
         sums, connected, within = self.sum_over_chunks(
             graph, handles, variables, mask, groups, rows, clip, uniforms=uniforms
@@ -90,12 +90,6 @@ class VectorizedClipping(ClippingEngine):
             within_clip=within,
             batch=graph.batch,
             mask=graph.mask,
-        )
-
-    def _draw_groups(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """The microbatch of each row: independent, so that an example moves no other's."""
-        return tf.random.stateless_uniform(
-            [rows], seed, 0, self.num_microbatches or 1, tf.int32, alg="philox"
         )
 
     def sum_over_chunks(

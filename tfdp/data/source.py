@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _chacha
 from tfdp.accounting.sampling import PoissonSampling
+
+# Uses of one key.
+_INDICES, _PLACES = range(2)
 
 Transform = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -84,9 +88,8 @@ def sample_places(
       For each place the index of its example, int64 `[rows]`; at least `dataset_size` where it is
       free.
     """
-    keys = tf.random.experimental.stateless_split(key, 2, alg="philox")
-    indices = sample_indices(keys[0], dataset_size, sampling_probability, rows)
-    return tf.gather(indices, _permutation(keys[1], rows))
+    indices = sample_indices(key, dataset_size, sampling_probability, rows)
+    return tf.gather(indices, _permutation(key, rows))
 
 
 def sample_indices(
@@ -107,17 +110,15 @@ def sample_indices(
       Indices, int64 `[rows]`: those of the sample, then values of at least `dataset_size`. A
       sample of more than `rows` is cut off.
     """
-    # In (0, 1], in float64: the smallest positive value, 2^-53, decides how far a gap can reach.
-    uniform = 1 - tf.random.stateless_uniform([rows], key, dtype=tf.float64)
     log_miss = np.log1p(-sampling_probability) if sampling_probability < 1 else -np.inf
-    misses = tf.floor(tf.math.log(uniform) / log_miss)
+    misses = tf.floor(_chacha.exponentials(key, rows, _INDICES) / -log_miss)
     gaps = 1 + tf.cast(tf.minimum(misses, dataset_size), tf.int64)
     return tf.cumsum(gaps) - 1
 
 
 def _permutation(key: tf.Tensor, count: int) -> tf.Tensor:
     """Draws a uniformly random permutation of `range(count)`: the order of 128-bit numbers."""
-    words = tf.random.stateless_uniform([2, count], key, None, None, tf.int64, alg="philox")
+    words = tf.reshape(_chacha.random_integers(key, 2 * count, _PLACES), [2, count])
     order = tf.argsort(words[0], stable=True)
     return tf.gather(order, tf.argsort(tf.gather(words[1], order), stable=True))
 

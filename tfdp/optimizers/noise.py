@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp import _chacha
+
 
 def add_gaussian_noise(
     tensors: list[tf.Tensor | None],
@@ -26,8 +28,10 @@ def add_gaussian_noise(
     if silent or not present:
         return tensors
     # One draw for all: much faster than many small ones.
-    sizes = [tf.size(tensor) for tensor in present]
-    noise = tf.random.stateless_normal([tf.add_n(sizes)], key, alg="philox")
+    sizes = [tensor.shape.num_elements() for tensor in present]
+    if None in sizes:
+        sizes = [tf.size(tensor) for tensor in present]
+    noise = _chacha.normals(key, sum(sizes))
     noises = iter(tf.split(noise, sizes))
     return [
         None if tensor is None else tensor + tf.cast(_like(next(noises), tensor, s), tensor.dtype)
@@ -36,5 +40,5 @@ def add_gaussian_noise(
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
-    """Standard normal numbers in the shape of a tensor, scaled."""
-    return tf.reshape(flat * stddev, tf.shape(tensor))
+    """Standard normal numbers in the shape of a tensor, scaled; float64."""
+    return tf.reshape(flat * tf.cast(stddev, tf.float64), tf.shape(tensor))

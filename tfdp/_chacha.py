@@ -1,0 +1,232 @@
+"""ChaCha20 (RFC 8439) as a TensorFlow function, and random numbers made of its bits.
+
+The functions are compiled by XLA, by which the rounds become one loop over registers: as fast as
+TensorFlow's Philox generator, which is no cryptographic one. Sizes are rounded up, and large ones
+cut into parts, so that a process compiles few of them.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._shared_function import shared_function
+
+# "expand 16-byte k": the constants for a key of 128 bits, which is used twice; and of 256 bits.
+_CONSTANTS = {
+    4: (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574),
+    8: (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574),
+}
+_WORDS = 16  # Of a block, of 32 bits each.
+# Words that two normal numbers are made of: 128 bits for their radius, 64 for their angle.
+_WORDS_OF_PAIR = 6
+_ONE = 2.0**-32  # The place value of the first word of a number in [0, 1).
+# Blocks that are computed at once: at least, at most, and where their number is not known before.
+_FEWEST, _MOST, _PART = 2**6, 2**14, 2**8
+
+
+def blocks(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
+    """Computes blocks of the ChaCha20 key stream.
+
+    Args:
+      key: uint32 `[8]`, or `[4]` for a key of 128 bits.
+      nonce: uint32 `[3]`.
+      first: Number of the first block, a scalar uint32.
+      count: Number of blocks.
+
+    Returns:
+      uint32 `[16, count]`: a block is a column, of the words that RFC 8439 serialises.
+
+    References:
+      - Nir and Langley, ChaCha20 and Poly1305 for IETF Protocols (RFC 8439), section 2.3.
+      - Bernstein, ChaCha, a variant of Salsa20 (2008): keys of 128 bits.
+    """
+
+    def row(words: tf.Tensor) -> tf.Tensor:
+        return tf.tile(words[:, tf.newaxis], [1, count])
+
+    constants = tf.constant(_CONSTANTS[key.shape[0]], tf.uint32)
+    low, high = (key[:4], key[4:]) if key.shape[0] == 8 else (key, key)
+    counter = first + tf.cast(tf.range(count), tf.uint32)
+    last = tf.concat([counter[tf.newaxis], row(nonce)], axis=0)
+    initial = (row(constants), row(low), row(high), last)
+
+    def double_round(i: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tuple:
+        a, b, c, d = _quarter_rounds(a, b, c, d)  # Of the columns; then of the diagonals.
+        b, c, d = _turned(b, 1), _turned(c, 2), _turned(d, 3)
+        a, b, c, d = _quarter_rounds(a, b, c, d)
+        return i + 1, a, _turned(b, 3), _turned(c, 2), _turned(d, 1)
+
+    final = tf.while_loop(lambda i, *_: i < 10, double_round, (0, *initial))[1:]
+    return tf.concat([x + y for x, y in zip(final, initial, strict=True)], axis=0)
+
+
+def _quarter_rounds(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tuple:
+    a = a + b
+    d = _rotated(tf.bitwise.bitwise_xor(d, a), 16)
+    c = c + d
+    b = _rotated(tf.bitwise.bitwise_xor(b, c), 12)
+    a = a + b
+    d = _rotated(tf.bitwise.bitwise_xor(d, a), 8)
+    c = c + d
+    return a, _rotated(tf.bitwise.bitwise_xor(b, c), 7), c, d
+
+
+def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
+    left = tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32))
+    right = tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32))
+    return tf.bitwise.bitwise_or(left, right)
+
+
+def _turned(rows: tf.Tensor, by: int) -> tf.Tensor:
+    return tf.concat([rows[by:], rows[:by]], axis=0)
+
+
+def derive_key(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """Derives the key of a number from a secret: the first half of a ChaCha20 block.
+
+    Args:
+      secret: int64 `[4]`.
+      number: A scalar int64, the nonce.
+
+    Returns:
+      int64 `[2]`.
+    """
+    return _derived(secret, tf.cast(number, tf.int64))
+
+
+def _derive(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    nonce = tf.concat([_words(number[tf.newaxis]), tf.zeros([1], tf.uint32)], axis=0)
+    block = blocks(_words(secret), nonce, tf.constant(0, tf.uint32), 1)
+    return tf.bitcast(tf.reshape(block[:4, 0], [2, 2]), tf.int64)
+
+
+def _words(numbers: tf.Tensor) -> tf.Tensor:
+    """The 32-bit words of int64 `[n]`, the lower of each first; uint32 `[2 n]`."""
+    return tf.reshape(tf.bitcast(numbers, tf.uint32), [-1])
+
+
+def random_words(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+    """Draws uniform words.
+
+    Args:
+      key: int64 `[2]`.
+      count: How many.
+      use: With one key, numbers of different uses are independent, those of equal ones the same.
+
+    Returns:
+      uint32 `[count]`.
+    """
+    return _in_parts(key, count, use, _drawing_words, _WORDS)
+
+
+def random_integers(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+    """Draws uniform integers of 64 bits: int64 `[count]`. See `random_words`."""
+    return tf.bitcast(tf.reshape(random_words(key, 2 * count, use), [-1, 2]), tf.int64)
+
+
+def uniforms(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+    """Draws uniform numbers in [0, 1) of 53 bits: float64 `[count]`. See `random_words`."""
+    words = tf.cast(random_words(key, 2 * count, use), tf.float64)
+    low = tf.floor(words[count:] * 2.0**-11)
+    return words[:count] * _ONE + low * 2.0**-53
+
+
+def exponentials(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+    """Draws standard exponential numbers of 128 bits: float64 `[count]`. See `random_words`."""
+    words = tf.reshape(random_words(key, 4 * count, use), [4, -1])
+    return -tf.math.log(_uniform(tf.cast(words, tf.float64)))
+
+
+def normals(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+    """Draws independent standard normal numbers, by the Box-Muller transform in float64.
+
+    The radius is made of 128 bits, the angle of 64, as far as float64 holds them: the tail is right
+    to 13.3 standard deviations, where the distribution ends. Beyond, a normal number is with
+    probability 2e-40. (`tf.random.stateless_normal` ends at 5.7.)
+
+    Args:
+      key: int64 `[2]`.
+      count: How many.
+      use: See `random_words`.
+
+    Returns:
+      float64 `[count]`.
+    """
+    return _in_parts(key, count, use, _drawing_normals, 2 * _WORDS // _WORDS_OF_PAIR)
+
+
+def _in_parts(
+    key: tf.Tensor,
+    count: int | tf.Tensor,
+    use: int,
+    drawing: Callable[[int], Callable[..., tf.Tensor]],
+    per_block: int,
+) -> tf.Tensor:
+    """Draws `count` numbers, of which each block of the key stream gives at least `per_block`."""
+    key, nonce = tf.ensure_shape(key, [2]), tf.constant([0, 0, use], tf.uint32)
+    zero = tf.constant(0, tf.uint32)
+    known = tf.get_static_value(count)
+    if known is not None and known <= _MOST * per_block:
+        return drawing(_rounded(int(known) // per_block + 1))(key, nonce, zero)[:known]
+    size = _PART if known is None else _MOST
+    draw = drawing(size)
+    count = tf.cast(count, tf.int32)
+    firsts = tf.cast(tf.range(count // (size * per_block) + 1) * size, tf.uint32)
+    dtype = draw(key, nonce, zero).dtype
+    drawn = tf.map_fn(lambda first: draw(key, nonce, first), firsts, fn_output_signature=dtype)
+    return tf.ensure_shape(tf.reshape(drawn, [-1])[:count], [known])
+
+
+def _rounded(size: int) -> int:
+    """Rounds a number of blocks up to three binary digits, at least `_FEWEST`."""
+    size = max(_FEWEST, size)
+    unit = 2 ** (size.bit_length() - 3)
+    return -(-size // unit) * unit
+
+
+@functools.cache
+def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
+    """The function that draws the words of `size` blocks, from a first one on."""
+
+    def draw(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(blocks(_words(key), nonce, first, size), [-1])
+
+    return shared_function(draw, jit_compile=True)
+
+
+@functools.cache
+def _drawing_normals(size: int) -> Callable[..., tf.Tensor]:
+    """The function that draws normal numbers of `size` blocks, from a first one on."""
+    pairs = size * _WORDS // _WORDS_OF_PAIR
+
+    def draw(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        words = tf.reshape(blocks(_words(key), nonce, first, size), [-1])
+        return box_muller(tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs]))
+
+    return shared_function(draw, jit_compile=True)
+
+
+def box_muller(words: tf.Tensor) -> tf.Tensor:
+    """Makes two normal numbers of each six words.
+
+    Args:
+      words: uint32 `[6, n]`, of uniform bits.
+
+    Returns:
+      float64 `[2 n]`.
+    """
+    numbers = tf.cast(words, tf.float64)
+    radius = tf.sqrt(-2 * tf.math.log(_uniform(numbers[:4])))
+    angle = (numbers[4] * _ONE + numbers[5] * _ONE**2) * (2 * math.pi)
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+
+
+def _uniform(words: tf.Tensor) -> tf.Tensor:
+    """Numbers in (0, 1] of words `[4, n]`: all the precision of float64 also next to 0."""
+    small = words[2] * _ONE**3 + (words[3] + 0.5) * _ONE**4
+    return words[0] * _ONE + (words[1] * _ONE**2 + small)
+
+
+_derived = shared_function(_derive, jit_compile=True)
