@@ -25,11 +25,18 @@ os.urandom = ENTROPY
 
 
 @pytest.fixture(autouse=True)
-def _no_seed_of_another_test():
-    """Forgets a global seed, with which DPSUR refuses models that draw random numbers."""
+def _nothing_of_another_test():
+    """Forgets what would reach other tests of the process.
+
+    A global seed, with which DPSUR refuses models that draw random numbers; and what variables have
+    cost: models of one seed begin with equal weights, and the ledger takes one for the copy of
+    another whose step was counted, but failed.
+    """
     yield
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].random.set_seed(None)
+    if "tfdp" in sys.modules:
+        sys.modules["tfdp.optimizers.lineage"]._lineages.clear()
 
 
 @pytest.fixture(autouse=True)
