@@ -24,6 +24,7 @@ from tests.vae_support import (
     negative_elbo,
     not_private,
     one_batch,
+    optimizer,
     penalty,
     tables,
     vae,
@@ -158,8 +159,16 @@ def test_diagnostics_of_private_training():
     assert np.all(np.isfinite(history["non_private_loss"]))
 
 
-def test_other_batches_show_nothing_and_get_no_epsilon():
+def test_other_batches_are_refused():
     model = compiled(vae(divergence=None))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        model.fit(X, X, batch_size=16, verbose=0)
+    assert model.optimizer.released_steps() == (0, 0)
+
+
+def test_under_xla_other_batches_show_nothing_and_get_no_epsilon():
+    model = vae(divergence=None)
+    model.compile(optimizer(), jit_compile=True)
     assert list(model.fit(X, X, batch_size=16, verbose=0).history) == ["updates"]
     model.train_on_batch(X[:16], X[:16])
     assert list(model.train_on_batch(X[:16], X[:16], return_dict=True)) == ["updates"]

@@ -37,8 +37,9 @@ class Attempts:
         batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
         self._prepared: tuple[Any, Any, Shadows, Shadows] | None = None
         number = tf.TensorSpec([], tf.int64)
-        self._update = tf.function(self._make_update, input_signature=(*batch, number))
-        self._validate = tf.function(self._validation_loss, input_signature=batch)
+        compiled = {"jit_compile": True if model.jit_compile else None}
+        self._update = tf.function(self._make_update, input_signature=(*batch, number), **compiled)
+        self._validate = tf.function(self._validation_loss, input_signature=batch, **compiled)
 
     def make(self, position: tf.Tensor) -> tf.Tensor:
         """Makes an update, and keeps it if it passes the test, in the graph being built.

@@ -160,7 +160,7 @@ class ReleaseRecord:
             others = tf.reduce_sum(self._others.read_value()[:, STEPS:SHOWN])
             return tf.cast(others, tf.int64) + tf.reduce_sum(self._own.read_value()[:2])
 
-    def _take_over_restored(self) -> tf.Operation:
+    def _take_over_restored(self) -> tf.Tensor:
         """Merges what a checkpoint brought, if one was restored."""
         own = tf.cast(self._own.read_value(), tf.float64)
         uid = self._uid.read_value()
@@ -174,7 +174,7 @@ class ReleaseRecord:
             self._saved.assign(tf.concat([self._own_row(own)[tf.newaxis], merged], axis=0))
             return tf.constant(True)
 
-        return tf.cond(same, lambda: tf.constant(True), merge).op
+        return tf.cond(same, lambda: tf.constant(True), merge)
 
     def _table(self) -> tf.Tensor:
         own = self._own_row(tf.cast(self._own.read_value(), tf.float64))
