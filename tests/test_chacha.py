@@ -108,6 +108,16 @@ def test_they_are_the_same_within_any_function(jit_compile):
     np.testing.assert_allclose(compute(KEY), _chacha.normals(KEY, 1000), rtol=1e-12, atol=1e-12)
 
 
+def test_points_lie_on_the_circle():
+    turns = np.concatenate([np.linspace(0, 1, 9), np.random.default_rng(0).uniform(size=10_000)])
+    for found, exact in zip(
+        _chacha._on_circle(tf.constant(turns)),
+        (np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, exact, atol=5e-16)
+
+
 def check_law(sample):
     """Kolmogorov-Smirnov, chi-square of bins out to where 10 are expected, and independence."""
     count = len(sample)

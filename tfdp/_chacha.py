@@ -219,8 +219,25 @@ def box_muller(words: tf.Tensor) -> tf.Tensor:
     """
     numbers = tf.cast(words, tf.float64)
     radius = tf.sqrt(-2 * tf.math.log(_uniform(numbers[:4])))
-    angle = (numbers[4] * _ONE + numbers[5] * _ONE**2) * (2 * math.pi)
-    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+    cosine, sine = _on_circle(numbers[4] * _ONE + numbers[5] * _ONE**2)
+    return tf.concat([radius * cosine, radius * sine], axis=0)
+
+
+def _on_circle(turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes cosine and sine of an angle in [0, 1] turns, by series that XLA vectorises."""
+    quarter = tf.round(4 * turn)
+    x = (4 * turn - quarter) * (math.pi / 2)  # At most pi / 4 from 0: below 5e-17 is left out.
+    square = x * x
+    cosine, sine = tf.zeros_like(x), tf.zeros_like(x)
+    for k in range(8, -1, -1):
+        cosine = cosine * square + (-1) ** k / math.factorial(2 * k)
+        sine = sine * square + (-1) ** k / math.factorial(2 * k + 1)
+    sine = sine * x
+    swapped = tf.math.floormod(quarter, 2) == 1
+    cosine, sine = tf.where(swapped, -sine, cosine), tf.where(swapped, cosine, sine)
+    sign = tf.where(tf.math.floormod(tf.floor(quarter / 2), 2) == 1, -1.0, 1.0)
+    sign = tf.cast(sign, x.dtype)
+    return sign * cosine, sign * sine
 
 
 def _uniform(words: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,7 @@ Found by this: batches that are reused (`cache`, `repeat` after `take`, `train_o
 changed after sampling (`map`, code around the training step), composed of several draws, or made
 by hand; also in compiled (XLA) functions and loops.
 
-Not found: a change of tensors of more than 32,768 entries that leaves alone every entry of the
+Not found: a change of tensors of more than 8,192 entries that leaves alone every entry of the
 fixed subset that is looked at; what the training step itself does with the batch, which the
 clipping engines analyse; and draws that are chosen by looking at them.
 """
@@ -26,7 +26,7 @@ from tfdp.accounting.sampling import PoissonSampling
 # Draws that may wait for their use at the same time. Older ones are forgotten.
 _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
-_ENTRIES = 2**15
+_ENTRIES = 2**13
 # Columns of what is known of a draw.
 _SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 3), 3, 4, 5, 6
 # Of what is known of the sampling.
@@ -251,7 +251,7 @@ def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
     """Computes a number that tells tensors of other contents apart, but for 1 in about 2^63.
 
-    Of large tensors, one entry of each of 32,768 blocks is looked at, always the same.
+    Of large tensors, one entry of each of 8,192 blocks is looked at, always the same.
 
     Args:
       tensor: Of any type and shape.
