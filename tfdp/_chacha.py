@@ -80,7 +80,7 @@ def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _turned(rows: tf.Tensor, by: int) -> tf.Tensor:
-    return tf.concat([rows[by:], rows[:by]], axis=0)
+    return tf.roll(rows, -by, axis=0)
 
 
 def derive_key(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
