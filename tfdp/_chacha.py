@@ -165,7 +165,8 @@ def _in_parts(
     per_block: int,
 ) -> tf.Tensor:
     """Draws `count` numbers, of which each block of the key stream gives at least `per_block`."""
-    key, nonce = tf.ensure_shape(key, [2]), tf.constant([0, 0, use], tf.uint32)
+    key = tf.ensure_shape(tf.cast(key, tf.int64), [2])
+    nonce = tf.constant([0, 0, use], tf.uint32)
     zero = tf.constant(0, tf.uint32)
     known = tf.get_static_value(count)
     if known is not None and known <= _MOST * per_block:

@@ -35,6 +35,7 @@ class Attempts:
         if not model.built:  # On zeros: a layer must not see an example when it is made.
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
+        self.traced_step: Any = None  # The model's training step, for `run_eagerly`.
         self._prepared: tuple[Any, Any, Shadows, Shadows] | None = None
         number = tf.TensorSpec([], tf.int64)
         compiled = {"jit_compile": True if model.jit_compile else None}

@@ -106,7 +106,6 @@ class SelectiveModel(tf.keras.Model):
             self._set_save_spec(spec[0][0])
         self._non_private_diagnostics = non_private_diagnostics
         self._attempts: Any = None
-        self._traced_step: Any = None
         self.train_function: Any = None
         self._cap = AttemptsCap()
         self._shown = EpochMeans("non_private_attempts", "accepted")
@@ -194,7 +193,7 @@ class SelectiveModel(tf.keras.Model):
         if self.train_function is None or self._attempts.data is not source:
             self._attempts = Attempts(self, source)
             self.train_function = None
-            self._traced_step = tf.function(self._step, autograph=False)
+            self._attempts.traced_step = tf.function(self._step, autograph=False)
         self.optimizer.build(self.trainable_variables)
         self._attempts.prepare()
         if self._non_private_diagnostics:
@@ -218,7 +217,7 @@ class SelectiveModel(tf.keras.Model):
         if self._attempts is None:
             raise ValueError("SelectiveModel must be trained with `fit`, on `poisson_batches`.")
         # With `run_eagerly`, too, in a graph: it shows what belongs to which example.
-        return self._traced_step() if tf.executing_eagerly() else self._step()
+        return self._attempts.traced_step() if tf.executing_eagerly() else self._step()
 
     def _step(self) -> dict[str, tf.Tensor]:
         make_attempt = self._attempts.make

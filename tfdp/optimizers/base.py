@@ -270,11 +270,12 @@ class PrivateOptimizerMixin(PersistentState):
         self.build(variables)
         data = [op for t in clipped.batch for op in t.consumers() if not _draws.is_own(op)]
         use = self._use_of(clipped)
-        checks = [self._released.check()]
+        checks, begins = [self._released.check()], use.chunk == 0
         if self._sampled is not None:  # Counted apart, and not only asserted: XLA drops assertions.
             checks.append(check_now(use.fresh, _NOT_FRESH.format(self._sampled)))
+            begins = tf.logical_or(begins, tf.logical_not(use.fresh))
         with tf.control_dependencies(checks):
-            counted = self._released.add(use.fresh, use.chunk == 0)
+            counted = self._released.add(use.fresh, begins)
         for op in data:
             op._add_control_input(counted)
         return use
