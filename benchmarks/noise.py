@@ -33,7 +33,12 @@ def chacha(total: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
 def steps(add: Callable, total: tf.Variable) -> Callable:
     """Returns a function that adds noise of a new key."""
     keys = KeyStream(domain="noise")
-    return tf.function(lambda: total.assign(add(total, keys.next_key()), read_value=False))
+
+    @tf.function
+    def step() -> None:
+        total.assign(add(total, keys.next_key()))
+
+    return step
 
 
 def seconds(function: Callable, repeats: int) -> float:
