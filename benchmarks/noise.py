@@ -21,12 +21,12 @@ SIZES = (26_010, 550_570, 2_000_000, 10_000_000)
 
 
 def philox(total: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """As TensorFlow draws noise."""
+    """Adds noise with TensorFlow's normal numbers."""
     return total + tf.random.stateless_normal(tf.shape(total), key, alg="philox")
 
 
 def chacha(total: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """As tfdp does."""
+    """Adds noise as the private optimizers do."""
     return add_gaussian_noise([total], 1.0, key)[0]
 
 

@@ -249,9 +249,8 @@ def test_compiled_for_a_gpu_batches_are_looked_up_outside(steps, on_a_gpu):
         assert counted(model, [element, element, *mixed(next(iter(data)))]) == (7, 2)
 
 
-def called_in_one_function(reads):
-    """What counts of a function that reads batches and calls one compiled step several times."""
-    data = batches()
+def compiled_step(data):
+    """An optimizer, and a step with it that XLA compiles."""
     model = support.small_model()
     optimizer = tfdp.DPSGD(1.0, 1.0, sampling=data.sampling)
 
@@ -260,6 +259,14 @@ def called_in_one_function(reads):
         with tf.GradientTape() as tape:
             loss = support.crossentropy()(y, model(x, training=True), sample_weight=mask)
         optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    return optimizer, step
+
+
+def called_in_one_function(reads):
+    """Returns what is counted of two calls of one compiled step on one or two batches."""
+    data = batches()
+    optimizer, step = compiled_step(data)
 
     @tf.function
     def several(iterator):
@@ -295,14 +302,7 @@ class Unwritten:
 
 def test_compiled_for_a_gpu_without_a_function_around_there_is_a_warning(on_a_gpu, caplog):
     data = batches()
-    model = support.small_model()
-    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=data.sampling)
-
-    @tf.function(jit_compile=True)
-    def step(x, y, mask):
-        with tf.GradientTape() as tape:
-            loss = support.crossentropy()(y, model(x, training=True), sample_weight=mask)
-        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+    optimizer, step = compiled_step(data)
 
     with caplog.at_level(logging.WARNING, "tfdp"):
         step(*next(iter(data)))

@@ -1,8 +1,7 @@
 """ChaCha20 (RFC 8439) as a TensorFlow function, and random numbers made of its bits.
 
-The functions are compiled by XLA, by which the rounds become one loop over registers: as fast as
-TensorFlow's Philox generator, which is no cryptographic one. Sizes are rounded up, and large ones
-cut into parts, so that a process compiles few of them.
+XLA compiles the functions. (Without it, each operation of each round would pass over memory.) Sizes
+are rounded up, and large ones cut into parts, so that a process compiles few of them.
 """
 
 import functools

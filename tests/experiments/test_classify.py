@@ -258,13 +258,13 @@ def test_run_without_privacy_says_so(tmp_path, capsys):
 
 @pytest.mark.parametrize("method", ["dpsgd", "sgd"])
 def test_a_run_that_diverged_is_a_result(tmp_path, monkeypatch, method):
-    # Would last for this process.
+    # Fixed, as what such a model guesses right is chance; the setting would last for this process.
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
-    fixed = ("--seed=2", "--insecure_fixed_noise")
+    fixed = ("--seed=3", "--insecure_fixed_noise")
     folder = f"--output_dir={tmp_path}"
     flags = (f"--method={method}", "--epochs=3", "--learning_rate=1e38")
     result = classify_here(*flags, *fixed, folder)
-    assert result["loss"] is None and 0 <= result["accuracy"] <= 1
+    assert result["loss"] is None and result["accuracy"] < 0.3
     assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
     assert "nan" in (tmp_path / "metrics.csv").read_text()
 

@@ -162,7 +162,7 @@ class Flow:
     def _passed_by(
         self, op: tf.Operation, function: tf.Graph, inputs: Sequence[Value]
     ) -> list[Value]:
-        """What an operation of data sets passes to its function: data, and what that captures."""
+        """Returns what an operation of data sets passes: data, and what its function captures."""
         anything = Value(_colors(inputs) | DATA, frozenset().union(*(v.handles for v in inputs)))
         passed = [anything] * len(function.inputs)
         first, captures = _captured_inputs(op)
@@ -205,7 +205,7 @@ class Flow:
 
 
 def _captured_inputs(op: tf.Operation) -> tuple[int, int]:
-    """Where the inputs of an operation of data sets begin that its function captures; how many."""
+    """Returns the index and the number of the inputs that the function of a data set captures."""
     first = 0
     for arg in op.op_def.input_arg:
         size = 1
