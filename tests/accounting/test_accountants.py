@@ -29,7 +29,7 @@ class RdpAccountantTest(PrivacyAccountantTest):
 
 class PldAccountantTest(PrivacyAccountantTest):
     def _make_test_accountants(self):
-        return [PldAccountant(), PldAccountant(1e-3, selective_release="per_attempt")]
+        return [PldAccountant(), PldAccountant(selective_release="per_attempt")]
 
 
 del PrivacyAccountantTest  # Or pytest would collect the abstract class too.
@@ -87,34 +87,6 @@ def test_epsilon_of_gaussians_bounds_the_analytic_one(sigma, delta, steps):
         assert exact <= rdp <= 1.35 * exact + 1e-2
 
 
-def _composed(mu, steps, interval):
-    """`steps` releases whose composition is one Gaussian with noise 1 / mu, but for 1e-13."""
-    event = sampled_gaussian(1 - 1e-13, math.sqrt(steps) / mu)
-    return PldAccountant(interval).compose(event, steps)
-
-
-_COMPOSED = [(0.5, 10**5, 2.5e-5), (0.3, 10**4, 2.5e-5), (0.3, 10**5, 1e-4), (1.0, 10**4, 1e-4)]
-
-
-@pytest.mark.parametrize(("mu", "steps", "interval"), _COMPOSED)
-@pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-11, 1e-13])
-def test_epsilon_of_composed_distributions_bounds_the_exact_one(mu, steps, interval, delta):
-    exact = reference.gaussian_epsilon(1 / mu, delta)
-    ours = _composed(mu, steps, interval).get_epsilon(delta)
-    assert ours >= exact
-    if delta >= 1e-8:
-        assert ours <= 1.01 * exact
-
-
-def test_mutant_without_allowance_for_the_rounding_of_transforms_is_caught(monkeypatch):
-    monkeypatch.setattr("tfdp.accounting.accountants._FFT_ROUNDING", 0.0)
-    assert any(
-        _composed(*case).get_epsilon(delta) < reference.gaussian_epsilon(1 / case[0], delta)
-        for case in _COMPOSED
-        for delta in (1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
-    )
-
-
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.2, 0.7), (1e-4, 0.5)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-7])
 def test_epsilon_of_one_sampled_gaussian_bounds_the_exact_one(q, sigma, delta):
@@ -129,14 +101,16 @@ def test_epsilon_of_one_sampled_gaussian_bounds_the_exact_one(q, sigma, delta):
 @given(q=st.floats(1e-4, 0.9), sigma=st.floats(0.5, 20), delta=st.floats(1e-8, 1e-3))
 def test_no_accountant_goes_below_the_exact_epsilon(q, sigma, delta):
     exact = reference.sampled_gaussian_epsilon(q, sigma, delta)
-    for accountant in (PldAccountant(1e-3), RdpAccountant()):
+    for accountant in (PldAccountant(), RdpAccountant()):
         assert accountant.compose(sampled_gaussian(q, sigma)).get_epsilon(delta) >= exact - 1e-8
 
 
 def test_accountants_agree_with_dp_accountings():
     event = sampled_gaussian(0.02, 1.3)
     theirs = dp_accounting.pld.PLDAccountant().compose(event, 500).get_epsilon(1e-5)
-    assert abs(PldAccountant().compose(event, 500).get_epsilon(1e-5) - theirs) < 1e-6
+    ours = PldAccountant().compose(event, 500)
+    assert ours.get_least_epsilon(1e-5) <= theirs
+    assert abs(ours.get_epsilon(1e-5) / theirs - 1) < 1e-4
     theirs = dp_accounting.rdp.RdpAccountant(DEFAULT_RDP_ORDERS).compose(event, 500)
     ours = RdpAccountant().compose(event, 500)
     assert abs(ours.get_epsilon(1e-5) - theirs.get_epsilon(1e-5)) < 1e-6
@@ -209,6 +183,3 @@ def test_refuses_impossible_arguments():
     for orders in ([], [1], [2, 0.5], [math.nan]):
         with pytest.raises(ValueError, match="Argument `orders` must be"):
             RdpAccountant(orders)
-    for interval in (0, -1e-4, math.nan, math.inf):
-        with pytest.raises(ValueError, match="Argument `value_discretization_interval` must be"):
-            PldAccountant(interval)

@@ -12,6 +12,7 @@ from tfdp.accounting.event_codec import sampled_gaussian
 
 _STEP = sampled_gaussian(0.01, 1.0)
 _DELTA = 1e-5
+_SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussian(0.005, 1.3))
 
 
 def test_is_the_smaller_of_both_and_says_which():
@@ -23,11 +24,10 @@ def test_is_the_smaller_of_both_and_says_which():
     assert pld < rdp
 
 
-def test_rdp_wins_where_delta_drowns_in_rounding():
-    bound = tightest_epsilon([Release(sampled_gaussian(0.01, 2.0), 100_000)], 1e-12)
+def test_rdp_wins_for_many_accepted_updates():
+    bound = tightest_epsilon([Release(_SELECTIVE, 500)], _DELTA)
     assert bound.accountant == "RDP"
-    assert bound.by_accountant["PLD"] == math.inf
-    assert bound.epsilon == bound.by_accountant["RDP"] < math.inf
+    assert bound.epsilon == bound.by_accountant["RDP"] < bound.by_accountant["PLD"]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,6 @@ def test_huge_epsilons_with_truncation_do_not_overflow():
 
 # Selective release.
 
-_SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussian(0.005, 1.3))
-
 
 def test_selective_release_is_priced_by_what_can_be_observed():
     releases = [Release(_SELECTIVE, 100)]
@@ -134,14 +132,7 @@ def test_an_unknown_observability_is_refused():
         tightest_epsilon([], _DELTA, "hidden")
 
 
-# The grid of losses.
-
-
-def test_many_tiny_losses_are_priced_tightly():
-    """With dp_accounting's grid of 1e-4 this is 9% larger."""
-    release = Release(sampled_gaussian(1e-3, 10.0), 100_000)
-    fine = PldAccountant(5e-6).compose(release.event, release.count).get_epsilon(_DELTA)
-    assert fine <= tightest_epsilon([release], _DELTA).epsilon <= 1.01 * fine
+# Speed.
 
 
 @pytest.mark.parametrize(("q", "sigma"), [(0.5, 0.02), (0.5, 0.1), (0.9, 0.01), (1e-6, 0.02)])

@@ -2,13 +2,19 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 
-from tfdp.accounting import _validation, event_codec, sampled_gaussian, selective_release
+from tfdp.accounting import (
+    _validation,
+    composition,
+    dominating_pairs,
+    event_codec,
+    sampled_gaussian,
+    selective_release,
+)
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
@@ -31,10 +37,6 @@ _RDP_ROUNDING = 1e-12
 
 # The quadrature's grid grows as one over the square of the noise.
 _LEAST_NOISE_FOR_QUADRATURE = 0.05
-
-# A distribution composed T times by FFT has mass in its tail that is wrong by up to 5e-17 T either
-# way (measured against Gaussians of known delta, T up to 1e6); this leaves a factor of twenty.
-_FFT_ROUNDING = 1e-15
 
 
 class RdpAccountant(dp_accounting.rdp.RdpAccountant):
@@ -102,115 +104,136 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         return super()._maybe_compose(event, count, do_compose)
 
 
-class PldAccountant(dp_accounting.pld.PLDAccountant):
+class PldAccountant(dp_accounting.PrivacyAccountant):
     """Accountant for add-or-remove-one neighbours by privacy-loss distributions.
 
-    Tighter than `RdpAccountant` for the events that it supports; not always for many accepted
-    updates of a SelectiveReleaseDpEvent under "conditional" (`bounds.tightest_epsilon` asks both).
+    Supports (Poisson-sampled) Gaussian and Laplace mechanisms, selective release, and compositions
+    of these. Tighter than `RdpAccountant` except where few, very large losses decide, and for many
+    accepted updates of a SelectiveReleaseDpEvent under "conditional" (`bounds.tightest_epsilon` asks
+    both).
 
-    Guarantees: epsilon is an upper bound, the rounding of the fast Fourier transforms included: it
-    is computed at delta minus 1e-15 per release, and is infinite if that leaves nothing.
+    Guarantees: epsilon is an upper bound, all errors of discretization and of rounding included.
+    `get_least_epsilon` bounds it from below.
 
     Args:
-      value_discretization_interval: Width of the grid of privacy losses (in units of epsilon). A
-        finer one costs time and memory, and is tighter.
       selective_release: As for `RdpAccountant`.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
       ValueError: An argument is out of its range, or (in `compose`) a parameter of the event is.
 
-    Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, "Connect the Dots".
+    Source: `tfdp.accounting.composition`.
 
     Example:
       >>> import dp_accounting
       >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
-      >>> round(PldAccountant().compose(step, 1000).get_epsilon(1e-5), 2)
-      1.83
+      >>> accountant = PldAccountant().compose(step, 1000)
+      >>> round(accountant.get_epsilon(1e-5), 4), round(accountant.get_least_epsilon(1e-5), 4)
+      (1.8283, 1.8281)
     """
-
-    _pld: privacy_loss_distribution.PrivacyLossDistribution
 
     def __init__(
         self,
-        value_discretization_interval: float = 1e-4,
         *,
         selective_release: str = CONDITIONAL,
         neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE_ONE,
     ):
         _check_relation(neighboring_relation)
-        interval = _validation.positive(
-            "value_discretization_interval", value_discretization_interval
-        )
-        super().__init__(neighboring_relation, interval)
+        super().__init__(neighboring_relation)
         self._observability = check_observability(selective_release)
-        self._releases = 0
+        self._contains_non_dp_event = False
+        self._counts: dict[dp_accounting.DpEvent, int] = {}
+        # T Gaussians are one with sqrt(T) times less noise: the sum of 1 / noise^2.
+        self._precision = 0.0
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> "PldAccountant":
         """Adds `count` releases of `event`, and returns this accountant."""
         if isinstance(event, dp_accounting.DpEvent):  # Else dp_accounting raises its TypeError.
             event_codec.check_event(event)
         super().compose(event, count)
-        self._releases += count * _number_of_releases(event)
         return self
 
     def get_epsilon(self, target_delta: float) -> float:
-        """The smallest known epsilon at `target_delta`."""
-        rounding = self._rounding()
-        if rounding and target_delta <= rounding:
+        """Returns an upper bound on epsilon at `target_delta`."""
+        if self._contains_non_dp_event:
             return math.inf
-        return float(super().get_epsilon(target_delta - rounding))
+        return composition.epsilon(self._parts(_upper_pairs), target_delta)
+
+    def get_least_epsilon(self, target_delta: float) -> float:
+        """Returns a lower bound on epsilon at `target_delta`: some data sets cannot have less.
+
+        Of an accepted update that is the epsilon without any selection; of an attempt ("per
+        attempt"), that of its test alone. Of everything else it is within a thousandth of
+        `get_epsilon` where that is between 1e-3 and 100, except where few, very large losses decide.
+        """
+        if self._contains_non_dp_event:
+            return 0.0  # It may not be the example's own loss that is infinite.
+        return composition.least_epsilon(self._parts(_attained_pairs), target_delta)
 
     def get_delta(self, target_epsilon: float) -> float:
-        """The smallest known delta at `target_epsilon`."""
-        return float(min(1.0, super().get_delta(target_epsilon) + self._rounding()))
+        """Returns an upper bound on delta at `target_epsilon` >= 0."""
+        if self._contains_non_dp_event:
+            return 1.0
+        return composition.delta(self._parts(_upper_pairs), target_epsilon)
 
-    def _rounding(self) -> float:
-        return _FFT_ROUNDING * max(0, self._releases - 1)  # One release needs no transform.
+    def _parts(
+        self, pairs_of: Callable[[dp_accounting.DpEvent, str], Sequence[dominating_pairs.Pair]]
+    ) -> list[tuple[dominating_pairs.Pair, int]]:
+        parts = [
+            (pair, count)
+            for event, count in self._counts.items()
+            for pair in pairs_of(event, self._observability)
+        ]
+        if self._precision > 0:
+            noise = 1 / math.sqrt(self._precision)
+            parts.append((dominating_pairs.sampled_gaussian(1.0, noise), 1))
+        return parts
 
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
-        if (
-            do_compose
-            and isinstance(event, dp_accounting.PoissonSampledDpEvent)
-            and isinstance(event.event, dp_accounting.GaussianDpEvent)
-        ):
-            q, noise_multiplier = event.sampling_probability, event.event.noise_multiplier
-            if q == 1:  # T Gaussians are one with sqrt(T) times less noise, exactly.
-                return super()._maybe_compose(event.event, count, do_compose)
-            if q > 0 and noise_multiplier > 0:
-                step = _sampled_gaussian_pld(
-                    q, noise_multiplier, self._value_discretization_interval
-                )
-                self._pld = self._pld.compose(step.self_compose(count))
-                return None
+        if isinstance(event, dp_accounting.ComposedDpEvent):
+            problems = (self._maybe_compose(part, count, do_compose) for part in event.events)
+            return next((problem for problem in problems if problem is not None), None)
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            return self._maybe_compose(event.event, event.count * count, do_compose)
         if isinstance(event, SelectiveReleaseDpEvent):
             problem = _unsupported_part(event)
-            if problem is None and do_compose and self._observability == PER_ATTEMPT:
-                self._compose_attempts(event, count)
-            elif problem is None and do_compose:
-                self._compose_accepted(event, count)
+            if problem is None and do_compose:
+                self._add(event, count)
             return problem
-        return super()._maybe_compose(event, count, do_compose)
+        whole, q = event, 1.0
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            whole, q = event.event, event.sampling_probability
+        if isinstance(whole, dp_accounting.GaussianDpEvent | dp_accounting.LaplaceDpEvent):
+            if do_compose and q > 0:
+                self._add_noise(whole, q, count)
+            return None
+        if isinstance(event, dp_accounting.NoOpDpEvent):
+            return None
+        if isinstance(event, dp_accounting.NonPrivateDpEvent):
+            self._contains_non_dp_event |= do_compose
+            return None
+        return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
+            event, "Only (Poisson-sampled) Gaussian and Laplace mechanisms are supported."
+        )
 
-    def _compose_accepted(self, event: SelectiveReleaseDpEvent, count: int) -> None:
-        """Accepted updates only. Their distribution is cached."""
-        update = selective_release.conditional_pld(event, self._value_discretization_interval)
-        if update is None:
+    def _add_noise(self, whole: dp_accounting.DpEvent, q: float, count: int) -> None:
+        if whole.noise_multiplier == 0:
+            self._contains_non_dp_event = True
+        elif math.isinf(whole.noise_multiplier):
+            return  # Nothing can be seen.
+        elif q == 1 and isinstance(whole, dp_accounting.GaussianDpEvent):
+            self._precision += count / whole.noise_multiplier**2
+        else:
+            self._add(dp_accounting.PoissonSampledDpEvent(q, whole), count)
+
+    def _add(self, event: dp_accounting.DpEvent, count: int) -> None:
+        event = event_codec.freeze(event)
+        if _upper_pairs(event, self._observability) is None:
             self._contains_non_dp_event = True
         else:
-            self._pld = self._pld.compose(update.self_compose(count))
-
-    def _compose_attempts(self, event: SelectiveReleaseDpEvent, count: int) -> None:
-        """An attempt releases its update, and whether it passed: at most both, in full."""
-        self._maybe_compose(event.update, count, True)
-        q, noise_multiplier = selective_release.parameters(event.selection)
-        if noise_multiplier == 0 and q > 0:
-            self._contains_non_dp_event = True
-        elif q > 0:
-            bit = _bit_pld(event_codec.freeze(event), self._value_discretization_interval)
-            self._pld = self._pld.compose(bit.self_compose(count))
+            self._counts[event] = self._counts.get(event, 0) + count
 
 
 def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:
@@ -229,18 +252,6 @@ def _unsupported_part(
         "`update` and `selection` of a `SelectiveReleaseDpEvent` must each be a "
         "`PoissonSampledDpEvent` of a `GaussianDpEvent`",
     )
-
-
-def _number_of_releases(event: dp_accounting.DpEvent) -> int:
-    if isinstance(event, dp_accounting.NoOpDpEvent):
-        return 0
-    if isinstance(event, SelectiveReleaseDpEvent):
-        return 2  # The update, and whether it passed.
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return event.count * _number_of_releases(event.event)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return sum(_number_of_releases(e) for e in event.events)
-    return 1
 
 
 @functools.lru_cache(maxsize=256)
@@ -277,16 +288,47 @@ def _selective_rdp(
     return update + selective_release.bit_rdp(event, orders)
 
 
-# A distribution is a few megabytes.
-@functools.lru_cache(maxsize=16)
-def _sampled_gaussian_pld(
-    q: float, noise_multiplier: float, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return sampled_gaussian.privacy_loss(q, noise_multiplier, interval)
+@functools.lru_cache(maxsize=256)
+def _upper_pairs(
+    event: dp_accounting.DpEvent, observability: str
+) -> tuple[dominating_pairs.Pair, ...] | None:
+    """Pairs that dominate one release when composed; None if all loss counts as infinite."""
+    if not isinstance(event, SelectiveReleaseDpEvent):
+        return (_sampled_pair(event),)
+    (q, noise), (test_q, test_noise) = map(
+        selective_release.parameters, (event.update, event.selection)
+    )
+    if q == test_q == 0:
+        return ()
+    if observability == CONDITIONAL:
+        pair = selective_release.conditional_pair(event)
+        return None if pair is None else (pair,)
+    # An attempt releases its update, and whether it passed: at most both, in full.
+    if (q > 0 and noise == 0) or (test_q > 0 and test_noise == 0):
+        return None
+    update = (dominating_pairs.sampled_gaussian(q, noise),) if q > 0 else ()
+    return update + ((selective_release.bit_pair(event),) if test_q > 0 else ())
 
 
-@functools.lru_cache(maxsize=16)
-def _bit_pld(
-    event: SelectiveReleaseDpEvent, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return selective_release.bit_pld(event, interval)
+@functools.lru_cache(maxsize=256)
+def _attained_pairs(
+    event: dp_accounting.DpEvent, observability: str
+) -> tuple[dominating_pairs.Pair, ...]:
+    """Pairs that some data sets attain, for lower bounds. All loss is finite."""
+    if not isinstance(event, SelectiveReleaseDpEvent):
+        return (_sampled_pair(event),)
+    if observability == CONDITIONAL:  # A test that accepts with a constant probability.
+        q, noise = selective_release.parameters(event.update)
+        return (dominating_pairs.sampled_gaussian(q, noise),) if q > 0 else ()
+    if selective_release.parameters(event.selection)[0] == 0:
+        return ()
+    return (selective_release.bit_pair(event, attained=True),)
+
+
+def _sampled_pair(event: dp_accounting.PoissonSampledDpEvent) -> dominating_pairs.Pair:
+    make = (
+        dominating_pairs.sampled_gaussian
+        if isinstance(event.event, dp_accounting.GaussianDpEvent)
+        else dominating_pairs.sampled_laplace
+    )
+    return make(event.sampling_probability, event.event.noise_multiplier)

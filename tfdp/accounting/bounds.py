@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import dp_accounting
 
@@ -86,14 +87,39 @@ def tightest_epsilon(
     return EpsilonBound(by_accountant[best], delta, best, by_accountant)
 
 
-def rdp_epsilon(
-    releases: Sequence[Release],
-    delta: float,
-    selective_release: str = CONDITIONAL,
-    orders: tuple[float, ...] = accountants.DEFAULT_RDP_ORDERS,
+def least_epsilon(
+    releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> float:
-    """Epsilon by the RDP accountant alone: quick, and up to a tenth larger. See above."""
-    return _rdp_epsilon(tuple(releases), delta, selective_release, orders)
+    """A lower bound on the epsilon of all `releases`: some pair of data sets has no less.
+
+    Truncation is taken to lower epsilon, as far as it can (see `tightest_epsilon`). Of events that
+    the PLD accountant does not support, 0 is known.
+
+    Args:
+      releases: As for `tightest_epsilon`.
+      delta: In (0, 1).
+      selective_release: What can be observed of SelectiveReleaseDpEvents; see `RdpAccountant`.
+
+    Source: `tfdp.accounting.composition`.
+    """
+    most = tightest_epsilon(releases, delta, selective_release).epsilon
+    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
+    # Epsilon is at most `most`, so that (1 + e^epsilon) truncation is at most this.
+    slack = truncation * (1 + math.exp(min(most, 700.0))) if truncation else 0.0
+    if not delta + slack < 1:
+        return 0.0
+    accountant = accountants.PldAccountant(selective_release=selective_release)
+    try:
+        return min(most, _composed(accountant, releases).get_least_epsilon(delta + slack))
+    except dp_accounting.UnsupportedEventError:
+        return 0.0
+
+
+def rdp_epsilon(
+    releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
+) -> float:
+    """Epsilon by the RDP accountant alone. See `tightest_epsilon`."""
+    return _rdp_epsilon(tuple(releases), delta, selective_release)
 
 
 def pld_epsilon(
@@ -104,33 +130,31 @@ def pld_epsilon(
 
 
 @functools.lru_cache(maxsize=1024)
-def _rdp_epsilon(
-    releases: tuple[Release, ...],
-    delta: float,
-    selective_release: str,
-    orders: tuple[float, ...],
-) -> float:
-    accountant = accountants.RdpAccountant(orders, selective_release=selective_release)
+def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
+    accountant = accountants.RdpAccountant(selective_release=selective_release)
     return _epsilon(accountant, releases, delta)
 
 
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
-    interval = _discretization_interval(releases, delta, selective_release)
-    accountant = accountants.PldAccountant(interval, selective_release=selective_release)
+    accountant = accountants.PldAccountant(selective_release=selective_release)
     return _epsilon(accountant, releases, delta)
 
 
 def _epsilon(
     accountant: dp_accounting.PrivacyAccountant, releases: tuple[Release, ...], delta: float
 ) -> float:
+    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
+    return _with_truncation(_composed(accountant, releases).get_epsilon, delta, truncation)
+
+
+def _composed(accountant: Any, releases: Sequence[Release]) -> Any:
     counts: dict[dp_accounting.DpEvent, int] = {}  # Many equal releases cost as much as a few.
     for release in releases:
         counts[release.event] = counts.get(release.event, 0) + release.count
     for event, count in counts.items():
         accountant.compose(event, count)
-    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
-    return _with_truncation(accountant.get_epsilon, delta, truncation)
+    return accountant
 
 
 def _with_truncation(
@@ -154,24 +178,3 @@ def _with_truncation(
 
 def _not_nan(epsilon: float) -> float:
     return float(epsilon) if epsilon >= 0 else math.inf
-
-
-def _discretization_interval(
-    releases: tuple[Release, ...], delta: float, selective_release: str
-) -> float:
-    """A grid of privacy losses that is fine enough for epsilon, and no finer.
-
-    1e-4 is good to a thousandth in most cases. Two need another: large epsilons, where 1e-5 of
-    epsilon will do and 1e-4 would take gigabytes; and many steps of tiny loss each, which
-    1e-4 would round up to tens of percents too much. Powers of two let cached steps be reused.
-    """
-    steps = sum(release.count for release in releases)
-    try:  # Truncation may make epsilon infinite; the losses are as large without it.
-        untruncated = [Release(r.event, r.count) for r in releases]
-        epsilon = rdp_epsilon(untruncated, delta, selective_release)
-    except dp_accounting.UnsupportedEventError:
-        return 1e-4
-    if not math.isfinite(epsilon):
-        return 1e-4
-    wanted = min(max(1.0, epsilon / 10), 400 * epsilon / math.sqrt(max(1, steps)))
-    return 1e-4 * 2.0 ** max(-2, math.floor(math.log2(max(wanted, 0.25))))

@@ -42,6 +42,10 @@ _DENSE = 1024
 # Tilted probability, at most, that a sum of losses is outside of the window.
 _OUTSIDE = 1e-10
 _MOST_POINTS = 2**22
+# Below, epsilon counts as infinite.
+_LEAST_DELTA = 1e-250
+# Above, delta counts as that at this epsilon.
+_MOST_EPSILON = 1e4
 # Share of delta for losses that are too large for the grid.
 _LEFT_OUT = 1e-4
 # Of delta, each at most the square of the one before.
@@ -56,33 +60,60 @@ _NEGLIGIBLE = 60.0
 Parts = Sequence[tuple[Pair, int]]
 
 
-def epsilon(parts: Parts, delta: float, *, below: bool = False) -> float:
-    """Returns a bound on the smallest epsilon of a composition at `delta`.
+def epsilon(parts: Parts, delta: float) -> float:
+    """Returns an upper bound on the smallest epsilon of a composition at `delta`.
 
     Args:
       parts: The dominating pairs of the releases, and how often each is made.
       delta: In (0, 1).
-      below: Whether to return a lower bound on the epsilon of the pairs; else an upper one.
 
     Example:
       >>> from tfdp.accounting import dominating_pairs
-      >>> steps = [(dominating_pairs.sampled_gaussian(0.01, 1.0), 1000)]
-      >>> round(epsilon(steps, 1e-5), 3), round(epsilon(steps, 1e-5, below=True), 3)
-      (1.828, 1.828)
+      >>> round(epsilon([(dominating_pairs.sampled_gaussian(0.01, 1.0), 1000)], 1e-5), 4)
+      1.8283
     """
-    bounds = (_Sum(d, below, delta).epsilon(delta) for d in _directions(parts))
+    if delta < _LEAST_DELTA and parts:
+        return math.inf
+    return max((_epsilon(d, delta) for d in _directions(parts, delta)), default=0.0)
+
+
+def least_epsilon(parts: Parts, delta: float) -> float:
+    """Returns a lower bound on the smallest epsilon of a composition at `delta`: see `epsilon`.
+
+    Example:
+      >>> from tfdp.accounting import dominating_pairs
+      >>> round(least_epsilon([(dominating_pairs.sampled_gaussian(0.01, 1.0), 1000)], 1e-5), 4)
+      1.8281
+    """
+    delta = max(delta, _LEAST_DELTA)
+    bounds = (
+        _Sum(d, True, delta, _epsilon(d, delta)).epsilon(delta) for d in _directions(parts, delta)
+    )
     return max(bounds, default=0.0)
 
 
-def delta(parts: Parts, epsilon: float, *, below: bool = False) -> float:
-    """Returns a bound on the smallest delta of a composition at `epsilon` >= 0: see above."""
-    return max((_delta(d, epsilon, below) for d in _directions(parts)), default=0.0)
+def _epsilon(directions: "_Directions", delta: float) -> float:
+    bound, near = math.inf, None
+    for _ in range(_MOST_GUESSES):
+        whole = _Sum(directions, False, delta, near)
+        bound = min(bound, whole.epsilon(delta))
+        # The Renyi bound that the tilt was chosen by is much too large if few large losses decide.
+        if bound >= 0.9 * whole.near or bound == 0:
+            break
+        near = bound
+    return bound
 
 
-def _delta(directions: "_Directions", epsilon: float, below: bool) -> float:
+def delta(parts: Parts, epsilon: float) -> float:
+    """Returns an upper bound on the smallest delta of a composition at `epsilon`: see `epsilon`."""
+    epsilon = min(epsilon, _MOST_EPSILON)
+    return max((_delta(d, epsilon) for d in _directions(parts)), default=0.0)
+
+
+def _delta(directions: "_Directions", epsilon: float) -> float:
     guess, bound = 0.1, 0.0
     for _ in range(_MOST_GUESSES):
-        bound = _Sum(directions, below, guess, epsilon).delta(epsilon)
+        bound = _Sum(directions, False, guess, epsilon).delta(epsilon)
         if bound > guess / 10:
             break
         guess = max(bound, guess**2)
@@ -92,9 +123,9 @@ def _delta(directions: "_Directions", epsilon: float, below: bool) -> float:
 _Directions = list[tuple[Direction, int]]
 
 
-def _directions(parts: Parts) -> list[_Directions]:
-    """The two directions of a composition; none if nothing is released."""
-    if not parts:
+def _directions(parts: Parts, delta: float = 0.0) -> list[_Directions]:
+    """The two directions of a composition; none if nothing is released, or epsilon is 0 anyway."""
+    if not parts or delta >= 1:
         return []
     return [[(pair.add, n) for pair, n in parts], [(pair.remove, n) for pair, n in parts]]
 
@@ -242,9 +273,9 @@ class _Sum:
         counts = np.array([n for _, n in directions], dtype=float)
         # Losses beyond count as infinite, or as none.
         tail = _LEFT_OUT * delta / float(counts.sum())
-        theta, near = _tilt(directions, tail, delta, epsilon)
+        theta, self.near = _tilt(directions, tail, delta, epsilon)
         # Moving losses by x on average moves epsilon by counts * (theta + 1) * x^2 / 2.
-        precision = _PRECISION * max(near, _LEAST_EPSILON) / (counts.sum() * (theta + 1))
+        precision = _PRECISION * max(self.near, _LEAST_EPSILON) / (counts.sum() * (theta + 1))
         interval = math.sqrt(precision / 4 if below else precision)
         for _ in range(2):
             pieces = [_grid(direction, interval, tail, below) for direction, _ in directions]
@@ -303,26 +334,26 @@ class _Sum:
         return self._shifted(float(np.clip(inside, self._knots[last], self._knots[last + 1])))
 
     def delta(self, epsilon: float) -> float:
-        """A bound on the smallest delta at `epsilon`."""
-        error = 1e-13 * epsilon + self._loss_error
-        place = np.array(epsilon - self._sign * error - self._middle)
-        with np.errstate(over="ignore"):
-            scale = np.exp(self._log_scale + self._sign * self._relative)
-            finite = float(scale * self._deltas(place, np.searchsorted(self._knots, place)))
-        if self._sign < 0:
-            return finite if finite > 0 else 0.0
+        """An upper bound on the smallest delta at `epsilon`."""
+        place = np.array(epsilon - 1e-13 * epsilon - self._loss_error - self._middle)
+        with np.errstate(over="ignore", invalid="ignore"):
+            deltas = self._deltas(place, np.searchsorted(self._knots, place))
+            finite = float(np.exp(self._log_scale + self._relative) * deltas)
         return min(1.0, finite + self._infinite) if finite < math.inf else 1.0
 
     def _deltas(self, places: np.ndarray, above: np.ndarray) -> np.ndarray:
         """Bounds on delta at `places`, over e^log_scale, given the indices of the knots above."""
         with np.errstate(over="ignore", invalid="ignore"):
-            exact = self._upper[above] - np.exp(places) * self._lower[above]
-            return np.maximum(exact, 0.0) + self._sign * self._error(places, above)
+            upper, paid = self._upper[above], np.exp(places) * self._lower[above]
+            # Nothing is known of an overflow times zero.
+            paid = np.where(np.isnan(paid), 0.0 if self._sign > 0 else upper, paid)
+            return np.maximum(upper - paid, 0.0) + self._sign * self._error(places, above)
 
     def _error(self, places: np.ndarray, above: Any) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
-            sums = self._upper[above] + np.exp(places) * self._lower[above]
-            return self._outside * np.exp(-self._theta * places) + len(self._knots) * _EPS * sums
+            # Both sums are rounded, and the one that is subtracted is the smaller.
+            sums = 2 * len(self._knots) * _EPS * self._upper[above]
+            return self._outside * np.exp(-self._theta * places) + sums
 
     def _shifted(self, place: float) -> float:
         """Epsilon at `place`, the errors of the losses included."""
@@ -371,7 +402,9 @@ def _window(pieces: list[Discrete], counts: np.ndarray, theta: float) -> tuple[f
         at_theta += count * float(piece.log_moments(np.array([theta]))[0])
     unlikely = math.log(_OUTSIDE / 2)
     best = math.sqrt(-2 * unlikely / max(variance, 1e-300))
-    steps = best * np.geomspace(1 / 64, 8, 19)
+    largest = max(float(np.abs(p.losses).max()) for p in pieces)
+    least = min(best, 1 / max(largest, 1e-300))
+    steps = np.geomspace(least / 8, 8 * best, 24)
     tilts = np.concatenate([theta + steps, theta - steps])
     moments = sum(n * p.log_moments(tilts) for p, n in zip(pieces, counts)) - at_theta
     above, beneath = np.split((moments - unlikely) / np.concatenate([steps, steps]), 2)

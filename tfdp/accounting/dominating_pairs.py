@@ -10,7 +10,9 @@ distributions, of all losses between two values.
 """
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -111,15 +113,24 @@ def _laplace_cdf(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, 0.5 * np.exp(-np.abs(x)), 1 - 0.5 * np.exp(-np.abs(x)))
 
 
-def _differences(x, cdf, relative_error):  # type: ignore[no-untyped-def]
-    """Differences of a symmetric distribution function, from the smaller tail on each side."""
+def _differences(
+    x: np.ndarray,
+    cdf: Callable[[np.ndarray], np.ndarray],
+    relative_error: Callable[[np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Differences of a symmetric distribution function and their errors.
+
+    From the smaller tail on each side of 0, so that the errors are relative to that.
+    """
     lower, upper = cdf(x), cdf(-x)
-    right = x[:-1] > 0
+    right, across = x[:-1] > 0, (x[:-1] <= 0) & (x[1:] > 0)
     tail = np.where(right, upper[:-1], lower[1:])
-    with np.errstate(invalid="ignore"):
+    difference = np.where(right, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
+    difference = np.where(across, 1 - lower[:-1] - upper[1:], difference)
+    with np.errstate(invalid="ignore"):  # Of infinite edges, where the tail is 0.
         error = relative_error(np.where(right, x[:-1], x[1:])) * tail
-    straight = np.where(right, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
-    return np.maximum(straight, 0.0), np.where(tail > 0, 4 * np.where(np.isnan(error), 0, error), 0)
+    error = np.where(across, _EPS, np.where(tail > 0, error, 0.0))
+    return np.maximum(difference, 0.0), 4 * error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +250,7 @@ class Atoms:
     def losses(self) -> np.ndarray:
         """The privacy losses [outcomes]."""
         with np.errstate(divide="ignore"):
-            return np.log(self.upper) - np.log(self.lower)
+            return np.log(np.maximum(self.upper, 0.0)) - np.log(self.lower)
 
     def range(self, tail: float) -> tuple[float, float]:
         """The least and the largest finite loss."""
@@ -263,21 +274,50 @@ class Atoms:
         return Masses(upper, total(self.lower), upper_error, total(self.lower_error))
 
 
-def concave_atoms(lower: np.ndarray, upper: np.ndarray) -> Atoms:
-    """Returns the outcomes whose trade-off curve is a polygon.
+def hull_atoms(points: Sequence[tuple[float, float, float, float]]) -> Atoms:
+    """Returns the outcomes of a pair whose trade-off curve is the upper hull of points.
 
     Args:
-      lower: Levels of the corners [corners], increasing from 0 to 1: probabilities by the lower
-        distribution of all outcomes with losses above a threshold.
-      upper: Powers of the corners [corners], increasing to 1 and concave in the levels.
+      points: Level and power of tests, and 1 - level and 1 - power, which are known more precisely
+        where they are small. The level and the power are the probabilities, by the lower and by the
+        upper distribution, that a test says "upper". With (1, 1, 0, 0), and a power at level 0.
     """
-    steps = np.diff(lower), np.diff(upper)
-    errors = [2 * _EPS * np.maximum(x[1:], x[:-1]) for x in (lower, upper)]
-    keep = steps[0] > 0
+    hull = upper_hull(points)
+    steps = [(_step(p, q, 0), _step(p, q, 1)) for p, q in itertools.pairwise(hull)]
+    lower, upper = (np.array([max(step[i], 0.0) for step in steps]) for i in (0, 1))
+    sizes = [[min(q[i], p[i + 2]) for p, q in itertools.pairwise(hull)] for i in (0, 1)]
+    lower_error, upper_error = (4 * _EPS * np.array(size) for size in sizes)
+    keep = lower > 0
     return Atoms(
-        np.maximum(steps[1], 0)[keep],
-        steps[0][keep],
-        errors[1][keep],
-        errors[0][keep],
-        float(upper[0]),
+        upper[keep],
+        lower[keep],
+        upper_error[keep],
+        lower_error[keep],
+        infinite=float(hull[0][1] + upper[~keep].sum()),
     )
+
+
+_Point = tuple[float, float, float, float]
+
+
+def upper_hull(points: Sequence[_Point]) -> list[_Point]:
+    """Returns the upper hull of points; of those with the same level, the one with most power."""
+    hull: list[_Point] = []
+    for point in sorted(points, key=lambda p: (p[0], -p[2], p[1], -p[3])):
+        while hull and _step(hull[-1], point, 0) <= 0 <= _step(hull[-1], point, 1):
+            hull.pop()
+        while len(hull) > 1 and _is_below(hull[-1], hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _step(p: _Point, q: _Point, i: int) -> float:
+    """The difference of the levels (i = 0) or powers (i = 1) of two points, from p to q."""
+    return q[i] - p[i] if max(q[i], p[i]) < 0.5 else p[i + 2] - q[i + 2]
+
+
+def _is_below(point: _Point, left: _Point, right: _Point) -> bool:
+    """Whether `point` is not above the segment from `left` to `right`."""
+    rise = _step(left, point, 1) * _step(left, right, 0)
+    return rise <= _step(left, right, 1) * _step(left, point, 0)

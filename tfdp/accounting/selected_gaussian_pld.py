@@ -36,10 +36,9 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from tfdp.accounting import sampled_gaussian
+from tfdp.accounting import dominating_pairs
 
 # The lowest level but zero is that of so many standard deviations. What has none counts as infinite
 # loss: about 1e-23.
@@ -56,11 +55,11 @@ _LARGEST_LOG_SPREAD = 20.0
 _EPS = float(np.finfo(float).eps)
 
 
-@functools.lru_cache(maxsize=16)
-def privacy_loss(
-    q: float, sigma: float, validation_q: float, log_spread: float, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """The privacy-loss distributions of one accepted update, rounded upwards.
+@functools.lru_cache(maxsize=64)
+def dominating_pair(
+    q: float, sigma: float, validation_q: float, log_spread: float
+) -> dominating_pairs.Pair | None:
+    """Returns a pair of distributions that dominates one accepted update.
 
     Guarantees: at no epsilon is delta below the supremum over all acceptance probabilities, errors
     of rounding included. Above it by a thousandth in most cases.
@@ -68,20 +67,18 @@ def privacy_loss(
     Args:
       q: Probability that an example is in the batch of the update.
       sigma: Noise multiplier of the update.
-      validation_q: Probability that an example is in the batch of the test.
+      validation_q: Probability that an example is in the batch of the test. Not 0 if q is.
       log_spread: log(B / A) of the least and the largest acceptance probability.
-      interval: Width of the grid of privacy losses, in units of epsilon.
 
     Returns:
       None if all loss counts as infinite: B / A > e^20, or sigma < 0.05 and q > 0.
 
     Example:
-      >>> loss = privacy_loss(0.01, 1.0, 0.01, 0.8, 1e-4)
-      >>> round(loss.self_compose(1000).get_epsilon_for_delta(1e-5), 2)
+      >>> from tfdp.accounting import composition
+      >>> pair = dominating_pair(0.01, 1.0, 0.01, 0.8)
+      >>> round(composition.epsilon([(pair, 1000)], 1e-5), 2)
       3.01
     """
-    if q == 0 and validation_q == 0:
-        return privacy_loss_distribution.identity(interval)
     if (q > 0 and sigma < _LEAST_NOISE) or not log_spread <= _LARGEST_LOG_SPREAD:
         return None
     # With q = 0 the noise does not matter.
@@ -89,20 +86,7 @@ def privacy_loss(
     add, remove = (_polygon(law, r) for r in (False, True))
     if max(add.power[0], remove.power[0]) >= 1:
         return None
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        sampled_gaussian.pessimistic_pmf(
-            lambda e: _hockey_stick(add, remove, e),
-            -remove.largest_loss,
-            add.largest_loss,
-            interval,
-        ),
-        sampled_gaussian.pessimistic_pmf(
-            lambda e: _hockey_stick(remove, add, e),
-            -add.largest_loss,
-            remove.largest_loss,
-            interval,
-        ),
-    )
+    return dominating_pairs.Pair(add=_atoms(remove, add), remove=_atoms(add, remove))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,24 +203,14 @@ def _crossing(slope: np.ndarray, intercept: np.ndarray, i: int, j: int) -> np.nd
 
 @dataclasses.dataclass(frozen=True)
 class _Polygon:
-    """Upper left corners of a concave polygon above all (level, power)."""
+    """Points whose upper hull is above all (level, power)."""
 
     level: np.ndarray
     power: np.ndarray
 
-    def slopes(self) -> np.ndarray:
-        return np.diff(self.power) / np.diff(self.level)
-
-    @property
-    def largest_loss(self) -> float:
-        """The largest that is finite, or 0."""
-        return float(np.log(max(self.slopes()[0], 1.0))) if len(self.level) > 1 else 0.0
-
-    def hockey_stick(self, epsilons: np.ndarray) -> np.ndarray:
-        """The largest power - e^epsilon level."""
-        corner = np.searchsorted(-self.slopes(), -np.exp(epsilons))
-        power = self.power[corner] * (1 + 4 * _EPS)
-        return power - np.exp(epsilons) * self.level[corner]
+    def corners(self) -> list[tuple[float, float]]:
+        """Pairs of level and power."""
+        return list(zip(self.level.tolist(), self.power.tolist(), strict=True))
 
 
 def _polygon(law: _Law, remove: bool) -> _Polygon:
@@ -254,7 +228,7 @@ def _polygon(law: _Law, remove: bool) -> _Polygon:
     ends[0] = np.where(ends[1] <= 1, np.minimum(ends[0], 1.0), 1.0)
     powers = np.maximum(np.append(ends[0], 0.0), np.append(0.0, np.minimum(ends[1], 1.0)))
     needed = np.append(True, powers[:-1] + levels[:-1] < 1)
-    return _concave(levels[needed], powers[needed])
+    return _Polygon(levels[needed], powers[needed])
 
 
 def _prices(law: _Law, remove: bool, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -293,28 +267,11 @@ def _power(
     return dual.proven(price, power)
 
 
-def _concave(level: np.ndarray, power: np.ndarray) -> _Polygon:
-    """The upper hull of points ordered by level."""
-    hull: list[tuple[float, float]] = []
-    for y, x in zip(level.tolist(), power.tolist(), strict=True):
-        while len(hull) > 1 and _is_below(hull[-1], hull[-2], (y, x)):
-            hull.pop()
-        hull.append((y, x))
-    return _Polygon(*np.array(hull).T)
-
-
-def _is_below(
-    point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]
-) -> bool:
-    """Whether `point` is not above the segment from `left` to `right`."""
-    rise = (point[1] - left[1]) * (right[0] - left[0])
-    return rise <= (right[1] - left[1]) * (point[0] - left[0])
-
-
-def _hockey_stick(own: _Polygon, other: _Polygon, epsilons: np.ndarray) -> np.ndarray:
-    """The largest divergence at `epsilons`, by the polygons of its own and the other direction.
+def _atoms(own: _Polygon, other: _Polygon) -> dominating_pairs.Atoms:
+    """The outcomes of a pair whose trade-off curve is the hull of both polygons.
 
     A test of power x at level y is, the other way round, one of power 1 - y at level 1 - x.
     """
-    reflected = np.exp(epsilons) * other.hockey_stick(-epsilons) - np.expm1(epsilons)
-    return np.maximum(own.hockey_stick(epsilons), reflected)
+    ours = [(y, x, 1 - y, 1 - x) for y, x in own.corners()]
+    theirs = [(1 - x, 1 - y, x, y) for y, x in other.corners()]
+    return dominating_pairs.hull_atoms([*ours, *theirs, (1.0, 1.0, 0.0, 0.0)])

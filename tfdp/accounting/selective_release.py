@@ -12,12 +12,11 @@ from typing import Any
 import attr
 import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
 from tfdp.accounting import (
     _validation,
-    sampled_gaussian,
+    dominating_pairs,
     selected_gaussian,
     selected_gaussian_pld,
 )
@@ -222,18 +221,18 @@ def conditional_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -
     return selected_gaussian.rdp(*_selected_law(event), orders)
 
 
-def conditional_pld(
-    event: SelectiveReleaseDpEvent, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """The same as privacy-loss distributions, rounded upwards; None if all loss is infinite.
+def conditional_pair(event: SelectiveReleaseDpEvent) -> dominating_pairs.Pair | None:
+    """Returns a dominating pair of one accepted update, if attempts are not released.
 
     Args:
-      event: Of (Poisson-sampled) Gaussians.
-      interval: Width of the grid of privacy losses, in units of epsilon.
+      event: Of (Poisson-sampled) Gaussians, at least one with a positive sampling probability.
+
+    Returns:
+      None if all loss counts as infinite.
 
     Source: `tfdp.accounting.selected_gaussian_pld`.
     """
-    return selected_gaussian_pld.privacy_loss(*_selected_law(event), interval)
+    return selected_gaussian_pld.dominating_pair(*_selected_law(event))
 
 
 def _selected_law(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, float]:
@@ -265,39 +264,28 @@ def bit_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.nda
     return np.where(np.isnan(rdp), np.inf, rdp)
 
 
-def bit_pld(
-    event: SelectiveReleaseDpEvent, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy-loss distributions of the test's answer, rounded upwards.
+def bit_pair(event: SelectiveReleaseDpEvent, attained: bool = False) -> dominating_pairs.Pair:
+    """Returns a dominating pair of the test's answer: accepted or not.
 
-    At every epsilon the largest hockey-stick divergence counts. As a maximum of convex functions of
-    e^epsilon it belongs to a pair of distributions again.
+    At every epsilon the largest hockey-stick divergence counts: the trade-off curve is the hull of
+    those of both corners.
 
     Args:
       event: Of positive noise and sampling probability.
-      interval: Width of the grid of privacy losses, in units of epsilon.
+      attained: Whether to return the pair of one corner, which data sets can attain.
     """
-    laws = _bit_laws(event)
-    largest = max(float(np.abs(p - r).max()) for p, r in laws)
+    laws = [np.exp(law) for law in _bit_laws(event)][: 1 if attained else None]
+    swapped = [law[::-1] for law in laws]
+    return dominating_pairs.Pair(add=_bit_atoms(swapped), remove=_bit_atoms(laws))
 
-    def hockey_stick(pairs: list[tuple[np.ndarray, np.ndarray]], eps: np.ndarray) -> np.ndarray:
-        return np.max(
-            [
-                np.maximum(np.exp(p) - np.exp(eps[:, np.newaxis] + r), 0).sum(axis=1)
-                for p, r in pairs
-            ],
-            axis=0,
-        )
 
-    swapped = [(r, p) for p, r in laws]
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        sampled_gaussian.pessimistic_pmf(
-            lambda eps: hockey_stick(laws, eps), -largest, largest, interval
-        ),
-        sampled_gaussian.pessimistic_pmf(
-            lambda eps: hockey_stick(swapped, eps), -largest, largest, interval
-        ),
-    )
+def _bit_atoms(laws: list[np.ndarray]) -> dominating_pairs.Atoms:
+    """The outcomes of the hull of trade-off curves of two outcomes each, [upper, lower]."""
+    points = [(0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 0.0, 0.0)]
+    for upper, lower in laws:
+        more = int(upper[1] * lower[0] > upper[0] * lower[1])  # The answer of the larger ratio.
+        points.append((lower[more], upper[more], lower[1 - more], upper[1 - more]))
+    return dominating_pairs.hull_atoms([tuple(map(float, point)) for point in points])
 
 
 def _bit_laws(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarray]]:
