@@ -11,6 +11,11 @@ import dp_accounting
 from tfdp.accounting import accountants
 from tfdp.accounting.selective_release import CONDITIONAL
 
+# Of delta, for what the accountants know.
+_MOST_SHARES = 4
+# Of the Renyi orders, to begin with.
+_STRIDE = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Release:
@@ -131,7 +136,14 @@ def pld_epsilon(
 
 @functools.lru_cache(maxsize=1024)
 def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
-    accountant = accountants.RdpAccountant(selective_release=selective_release)
+    # Epsilon falls with the order, and then rises. A few orders show where, and all orders near
+    # the best of them are asked. Every order gives an upper bound.
+    orders = accountants.DEFAULT_RDP_ORDERS
+    few = accountants.RdpAccountant(orders[::_STRIDE], selective_release=selective_release)
+    _, order = _composed(few, releases).get_epsilon_and_optimal_order(delta)
+    best = orders.index(order)
+    near = orders[max(best - _STRIDE + 1, 0) : best + _STRIDE]
+    accountant = accountants.RdpAccountant(near, selective_release=selective_release)
     return _epsilon(accountant, releases, delta)
 
 
@@ -167,12 +179,15 @@ def _with_truncation(
     """
     if truncation == 0:
         return _not_nan(epsilon_at(delta))
-    for share in (0.999, 0.99, 0.9, 0.5):
+    share = 0.999
+    for _ in range(_MOST_SHARES):
         epsilon = _not_nan(epsilon_at(share * delta))
-        # (1 + e^epsilon) truncation <= (1 - share) delta, without overflow.
-        room = (1 - share) * delta / truncation - 1
-        if room > 0 and epsilon <= math.log(room):
+        charge = truncation * (1 + math.exp(min(epsilon, 700.0))) / delta
+        if charge <= 1 - share:
             return epsilon
+        share = 1 - 1.1 * charge  # A smaller delta makes epsilon somewhat larger.
+        if share < 0.01:
+            return math.inf
     return math.inf
 
 

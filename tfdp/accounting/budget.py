@@ -10,22 +10,16 @@ import dp_accounting
 import scipy.optimize
 
 from tfdp.accounting import _validation, bounds
-from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
-from tfdp.accounting.selective_release import (
-    check_observability,
-    contains_selective_release,
-)
+from tfdp.accounting.selective_release import check_observability
 
-# Relative. The result is at most twice this above the smallest noise multiplier.
+# Relative. The result is at most four times this above the smallest noise multiplier.
 _TOLERANCE = 2.5e-4
 # Below, a single step costs an epsilon of thousands: no guarantee that a number could improve.
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
 _MOST_RELEASES = 10**8
-# The orders of a selectively released update are priced one by one; a few do to start with.
-_FEW_ORDERS = DEFAULT_RDP_ORDERS[::6]
 
 _Price = Callable[..., float]
 
@@ -93,12 +87,15 @@ class Budget:
 
         if not affordable(self.epsilon)(0):
             return 0
-        # RDP is quick and somewhat too large: it gives a number to start from.
+        # PLD accounting alone is quick, and in most cases the tightest.
         quick = affordable(self._quick_epsilon)
         start = _most(quick, 0, 1) if quick(0) else 0
         if start == _MOST_RELEASES:
             return start
-        return _most(affordable(self.epsilon), start, max(1, start // 8))
+        affordable_at_all = affordable(self.epsilon)
+        if not affordable_at_all(start + 1):
+            return start
+        return _most(affordable_at_all, start + 1, max(1, start // 8))
 
     def least_noise(self, release: Callable[[float], Release]) -> float:
         """The least noise multiplier for which `release(noise multiplier)` is affordable.
@@ -119,7 +116,7 @@ class Budget:
 
             return of_log_noise
 
-        # RDP is quick and somewhat too large: it brackets, and the tightest bound refines.
+        # PLD accounting alone is quick: it brackets, and the tightest bound refines.
         rough, tight = gap(self._quick_epsilon), gap(self.epsilon)
         high = 1.0
         while rough(math.log(high)) > 0:
@@ -130,21 +127,20 @@ class Budget:
         while low > _LEAST_NOISE and rough(math.log(low)) <= 0:
             low, high = low / 2, low
         if low > _LEAST_NOISE:
-            high = _root(rough, low, high, 20 * _TOLERANCE)
+            high = _root(rough, low, high, _TOLERANCE)
+            if tight(math.log(high) - 2 * _TOLERANCE) > 0:
+                return high
         low = high
         while tight(math.log(low)) <= 0:
             if low <= _LEAST_NOISE:
                 return _LEAST_NOISE
-            low, high = max(0.85 * low, _LEAST_NOISE), low
+            low, high = max(0.95 * low, _LEAST_NOISE), low
         return _root(tight, low, high, _TOLERANCE)
 
     def _quick_epsilon(self, *new: Release) -> float:
-        releases = (*self.past, *new)
-        selective = any(contains_selective_release(r.event) for r in releases)
-        orders = _FEW_ORDERS if selective else DEFAULT_RDP_ORDERS
         try:
-            return bounds.rdp_epsilon(releases, self.delta, self.selective_release, orders)
-        except dp_accounting.UnsupportedEventError:  # An event of the past that only PLD supports.
+            return bounds.pld_epsilon((*self.past, *new), self.delta, self.selective_release)
+        except dp_accounting.UnsupportedEventError:  # An event of the past that only RDP supports.
             return self.epsilon(*new)
 
     def _never_enough(self, release: Release) -> ValueError:

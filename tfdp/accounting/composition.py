@@ -49,7 +49,7 @@ _MOST_EPSILON = 1e4
 # Share of delta for losses that are too large for the grid.
 _LEFT_OUT = 1e-4
 # Of delta, each at most the square of the one before.
-_MOST_GUESSES = 9
+_MOST_GUESSES = 7
 # Above, e^-loss vanishes, and rounding up costs a thousandth at most.
 _HUGE_LOSS = 300.0
 # Relative, of sums of a few terms.
@@ -74,7 +74,8 @@ def epsilon(parts: Parts, delta: float) -> float:
     """
     if delta < _LEAST_DELTA and parts:
         return math.inf
-    return max((_epsilon(d, delta) for d in _directions(parts, delta)), default=0.0)
+    with _overflows_allowed():
+        return max((_epsilon(d, delta) for d in _directions(parts, delta)), default=0.0)
 
 
 def least_epsilon(parts: Parts, delta: float) -> float:
@@ -86,9 +87,11 @@ def least_epsilon(parts: Parts, delta: float) -> float:
       1.8281
     """
     delta = max(delta, _LEAST_DELTA)
-    bounds = (
-        _Sum(d, True, delta, _epsilon(d, delta)).epsilon(delta) for d in _directions(parts, delta)
-    )
+    with _overflows_allowed():
+        bounds = [
+            _Sum(d, True, delta, _epsilon(d, delta)).epsilon(delta)
+            for d in _directions(parts, delta)
+        ]
     return max(bounds, default=0.0)
 
 
@@ -107,17 +110,23 @@ def _epsilon(directions: "_Directions", delta: float) -> float:
 def delta(parts: Parts, epsilon: float) -> float:
     """Returns an upper bound on the smallest delta of a composition at `epsilon`: see `epsilon`."""
     epsilon = min(epsilon, _MOST_EPSILON)
-    return max((_delta(d, epsilon) for d in _directions(parts)), default=0.0)
+    with _overflows_allowed():
+        return max((_delta(d, epsilon) for d in _directions(parts)), default=0.0)
 
 
 def _delta(directions: "_Directions", epsilon: float) -> float:
-    guess, bound = 0.1, 0.0
+    guess, bound = 0.1, 1.0
     for _ in range(_MOST_GUESSES):
-        bound = _Sum(directions, False, guess, epsilon).delta(epsilon)
+        bound = min(bound, _Sum(directions, False, guess, epsilon).delta(epsilon))
         if bound > guess / 10:
             break
         guess = max(bound, guess**2)
     return bound
+
+
+def _overflows_allowed() -> np.errstate:
+    """Far from epsilon exponentials overflow or vanish; the code says what counts then."""
+    return np.errstate(all="ignore")
 
 
 _Directions = list[tuple[Direction, int]]
@@ -149,10 +158,9 @@ class Discrete:
         used = self.mass > 0
         if not used.any():
             return np.full(len(tilts), -np.inf)
-        with np.errstate(over="ignore", invalid="ignore"):
-            exponents = np.log(self.mass[used]) + np.multiply.outer(tilts, self.losses[used])
-            peak = exponents.max(axis=1, keepdims=True)
-            result = np.log(np.exp(exponents - peak).sum(axis=1)) + peak[:, 0]
+        exponents = np.log(self.mass[used]) + np.multiply.outer(tilts, self.losses[used])
+        peak = exponents.max(axis=1, keepdims=True)
+        result = np.log(np.exp(exponents - peak).sum(axis=1)) + peak[:, 0]
         return np.where(np.isnan(result), np.inf, result)
 
 
@@ -292,10 +300,9 @@ class _Sum:
         self._middle = interval * (start + size // 2)
         self._knots = interval * (start + np.arange(size)) - self._middle
         self._theta, self._log_scale = theta, float(counts @ log_moments) - theta * self._middle
-        with np.errstate(over="ignore", invalid="ignore"):
-            weighted = tilted * np.exp(-theta * self._knots)
-            self._upper = _sums_from(weighted)
-            self._lower = _sums_from(weighted * np.exp(-self._knots))
+        weighted = tilted * np.exp(-theta * self._knots)
+        self._upper = _sums_from(weighted)
+        self._lower = _sums_from(weighted * np.exp(-self._knots))
         self._infinite = -math.expm1(
             math.fsum(
                 n * (math.log1p(-p.infinite) if p.infinite < 1 else -math.inf)
@@ -336,24 +343,21 @@ class _Sum:
     def delta(self, epsilon: float) -> float:
         """An upper bound on the smallest delta at `epsilon`."""
         place = np.array(epsilon - 1e-13 * epsilon - self._loss_error - self._middle)
-        with np.errstate(over="ignore", invalid="ignore"):
-            deltas = self._deltas(place, np.searchsorted(self._knots, place))
-            finite = float(np.exp(self._log_scale + self._relative) * deltas)
-        return min(1.0, finite + self._infinite) if finite < math.inf else 1.0
+        deltas = self._deltas(place, np.searchsorted(self._knots, place))
+        log_finite = self._log_scale + self._relative + float(np.log(deltas))
+        return min(1.0, math.exp(min(log_finite, 0.0)) + self._infinite)
 
     def _deltas(self, places: np.ndarray, above: np.ndarray) -> np.ndarray:
         """Bounds on delta at `places`, over e^log_scale, given the indices of the knots above."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            upper, paid = self._upper[above], np.exp(places) * self._lower[above]
-            # Nothing is known of an overflow times zero.
-            paid = np.where(np.isnan(paid), 0.0 if self._sign > 0 else upper, paid)
-            return np.maximum(upper - paid, 0.0) + self._sign * self._error(places, above)
+        upper, paid = self._upper[above], np.exp(places) * self._lower[above]
+        # Nothing is known of an overflow times zero.
+        paid = np.where(np.isnan(paid), 0.0 if self._sign > 0 else upper, paid)
+        return np.maximum(upper - paid, 0.0) + self._sign * self._error(places, above)
 
     def _error(self, places: np.ndarray, above: Any) -> np.ndarray:
-        with np.errstate(over="ignore", invalid="ignore"):
-            # Both sums are rounded, and the one that is subtracted is the smaller.
-            sums = 2 * len(self._knots) * _EPS * self._upper[above]
-            return self._outside * np.exp(-self._theta * places) + sums
+        # Both sums are rounded, and the one that is subtracted is the smaller.
+        sums = 2 * len(self._knots) * _EPS * self._upper[above]
+        return self._outside * np.exp(-self._theta * places) + sums
 
     def _shifted(self, place: float) -> float:
         """Epsilon at `place`, the errors of the losses included."""
@@ -373,19 +377,18 @@ def _tilt(
 ) -> tuple[float, float]:
     """Nearly the best theta, and about the epsilon that it leads to."""
     log_moments = np.zeros(len(_TILTS))
-    with np.errstate(over="ignore", invalid="ignore"):
-        for direction, count in directions:
-            low, high = direction.range(tail)
-            first, last = np.searchsorted(_ROUGH, [low, high])
-            knots = _ROUGH[max(first - 2, 0) : last + 2]
-            log_moments += count * discretize(direction, knots).log_moments(_TILTS)
-        # Canonne, Kamath, Steinke 2020, Proposition 12, at order 1 + tilt.
-        log_moments -= np.log1p(_TILTS)
-        if epsilon is None:
-            rest = np.log(_TILTS / (1 + _TILTS)) - math.log(delta) / _TILTS
-            values = log_moments / _TILTS + rest
-        else:
-            values = log_moments - _TILTS * epsilon
+    for direction, count in directions:
+        low, high = direction.range(tail)
+        first, last = np.searchsorted(_ROUGH, [low, high])
+        knots = _ROUGH[max(first - 2, 0) : last + 2]
+        log_moments += count * discretize(direction, knots).log_moments(_TILTS)
+    # Canonne, Kamath, Steinke 2020, Proposition 12, at order 1 + tilt.
+    log_moments -= np.log1p(_TILTS)
+    if epsilon is None:
+        rest = np.log(_TILTS / (1 + _TILTS)) - math.log(delta) / _TILTS
+        values = log_moments / _TILTS + rest
+    else:
+        values = log_moments - _TILTS * epsilon
     best = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
     return float(_TILTS[best]), float(values[best]) if epsilon is None else epsilon
 
@@ -394,17 +397,16 @@ def _window(pieces: list[Discrete], counts: np.ndarray, theta: float) -> tuple[f
     """Bounds that the tilted sum of losses exceeds with probability at most `_OUTSIDE`."""
     at_theta, variance = 0.0, 0.0
     for piece, count in zip(pieces, counts):
-        exponents = np.log(np.maximum(piece.mass, 1e-300)) + theta * piece.losses
-        weights = np.where(piece.mass > 0, np.exp(exponents - exponents.max()), 0.0)
+        exponents = np.log(piece.mass) + theta * piece.losses
+        weights = np.exp(exponents - exponents.max())
         weights /= weights.sum()
         mean = float(weights @ piece.losses)
         variance += count * float(weights @ (piece.losses - mean) ** 2)
         at_theta += count * float(piece.log_moments(np.array([theta]))[0])
     unlikely = math.log(_OUTSIDE / 2)
-    best = math.sqrt(-2 * unlikely / max(variance, 1e-300))
-    largest = max(float(np.abs(p.losses).max()) for p in pieces)
-    least = min(best, 1 / max(largest, 1e-300))
-    steps = np.geomspace(least / 8, 8 * best, 24)
+    largest = max(float(np.abs(p.losses).max()) for p in pieces) + _EPS
+    best = math.sqrt(-2 * unlikely / max(variance, 1e-12 * largest**2))  # Of a Gaussian.
+    steps = np.geomspace(min(best, 1 / largest) / 8, 8 * best, 24)
     tilts = np.concatenate([theta + steps, theta - steps])
     moments = sum(n * p.log_moments(tilts) for p, n in zip(pieces, counts)) - at_theta
     above, beneath = np.split((moments - unlikely) / np.concatenate([steps, steps]), 2)
@@ -422,12 +424,10 @@ def _tilted_sum(
     """Probabilities of the tilted sum of all losses, by multiples of the interval modulo `size`."""
     log_transform = np.zeros(size // 2 + 1, dtype=complex)
     for piece, count, log_moment in zip(pieces, counts, log_moments):
-        with np.errstate(divide="ignore"):
-            tilted = np.exp(np.log(piece.mass) + theta * piece.losses - log_moment)
+        tilted = np.exp(np.log(piece.mass) + theta * piece.losses - log_moment)
         places = np.rint(piece.losses / interval).astype(np.int64) % size
         transform = scipy.fft.rfft(np.bincount(places, tilted, minlength=size))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            log_transform += count * np.log(transform)
+        log_transform += count * np.log(transform)
     large = log_transform.real > -_NEGLIGIBLE
     result = np.zeros(size // 2 + 1, dtype=complex)
     result[large] = np.exp(log_transform[large])

@@ -14,13 +14,14 @@ import scipy.stats
 from tfdp.accounting import _validation
 
 # Largest probability that one batch has more examples than rows. It is charged to delta by the
-# ledger; at 1e-16 the charge is below a thousandth of delta = 1e-5 for 10,000 steps at epsilon 8.
-TRUNCATION_PROBABILITY = 1e-16
+# ledger; at 1e-30 the charge is below a thousandth of delta = 1e-15 for a million steps at
+# epsilon 12, and of delta = 1e-5 at epsilon 36.
+TRUNCATION_PROBABILITY = 1e-30
 
 
 @functools.cache
 def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
-    """The smallest number of rows that a Poisson batch exceeds with probability at most 1e-16.
+    """The smallest number of rows that a Poisson batch exceeds with probability at most 1e-30.
 
     This holds for the data set of N examples and for its neighbours of N + 1, sampled with the same
     probability q = B / N.
@@ -34,7 +35,7 @@ def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
 
     Example:
       >>> padded_batch_size(60000, 256)
-      398
+      459
     """
     sampling_probability = expected_batch_size / dataset_size
     low, high = expected_batch_size, dataset_size + 1
