@@ -34,18 +34,22 @@ from tfdp.accounting.dominating_pairs import Direction, Pair
 
 _EPS = float(np.finfo(float).eps)
 # The bounds differ by about so much, relatively.
-_PRECISION = 5e-4
+_PRECISION = 2e-3
 # Epsilons below are as good as zero: the grid is not made finer for them.
 _LEAST_EPSILON = 3e-4
 # Losses of more than so many intervals have knots 1 / _DENSE of themselves apart.
 _DENSE = 1024
 # Tilted probability, at most, that a sum of losses is outside of the window.
-_OUTSIDE = 1e-10
+_OUTSIDE = 1e-14
 _MOST_POINTS = 2**22
 # Below, epsilon counts as infinite.
 _LEAST_DELTA = 1e-250
 # Above, delta counts as that at this epsilon.
 _MOST_EPSILON = 1e4
+# Intervals, for a lower bound, in the range of nine tenths of the losses of a release.
+_CELLS_OF_SPREAD = 16
+# Where the errors are a larger share of delta, smaller tilts are tried, too.
+_LARGE_ERROR, _TILT_SHARES = 1e-3, (0.5, 0.2, 0.05)
 # Share of delta for losses that are too large for the grid.
 _LEFT_OUT = 1e-4
 # Of delta, each at most the square of the one before.
@@ -88,11 +92,7 @@ def least_epsilon(parts: Parts, delta: float) -> float:
     """
     delta = max(delta, _LEAST_DELTA)
     with _overflows_allowed():
-        bounds = [
-            _Sum(d, True, delta, _epsilon(d, delta)).epsilon(delta)
-            for d in _directions(parts, delta)
-        ]
-    return max(bounds, default=0.0)
+        return max((_least_epsilon(d, delta) for d in _directions(parts, delta)), default=0.0)
 
 
 def _epsilon(directions: "_Directions", delta: float) -> float:
@@ -104,6 +104,19 @@ def _epsilon(directions: "_Directions", delta: float) -> float:
         if bound >= 0.9 * whole.near or bound == 0:
             break
         near = bound
+    if whole.error_share > _LARGE_ERROR:
+        for share in _TILT_SHARES:
+            bound = min(bound, _Sum(directions, False, delta, bound, share).epsilon(delta))
+    return bound
+
+
+def _least_epsilon(directions: "_Directions", delta: float) -> float:
+    near = _epsilon(directions, delta)
+    whole = _Sum(directions, True, delta, near)
+    bound = whole.epsilon(delta)
+    if whole.error_share > _LARGE_ERROR:
+        for share in _TILT_SHARES:
+            bound = max(bound, _Sum(directions, True, delta, near, share).epsilon(delta))
     return bound
 
 
@@ -162,6 +175,9 @@ class Discrete:
         peak = exponents.max(axis=1, keepdims=True)
         result = np.log(np.exp(exponents - peak).sum(axis=1)) + peak[:, 0]
         return np.where(np.isnan(result), np.inf, result)
+
+
+_NOTHING = Discrete(np.zeros(1), np.ones(1), 0.0)  # As if nothing was released.
 
 
 def discretize(direction: Direction, losses: np.ndarray, below: bool = False) -> Discrete:
@@ -224,7 +240,7 @@ def _lowered(above: Discrete) -> Discrete:
         np.flatnonzero(np.append(lowered > over_zero * (1 + _ROUNDING), True))[0] - 1,
     )
     if end - start < 3:
-        return Discrete(np.zeros(1), np.ones(1), 0.0)  # As if nothing was released.
+        return _NOTHING
     first = over_line[start + 1] - lowered[start + 1]
     last = over_zero[end - 1] - lowered[end - 1]
     changed[start] = first / growth[start]
@@ -236,6 +252,8 @@ def _lowered(above: Discrete) -> Discrete:
     while (mass < 0).any():
         kept, dropped = np.flatnonzero(mass >= 0), np.flatnonzero(mass < 0)
         place = np.searchsorted(kept, dropped)
+        if place.min() == 0 or place.max() == len(kept):
+            return _NOTHING
         low, high = kept[place - 1], kept[place]
         share = np.expm1(losses[low] - losses[dropped]) / np.expm1(losses[low] - losses[high])
         merged = mass[kept]
@@ -259,9 +277,9 @@ def _knots(low: float, high: float) -> np.ndarray:
 
 
 # Scale-free knots, to choose theta and the interval.
-_ROUGH = np.geomspace(1e-12, 1e4, 1300)
+_ROUGH = np.geomspace(1e-12, 1e4, 900)
 _ROUGH = np.concatenate([-_ROUGH[::-1], [0.0], _ROUGH])
-_TILTS = np.geomspace(1e-3, 1e8, 180)
+_TILTS = np.geomspace(1e-3, 1e8, 110)
 
 
 class _Sum:
@@ -272,19 +290,28 @@ class _Sum:
       below: Whether bounds are lower ones.
       delta: About the delta at which the sum is to be precise.
       epsilon: The epsilon, if it is known.
+      tilt_share: Share of the best theta, that of the Renyi bound, to use.
     """
 
     def __init__(
-        self, directions: _Directions, below: bool, delta: float, epsilon: float | None = None
+        self,
+        directions: _Directions,
+        below: bool,
+        delta: float,
+        epsilon: float | None = None,
+        tilt_share: float = 1.0,
     ):
-        self._sign = -1.0 if below else 1.0
+        self._sign, self.error_share = -1.0 if below else 1.0, 1.0
         counts = np.array([n for _, n in directions], dtype=float)
         # Losses beyond count as infinite, or as none.
         tail = _LEFT_OUT * delta / float(counts.sum())
-        theta, self.near = _tilt(directions, tail, delta, epsilon)
+        theta, self.near, spread = _tilt(directions, tail, delta, epsilon)
+        theta *= tilt_share
         # Moving losses by x on average moves epsilon by counts * (theta + 1) * x^2 / 2.
         precision = _PRECISION * max(self.near, _LEAST_EPSILON) / (counts.sum() * (theta + 1))
-        interval = math.sqrt(precision / 4 if below else precision)
+        interval = math.sqrt(precision)
+        if below:  # Where the grid is coarse for the mass of the losses, a lower polygon is far off.
+            interval = min(interval / 2, (spread or math.inf) / _CELLS_OF_SPREAD)
         for _ in range(2):
             pieces = [_grid(direction, interval, tail, below) for direction, _ in directions]
             low, high = _window(pieces, counts, theta)
@@ -326,13 +353,15 @@ class _Sum:
             return math.inf
         log_target = math.log(left) - self._sign * self._relative - self._log_scale
         target = math.exp(min(log_target, 700.0))
-        deltas = self._deltas(self._knots, np.arange(len(self._knots)))
+        every = np.arange(len(self._knots))
+        deltas = self._deltas(self._knots, every)
         # An overflow, to the far left, is as good as no knowledge.
         large = ~(deltas <= target) if self._sign > 0 else deltas > target
         if not large.any():
             return self._shifted(self._knots[0]) if self._sign > 0 else 0.0
         # Epsilon is between the last knot where delta is too large and the next one.
         last = int(np.flatnonzero(large)[-1])
+        self.error_share = self._error(self._knots[last], last) / target
         if last == len(large) - 1:
             return math.inf if self._sign > 0 else self._shifted(self._knots[last])
         error = self._error(self._knots[last], last)
@@ -374,23 +403,23 @@ def _grid(direction: Direction, interval: float, tail: float, below: bool) -> Di
 
 def _tilt(
     directions: _Directions, tail: float, delta: float, epsilon: float | None
-) -> tuple[float, float]:
-    """Nearly the best theta, and about the epsilon that it leads to."""
-    log_moments = np.zeros(len(_TILTS))
+) -> tuple[float, float, float]:
+    """Nearly the best theta, about the epsilon that it leads to, and the least spread of losses."""
+    log_moments, spread = -np.log1p(_TILTS), math.inf
     for direction, count in directions:
         low, high = direction.range(tail)
         first, last = np.searchsorted(_ROUGH, [low, high])
-        knots = _ROUGH[max(first - 2, 0) : last + 2]
-        log_moments += count * discretize(direction, knots).log_moments(_TILTS)
-    # Canonne, Kamath, Steinke 2020, Proposition 12, at order 1 + tilt.
-    log_moments -= np.log1p(_TILTS)
+        rough = discretize(direction, _ROUGH[max(first - 2, 0) : last + 2])
+        log_moments += count * rough.log_moments(_TILTS)
+        quantiles = np.searchsorted(np.cumsum(rough.mass), [0.05, 0.95])
+        spread = min(spread, float(np.diff(rough.losses[quantiles])[0]))
     if epsilon is None:
-        rest = np.log(_TILTS / (1 + _TILTS)) - math.log(delta) / _TILTS
-        values = log_moments / _TILTS + rest
+        # Canonne, Kamath, Steinke 2020, Proposition 12, at order 1 + tilt.
+        values = (log_moments - math.log(delta)) / _TILTS + np.log(_TILTS / (1 + _TILTS))
     else:
         values = log_moments - _TILTS * epsilon
     best = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
-    return float(_TILTS[best]), float(values[best]) if epsilon is None else epsilon
+    return float(_TILTS[best]), float(values[best]) if epsilon is None else epsilon, spread
 
 
 def _window(pieces: list[Discrete], counts: np.ndarray, theta: float) -> tuple[float, float]:
