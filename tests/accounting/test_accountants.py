@@ -92,7 +92,7 @@ def test_epsilon_of_gaussians_bounds_the_analytic_one(sigma, delta, steps):
 def test_epsilon_of_one_sampled_gaussian_bounds_the_exact_one(q, sigma, delta):
     exact = reference.sampled_gaussian_epsilon(q, sigma, delta)
     pld = PldAccountant().compose(sampled_gaussian(q, sigma)).get_epsilon(delta)
-    assert exact - 1e-8 <= pld <= exact + 2e-4
+    assert exact - 1e-8 <= pld <= exact * 1.0005 + 1e-5
     rdp = RdpAccountant().compose(sampled_gaussian(q, sigma)).get_epsilon(delta)
     assert rdp >= exact
 

@@ -102,8 +102,8 @@ def test_truncation_is_part_of_the_budget():
     sigma = calibrate_noise_multiplier(**budget, steps=200, truncation_probability=tau)
     assert _epsilon(0.02, sigma, 200, 1e-5, tau) <= 1.0
     assert sigma > calibrate_noise_multiplier(**budget, steps=200)
-    few = calibrate_steps(**budget, noise_multiplier=1.0, truncation_probability=tau)
-    assert few < calibrate_steps(**budget, noise_multiplier=1.0)
+    few = calibrate_steps(**budget, noise_multiplier=2.0, truncation_probability=tau)
+    assert few < calibrate_steps(**budget, noise_multiplier=2.0)
     with pytest.raises(ValueError, match="no noise is enough"):
         calibrate_noise_multiplier(**budget, steps=200, truncation_probability=1e-6)
 

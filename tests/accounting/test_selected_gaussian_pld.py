@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.accounting import reference
-from tfdp.accounting import sampled_gaussian, selected_gaussian
+from tfdp.accounting import composition, dominating_pairs, selected_gaussian
 from tfdp.accounting import selected_gaussian_pld as module
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 
@@ -34,11 +34,17 @@ _CELLS = 400
 
 
 def _profile(case, remove, epsilons):
-    """Delta by the module at `epsilons`, before the grid of privacy losses."""
+    """Delta by the module at `epsilons`, before composition."""
     law = module._Law(*case[:3], math.exp(case[3]))
     add, taken = (module._polygon(law, r) for r in (False, True))
     own, other = (taken, add) if remove else (add, taken)
-    return module._hockey_stick(own, other, np.asarray(epsilons))
+    atoms = module._atoms(own, other)
+    excess = atoms.upper - np.multiply.outer(np.exp(epsilons), atoms.lower)
+    return atoms.infinite + np.maximum(excess, 0).sum(axis=1)
+
+
+def _epsilon(case, count=1):
+    return composition.epsilon([(module.dominating_pair(*case), count)], 1e-5)
 
 
 def _hockey_stick(update, a, b, remove, epsilon):
@@ -122,7 +128,7 @@ def test_is_above_what_climbing_from_random_functions_finds(case, remove):
         assert 0.9 * bound - 1e-4 <= _climbed(case, remove, epsilon, rng) <= bound + 1e-15
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     q=st.floats(0, 1),
     sigma=st.floats(0.3, 20),
@@ -164,7 +170,7 @@ def test_covers_counterexamples_to_the_published_theorem(count, least):
     true_loss = _counterexample(*case[:2], math.exp(case[3]), 1.4)
     true_epsilon = true_loss.self_compose(count).get_epsilon_for_delta(1e-5)
     assert true_epsilon >= least
-    ours = module.privacy_loss(*case, 1e-4).self_compose(count).get_epsilon_for_delta(1e-5)
+    ours = _epsilon(case, count)
     assert true_epsilon < ours < 1.35 * true_epsilon
 
 
@@ -176,18 +182,17 @@ def _rdp_epsilon(case, count):
 @pytest.mark.parametrize(("count", "most"), [(1, 0.7), (10, 0.97), (384, 1.005)])
 def test_is_below_the_renyi_bound_or_near_it(count, most):
     """One a per epsilon is more freedom than one per order: many updates bring it above."""
-    loss = module.privacy_loss(*_PAPER, 1e-5 if count < 100 else 1e-4)
-    epsilon = loss.self_compose(count).get_epsilon_for_delta(1e-5)
-    assert epsilon <= most * _rdp_epsilon(_PAPER, count)
+    assert _epsilon(_PAPER, count) <= most * _rdp_epsilon(_PAPER, count)
 
 
-def test_the_grid_of_losses_is_never_below_the_profile():
-    epsilons = np.linspace(-0.8, 1.5, 50)
-    for remove in (False, True):
-        loss = module.privacy_loss(*_STRONG, 1e-3)
-        pmf = loss._pmf_add if remove else loss._pmf_remove
-        exact = _profile(_STRONG, remove, epsilons)
-        ours = np.array(pmf.get_delta_for_epsilon(list(epsilons)))
+def test_discretization_is_never_below_the_profile():
+    pair, epsilons = module.dominating_pair(*_STRONG), np.linspace(-0.8, 1.5, 50)
+    knots = np.arange(-4000, 4001) * 1e-3
+    for remove, direction in ((False, pair.add), (True, pair.remove)):
+        exact = _profile(_STRONG, not remove, epsilons)
+        above = composition.discretize(direction, knots)
+        excess = -np.expm1(epsilons[:, np.newaxis] - above.losses)
+        ours = above.infinite + np.maximum(excess, 0) @ above.mass
         assert (ours >= exact - 1e-12).all()
         assert (ours <= exact * (1 + 1e-3) + 1e-6).all()
 
@@ -233,44 +238,41 @@ def test_any_price_is_a_bound(seed, monkeypatch):
     ("q", "sigma"), [(0.01, 1.0), (0.3, 4.0), (1e-5, 2.0), (1 - 1e-9, 2.0), (0.1, 0.5), (0.01, 1e3)]
 )
 def test_without_spread_it_is_the_sampled_gaussian(q, sigma):
-    exact = sampled_gaussian.privacy_loss(q, sigma, 1e-4)
-    ours = module.privacy_loss(q, sigma, 0.3, 0.0, 1e-4)
-    epsilons = list(np.linspace(-0.5, 1, 31))
-    for name in ("_pmf_remove", "_pmf_add"):
-        expected = np.array(getattr(exact, name).get_delta_for_epsilon(epsilons))
-        computed = np.array(getattr(ours, name).get_delta_for_epsilon(epsilons))
-        assert (computed >= expected * (1 - 1e-9) - 1e-12).all()
-        assert (computed <= expected * (1 + 5e-3) + 1e-10).all()
-    exact, ours = (p.self_compose(300).get_epsilon_for_delta(1e-5) for p in (exact, ours))
-    assert exact - 1e-4 <= ours <= 1.001 * exact + 1e-4
+    case = (q, sigma, 0.3, 0.0)
+    plain = dominating_pairs.sampled_gaussian(q, sigma)
+    for epsilon in (0.0, 0.01, 0.3, 1.0):
+        exact = reference.hockey_stick(q, sigma, epsilon)
+        computed = max(_profile(case, remove, [epsilon])[0] for remove in (False, True))
+        assert exact * (1 - 1e-9) - 1e-12 <= computed <= exact * (1 + 5e-3) + 1e-10
+    least, most = composition.least_epsilon([(plain, 300)], 1e-5), _epsilon(case, 300)
+    assert least <= most <= 1.002 * least + 1e-4
 
 
 def test_without_validation_batch_and_noise_only_the_bit_is_left():
     """q = 0: the acceptance tells as much as two constants, seen or not, can differ by."""
-    loss = module.privacy_loss(0.0, 0.0, 0.3, 1.5, 1e-4)
-    for pmf in (loss._pmf_remove, loss._pmf_add):
-        assert pmf.get_delta_for_epsilon(0.0) > 0.01
-        assert pmf.get_delta_for_epsilon(1.5) < 1e-9
+    assert module.dominating_pair(0.0, 0.0, 0.3, 1.5) is not None
+    for remove in (False, True):
+        deltas = _profile((0.0, 1.0, 0.3, 1.5), remove, [0.0, 1.5])
+        assert deltas[0] > 0.01
+        assert deltas[1] < 1e-9
 
 
 @pytest.mark.parametrize("q", [0.0, 1e-12, 0.01, 1 - 1e-12, 1.0])
 @pytest.mark.parametrize("sigma", [0.05, 0.1, 1.0, 1e4, 1e9])
 def test_extreme_parameters_give_proper_distributions(q, sigma):
-    interval = 1.0 if sigma < 1 else 1e-3
     update = q * math.erf(1 / (2 * sigma) / math.sqrt(2))
-    for validation_q, spread in ((0.0, 1.0), (1e-9, 1.0), (1.0, 0.0), (1.0, 5.0), (0.5, 20.0)):
-        loss = module.privacy_loss(q, sigma, validation_q, spread, interval)
-        if loss is None:
+    for validation_q, spread in ((1e-9, 1.0), (1.0, 0.0), (1.0, 5.0), (0.5, 20.0)):
+        pair = module.dominating_pair(q, sigma, validation_q, spread)
+        if pair is None:
             assert sigma == 0.05 or spread == 20
             continue
-        assert update - 1e-12 <= loss.get_delta_for_epsilon(0.0) <= 1 + 1e-12
-        assert loss.get_epsilon_for_delta(1e-5) >= 0
+        assert update - 1e-12 <= composition.delta([(pair, 1)], 0.0) <= 1 + 1e-12
+        assert composition.epsilon([(pair, 1)], 1e-5) >= 0
 
 
-def test_no_noise_and_no_sampling():
-    assert module.privacy_loss(0.0, 0.0, 0.0, math.inf, 1e-4).get_epsilon_for_delta(0.0) == 0
+def test_all_loss_may_be_infinite():
     for case in ((0.1, 0.0, 0.1, 1.0), (0.1, 1.0, 0.1, math.inf), (0.1, 1.0, 0.1, 20.1)):
-        assert module.privacy_loss(*case, 1e-4) is None
+        assert module.dominating_pair(*case) is None
 
 
 @settings(max_examples=20, deadline=None)
@@ -298,7 +300,7 @@ def test_more_noise_costs_less_and_all_else_costs_more(
 
 def test_is_quick():
     begin = time.process_time()
-    module.privacy_loss(0.0341, 4.0001, 0.0043, 0.9, 1e-4)
+    module.dominating_pair(0.0341, 4.0001, 0.0043, 0.9)
     assert time.process_time() - begin < 2  # Alone a twentieth of a second.
 
 
@@ -362,7 +364,8 @@ def test_mutant_of_one_direction_is_caught(kept, monkeypatch):
 
 
 def test_mutant_without_the_other_directions_polygon_is_caught(monkeypatch):
-    monkeypatch.setattr(module, "_hockey_stick", lambda own, other, e: own.hockey_stick(e))
+    atoms, nothing = module._atoms, module._Polygon(np.zeros(1), np.zeros(1))
+    monkeypatch.setattr(module, "_atoms", lambda own, other: atoms(own, nothing))
     assert _is_caught()
 
 

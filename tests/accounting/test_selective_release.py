@@ -16,6 +16,7 @@ from tfdp.accounting import (
     RdpAccountant,
     SelectiveReleaseDpEvent,
     accountants,
+    composition,
     selective_release,
 )
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
@@ -165,11 +166,14 @@ def test_mutant_that_charges_the_published_price_is_caught(order):
 def test_pld_of_accepted_updates_is_that_of_one_composed():
     accountant = PldAccountant(selective_release="conditional").compose(_EVENT, 20)
     accountant.compose(dp_accounting.SelfComposedDpEvent(_EVENT, 15), 2)
-    once = selective_release.conditional_pld(_EVENT, 1e-4)
-    expected = once.self_compose(50).get_epsilon_for_delta(_DELTA)
+    once = selective_release.conditional_pair(_EVENT)
+    expected = composition.epsilon([(once, 50)], _DELTA)
     assert accountant.get_epsilon(_DELTA) == pytest.approx(expected, rel=1e-6)
     rdp = RdpAccountant().compose(_EVENT, 50).get_epsilon(_DELTA)
     assert 0.8 * rdp < expected < rdp
+    # No selection is one way to select.
+    plain = PldAccountant().compose(_UPDATE, 50).get_least_epsilon(_DELTA)
+    assert accountant.get_least_epsilon(_DELTA) == pytest.approx(plain)
 
 
 # Every attempt observed.
@@ -255,21 +259,27 @@ def test_pld_of_an_attempt_bounds_the_exact_delta(bit):
         assert exact - 1e-10 <= accountant.get_delta(epsilon) <= 1.1 * exact + 1e-4
 
 
-def test_mutant_without_the_bit_is_caught(monkeypatch):
-    monkeypatch.setattr(PldAccountant, "_compose_attempts", _compose_update_only)
+@pytest.mark.parametrize("kept", [0, 1])
+def test_mutant_with_one_part_of_an_attempt_is_caught(kept, monkeypatch):
+    pairs = accountants._upper_pairs
+    monkeypatch.setattr(accountants, "_upper_pairs", lambda *event: pairs(*event)[kept:][:1])
     with pytest.raises(AssertionError):
         test_pld_of_an_attempt_bounds_the_exact_delta(_BITS[1])
 
 
-def _compose_update_only(accountant, event, count):
-    accountant._maybe_compose(event.update, count, True)
+def test_an_attempt_costs_at_least_its_test():
+    accountant = PldAccountant(selective_release="per_attempt").compose(_EVENT, 100)
+    least, most = accountant.get_least_epsilon(_DELTA), accountant.get_epsilon(_DELTA)
+    assert 0.01 < least < most
+    event = SelectiveReleaseDpEvent(sampled_gaussian(0.1, 1.5), _SELECTION)
+    again = PldAccountant(selective_release="per_attempt").compose(event, 100)
+    assert again.get_least_epsilon(_DELTA) == least
 
 
 def test_pld_and_rdp_of_attempts_agree():
     rdp = RdpAccountant(selective_release="per_attempt").compose(_EVENT, 500).get_epsilon(_DELTA)
     pld = PldAccountant(selective_release="per_attempt").compose(_EVENT, 500).get_epsilon(_DELTA)
     assert 0.8 * rdp < pld < rdp
-    assert accountants._number_of_releases(_EVENT) == 2  # Two distributions per attempt.
 
 
 def test_the_usual_grid_is_priced_in_all_modes():
@@ -284,8 +294,8 @@ def test_the_usual_grid_is_priced_in_all_modes():
 def test_default_cap_is_the_smallest_that_is_almost_never_reached():
     for least in (0.9, 0.25, 0.05, 1e-4):
         cap = default_max_attempts(least)
-        assert math.exp(cap * math.log1p(-least)) <= 1e-16 * (1 + 1e-9)
-        assert math.exp((cap - 1) * math.log1p(-least)) > 1e-16
+        assert math.exp(cap * math.log1p(-least)) <= 1e-30 * (1 + 1e-9)
+        assert math.exp((cap - 1) * math.log1p(-least)) > 1e-30
     assert default_max_attempts(1) == 1
 
 

@@ -34,14 +34,14 @@ from tfdp.accounting.dominating_pairs import Direction, Pair
 
 _EPS = float(np.finfo(float).eps)
 # The bounds differ by about so much, relatively.
-_PRECISION = 2e-3
+_PRECISION = 5e-4
 # Epsilons below are as good as zero: the grid is not made finer for them.
 _LEAST_EPSILON = 3e-4
 # Losses of more than so many intervals have knots 1 / _DENSE of themselves apart.
 _DENSE = 1024
 # Tilted probability, at most, that a sum of losses is outside of the window.
 _OUTSIDE = 1e-14
-_MOST_POINTS = 2**22
+_MOST_POINTS = 2**21
 # Below, epsilon counts as infinite.
 _LEAST_DELTA = 1e-250
 # Above, delta counts as that at this epsilon.
@@ -411,8 +411,9 @@ def _tilt(
         first, last = np.searchsorted(_ROUGH, [low, high])
         rough = discretize(direction, _ROUGH[max(first - 2, 0) : last + 2])
         log_moments += count * rough.log_moments(_TILTS)
-        quantiles = np.searchsorted(np.cumsum(rough.mass), [0.05, 0.95])
-        spread = min(spread, float(np.diff(rough.losses[quantiles])[0]))
+        cumulated = np.cumsum(rough.mass)
+        first, last = np.searchsorted(cumulated, cumulated[-1] * np.array([0.05, 0.95]))
+        spread = min(spread, float(rough.losses[last] - rough.losses[first]))
     if epsilon is None:
         # Canonne, Kamath, Steinke 2020, Proposition 12, at order 1 + tilt.
         values = (log_moments - math.log(delta)) / _TILTS + np.log(_TILTS / (1 + _TILTS))

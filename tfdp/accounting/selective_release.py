@@ -115,7 +115,7 @@ def parameters_for_acceptance(least: float, largest: float) -> tuple[float, floa
 
 
 def default_max_attempts(least_acceptance: float) -> int:
-    """The cap on attempts that is reached with probability at most 1e-16, on any data.
+    """The cap on attempts that is reached with probability at most 1e-30, on any data.
 
     Args:
       least_acceptance: A of `acceptance_bounds`.
@@ -125,7 +125,7 @@ def default_max_attempts(least_acceptance: float) -> int:
 
     Example:
       >>> default_max_attempts(0.25)
-      129
+      241
     """
     least_acceptance = _validation.positive_probability("least_acceptance", least_acceptance)
     if least_acceptance == 1:

@@ -33,7 +33,7 @@ def poisson_batches(
     rows, and a boolean `mask` that says which rows are examples. Keras takes the mask as sample
     weights: masked rows have loss zero, and tfdp's optimizers give them no part in the update.
     (Keras leaves `metrics=[...]` unweighted: pass `weighted_metrics=[...]` to `model.compile`.)
-    The number of rows is such that a batch exceeds it with probability at most 1e-16, which the
+    The number of rows is such that a batch exceeds it with probability at most 1e-30, which the
     privacy ledger charges to delta.
 
     The examples stand at random places among the padding: see `sample_places`.
@@ -70,7 +70,7 @@ def poisson_batches(
       >>> x, y = np.zeros([1000, 3], "float32"), np.zeros([1000], "int64")
       >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
       >>> batches.sampling.padded_batch_size
-      116
+      141
     """
     x, y, dataset_size = _load(data)
     if transform is not None:

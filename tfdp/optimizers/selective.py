@@ -29,7 +29,7 @@ SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v 
       validation_clip: C_v: the difference of mean losses is clipped to [-C_v, C_v].
       threshold: beta: an update is kept if the noisy difference is below beta * C_v.
       max_attempts: Attempts per accepted update after which training ends with an error. The
-        probability of that is part of delta; by default it is at most 1e-16.
+        probability of that is part of delta; by default it is at most 1e-30.
       selective_release: Who sees what. "conditional": rejected attempts, their number and the time
         they took are never released. "per_attempt": they may be, every attempt is paid for."""
 
