@@ -80,11 +80,7 @@ def prices(instance: Instance, updates: int, delta: float) -> Prices:
 
 
 def _epsilon(accountant: Any, instance: Instance, count: int, delta: float, mode: str) -> float:
-    arguments = {"selective_release": mode}
-    if accountant is PldAccountant:
-        # Losses are rounded up by at most half a cell on average.
-        arguments["value_discretization_interval"] = min(1e-4, 0.05 / count)
-    return accountant(**arguments).compose(instance.event, count).get_epsilon(delta)
+    return accountant(selective_release=mode).compose(instance.event, count).get_epsilon(delta)
 
 
 def simulate(

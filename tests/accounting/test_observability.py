@@ -52,7 +52,7 @@ _TAKERS = {
     "tfdp.accounting.accountants.RdpAccountant": lambda v: RdpAccountant(selective_release=v),
     "tfdp.accounting.accountants.PldAccountant": lambda v: PldAccountant(selective_release=v),
     "tfdp.accounting.bounds.tightest_epsilon": lambda v: bounds.tightest_epsilon([], 0.1, v),
-    "tfdp.accounting.bounds.least_epsilon": lambda v: bounds.least_epsilon([], 0.1, v),
+    "tfdp.accounting.bounds.epsilon_interval": lambda v: bounds.epsilon_interval([], 0.1, v),
     "tfdp.accounting.bounds.rdp_epsilon": lambda v: bounds.rdp_epsilon([], 0.1, v),
     "tfdp.accounting.bounds.pld_epsilon": lambda v: bounds.pld_epsilon([], 0.1, v),
     "tfdp.accounting.budget.Budget": lambda v: Budget(1.0, 0.1, (), v),

@@ -275,7 +275,7 @@ def test_all_loss_may_be_infinite():
         assert module.dominating_pair(*case) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     q=st.floats(1e-4, 1),
     sigma=st.floats(0.5, 20),

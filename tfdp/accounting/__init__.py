@@ -1,7 +1,7 @@
 """Privacy accounting: what was released, what it costs, and how to stay within a budget."""
 
 from tfdp.accounting.accountants import PldAccountant, RdpAccountant
-from tfdp.accounting.bounds import EpsilonBound
+from tfdp.accounting.bounds import EpsilonBound, EpsilonInterval
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
 from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
 from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
@@ -11,12 +11,13 @@ from tfdp.accounting.selective_release import (
     acceptance_bounds,
     parameters_for_acceptance,
 )
-from tfdp.accounting.statement import privacy_statement
+from tfdp.accounting.statement import epsilon_interval, privacy_statement
 
 __all__ = [
     "BoundedRangeDpEvent",
     "BudgetExceededError",
     "EpsilonBound",
+    "EpsilonInterval",
     "PldAccountant",
     "PrivacyLedger",
     "PrivacyParametersChangedError",
@@ -27,6 +28,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_selective_release",
     "calibrate_steps",
+    "epsilon_interval",
     "parameters_for_acceptance",
     "privacy_statement",
 ]

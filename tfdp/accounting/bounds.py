@@ -50,6 +50,21 @@ class EpsilonBound:
     by_accountant: Mapping[str, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class EpsilonInterval:
+    """Bounds between which the smallest epsilon at `delta` lies.
+
+    Attributes:
+      lower: No pair (epsilon, delta) with a smaller epsilon is a guarantee.
+      upper: (upper, delta) is a guarantee: the epsilon of `EpsilonBound`.
+      delta: The delta of both.
+    """
+
+    lower: float
+    upper: float
+    delta: float
+
+
 def tightest_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> EpsilonBound:
@@ -92,10 +107,10 @@ def tightest_epsilon(
     return EpsilonBound(by_accountant[best], delta, best, by_accountant)
 
 
-def least_epsilon(
+def epsilon_interval(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
-) -> float:
-    """A lower bound on the epsilon of all `releases`: some pair of data sets has no less.
+) -> EpsilonInterval:
+    """Returns `tightest_epsilon` and a lower bound: some pair of data sets has no less.
 
     Truncation is taken to lower epsilon, as far as it can (see `tightest_epsilon`). Of events that
     the PLD accountant does not support, 0 is known.
@@ -108,6 +123,13 @@ def least_epsilon(
     Source: `tfdp.accounting.composition`.
     """
     most = tightest_epsilon(releases, delta, selective_release).epsilon
+    least = min(most, _least_epsilon(releases, delta, selective_release, most))
+    return EpsilonInterval(least, most, delta)
+
+
+def _least_epsilon(
+    releases: Sequence[Release], delta: float, selective_release: str, most: float
+) -> float:
     truncation = math.fsum(r.count * r.truncation_probability for r in releases)
     # Epsilon is at most `most`, so that (1 + e^epsilon) truncation is at most this.
     slack = truncation * (1 + math.exp(min(most, 700.0))) if truncation else 0.0
@@ -115,7 +137,7 @@ def least_epsilon(
         return 0.0
     accountant = accountants.PldAccountant(selective_release=selective_release)
     try:
-        return min(most, _composed(accountant, releases).get_least_epsilon(delta + slack))
+        return float(_composed(accountant, releases).get_least_epsilon(delta + slack))
     except dp_accounting.UnsupportedEventError:
         return 0.0
 

@@ -106,12 +106,13 @@ def _epsilon(directions: "_Directions", delta: float) -> float:
         near = bound
     if whole.error_share > _LARGE_ERROR:
         for share in _TILT_SHARES:
-            bound = min(bound, _Sum(directions, False, delta, bound, share).epsilon(delta))
+            near = min(bound, whole.near)
+            bound = min(bound, _Sum(directions, False, delta, near, share).epsilon(delta))
     return bound
 
 
 def _least_epsilon(directions: "_Directions", delta: float) -> float:
-    near = _epsilon(directions, delta)
+    near = min(_epsilon(directions, delta), _MOST_EPSILON)
     whole = _Sum(directions, True, delta, near)
     bound = whole.epsilon(delta)
     if whole.error_share > _LARGE_ERROR:
@@ -233,8 +234,10 @@ def _lowered(above: Discrete) -> Discrete:
     further = np.exp(losses) * _sums_from(mass * np.exp(-losses))[1:]
     over_line = np.append(0.0, np.cumsum(growth * nearer[:-1]))
     over_zero = _sums_from(growth * further[:-1])
-    start = max(np.flatnonzero(lowered >= over_line * (1 - _ROUNDING))[-1],
-        np.flatnonzero(np.append(True, lowered > over_line * (1 + _ROUNDING)))[-1])
+    start = max(
+        np.flatnonzero(lowered >= over_line * (1 - _ROUNDING))[-1],
+        np.flatnonzero(np.append(True, lowered > over_line * (1 + _ROUNDING)))[-1],
+    )
     end = min(
         np.flatnonzero(lowered >= over_zero * (1 - _ROUNDING))[0],
         np.flatnonzero(np.append(lowered > over_zero * (1 + _ROUNDING), True))[0] - 1,
@@ -310,7 +313,9 @@ class _Sum:
         # Moving losses by x on average moves epsilon by counts * (theta + 1) * x^2 / 2.
         precision = _PRECISION * max(self.near, _LEAST_EPSILON) / (counts.sum() * (theta + 1))
         interval = math.sqrt(precision)
-        if below:  # Where the grid is coarse for the mass of the losses, a lower polygon is far off.
+        if (
+            below
+        ):  # Where the grid is coarse for the mass of the losses, a lower polygon is far off.
             interval = min(interval / 2, (spread or math.inf) / _CELLS_OF_SPREAD)
         for _ in range(2):
             pieces = [_grid(direction, interval, tail, below) for direction, _ in directions]
@@ -398,7 +403,8 @@ def _grid(direction: Direction, interval: float, tail: float, below: bool) -> Di
     low, high = direction.range(tail)
     if below:  # What is left out leaves less to tell.
         low, high = max(low, -_HUGE_LOSS), min(high, _HUGE_LOSS)
-    return discretize(direction, interval * _knots(low / interval, high / interval), below)
+    result = discretize(direction, interval * _knots(low / interval, high / interval), below)
+    return result if result.mass.any() else Discrete(np.zeros(1), np.ones(1), result.infinite)
 
 
 def _tilt(

@@ -7,7 +7,7 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import _validation
+from tfdp.accounting import _validation, bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
@@ -74,7 +74,7 @@ def privacy_statement(
       >>> ledger.record(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
       >>> print(privacy_statement(ledger, delta=1e-5).splitlines()[0])
-      Differential privacy: epsilon = 1.82825 at delta = 1e-05.
+      Differential privacy: epsilon = 1.82833 at delta = 1e-05.
     """
     not_covered = _other_optimizer(ledger) + _NOT_COVERED
     ledger = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
@@ -104,6 +104,44 @@ def privacy_statement(
     if ledger.notes:
         text += "\n\nNotes:" + "".join("\n" + _fill(note, "- ") for note in ledger.notes)
     return text + "\n"
+
+
+def epsilon_interval(
+    ledger: Any, delta: float, *, prior: Ledgers | None = None
+) -> bounds.EpsilonInterval:
+    """Returns the epsilon of what has been released, and how much smaller it may be at most.
+
+    Guarantees: (`upper`, `delta`) is the guarantee of `PrivacyLedger.epsilon`. Some data sets and
+    gradients have no smaller epsilon than `lower`, under the same assumptions. Both are certified:
+    all errors of discretization and of rounding are included.
+
+    Of accepted updates of selective release `lower` is the epsilon without any selection, and of
+    attempts that of their tests; it is 0 where only RDP accounting supports what was released.
+
+    Args:
+      ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`; as for
+        `privacy_statement`.
+      delta: The delta of the guarantee, in (0, 1).
+      prior: What else was released about the same examples.
+
+    Raises:
+      TypeError: There is no ledger in `ledger`.
+      ValueError: Another argument is out of its range.
+      dp_accounting.UnsupportedEventError: No accountant supports what was released.
+
+    Source: `tfdp.accounting.composition`.
+
+    Example:
+      >>> ledger = PrivacyLedger()
+      >>> ledger.record(
+      ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
+      >>> interval = epsilon_interval(ledger, delta=1e-5)
+      >>> round(interval.lower, 4), round(interval.upper, 4)
+      (1.8281, 1.8283)
+    """
+    whole = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
+    delta = _validation.between_zero_and_one("delta", delta)
+    return bounds.epsilon_interval(whole.releases, delta, whole.selective_release)
 
 
 def _find_ledger(source: Any) -> PrivacyLedger:
