@@ -19,7 +19,7 @@ _TAIL = 12.0
 _CELLS = 2**20
 # Largest sum of what rounding down to the grid takes from the losses of all updates.
 _LOST_TO_ROUNDING = 4e-3
-# More than what a Fourier transform may add to delta, per update (measured against Gaussians of known delta).
+# More than what a Fourier transform adds to delta, per update (against Gaussians of known delta).
 _FFT_ROUNDING = 1e-15
 
 

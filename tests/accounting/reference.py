@@ -131,24 +131,24 @@ class ComposedGaussian:
         return log_delta - math.log(2 * math.pi * variance + tilt**-2) / 2 - self.log_delta
 
     def epsilon(self):
-        """Exact epsilon; None if the integrand falls too slowly."""
+        """Exact epsilon; None if the integrand falls too slowly, or has too few points."""
         if self._saddle(-6.0) < 0:
             tilt = 0.1
         else:
             tilt = math.exp(optimize.brentq(self._saddle, -6.0, 18.0, xtol=1e-2))
         log_m, p, mean = self._tilted(tilt)
         deviation = math.sqrt(self.steps * (p @ (self.loss - mean) ** 2))
-        step = min(tilt / 6, 0.5 / deviation)
-        u = step * np.arange(1200)
+        step = min(tilt / 10, 0.25 / deviation)
+        u = step * np.arange(2001)
         log_characteristic = self.steps * np.log(np.exp(1j * np.outer(u, self.loss - mean)) @ p)
         if log_characteristic[-1].real > -25:
             return None
 
-        def log_ratio(epsilon):
+        def log_ratio(epsilon, every=1):
             s = tilt + 1j * u
             shift = 1j * u * (self.steps * mean - epsilon)
             terms = (np.exp(log_characteristic + shift) / (s * (s + 1))).real
-            total = (terms.sum() - terms[0] / 2) * step / math.pi
+            total = (terms[::every].sum() - terms[0] / 2) * every * step / math.pi
             return (
                 self.steps * log_m - tilt * epsilon + math.log(max(total, 1e-300)) - self.log_delta
             )
@@ -158,7 +158,9 @@ class ComposedGaussian:
         high = 1e-3
         while log_ratio(high) > 0:
             high *= 2
-        return optimize.brentq(log_ratio, 0.0, high, xtol=1e-12)
+        epsilon = optimize.brentq(log_ratio, 0.0, high, xtol=1e-12)
+        # Half of the points must say the same.
+        return epsilon if abs(log_ratio(epsilon, 2)) < 1e-6 * tilt * epsilon + 1e-9 else None
 
 
 def composed_epsilon(q, sigma, steps, delta):

@@ -193,8 +193,9 @@ def test_mutant_lower_bound_of_the_upper_polygon_is_caught(monkeypatch):
 
 
 def test_mutant_that_forgets_what_is_left_out_is_caught(monkeypatch):
+    case = (0.01, 1.0, 1, 1e-5)
     monkeypatch.setattr(module, "_LEFT_OUT", 0.9)
-    assert not _is_caught(_CASES[2])
+    assert not _is_caught(case)
     discretize = module.discretize
 
     def mutant(*arguments):
@@ -202,7 +203,7 @@ def test_mutant_that_forgets_what_is_left_out_is_caught(monkeypatch):
         return module.Discrete(kept.losses, kept.mass, 0.0)
 
     monkeypatch.setattr(module, "discretize", mutant)
-    assert _is_caught(_CASES[2])
+    assert _is_caught(case)
 
 
 def test_mutant_that_forgets_what_is_outside_of_the_window_is_caught(monkeypatch):

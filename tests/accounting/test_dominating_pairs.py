@@ -1,5 +1,7 @@
 """Probabilities of losses between knots, against integrals of densities."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -33,7 +35,7 @@ def test_masses_are_the_integrals_of_both_densities(noise, q, remove):
     upper, lower = (mixture, plain) if remove else (plain, mixture)
     masses = module.Sampled(noise, q, remove).masses(_KNOTS)
     edges = np.concatenate([[-np.inf], _KNOTS, [np.inf]])
-    for i, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for i, (low, high) in enumerate(itertools.pairwise(edges)):
         for mass, density in ((masses.upper[i], upper), (masses.lower[i], lower)):
             # Edges may be off by a step of the integral.
             assert mass == pytest.approx(_integral(density, upper, lower, low, high), abs=3e-4)

@@ -17,7 +17,6 @@ from tfdp.accounting import (
 )
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
-    PER_ATTEMPT,
     SelectiveReleaseDpEvent,
     check_observability,
 )
@@ -108,9 +107,8 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     """Accountant for add-or-remove-one neighbours by privacy-loss distributions.
 
     Supports (Poisson-sampled) Gaussian and Laplace mechanisms, selective release, and compositions
-    of these. Tighter than `RdpAccountant` except where few, very large losses decide, and for many
-    accepted updates of a SelectiveReleaseDpEvent under "conditional" (`bounds.tightest_epsilon` asks
-    both).
+    of these. Tighter than `RdpAccountant`, but not always for many accepted updates of a
+    SelectiveReleaseDpEvent under "conditional" (`bounds.tightest_epsilon` asks both).
 
     Guarantees: epsilon is an upper bound, all errors of discretization and of rounding included.
     `get_least_epsilon` bounds it from below.
@@ -164,7 +162,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
 
         Of an accepted update that is the epsilon without any selection; of an attempt ("per
         attempt"), that of its test alone. Of everything else it is within a thousandth of
-        `get_epsilon` where that is between 1e-3 and 100, except where few, very large losses decide.
+        `get_epsilon` in most cases; further off where few, large losses decide (docs/accounting.md).
         """
         if self._contains_non_dp_event:
             return 0.0  # It may not be the example's own loss that is infinite.
@@ -177,12 +175,13 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
         return composition.delta(self._parts(_upper_pairs), target_epsilon)
 
     def _parts(
-        self, pairs_of: Callable[[dp_accounting.DpEvent, str], Sequence[dominating_pairs.Pair]]
+        self,
+        pairs_of: Callable[[dp_accounting.DpEvent, str], Sequence[dominating_pairs.Pair] | None],
     ) -> list[tuple[dominating_pairs.Pair, int]]:
         parts = [
             (pair, count)
             for event, count in self._counts.items()
-            for pair in pairs_of(event, self._observability)
+            for pair in pairs_of(event, self._observability) or ()
         ]
         if self._precision > 0:
             noise = 1 / math.sqrt(self._precision)

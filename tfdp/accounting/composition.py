@@ -388,7 +388,7 @@ class _Sum:
         paid = np.where(np.isnan(paid), 0.0 if self._sign > 0 else upper, paid)
         return np.maximum(upper - paid, 0.0) + self._sign * self._error(places, above)
 
-    def _error(self, places: np.ndarray, above: Any) -> np.ndarray:
+    def _error(self, places: Any, above: Any) -> Any:
         # Both sums are rounded, and the one that is subtracted is the smaller.
         sums = 2 * len(self._knots) * _EPS * self._upper[above]
         return self._outside * np.exp(-self._theta * places) + sums
@@ -432,7 +432,7 @@ def _tilt(
 def _window(pieces: list[Discrete], counts: np.ndarray, theta: float) -> tuple[float, float]:
     """Bounds that the tilted sum of losses exceeds with probability at most `_OUTSIDE`."""
     at_theta, variance = 0.0, 0.0
-    for piece, count in zip(pieces, counts):
+    for piece, count in zip(pieces, counts, strict=True):
         exponents = np.log(piece.mass) + theta * piece.losses
         weights = np.exp(exponents - exponents.max())
         weights /= weights.sum()
@@ -444,7 +444,7 @@ def _window(pieces: list[Discrete], counts: np.ndarray, theta: float) -> tuple[f
     best = math.sqrt(-2 * unlikely / max(variance, 1e-12 * largest**2))  # Of a Gaussian.
     steps = np.geomspace(min(best, 1 / largest) / 8, 8 * best, 24)
     tilts = np.concatenate([theta + steps, theta - steps])
-    moments = sum(n * p.log_moments(tilts) for p, n in zip(pieces, counts)) - at_theta
+    moments = sum(n * p.log_moments(tilts) for p, n in zip(pieces, counts, strict=True)) - at_theta
     above, beneath = np.split((moments - unlikely) / np.concatenate([steps, steps]), 2)
     return -float(beneath.min()), float(above.min())
 
@@ -459,7 +459,7 @@ def _tilted_sum(
 ) -> np.ndarray:
     """Probabilities of the tilted sum of all losses, by multiples of the interval modulo `size`."""
     log_transform = np.zeros(size // 2 + 1, dtype=complex)
-    for piece, count, log_moment in zip(pieces, counts, log_moments):
+    for piece, count, log_moment in zip(pieces, counts, log_moments, strict=True):
         tilted = np.exp(np.log(piece.mass) + theta * piece.losses - log_moment)
         places = np.rint(piece.losses / interval).astype(np.int64) % size
         transform = scipy.fft.rfft(np.bincount(places, tilted, minlength=size))

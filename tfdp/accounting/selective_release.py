@@ -284,8 +284,9 @@ def _bit_atoms(laws: list[np.ndarray]) -> dominating_pairs.Atoms:
     points = [(0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 0.0, 0.0)]
     for upper, lower in laws:
         more = int(upper[1] * lower[0] > upper[0] * lower[1])  # The answer of the larger ratio.
-        points.append((lower[more], upper[more], lower[1 - more], upper[1 - more]))
-    return dominating_pairs.hull_atoms([tuple(map(float, point)) for point in points])
+        (y, x), (co_y, co_x) = ((float(lower[i]), float(upper[i])) for i in (more, 1 - more))
+        points.append((y, x, co_y, co_x))
+    return dominating_pairs.hull_atoms(points)
 
 
 def _bit_laws(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -1,0 +1,135 @@
+"""Epsilon by tfdp's accountants beside that of dp_accounting and of prv_accountant, and their times.
+
+    python -m experiments.accounting_table
+    python -m experiments.accounting_table --prv_python=prv/bin/python
+
+Prints a Markdown table: settings that are hard for accountants, and the worst of settings that are
+drawn at random over the whole range. "at least" and "at most" are tfdp's certified bounds.
+prv_accountant is asked in the environment of `--prv_python`, made by `python3.11 -m venv prv &&
+prv/bin/pip install prv_accountant`; it needs none of tfdp's packages. Its upper bound is shown.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import dp_accounting
+import numpy as np
+from absl import app, flags
+
+from experiments.output import markdown, versions
+from tfdp.accounting import PldAccountant, event_codec
+
+Setting = tuple[float, float, int, float]
+# Sampling probability, noise multiplier, steps, delta.
+HARD: tuple[Setting, ...] = (
+    (8.4e-4, 2.44, 11_485, 2.7e-12),
+    (2e-3, 0.8, 100_000, 1e-12),
+    (1e-6, 1.0, 1_000_000, 1e-7),
+    (1e-4, 3.0, 1_000_000, 1e-6),
+    (256 / 60000, 0.52, 10_000, 1e-5),
+)
+_PRV = """
+import json, sys, time
+from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+q, sigma, steps, delta = json.load(sys.stdin)
+begin = time.time()
+step = PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=sigma)
+accountant = PRVAccountant(
+    prvs=step, max_self_compositions=steps, eps_error=float(sys.argv[1]), delta_error=delta / 1000)
+epsilon = accountant.compute_epsilon(delta=delta, num_self_compositions=[steps])[2]
+print(json.dumps([epsilon, time.time() - begin]))
+"""
+
+
+def drawn(seed: int) -> Iterator[Setting]:
+    """Yields settings drawn over the whole range: delta from 1e-15 to 0.1, up to 10^7 steps."""
+    rng = np.random.default_rng(seed)
+    while True:
+        q, delta = 10 ** rng.uniform(-6, 0), 10 ** rng.uniform(-15, -1)
+        sigma, steps = 10 ** rng.uniform(math.log10(0.4), 2), int(10 ** rng.uniform(0, 7))
+        yield q, sigma, steps, delta
+
+
+def bounds(setting: Setting) -> tuple[float, float]:
+    """Returns tfdp's lower and upper bound on epsilon."""
+    accountant = _composed(PldAccountant(), setting)
+    return accountant.get_least_epsilon(setting[3]), accountant.get_epsilon(setting[3])
+
+
+def worst(seed: int, draws: int, count: int) -> list[Setting]:
+    """Returns the drawn settings, of epsilons from 1e-3 to 100, with the widest bounds."""
+    gaps: list[tuple[float, Setting]] = []
+    for setting in drawn(seed):
+        low, high = bounds(setting)
+        if 1e-3 <= high <= 100:
+            gaps.append((high / max(low, 1e-9), setting))
+        if len(gaps) == draws:
+            break
+    return [setting for _, setting in sorted(gaps, reverse=True)[:count]]
+
+
+def _composed(accountant, setting):  # type: ignore[no-untyped-def]
+    q, sigma, steps, _ = setting
+    return accountant.compose(event_codec.sampled_gaussian(q, sigma), steps)
+
+
+def _timed(ask: Callable[[], float]) -> str:
+    begin = time.perf_counter()
+    epsilon = ask()
+    return f"{epsilon:.5g} ({time.perf_counter() - begin:.2f} s)"
+
+
+def _prv(python: str, setting: Setting, upper: float) -> str:
+    error = max(1e-3 * upper, 1e-6)
+    try:
+        done = subprocess.run(
+            [python, "-c", _PRV, str(error)],
+            input=json.dumps(setting),
+            capture_output=True,
+            text=True,
+            timeout=flags.FLAGS.seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return f"more than {flags.FLAGS.seconds} s"
+    if done.returncode:
+        return done.stderr.strip().splitlines()[-1].partition(":")[0]
+    epsilon, seconds = json.loads(done.stdout.splitlines()[-1])
+    return f"{epsilon:.5g} ({seconds:.2f} s)"
+
+
+def row(setting: Setting) -> list[str]:
+    """Returns the cells of a setting's row."""
+    q, sigma, steps, delta = setting
+    low, high = bounds(setting)
+    event = event_codec.sampled_gaussian(q, sigma)
+    theirs = [dp_accounting.pld.PLDAccountant, dp_accounting.rdp.RdpAccountant]
+    cells = [f"{q:.3g}", f"{sigma:.3g}", f"{steps}", f"{delta:.2g}", f"{low:.5g}"]
+    cells.append(_timed(lambda: _composed(PldAccountant(), setting).get_epsilon(delta)))
+    cells.append(f"{high / low - 1:.1e}" if low else "-")
+    for accountant in theirs:
+        cells.append(_timed(lambda a=accountant: a().compose(event, steps).get_epsilon(delta)))
+    python = flags.FLAGS.prv_python
+    return [*cells, _prv(python, setting, high) if python else "-"]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints the table."""
+    del argv
+    settings = [*HARD, *worst(flags.FLAGS.seed, flags.FLAGS.draws, flags.FLAGS.worst)]
+    header = ["q", "sigma", "steps", "delta", "at least", "at most", "gap"]
+    header += ["dp_accounting PLD", "dp_accounting RDP", "prv_accountant"]
+    print(f"{versions()}\n")
+    print(markdown(header, [row(setting) for setting in settings]))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("seed", 14, "Of the drawn settings.")
+    flags.DEFINE_integer("draws", 100, "Number of drawn settings.", lower_bound=1)
+    flags.DEFINE_integer("worst", 8, "Number of drawn settings to show.", lower_bound=0)
+    flags.DEFINE_string("prv_python", None, "Python that has prv_accountant.")
+    flags.DEFINE_integer("seconds", 60, "Time that prv_accountant gets per setting.", lower_bound=1)
+    app.run(main, argv=sys.argv)
