@@ -139,8 +139,14 @@ class ComposedGaussian:
         log_m, p, mean = self._tilted(tilt)
         deviation = math.sqrt(self.steps * (p @ (self.loss - mean) ** 2))
         step = min(tilt / 10, 0.25 / deviation)
-        u = step * np.arange(2001)
-        log_characteristic = self.steps * np.log(np.exp(1j * np.outer(u, self.loss - mean)) @ p)
+        u, pieces = step * np.arange(2048), []
+        for part in u.reshape(16, 128):
+            waves = np.exp(1j * np.outer(part, self.loss - mean))
+            pieces.append(self.steps * np.log(waves @ p))
+            if pieces[-1][-1].real < -25:
+                break
+        log_characteristic = np.concatenate(pieces)
+        u = u[: len(log_characteristic)]
         if log_characteristic[-1].real > -25:
             return None
 

@@ -40,7 +40,7 @@ def _drawn(seed, count):
     rng = np.random.default_rng(seed)
     while count:
         q, delta = 10 ** rng.uniform(-6, 0), 10 ** rng.uniform(-15, -1)
-        sigma, steps = 10 ** rng.uniform(math.log10(0.4), 2), int(10 ** rng.uniform(0, 7))
+        sigma, steps = 10 ** rng.uniform(math.log10(0.4), 2), int(10 ** rng.uniform(0.4, 7))
         exact = reference.composed_epsilon(q, sigma, steps, delta)
         if exact is not None and 1e-3 <= exact <= 100:
             count -= 1
@@ -48,14 +48,13 @@ def _drawn(seed, count):
 
 
 def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
-    for case, exact in _drawn(14, 100):
-        most = module.epsilon([(sampled_gaussian(*case[:2]), case[2])], case[3])
+    for i, (case, exact) in enumerate(_drawn(14, 100)):
+        parts = [(sampled_gaussian(*case[:2]), case[2])]
+        most = module.epsilon(parts, case[3])
         assert exact * (1 - _REFERENCE_ERROR) <= most <= 1.005 * exact, case
-
-
-def test_lower_bounds_of_drawn_cases_are_not_above():
-    for case, exact in _drawn(15, 8):
-        assert _bounds(*case)[0] <= exact * (1 + _REFERENCE_ERROR), case
+        if i % 10 == 0:
+            least = module.least_epsilon(parts, case[3])
+            assert least <= exact * (1 + _REFERENCE_ERROR), case
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 30.0])
