@@ -84,25 +84,6 @@ def _turned(rows: tf.Tensor, by: int) -> tf.Tensor:
     return tf.roll(rows, -by, axis=0)
 
 
-def derive_key(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Derives the key of a number from a secret: the first half of a ChaCha20 block.
-
-    Args:
-      secret: int64 `[4]`.
-      number: A scalar int64, the nonce.
-
-    Returns:
-      int64 `[2]`.
-    """
-    return _derived(secret, tf.cast(number, tf.int64))
-
-
-def _derive(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    nonce = tf.concat([_words(number[tf.newaxis]), tf.zeros([1], tf.uint32)], axis=0)
-    block = blocks(_words(secret), nonce, tf.constant(0, tf.uint32), 1)
-    return tf.bitcast(tf.reshape(block[:4, 0], [2, 2]), tf.int64)
-
-
 def _words(numbers: tf.Tensor) -> tf.Tensor:
     """The 32-bit words of int64 `[n]`, the lower of each first; uint32 `[2 n]`."""
     return tf.reshape(tf.bitcast(numbers, tf.uint32), [-1])
@@ -112,19 +93,15 @@ def random_words(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Ten
     """Draws uniform words.
 
     Args:
-      key: int64 `[2]`.
+      key: int64 `[5]`, from `KeyStream.next_key`: a secret of 256 bits, the key of ChaCha20, and a
+        number, the nonce. Or int64 `[2]`: a secret of 128 bits that has no number.
       count: How many.
       use: With one key, numbers of different uses are independent, those of equal ones the same.
 
     Returns:
       uint32 `[count]`.
     """
-    return _in_parts(key, count, use, _drawing_words, _WORDS)
-
-
-def random_integers(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
-    """Draws uniform integers of 64 bits: int64 `[count]`. See `random_words`."""
-    return tf.bitcast(tf.reshape(random_words(key, 2 * count, use), [-1, 2]), tf.int64)
+    return _in_parts(key, count, use, _drawing_words, _WORDS, tf.uint32)
 
 
 def uniforms(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
@@ -134,9 +111,8 @@ def uniforms(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
     return words[:count] * _ONE + low * 2.0**-53
 
 
-def exponentials(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
-    """Draws standard exponential numbers of 128 bits: float64 `[count]`. See `random_words`."""
-    words = tf.reshape(random_words(key, 4 * count, use), [4, -1])
+def exponentials(words: tf.Tensor) -> tf.Tensor:
+    """Makes standard exponential numbers, float64 `[n]`, of four words each: uint32 `[4, n]`."""
     return -tf.math.log(_uniform(tf.cast(words, tf.float64)))
 
 
@@ -148,14 +124,15 @@ def normals(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
     probability 2e-40. (`tf.random.stateless_normal` ends at 5.7.)
 
     Args:
-      key: int64 `[2]`.
+      key: See `random_words`.
       count: How many.
       use: See `random_words`.
 
     Returns:
       float64 `[count]`.
     """
-    return _in_parts(key, count, use, _drawing_normals, 2 * _WORDS // _WORDS_OF_PAIR)
+    per_block = 2 * _WORDS // _WORDS_OF_PAIR
+    return _in_parts(key, count, use, _drawing_normals, per_block, tf.float64)
 
 
 def _in_parts(
@@ -164,20 +141,19 @@ def _in_parts(
     use: int,
     drawing: Callable[[int], Callable[..., tf.Tensor]],
     per_block: int,
+    dtype: tf.DType,
 ) -> tf.Tensor:
     """Draws `count` numbers, of which each block of the key stream gives at least `per_block`."""
-    key = tf.ensure_shape(tf.cast(key, tf.int64), [2])
-    nonce = tf.constant([0, 0, use], tf.uint32)
-    zero = tf.constant(0, tf.uint32)
+    key, zero = tf.cast(key, tf.int64), tf.constant(0, tf.uint32)
+    use = tf.constant(use, tf.uint32)
     known = tf.get_static_value(count)
     if known is not None and known <= _MOST * per_block:
-        return drawing(_rounded(int(known) // per_block + 1))(key, nonce, zero)[:known]
+        return drawing(_rounded(int(known) // per_block + 1))(key, use, zero)[:known]
     size = _PART if known is None else _MOST
     draw = drawing(size)
     count = tf.cast(count, tf.int32)
     firsts = tf.cast(tf.range(count // (size * per_block) + 1) * size, tf.uint32)
-    dtype = draw(key, nonce, zero).dtype
-    drawn = tf.map_fn(lambda first: draw(key, nonce, first), firsts, fn_output_signature=dtype)
+    drawn = tf.map_fn(lambda first: draw(key, use, first), firsts, fn_output_signature=dtype)
     return tf.ensure_shape(tf.reshape(drawn, [-1])[:count], [known])
 
 
@@ -188,12 +164,20 @@ def _rounded(size: int) -> int:
     return -(-size // unit) * unit
 
 
+def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    """Words of a key's stream for one use: uint32 `[16 size]`, from block `first` on."""
+    words = _words(key)
+    secret, number = (words[:8], words[8:]) if key.shape == [5] else (words, [0, 0])
+    nonce = tf.concat([number, use[tf.newaxis]], axis=0)
+    return tf.reshape(blocks(secret, nonce, first, size), [-1])
+
+
 @functools.cache
 def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
     """The function that draws the words of `size` blocks, from a first one on."""
 
-    def draw(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(blocks(_words(key), nonce, first, size), [-1])
+    def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        return _stream(key, use, first, size)
 
     return shared_function(draw, jit_compile=True)
 
@@ -203,8 +187,8 @@ def _drawing_normals(size: int) -> Callable[..., tf.Tensor]:
     """The function that draws normal numbers of `size` blocks, from a first one on."""
     pairs = size * _WORDS // _WORDS_OF_PAIR
 
-    def draw(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        words = tf.reshape(blocks(_words(key), nonce, first, size), [-1])
+    def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        words = _stream(key, use, first, size)
         return box_muller(tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs]))
 
     return shared_function(draw, jit_compile=True)
@@ -259,6 +243,3 @@ def _uniform(words: tf.Tensor) -> tf.Tensor:
     """Numbers in (0, 1] of words `[4, n]`: all the precision of float64 also next to 0."""
     small = words[2] * _ONE**3 + (words[3] + 0.5) * _ONE**4
     return words[0] * _ONE + (words[1] * _ONE**2 + small)
-
-
-_derived = shared_function(_derive, jit_compile=True)

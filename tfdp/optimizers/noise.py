@@ -17,7 +17,7 @@ def add_gaussian_noise(
     Args:
       tensors: Tensors of any shapes; None is left as it is.
       stddev: Standard deviation, in the units of the tensors; or one for each tensor.
-      key: int64 `[2]`, used for nothing else.
+      key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
 
     Returns:
       The noisy tensors.
