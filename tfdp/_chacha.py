@@ -116,7 +116,9 @@ def exponentials(words: tf.Tensor) -> tf.Tensor:
     return -tf.math.log(_uniform(tf.cast(words, tf.float64)))
 
 
-def normals(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+def normals(
+    key: tf.Tensor, count: int | tf.Tensor, use: int = 0, dtype: tf.DType = tf.float64
+) -> tf.Tensor:
     """Draws independent standard normal numbers, by the Box-Muller transform in float64.
 
     The radius is made of 128 bits, the angle of 64, as far as float64 holds them: the tail is right
@@ -127,12 +129,14 @@ def normals(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
       key: See `random_words`.
       count: How many.
       use: See `random_words`.
+      dtype: To which type they are rounded.
 
     Returns:
-      float64 `[count]`.
+      `[count]`, of that type.
     """
     per_block = 2 * _WORDS // _WORDS_OF_PAIR
-    return _in_parts(key, count, use, _drawing_normals, per_block, tf.float64)
+    drawing = functools.partial(_drawing_normals, dtype)
+    return _in_parts(key, count, use, drawing, per_block, dtype)
 
 
 def _in_parts(
@@ -183,13 +187,14 @@ def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
 
 
 @functools.cache
-def _drawing_normals(size: int) -> Callable[..., tf.Tensor]:
+def _drawing_normals(dtype: tf.DType, size: int) -> Callable[..., tf.Tensor]:
     """The function that draws normal numbers of `size` blocks, from a first one on."""
     pairs = size * _WORDS // _WORDS_OF_PAIR
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
         words = _stream(key, use, first, size)
-        return box_muller(tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs]))
+        words = tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])
+        return tf.cast(box_muller(words), dtype)
 
     return shared_function(draw, jit_compile=True)
 

@@ -31,7 +31,9 @@ def add_gaussian_noise(
     sizes = [tensor.shape.num_elements() for tensor in present]
     if None in sizes:
         sizes = [tf.size(tensor) for tensor in present]
-    noise = _chacha.normals(key, sum(sizes))
+    dtypes = {tensor.dtype for tensor in present}
+    dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
+    noise = _chacha.normals(key, sum(sizes), dtype=dtype)
     noises = iter(tf.split(noise, sizes))
     return [
         None if tensor is None else tensor + tf.cast(_like(next(noises), tensor, s), tensor.dtype)
@@ -40,5 +42,5 @@ def add_gaussian_noise(
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
-    """Standard normal numbers in the shape of a tensor, scaled; float64."""
-    return tf.reshape(flat * tf.cast(stddev, tf.float64), tf.shape(tensor))
+    """Standard normal numbers in the shape of a tensor, scaled."""
+    return tf.reshape(flat * tf.cast(stddev, flat.dtype), tf.shape(tensor))
