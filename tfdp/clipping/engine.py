@@ -137,7 +137,7 @@ class ClippingEngine(abc.ABC):
 
         Args:
           loss: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built; or a
-            scalar that is provably their sum plus terms that do not depend on data.
+            scalar that is provably their sum or mean, plus terms that do not depend on data.
           variables: The trainable variables.
           group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
             draw their microbatch, and what a random rule needs.
