@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping, VectorizedClipping, reductions
+from tfdp.clipping import OnePassClipping, VectorizedClipping, loss_graph, reductions
 
 layers = tf.keras.layers
 ENGINES = [OnePassClipping, VectorizedClipping]
@@ -168,6 +168,36 @@ def test_a_weighted_mean_over_tokens_is_one_within_the_example(engine):
     np.testing.assert_allclose(found, looped(example, model(), x, lengths), rtol=1e-5, atol=1e-6)
 
 
+# Which rows are padding.
+
+
+def scaled_by_the_number_of_examples(y, prediction, sample_weight):
+    """Not zero where the mask is."""
+    return losses_of(y, prediction) * tf.reduce_sum(tf.cast(sample_weight, tf.float32))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (keras_mean, True),
+        (support.crossentropy("sum"), True),
+        (by_the_sum_of_the_weights, True),
+        (lambda y, p, sample_weight: 2.0 * mean(y, p, sample_weight), True),
+        (lambda y, p, sample_weight: tf.reduce_mean(losses_of(y, p)), False),
+        (scaled_by_the_number_of_examples, False),
+    ],
+)
+def test_the_mask_is_what_multiplies_every_loss(loss, found):
+    @tf.function(input_signature=[support.open_spec(X), *map(support.open_spec, (Y, MASK))])
+    def mask(x, y, mask):
+        masks.append(loss_graph.read_loss(loss(y, tf.matmul(x, tf.ones([4, 3])), mask)).mask)
+        return tf.zeros([])
+
+    masks = []
+    mask.get_concrete_function()
+    assert (masks[0] is not None) == found
+
+
 # What is neither.
 
 
@@ -198,6 +228,7 @@ def _largest(y, prediction, sample_weight):
     [
         _scaled_by_a_statistic,
         _divided_by_a_constant,
+        _divided_by_the_number_of_classes,
         _divided_by_other_weights,
         _largest,
     ],

@@ -254,7 +254,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         for t in batch
         if t.dtype == tf.bool
         and t.shape.rank == 1
-        and all(reductions.is_factor(t, term) for term in terms)
+        and all(reductions.is_factor(t, vector) for vector in vectors)
     ]
     return LossGraph(
         terms=terms,

@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.graph_copy import cone
 
 SUM, MEAN = "sum", "mean"
-_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Mean", "Reshape", "Squeeze", "Sum"})
+_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +129,12 @@ def _is_number_of_rows(
     return first == ([0], 1) and depends_on_data(measured)
 
 
+def _keeps_rows(op: tf.Operation) -> bool:
+    """Whether a reduction is one within the rows."""
+    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
+    return axes is not None and bool(rank) and all(axis % rank for axis in np.ravel(axes))
+
+
 def _within(entries: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
     """Reduces `[rows, ...]` within the rows."""
     if entries.shape.rank == 1:
@@ -149,7 +156,7 @@ def is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
     if product.ref() == factor.ref():
         return True
     op = product.op
-    if op.type in _KEEP_FACTORS:
+    if op.type in _KEEP_FACTORS or (op.type in ("Mean", "Sum") and _keeps_rows(op)):
         return is_factor(factor, op.inputs[0])
     if op.type == "Mul":
         containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]
