@@ -90,7 +90,7 @@ def _words(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def random_words(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
-    """Draws uniform words.
+    """Draws uniform words: the first of the stream of a key and a use.
 
     Args:
       key: int64 `[5]`, from `KeyStream.next_key`: a secret of 256 bits, the key of ChaCha20, and a
@@ -169,11 +169,11 @@ def _rounded(size: int) -> int:
 
 
 def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
-    """Words of a key's stream for one use: uint32 `[16 size]`, from block `first` on."""
+    """Words of a key's stream for one use: uint32 `[16, size]`, from block `first` on."""
     words = _words(key)
     secret, number = (words[:8], words[8:]) if key.shape == [5] else (words, [0, 0])
     nonce = tf.concat([number, use[tf.newaxis]], axis=0)
-    return tf.reshape(blocks(secret, nonce, first, size), [-1])
+    return blocks(secret, nonce, first, size)
 
 
 @functools.cache
@@ -181,7 +181,7 @@ def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
     """The function that draws the words of `size` blocks, from a first one on."""
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        return _stream(key, use, first, size)
+        return tf.reshape(tf.transpose(_stream(key, use, first, size)), [-1])
 
     return shared_function(draw, jit_compile=True)
 
@@ -192,7 +192,7 @@ def _drawing_normals(dtype: tf.DType, size: int) -> Callable[..., tf.Tensor]:
     pairs = size * _WORDS // _WORDS_OF_PAIR
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        words = _stream(key, use, first, size)
+        words = tf.reshape(_stream(key, use, first, size), [-1])
         words = tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])
         return tf.cast(box_muller(words), dtype)
 

@@ -241,11 +241,10 @@ class PrivateOptimizerMixin(PersistentState):
         check_variables(variables)
         step_check.check_step(loss)
         self._was_dp_gradients_called = True
+        self.build(variables)
         self._inherit_from_graph()
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
-            if self._adaptive is not None:
-                self.build(variables)
             clip = None if self._adaptive is None else self._adaptive.value()
             rows = self._expected_batch_size
             if self._sampled is not None:
@@ -267,7 +266,6 @@ class PrivateOptimizerMixin(PersistentState):
 
         An operation that fails on an example, and so ends the step, is a release as well.
         """
-        self.build(variables)
         data = [op for t in clipped.batch for op in t.consumers() if not _draws.is_own(op)]
         use = self._use_of(clipped)
         checks, begins = [self._released.check()], use.chunk == 0

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Sequence
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,8 +45,15 @@ class PersistentState(_Optimizer):
         Args:
           var_list: The variables that will be trained: `model.trainable_variables`.
         """
+        tracing = not tf.executing_eagerly() and not tf.distribute.has_strategy()
         with tf.init_scope():
-            self._create_all_weights(list(var_list))
+            if tracing:
+                # Where a tf.function sees that variables are created it is traced twice. It sees
+                # its own thread alone.
+                with futures.ThreadPoolExecutor(1) as thread:
+                    thread.submit(self._create_all_weights, list(var_list)).result()
+            else:
+                self._create_all_weights(list(var_list))
             self._released.trains(var_list)
 
     def _inherit_from_graph(self) -> None:
