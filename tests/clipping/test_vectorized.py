@@ -87,7 +87,7 @@ MATRIX = tf.Variable(np.eye(3) / 2, dtype=tf.float64)
 
 
 def scanned(x):
-    """Sums of a recurrence whose gradients of `SCALE` are of unknown shape while they are traced."""
+    """Sums of a recurrence; traced gradients of `SCALE` are of unknown shape."""
     rows = tf.transpose(x, [1, 0, 2])
     return tf.reduce_sum(tf.scan(lambda s, row: tf.tanh(s + row * SCALE), rows), axis=[0, 2])
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tfdp import _streams
 from tfdp.accounting import PrivacyLedger
 from tfdp.optimizers import lineage, record_table, release_count
 from tfdp.optimizers.record_table import COLUMNS, COUNTS, GAUSSIAN, KIND, MIXED, STEPS, UID
@@ -309,6 +310,43 @@ def test_a_recompiled_model_has_cost_what_it_had():
     train(model, 1)
     assert model.optimizer.ledger.steps == 4
     assert model.optimizer.ledger.epsilon(1e-3).epsilon > before
+
+
+STRATEGIES = {
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["cpu:0"]),
+    "one device": lambda: tf.distribute.OneDeviceStrategy("cpu:0"),
+}
+
+
+def steps_of_a_copy(first, second):
+    """Counts those of a model, and of a copy of it that another distribution strategy trains."""
+    found, weights = [], None
+    for strategy in (first, second):
+        with STRATEGIES[strategy]().scope():
+            model = compiled()
+            if weights is not None:
+                model.set_weights(weights)
+        train(model, 1)
+        weights = model.get_weights()
+        found.append(tfdp_ledger(model).steps)
+    return found
+
+
+def test_models_of_several_distribution_strategies():
+    assert steps_of_a_copy("mirrored", "one device") == [1, 2]
+
+
+def test_reading_variables_of_another_strategy_is_caught(monkeypatch):
+    monkeypatch.setattr(release_count, "value_of", lambda variable: variable.numpy())
+    with pytest.raises(RuntimeError, match="Mixing different"):
+        steps_of_a_copy("mirrored", "one device")
+
+
+def test_batches_drawn_from_mirrored_streams_are_caught(monkeypatch):
+    """`compiled` calls `poisson_batches` in the scope of the strategy."""
+    monkeypatch.setattr(_streams, "plain_variables", tf.init_scope)
+    with pytest.raises(ValueError, match="DistributedVariable"):
+        steps_of_a_copy("mirrored", "one device")
 
 
 def test_not_asking_the_variables_is_caught(monkeypatch):
