@@ -244,7 +244,7 @@ class ReleaseRecord:
         if restored is None:
             if not self.created:
                 return
-            restored = value_of(self.variables[_PARAMETERS])
+            restored = list(value_of(self.variables[_PARAMETERS]))
         for (name, own), other in zip(self.parameters.items(), restored, strict=True):
             if own != other:
                 raise PrivacyParametersChangedError(
