@@ -7,9 +7,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 
 import pytest
+import tensorflow as tf
 
 from tfdp import _streams
 from tfdp._streams import KeyStream
@@ -60,6 +62,47 @@ def test_copies_repeat_no_key(way):
 @pytest.mark.parametrize("way", COPIES)
 def test_a_shared_secret_is_caught(way):
     assert repeated_keys(Shares(), COPIES[way]) == 3
+
+
+# Threads.
+
+
+class ReadsThenAdds(KeyStream):
+    """Mutant: two threads may read the counter before one of them adds to it."""
+
+    def _count(self):
+        number = self._state.read_value()[0]
+        with tf.control_dependencies([number]):
+            self._state.assign_add([256, 0, 0])
+        return number // 256
+
+
+def counts_in_one_operation(stream):
+    """Returns whether nothing touches the counter but one operation that reads and advances it."""
+    graph = tf.function(stream.next_key).get_concrete_function().graph
+    counter = stream.variables[1].handle
+    (handle,) = [inner for outer, inner in graph.captures if outer is counter]
+    return [op.type for op in handle.consumers()] == ["RngReadAndSkip"]
+
+
+def test_keys_are_counted_in_one_operation():
+    assert counts_in_one_operation(KeyStream())
+    assert not counts_in_one_operation(ReadsThenAdds())
+
+
+def test_threads_share_no_key():
+    next_key, keys = tf.function(KeyStream().next_key), []
+    next_key()
+
+    def draw():
+        keys.extend(tuple(next_key().numpy()) for _ in range(100))
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(keys)) == len(keys) == 400
 
 
 # Forks. (TensorFlow computes next to nothing in a forked process: its threads are not there.)

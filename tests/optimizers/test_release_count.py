@@ -298,6 +298,48 @@ def test_threads_lose_no_step():
     assert steps.count() == 401 == steps.saved.numpy()[0, STEPS]
 
 
+# Errors.
+
+
+class Inverse(tf.keras.layers.Layer):
+    """Fails on examples whose sum is -1."""
+
+    def call(self, x):
+        sums = tf.reduce_sum(x, axis=1)[:, tf.newaxis, tf.newaxis]
+        return x * tf.linalg.inv(sums + 1)[:, 0]
+
+
+def steps_that_failed():
+    """Counts the steps of a training that fails on an example which each batch holds."""
+    x = X.copy()
+    x[0] = -0.25
+    data = tfdp.data.poisson_batches((x, Y), expected_batch_size=len(x), steps_per_epoch=1)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=data.sampling)
+    model = tf.keras.Sequential([Inverse(input_shape=[4]), tf.keras.layers.Dense(3)])
+    compiled(optimizer, model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not invertible"):
+        model.fit(data, verbose=0)
+    return optimizer.released_steps()
+
+
+def counts_afterwards(self, clipped, variables):
+    """Mutant of `_count_before`: what the step evaluates comes first."""
+    self.build(variables)
+    use = self._use_of(clipped)
+    with tf.control_dependencies(clipped.gradients):
+        self._released.add(use.fresh)
+    return use
+
+
+def test_a_step_that_fails_on_an_example_is_counted():
+    assert steps_that_failed() == (1, 0)
+
+
+def test_counting_after_what_can_fail_is_caught(monkeypatch):
+    monkeypatch.setattr(tfdp.DPSGD, "_count_before", counts_afterwards)
+    assert steps_that_failed() == (0, 0)
+
+
 # Other optimizers of the same variables.
 
 
