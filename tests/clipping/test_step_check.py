@@ -585,7 +585,7 @@ TWO_TERM_PLACES = {
     captured_rows: OF_ANOTHER,
     rows_in_branch: OF_ANOTHER,
     rows_in_loop: OF_ANOTHER,
-    rows_through_loop: OF_ANOTHER,
+    rows_through_loop: NOT_IN_A_BRANCH,
     chosen_update: OF_ANOTHER,
 }
 
