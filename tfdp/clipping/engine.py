@@ -137,10 +137,10 @@ class ClippingEngine(abc.ABC):
 
         Args:
           loss: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built; or a
-            scalar that is provably their sum plus terms that do not depend on data.
+            scalar that is provably their sum or mean, plus terms that do not depend on data.
           variables: The trainable variables.
-          group_seed: Secret seed, int64 `[2]`, used in this step only, by which examples draw their
-            microbatch, and what a random rule needs.
+          group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
+            draw their microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
           expected_rows: About how many rows the batch will have, where that is known and its shape
             does not say it: engines plan their memory by it.
@@ -205,7 +205,7 @@ def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> t
     """Draws the group of each row: independent, so that an example moves no other's.
 
     Args:
-      seed: Secret key, int64 `[2]`.
+      seed: Secret key, int64 `[5]` or `[2]`.
       count: Number of rows.
       num_groups: Number of groups.
 

@@ -50,25 +50,15 @@ class Plan:
         self.entries: list[Entry] = []
 
     def _unproven(self) -> str | None:
-        handles = {handle.ref() for handle in self._handles}
-        for term, vector in zip(self._graph.terms, self._graph.vectors, strict=True):
+        for vector in self._graph.vectors:
             state = self._analysis.state(vector)
-            reason = None
             if not isinstance(state, Rows):
                 reason = getattr(state, "reason", f"the losses are held as {state}")
-            elif any(t.ref() in handles for t in self._factors(term, vector, handles)):
-                reason = f"the sum of the losses, '{vector.op.name}', is multiplied with weights"
-            if reason is not None:
                 return (
                     "The one-pass engine cannot prove which rows belong to which example, so that "
                     f"all gradients are clipped by the slower vectorised engine: {reason}."
                 )
         return None
-
-    @staticmethod
-    def _factors(term: tf.Tensor, vector: tf.Tensor, handles: set) -> list[tf.Tensor]:
-        """What the sum of a vector of losses is multiplied with: handles of variables, if any."""
-        return loss_graph.cone([term], {vector.ref(), *handles})[1]
 
     @property
     def bytes_per_row(self) -> int:

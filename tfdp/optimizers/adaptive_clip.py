@@ -63,7 +63,7 @@ class AdaptiveClip:
         Args:
           sums: Sums of gradients that were clipped to the current clip.
           within_clip: See `tfdp.clipping.ClippedSum`.
-          key: int64 `[2]`, used for nothing else.
+          key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
 
         Returns:
           The noisy sums.

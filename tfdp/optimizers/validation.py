@@ -70,7 +70,7 @@ class ValidationTest:
           old: The loss before the update, on a fresh Poisson batch.
           new: The loss after it, on the same batch.
           mask: Which rows of the batch are examples, bool `[rows]`.
-          key: int64 `[2]`, used for nothing else.
+          key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
         """
         clipped = self.clipped_difference(old, new, mask)
         (noise,) = add_gaussian_noise([tf.zeros([])], 2 * self.clip * self.noise_multiplier, key)
