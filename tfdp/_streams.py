@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._plain_variables import plain_variables
+
 _PHILOX = 1  # The numbering of `tf.raw_ops.RngReadAndSkip`.
 
 
