@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp._plain_variables import plain_variables
 from tfdp._shared_function import shared_function
 from tfdp.accounting.sampling import PoissonSampling
 
@@ -64,7 +65,7 @@ class DrawRecord:
 
     def prepare(self, tensors: int) -> None:
         """Makes room for draws of so many tensors each; to be called outside of graphs."""
-        with tf.init_scope(), tf.device("cpu"):
+        with plain_variables(), tf.device("cpu"):
             if not self._variables:
                 self._variables = (
                     tf.Variable(
@@ -184,7 +185,7 @@ class DrawRecord:
     def _marks_on_device(self) -> tf.Variable:
         """Numbers of the draws that were used, where compiled functions can write them."""
         if self._marks is None:
-            with tf.init_scope():
+            with plain_variables():
                 nothing = tf.fill([_SLOTS], tf.constant(_NOTHING, tf.int64))
                 self._marks = tf.Variable(nothing, trainable=False)
         return self._marks

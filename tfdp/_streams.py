@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._plain_variables import plain_variables
+
 _PHILOX = 1  # The numbering of `tf.raw_ops.RngReadAndSkip`.
 
 
@@ -28,7 +30,7 @@ class KeyStream:
 
     def __init__(self, seed: int | None = None, domain: str = "", first: int = 0):
         self.seed, self.domain, self._first = seed, domain, first
-        with tf.init_scope():
+        with plain_variables():
             self._secret = tf.Variable(self._new_secret(), trainable=False, name="secret_key")
             # The state of a random generator: the counter is its first entry.
             self._state = tf.Variable(tf.zeros([3], tf.int64), trainable=False, name="key_counter")

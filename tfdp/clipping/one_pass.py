@@ -10,7 +10,7 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution, weighted_sum
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors
 from tfdp.clipping.plan import Plan
-from tfdp.clipping.report import Report, trace_for_report, vectorized_report
+from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
 from tfdp.clipping.vectorized import VectorizedClipping
 
 _LOGGER = logging.getLogger("tfdp")
@@ -134,11 +134,7 @@ class OnePassClipping(ClippingEngine):
         """
         if model is not None:
             trace_for_report(self, model)
-        if self._report is None:
-            raise ValueError(
-                "Argument `model` must be given before the first training step. Received: None."
-            )
-        return self._report
+        return of_last_step(self._report)
 
     def _chunk_rows(self, plan: Plan, expected_rows: int | None) -> int | None:
         """The rows of a part, if the batch must be worked on in parts."""
