@@ -3,12 +3,12 @@
 import copy
 import os
 from collections.abc import Sequence
-from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp._plain_variables import plain_variables
 from tfdp.optimizers import lineage
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.record_table import NOT_POISSON, STEPS
@@ -45,15 +45,9 @@ class PersistentState(_Optimizer):
         Args:
           var_list: The variables that will be trained: `model.trainable_variables`.
         """
-        tracing = not tf.executing_eagerly() and not tf.distribute.has_strategy()
-        with tf.init_scope():
-            if tracing:
-                # Where a tf.function sees that variables are created it is traced twice. It sees
-                # its own thread alone.
-                with futures.ThreadPoolExecutor(1) as thread:
-                    thread.submit(self._create_all_weights, list(var_list)).result()
-            else:
-                self._create_all_weights(list(var_list))
+        # A tf.function is traced twice if it sees that variables are created: it does not see these.
+        with tf.init_scope() if tf.distribute.has_strategy() else plain_variables():
+            self._create_all_weights(list(var_list))
             self._released.trains(var_list)
 
     def _inherit_from_graph(self) -> None:
