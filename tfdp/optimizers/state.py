@@ -45,7 +45,7 @@ class PersistentState(_Optimizer):
         Args:
           var_list: The variables that will be trained: `model.trainable_variables`.
         """
-        # A tf.function is traced twice if it sees that variables are created: it does not see these.
+        # A tf.function that sees variables being created is traced twice: it does not see these.
         with tf.init_scope() if tf.distribute.has_strategy() else plain_variables():
             self._create_all_weights(list(var_list))
             self._released.trains(var_list)
