@@ -1,12 +1,15 @@
 """The sum over the batches that make one logical batch."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdp._draws import Use
-from tfdp.clipping import ClippedSum
+from tfdp.clipping import ClippedSum, devices
+
+_numbers = itertools.count()
 
 
 class Accumulator:
@@ -15,7 +18,8 @@ class Accumulator:
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
     a logical batch is broken off, such as by an exception in `fit`: parts of two of them must not
     get into one sum, in which an example could be twice. So a sum begins with the first chunk of a
-    draw, and goes on with the next chunk of the same draw alone.
+    draw, and goes on with the next chunk of the same draw alone; and of several threads one at a
+    time looks at it and adds to it.
 
     Args:
       steps: Batches that make one logical batch.
@@ -27,6 +31,17 @@ class Accumulator:
         self._within_clip = tf.Variable(0.0, trainable=False)
         self._count = tf.Variable(0, trainable=False)
         self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
+
+    def lock(self) -> tf.Tensor | None:
+        """Waits for other threads, in the graph being built; None where XLA makes them wait.
+
+        Returns:
+          What `unlock` takes. If a step fails before that, the lock ends with the step.
+        """
+        if devices.compiled_by_xla():  # Such a function locks the variables that it writes.
+            return None
+        return tf.raw_ops.MutexLock(mutex=self._mutex)
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
         """Makes room for the sums of `variables`, outside of any graph."""

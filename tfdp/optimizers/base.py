@@ -98,6 +98,7 @@ class PrivateOptimizerMixin(PersistentState):
         self._noise = KeyStream(noise_seed, "noise")
         self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
         self._accumulator: Accumulator | None = None
+        self._lock: tf.Tensor | None = None  # Of the accumulator, in the graph being built.
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
             self._kind, self._privacy_parameters(), noise_seed is not None
@@ -280,9 +281,12 @@ class PrivateOptimizerMixin(PersistentState):
 
     def _use_of(self, clipped: ClippedSum) -> _draws.Use:
         """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
-        accumulates = self._gradient_accumulation_steps > 1
-        accumulator = self._prepared_accumulator([]) if accumulates else None
-        return draw_use.use_of(clipped, self._sampled, accumulator)
+        if self._gradient_accumulation_steps == 1:
+            return draw_use.use_of(clipped, self._sampled, None)
+        accumulator = self._prepared_accumulator([])
+        self._lock = accumulator.lock()
+        with tf.control_dependencies([] if self._lock is None else [self._lock]):
+            return draw_use.use_of(clipped, self._sampled, accumulator)
 
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int
@@ -371,7 +375,11 @@ class PrivateOptimizerMixin(PersistentState):
             self._logical_step(sums, within_clip, clipped, variables, name)
             return tf.constant(True)
 
-        return tf.cond(complete, step, lambda: tf.constant(False))
+        done = tf.cond(complete, step, lambda: tf.constant(False))
+        if self._lock is not None:
+            with tf.control_dependencies([done]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=self._lock)
+        return done
 
     def _logical_step(
         self,
