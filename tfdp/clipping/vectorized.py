@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.clipping import loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows, sum_error
 from tfdp.clipping.report import Report, of_last_step, vectorized_report
 from tfdp.clipping.vectorization import vectorized_map
 
@@ -94,6 +94,7 @@ class VectorizedClipping(ClippingEngine):
             within_clip=within,
             batch=graph.batch,
             mask=graph.mask,
+            error=sum_error(rows, rows, 1.0) if self.wide_sums else None,
         )
 
     def sum_over_chunks(
@@ -124,6 +125,8 @@ class VectorizedClipping(ClippingEngine):
                 f"Received: rule={self.rule}."
             )
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        if self.wide_sums and self.num_microbatches is None:
+            dtypes = [tf.float64] * len(variables)
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
         zeros = [
             tf.zeros([*lead, *v.shape], dtype) for v, dtype in zip(variables, dtypes, strict=True)
@@ -271,13 +274,15 @@ class VectorizedClipping(ClippingEngine):
         """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero.
 
         Returns:
-          The gradients, and `ClippedSum.within_clip`.
+          The gradients, with `wide_sums` in float64; and `ClippedSum.within_clip`.
         """
         squares = [
             norms.of_slices(gradient, variable.shape.num_elements())
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
+        if self.wide_sums:
+            gradients = [tf.cast(gradient, tf.float64) for gradient in gradients]
         clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
         return clipped, factors.within_clip
 

@@ -23,12 +23,14 @@ class Accumulator:
 
     Args:
       steps: Batches that make one logical batch.
+      dtype: Type of the sums.
     """
 
-    def __init__(self, steps: int):
-        self._steps = steps
+    def __init__(self, steps: int, dtype: tf.DType = tf.float32):
+        self._steps, self._dtype = steps, dtype
         self._sums: dict[Any, tf.Variable] = {}
         self._within_clip = tf.Variable(0.0, trainable=False)
+        self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._count = tf.Variable(0, trainable=False)
         self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
@@ -47,7 +49,7 @@ class Accumulator:
         """Makes room for the sums of `variables`, outside of any graph."""
         for variable in variables:
             if variable.ref() not in self._sums:
-                total = tf.Variable(tf.zeros(variable.shape), trainable=False)
+                total = tf.Variable(tf.zeros(variable.shape, self._dtype), trainable=False)
                 self._sums[variable.ref()] = total
 
     def count(self) -> int:
@@ -73,13 +75,17 @@ class Accumulator:
           Whether the logical batch is complete: a scalar bool tensor.
         """
         begins = use.chunk == 0
-        old = tf.cast(tf.logical_and(use.fresh, tf.logical_not(begins)), tf.float32)
+        goes_on = tf.logical_and(use.fresh, tf.logical_not(begins))
 
         def added(total: tf.Variable, new: tf.Tensor) -> tf.Tensor:
-            new = tf.cast(new, tf.float32)
-            return total * old + tf.where(use.fresh, new, tf.zeros_like(new))
+            new = tf.cast(new, total.dtype)
+            return total * tf.cast(goes_on, total.dtype) + tf.where(
+                use.fresh, new, tf.zeros_like(new)
+            )
 
         self._within_clip.assign(added(self._within_clip, clipped.within_clip))
+        if clipped.error is not None:
+            self._error.assign(added(self._error, clipped.error))
         for variable, gradient in zip(variables, clipped.gradients, strict=True):
             if gradient is not None:
                 total = self._sums[variable.ref()]
@@ -90,7 +96,7 @@ class Accumulator:
 
     def take(
         self, like: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]:
         """The sums of the complete logical batch; leaves nothing behind.
 
         Args:
@@ -98,7 +104,7 @@ class Accumulator:
           variables: The trainable variables.
 
         Returns:
-          The sums of gradients, and that of `ClippedSum.within_clip`.
+          The sums of gradients, of `ClippedSum.within_clip` and of `ClippedSum.error`.
         """
         taken: list[tf.Tensor | None] = []
         for variable, tensor in zip(variables, like, strict=True):
@@ -112,7 +118,7 @@ class Accumulator:
         with tf.control_dependencies([within_clip]):
             self._within_clip.assign(0.0)
         self._count.assign(0)
-        return taken, within_clip
+        return taken, within_clip, self._error.read_value()
 
     @property
     def sums(self) -> list[tf.Variable]:
