@@ -47,7 +47,7 @@ def rounded_normals(
       - Ziv, Fast evaluation of elementary mathematical functions with correctly rounded last bit
         (1991).
     """
-    scale = tf.math.ceil(tf.cast(scale, tf.float64) / _UNIT) * _UNIT
+    scale = tf.math.ceil(float64(scale) / _UNIT) * _UNIT
 
     def drawing(size: int) -> Callable[..., tf.Tensor]:
         draw, settle = _drawing(size, _DOUBT), _settling(size)
@@ -65,6 +65,13 @@ def rounded_normals(
 
     per_block = 2 * _WORDS // _WORDS_OF_PAIR
     return _chacha._in_parts(key, count, use, drawing, per_block, tf.float64)
+
+
+def float64(number: float | tf.Tensor) -> tf.Tensor:
+    """Returns a number in float64 (`tf.cast` takes numbers of Python by way of float32)."""
+    if tf.is_tensor(number):
+        return tf.cast(number, tf.float64)
+    return tf.constant(number, tf.float64)
 
 
 @functools.cache

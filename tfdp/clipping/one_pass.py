@@ -170,7 +170,8 @@ class OnePassClipping(ClippingEngine):
         found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms)
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
-        additions = rows * tf.reduce_max([1, *[number for number, _ in terms]])
+        most = tf.reduce_max([1, *[number for number, _ in terms]])
+        additions = tf.cast(rows, tf.float64) * tf.cast(most, tf.float64)
         error = sum_error(additions, rows, max([1.0, *[share for _, share in terms]]))
         return [None if c is None else next(sums) for c in contributions], within, error
 

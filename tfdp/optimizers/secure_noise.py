@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp._rounded_normals import LARGEST_SCALE, rounded_normals
+from tfdp._rounded_normals import LARGEST_SCALE, float64, rounded_normals
 
 # Steps of the grid in a sensitivity: at least so many, less than twice as many.
 STEPS = 2.0**22
@@ -26,7 +26,7 @@ _SLACK = 1 + 2.0**-40
 
 def grid_of(sensitivity: float | tf.Tensor) -> tf.Tensor:
     """Returns the step of the grid: a power of two, float64, at most `sensitivity * 2^-22`."""
-    bits = tf.bitcast(tf.cast(sensitivity, tf.float64), tf.int64)
+    bits = tf.bitcast(float64(sensitivity), tf.int64)
     power = tf.bitcast(tf.bitwise.bitwise_and(bits, tf.constant(0x7FF << 52, tf.int64)), tf.float64)
     return power / STEPS
 
@@ -45,11 +45,10 @@ def moved_sensitivity(
       error: A bound on the rounding of the sum, in units of the sensitivity.
       size: Number of coordinates.
     """
-    sensitivity = tf.cast(sensitivity, tf.float64)
-    error = tf.cast(error, tf.float64)
+    sensitivity, error = float64(sensitivity), float64(error)
     # Scales would exceed their limit: no sum of so many terms is noisy enough.
     error = tf.where(error <= 1, error, tf.constant(float("nan"), tf.float64))
-    steps = tf.sqrt(tf.cast(size, tf.float64)) * grid_of(sensitivity)
+    steps = tf.sqrt(float64(size)) * grid_of(sensitivity)
     return (sensitivity * (1 + 2 * error) + steps) * _SLACK
 
 
