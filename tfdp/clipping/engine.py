@@ -231,8 +231,8 @@ def sum_error(additions: int | tf.Tensor, rows: int | tf.Tensor, share: float) -
     in whatever order they are added, with u = 2^-53 (Higham, 2002, section 4.2).
 
     Args:
-      additions: Terms of the sum of a coordinate; 2^16 more cover the rounding of the terms, and
-        the addition of the sums of parts.
+      additions: Terms of the sum of a coordinate; 2^16 more cover the rounding of the terms and
+        the addition of parts. See `sum_error_of_chunks`.
       rows: Examples.
       share: For each example, a bound on the l2 norm of its terms' absolute values, added up, in
         units of the clip.
@@ -242,6 +242,14 @@ def sum_error(additions: int | tf.Tensor, rows: int | tf.Tensor, share: float) -
     """
     additions = tf.cast(additions, tf.float64) + 2.0**16
     return 1.01 * 2.0**-53 * share * additions * tf.cast(rows, tf.float64)
+
+
+def sum_error_of_chunks(error: tf.Tensor, chunks: int | tf.Tensor) -> tf.Tensor:
+    """Bounds the rounding of the sum of so many sums, from the sum of their bounds.
+
+    Each of the bounds holds for 2^16 additions more, and so for a share of itself for each.
+    """
+    return error * (1 + tf.cast(chunks, tf.float64) * 2.0**-16)
 
 
 def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> tf.Tensor:

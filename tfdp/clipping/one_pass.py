@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp.clipping import devices, loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution, weighted_sum
-from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
 from tfdp.clipping.plan import Plan
 from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
 from tfdp.clipping.vectorized import VectorizedClipping
@@ -205,7 +205,8 @@ class OnePassClipping(ClippingEngine):
         _, sums, within, error = tf.while_loop(
             lambda index, *_: index < count, body, start, parallel_iterations=1
         )
-        return [s if yes else None for s, yes in zip(sums, connected, strict=True)], within, error
+        sums = [s if yes else None for s, yes in zip(sums, connected, strict=True)]
+        return sums, within, sum_error_of_chunks(error, count)
 
     def _compared(self, sums, graph, handles, variables, mask, rows, clip, uniforms):
         """The sums, once they were found to be those of the vectorised engine in the first step."""

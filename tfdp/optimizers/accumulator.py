@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp._draws import Use
 from tfdp.clipping import ClippedSum, devices
+from tfdp.clipping.engine import sum_error_of_chunks
 
 _numbers = itertools.count()
 
@@ -104,7 +105,8 @@ class Accumulator:
           variables: The trainable variables.
 
         Returns:
-          The sums of gradients, of `ClippedSum.within_clip` and of `ClippedSum.error`.
+          The sums of gradients, of `ClippedSum.within_clip` and of `ClippedSum.error`, the latter
+          raised by the rounding of the sums.
         """
         taken: list[tf.Tensor | None] = []
         for variable, tensor in zip(variables, like, strict=True):
@@ -118,7 +120,8 @@ class Accumulator:
         with tf.control_dependencies([within_clip]):
             self._within_clip.assign(0.0)
         self._count.assign(0)
-        return taken, within_clip, self._error.read_value()
+        error = sum_error_of_chunks(self._error.read_value(), self._steps)
+        return taken, within_clip, error
 
     @property
     def sums(self) -> list[tf.Variable]:
