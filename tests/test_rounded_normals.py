@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.test_chacha import check_law
 from tfdp import _chacha, _rounded_normals
-from tfdp._rounded_normals import is_beyond_half, rounded_normals
+from tfdp._rounded_normals import rounded_exactly, rounded_normals
 
 KEY = tf.constant([1, 2, 3, 4, 5], tf.int64)
 SCALE = 2.0**22
@@ -132,34 +132,64 @@ def next_to_halves(count=60):
     return cases
 
 
-def wrong_decisions(decide):
+def wrong_numbers(round_exactly, off=0):
+    """How many are rounded to another integer, from an estimate that is `off`."""
     wrong = 0
     for u, v, is_sine, scale, below, beyond in next_to_halves():
         six, further = np.concatenate([u[:4], v[:2]]), np.concatenate([u[4:], v[2:]])
-        scale, below = tf.constant(scale, tf.float64), tf.constant(below, tf.float64)
-        up = decide(tf.constant(six), tf.constant(further), tf.constant(is_sine), scale, below)
-        wrong += bool(up) != beyond
+        about = max(0, below + off)
+        found = round_exactly(
+            tf.constant(six),
+            tf.constant(further),
+            tf.constant(is_sine),
+            tf.constant(scale, tf.float64),
+            tf.constant(about, tf.float64),
+        )
+        turns = float(v[0]) / 2**32
+        sign = np.sign(np.sin(2 * np.pi * turns) if is_sine else np.cos(2 * np.pi * turns))
+        wrong += float(found) != sign * (below + beyond)
     return wrong
 
 
-def test_decisions_next_to_a_half_are_those_of_exact_arithmetic():
-    assert wrong_decisions(tf.function(is_beyond_half)) == 0
+@pytest.mark.parametrize("off", [-3, -1, 0, 1, 2])
+def test_numbers_next_to_a_half_are_those_of_exact_arithmetic(off):
+    assert wrong_numbers(tf.function(rounded_exactly), off) == 0
 
 
-def by_float64(words, further, is_sine, scale, below):
+def by_float64(words, further, is_sine, scale, about):
     """Mutant."""
     normal = _chacha.box_muller(words[:, tf.newaxis])
-    return tf.abs(scale * normal[tf.cast(is_sine, tf.int32)]) > below + 0.5
+    return tf.round(scale * normal[tf.cast(is_sine, tf.int32)])
 
 
-def without_further_bits(words, further, is_sine, scale, below):
+def without_further_bits(words, further, is_sine, scale, about):
     """Mutant."""
-    return is_beyond_half(words, tf.zeros_like(further), is_sine, scale, below)
+    return rounded_exactly(words, tf.zeros_like(further), is_sine, scale, about)
 
 
 @pytest.mark.parametrize("mutant", [by_float64, without_further_bits])
-def test_other_decisions_are_caught(mutant):
-    assert wrong_decisions(tf.function(mutant)) > 5
+def test_other_numbers_are_caught(mutant):
+    assert wrong_numbers(tf.function(mutant)) > 5
+
+
+def test_a_radius_of_which_float64_loses_all_is_rounded_exactly():
+    """Next to u = 1, float64 finds a radius of 0; scaled, the number may be far from 0."""
+    words = np.array([[2**32 - 1], [2**32 - 1], [0], [0], [2**29], [0]], np.uint32)
+    scale = tf.constant(2.0**39, tf.float64)
+    drawn, is_open = _rounded_normals.round_pairs(tf.constant(words), scale)
+    assert np.all(is_open) and np.all(np.abs(drawn) == 0.5)
+    further = np.zeros(16, np.uint32)
+    with mpmath.workprec(BITS):
+        u = fraction(np.concatenate([words[:4, 0], further[:4]]))
+        v = fraction(np.concatenate([words[4:, 0], further[4:10]]))
+        _, exact = exact_pair(u, v)
+        expected = [int(mpmath.nint(mpmath.mpf(2) ** 39 * z)) for z in exact]
+    assert min(expected) > 50
+    found = [
+        float(rounded_exactly(words[:, 0], further, tf.constant(is_sine), scale, np.float64(0)))
+        for is_sine in (False, True)
+    ]
+    assert found == expected
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -176,7 +206,9 @@ def test_what_is_settled_is_what_float64_finds_where_it_can(jit_compile, monkeyp
 
 
 def test_numbers_that_stay_open_are_caught(monkeypatch):
-    monkeypatch.setattr(_rounded_normals, "is_beyond_half", lambda *_: tf.constant(True))
+    monkeypatch.setattr(
+        _rounded_normals, "rounded_exactly", lambda *_: tf.constant(0.0, tf.float64)
+    )
     _rounded_normals._settling.cache_clear()
     try:
         with pytest.raises(AssertionError):

@@ -30,8 +30,8 @@ def rounded_normals(
 ) -> tf.Tensor:
     """Draws independent integers `round(s Z)`, with standard normal Z and s the scale.
 
-    Formal guarantee: of n numbers, the distribution is at most n 2^-88 from the exact one, in total
-    variation, if ChaCha20's words are uniform.
+    Formal guarantee: the distribution of n numbers is at most n 2^-180 from the exact one, in
+    total variation, if ChaCha20's words are uniform.
 
     Args:
       key: See `tfdp._chacha.random_words`.
@@ -77,15 +77,20 @@ def float64(number: float | tf.Tensor) -> tf.Tensor:
 @functools.cache
 def _drawing(size: int, doubt: float) -> Callable[..., tf.Tensor]:
     """Makes the function that draws numbers of `size` blocks, and says how many are left open."""
-    pairs = size * _WORDS // _WORDS_OF_PAIR
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        words = _chacha._stream(key, use, first, size)[: pairs * _WORDS_OF_PAIR]
-        drawn, is_open = round_pairs(tf.reshape(words, [_WORDS_OF_PAIR, pairs]), scale, doubt)
+        drawn, is_open = round_pairs(_words_of_pairs(key, use, first, size), scale, doubt)
         left = tf.reduce_sum(tf.cast(is_open, tf.float64))
         return tf.concat([drawn, left[tf.newaxis]], 0)
 
     return shared_function(draw, jit_compile=True)
+
+
+def _words_of_pairs(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    """Words of the pairs that `size` blocks are enough for, from a first one on: `[6, pairs]`."""
+    pairs = size * _WORDS // _WORDS_OF_PAIR
+    words = tf.reshape(_chacha._stream(key, use, first, size), [-1])
+    return tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])
 
 
 def round_pairs(
@@ -109,63 +114,82 @@ def round_pairs(
     size = tf.abs(scale * normal)
     below = tf.floor(size)
     past_half = size - below - 0.5
-    # Without a root or a division: |past_half| <= scale doubt (r + 1/r).
+    # |past_half| <= scale doubt (r + 1/r), without a root or a division.
     is_open = tf.square(past_half) * squares <= tf.square(scale * doubt * (1 + squares))
     is_open = tf.logical_or(is_open, squares > _FARTHEST)
     up = tf.cast(past_half > 0, tf.float64)
     rounded = below + tf.where(is_open, tf.constant(0.5, tf.float64), up)
-    return rounded * tf.sign(normal), is_open
+    return tf.where(normal < 0, -rounded, rounded), is_open
 
 
 @functools.cache
 def _settling(size: int) -> Callable[..., tf.Tensor]:
     """Makes the function that rounds the first number that `_drawing(size)` left open."""
     pairs = size * _WORDS // _WORDS_OF_PAIR
-    redraw = _chacha._drawing_words(size)
-    continue_ = _chacha._drawing_words(1)
-    decide = shared_function(is_beyond_half, jit_compile=True)
+
+    def words_of(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, pair: tf.Tensor) -> tuple:
+        number = first * 3 + tf.cast(pair, tf.uint32)  # A block has fewer than three pairs.
+        further = _chacha._stream(key, use + tf.constant(_FURTHER, tf.uint32), number, 1)
+        words = tf.gather(_words_of_pairs(key, use, first, size), pair, axis=1)
+        return words, tf.reshape(further, [-1])
+
+    look_up = shared_function(words_of, jit_compile=True)
+    round_exactly = shared_function(rounded_exactly, jit_compile=True)
 
     def settle(
         drawn: tf.Tensor, key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, scale: tf.Tensor
     ) -> tf.Tensor:
         place = tf.argmax(tf.cast(drawn != tf.floor(drawn), tf.int32), output_type=tf.int32)
         pair = place % pairs
-        words = tf.gather(redraw(key, use, first), pair + pairs * tf.range(_WORDS_OF_PAIR))
-        number = first * 3 + tf.cast(pair, tf.uint32)  # A block has fewer than three pairs.
-        more = continue_(key, use + tf.constant(_FURTHER, tf.uint32), number)
-        value = tf.gather(drawn, place)
-        below = tf.floor(tf.abs(value))
-        up = decide(words, more, place >= pairs, scale, below)
-        rounded = (below + tf.cast(up, tf.float64)) * tf.sign(value)
+        words, further = look_up(key, use, first, pair)
+        about = tf.floor(tf.abs(tf.gather(drawn, place)))
+        rounded = round_exactly(words, further, place >= pairs, scale, about)
         return tf.where(tf.range(2 * pairs) == place, rounded, drawn)
 
     return shared_function(settle)
 
 
-def is_beyond_half(
-    words: tf.Tensor, further: tf.Tensor, is_sine: tf.Tensor, scale: tf.Tensor, below: tf.Tensor
+def rounded_exactly(
+    words: tf.Tensor, further: tf.Tensor, is_sine: tf.Tensor, scale: tf.Tensor, about: tf.Tensor
 ) -> tf.Tensor:
-    """Returns whether the absolute value of a scaled normal number is above `below + 1/2`.
+    """Rounds a scaled normal number as exact arithmetic would.
 
     With the radius `sqrt(-2 log u)` and v turns, `|s sqrt(-2 log u) cos(2 pi v)| > t` just where
-    `-log(u) (1 + cos(4 pi v)) s^2 > t^2`; for the sine, with a minus sign.
+    `-log(u) (1 + cos(4 pi v)) s^2 > t^2`; for the sine, with a minus sign. The halves t are tried
+    from `about` on until two neighbours are found between which the absolute value lies.
 
     Args:
       words: The pair's words, uint32 `[6]`.
       further: Ten words or more that continue them.
       is_sine: Whether it is the second number of the pair, a scalar bool.
-      scale: s, a multiple of 2^-16.
-      below: An integer of at most 2^45, float64.
+      scale: s, a multiple of 2^-16 of at most 2^40, float64.
+      about: An integer near the absolute value, at least 0, float64.
+
+    Returns:
+      The integer, a float64 scalar.
     """
     u = tf.concat([words[:4], further[:4]], 0)
     v = _fixed_point.of_words(tf.concat([words[4:], further[4:10]], 0))
     cosine = _fixed_point.cosine_of_turns(_fixed_point.fraction(v + v))
     one = _fixed_point.of_integer(tf.constant(2**48, tf.int64))
-    square = _fixed_point.product(
-        _fixed_point.logarithm(u), one + tf.where(is_sine, -cosine, cosine)
-    )
+    factor = one + tf.where(is_sine, -cosine, cosine)
     # Both sides times 2^-64, so that no integer part is too large.
     s = _fixed_point.of_integer(tf.cast(scale / _UNIT, tf.int64))
-    t = _fixed_point.of_integer(tf.cast((2 * below + 1) * 2.0**15, tf.int64))
+    square = _fixed_point.product(_fixed_point.logarithm(u), factor)
     square = _fixed_point.product(square, _fixed_point.product(s, s))
-    return _fixed_point.is_positive(square - _fixed_point.product(t, t))
+
+    def step(n: tf.Tensor, at_most: tf.Tensor, at_least: tf.Tensor) -> tuple:
+        below = tf.where(at_most, n - 1, n)
+        t = _fixed_point.of_integer(tf.cast((2 * below + 1) * 2.0**15, tf.int64))
+        beyond = _fixed_point.is_positive(square - _fixed_point.product(t, t))
+        n = tf.where(beyond, below + 1, below)
+        # Whether the absolute value is known to be at most n + 1/2, and at least n - 1/2.
+        return n, at_most | ~beyond, at_least | beyond | (n == 0)
+
+    unknown = tf.constant(False)
+    n, _, _ = tf.while_loop(
+        lambda _, at_most, at_least: ~(at_most & at_least), step, (about, unknown, about == 0)
+    )
+    quarter = tf.bitwise.right_shift(words[4], tf.constant(30, tf.uint32))
+    is_negative = tf.where(is_sine, quarter >= 2, (quarter == 1) | (quarter == 2))
+    return tf.where(is_negative, -n, n)
