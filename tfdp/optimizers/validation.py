@@ -32,7 +32,7 @@ class ValidationTest:
       clip: C_v: the mean difference of losses is clipped to [-C_v, C_v].
       threshold: beta: an update is accepted if the noisy difference is below beta * C_v.
       secure_noise: Whether that holds for floating-point numbers as well, up to a total variation
-        of 2^-88 (docs/noise.md).
+        of 2^-180 (docs/noise.md).
 
     Raises:
       ValueError: An attribute is out of its range.
