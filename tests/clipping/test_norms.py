@@ -135,14 +135,14 @@ def test_nothing_longer_than_the_clip_is_left(form, dtype):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_with_wide_sums_not_a_bit_more(form, dtype):
-    assert longest_of(form, dtype, wide=True) <= 1
+def test_nor_with_xla(form):
+    assert longest_of(form, jit_compile=True) <= MOST
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nor_with_xla(form):
-    assert longest_of(form, jit_compile=True) <= MOST
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_with_wide_sums_not_a_bit_more(form, dtype):
+    assert longest_of(form, dtype, wide=True) <= 1
 
 
 @pytest.mark.parametrize("form", ["product", "gram"])  # Of others, no valid clip is that short.

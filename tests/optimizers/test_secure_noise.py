@@ -159,7 +159,7 @@ class NoGrid(tfdp.DPSGD):
 
 
 def sums_are_on_the_grid(cls=tfdp.DPSGD, jit_compile=None, chunk_size=None, **kwargs):
-    """What the base optimizer gets, times the divisor, in three steps."""
+    """Checks what the base optimizer gets, times the divisor, in one step."""
     data = tfdp.data.poisson_batches(
         (X, Y), expected_batch_size=32, seed=0, steps_per_epoch=1, chunk_size=chunk_size
     )
@@ -274,32 +274,29 @@ def test_acceptance(new, actual, right, monkeypatch):
 @pytest.mark.parametrize("noise", [0.125, 1.3, 2.0**14])
 @pytest.mark.parametrize("clip", [0.25, 0.001, 0.7, 1e20])
 def test_acceptance_stays_within_its_bounds_to_the_last_bit(beta, noise, clip, monkeypatch):
-    """For every difference: of the half that decides, in exact arithmetic over the scale."""
-    scales = []
+    """Whatever the difference, the half that decides is in their range, in exact arithmetic."""
+    scales, noise_drawn = [], [0.0]
 
-    def least_rejected(key, count, scale):
-        """Stands in for the noise: numbers around the one that decides."""
+    def known_noise(key, count, scale):
         scales.append(math.ceil(float(scale) * 2**16) / 2**16)
-        return tf.constant([0.0], tf.float64)
+        return tf.constant(noise_drawn, tf.float64)
 
-    monkeypatch.setattr("tfdp.optimizers.validation.rounded_normals", least_rejected)
+    monkeypatch.setattr("tfdp.optimizers.validation.rounded_normals", known_noise)
     test = test_validation.make(
         threshold=beta, noise_multiplier=noise, clip=clip, secure_noise=True
     )
     step = 2.0 ** math.floor(math.log2(clip)) / 2**22
+    most = math.floor(clip / step) - 1
     for difference in (-clip, -clip / 3, 0.0, clip):
-        assert test._is_below_threshold(tf.constant(difference, tf.float32), KEY) in (True, False)
-        steps = np.clip(np.round(np.float32(difference) / step), *most_steps(clip, step))
-        limit = Fraction(math.ceil(beta * clip / step)) - Fraction(1, 2) - Fraction(steps)
+        steps = np.clip(np.round(np.float32(difference) / step), -most, most)
+        least_rejected = math.ceil(beta * clip / step) - steps
+        for noise_drawn[0] in (least_rejected - 1, least_rejected):
+            accepts = test._is_below_threshold(tf.constant(difference, tf.float32), KEY)
+            assert accepts == (noise_drawn[0] < least_rejected)
+        ratio = (Fraction(least_rejected) - Fraction(1, 2)) / Fraction(scales[-1])
         exact = Fraction(2) * Fraction(clip) * Fraction(noise)
-        ratio = limit / Fraction(scales[-1])
         low, high = ((Fraction(beta) + s) * Fraction(clip) / exact for s in (-1, 1))
         assert low <= ratio <= high
-
-
-def most_steps(clip, step):
-    most = math.floor(clip / step) - 1
-    return -most, most
 
 
 def test_dpsur_trains():
