@@ -47,6 +47,7 @@ class Contestant:
 _ALL = (
     Contestant("keras_sgd", "plain Keras SGD", "keras", "keras_sgd"),
     Contestant("tfdp_one_pass", "tfdp.DPSGD, one-pass", "keras", "keras_sgd"),
+    Contestant("tfdp_secure", "tfdp.DPSGD, secure noise", "keras", "keras_sgd"),
     Contestant("tfdp_vectorized", "tfdp.DPSGD, vectorized", "keras", "keras_sgd"),
     Contestant("keras_adam", "plain Keras Adam", "keras", "keras_adam"),
     Contestant("tfdp_adam", "tfdp.DPAdam, one-pass", "keras", "keras_adam"),

@@ -19,6 +19,7 @@ from tfdp.data.batches import PoissonBatches
 
 _TFDP = {
     "tfdp_one_pass": (tfdp.DPSGD, "one_pass"),
+    "tfdp_secure": (tfdp.DPSGD, "one_pass"),
     "tfdp_vectorized": (tfdp.DPSGD, "vectorized"),
     "tfdp_adam": (tfdp.DPAdam, "one_pass"),
     "tfdp_sign_sgd": (tfdp.DPSignSGD, "one_pass"),
@@ -105,7 +106,13 @@ def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None
         # Every step is one attempt, and a small test of the same kind as the paper's.
         privacy |= {"selective_release": "per_attempt", "validation_noise_multiplier": 1.3}
         privacy["validation_batch_size"] = max(1, batch // 8)
-    return optimizer_class(**privacy, **batches, learning_rate=LEARNING_RATE, engine=engine)
+    return optimizer_class(
+        **privacy,
+        **batches,
+        learning_rate=LEARNING_RATE,
+        engine=engine,
+        secure_noise=contestant == "tfdp_secure",
+    )
 
 
 def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.noise
 
-Prints a Markdown table: float32 sums of so many parameters to which noise is added, with normal
-numbers of `tf.random.stateless_normal` (Philox) and with those of tfdp (ChaCha20, 128 bits each).
-The two take turns.
+Prints a Markdown table: sums of so many parameters to which noise is added, with normal numbers of
+`tf.random.stateless_normal` (Philox), with those of tfdp (ChaCha20, 128 bits each), both in
+float32, and with secure noise, of a float64 sum. The three take turns.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdp._streams import KeyStream
 from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.optimizers.secure_noise import add_secure_noise
 
 SIZES = (26_010, 550_570, 2_000_000, 10_000_000)
 
@@ -30,13 +31,20 @@ def chacha(total: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return add_gaussian_noise([total], 1.0, key)[0]
 
 
+def secure(total: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Adds noise as the private optimizers do with `secure_noise`."""
+    return add_secure_noise([total], 1.0, 1.0, 1e-9, key, [tf.float32])[0]
+
+
 def steps(add: Callable, total: tf.Variable) -> Callable:
     """Returns a function that adds noise of a new key."""
     keys = KeyStream(domain="noise")
 
+    result = tf.Variable(tf.zeros(total.shape))
+
     @tf.function
     def step() -> None:
-        total.assign(add(total, keys.next_key()))
+        result.assign(add(total.read_value(), keys.next_key()))
 
     return step
 
@@ -54,17 +62,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=15)
     turns = parser.parse_args().turns
-    print("| parameters | Philox, ms | ChaCha20, ms | more, ns per parameter |")
-    print("|---|---|---|---|")
+    print("| parameters | Philox, ms | ChaCha20, ms | secure, ms | secure / ChaCha20 |")
+    print("|---|---|---|---|---|")
     for size in SIZES:
-        functions = [steps(add, tf.Variable(tf.zeros([size]))) for add in (philox, chacha)]
+        functions = [
+            steps(add, tf.Variable(tf.zeros([size], dtype)))
+            for add, dtype in ((philox, tf.float32), (chacha, tf.float32), (secure, tf.float64))
+        ]
         for function in functions:
             function()
         repeats = max(1, 1_000_000 // size)
         times = [[seconds(function, repeats) for function in functions] for _ in range(turns)]
-        old, new = (statistics.median(column) for column in zip(*times, strict=True))
-        more = statistics.median(b - a for a, b in times)
-        print(f"| {size:,} | {1e3 * old:.2f} | {1e3 * new:.2f} | {1e9 * more / size:.0f} |")
+        medians = [f"{1e3 * statistics.median(column):.2f}" for column in zip(*times, strict=True)]
+        ratio = statistics.median(new / old for _, old, new in times)
+        print(f"| {size:,} | {' | '.join(medians)} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

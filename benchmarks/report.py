@@ -69,6 +69,7 @@ def ratio_table(measurements: Sequence[Measurement]) -> str:
         ("JAX-Privacy / tfdp", "jax_privacy", "tfdp_one_pass"),
         ("TF-Privacy / tfdp", "tf_privacy", "tfdp_one_pass"),
         ("tfdp vectorized / one-pass", "tfdp_vectorized", "tfdp_one_pass"),
+        ("secure noise / without", "tfdp_secure", "tfdp_one_pass"),
         ("DPSUR attempt / DP-SGD step", "tfdp_dpsur", "tfdp_one_pass"),
     ]
     lines = [

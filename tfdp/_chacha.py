@@ -20,9 +20,11 @@ _CONSTANTS = {
 _WORDS = 16  # Of a block, of 32 bits each.
 # Words that two normal numbers are made of: 128 bits for their radius, 64 for their angle.
 _WORDS_OF_PAIR = 6
+# The bits of the square root of 1/2.
+_ROOT_OF_HALF = 0x3FE6A09E667F3BCD
 _ONE = 2.0**-32  # The place value of the first word of a number in [0, 1).
 # Blocks that are computed at once: at least, at most, and where their number is not known before.
-_FEWEST, _MOST, _PART = 2**6, 2**14, 2**8
+_FEWEST, _MOST, _PART = 2**6, 2**12, 2**8
 
 
 def blocks(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
@@ -82,47 +84,24 @@ def _turned(rows: tf.Tensor, by: int) -> tf.Tensor:
     return tf.roll(rows, -by, axis=0)
 
 
-def derive_key(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Derives the key of a number from a secret: the first half of a ChaCha20 block.
-
-    Args:
-      secret: int64 `[4]`.
-      number: A scalar int64, the nonce.
-
-    Returns:
-      int64 `[2]`.
-    """
-    return _derived(secret, tf.cast(number, tf.int64))
-
-
-def _derive(secret: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    nonce = tf.concat([_words(number[tf.newaxis]), tf.zeros([1], tf.uint32)], axis=0)
-    block = blocks(_words(secret), nonce, tf.constant(0, tf.uint32), 1)
-    return tf.bitcast(tf.reshape(block[:4, 0], [2, 2]), tf.int64)
-
-
 def _words(numbers: tf.Tensor) -> tf.Tensor:
     """The 32-bit words of int64 `[n]`, the lower of each first; uint32 `[2 n]`."""
     return tf.reshape(tf.bitcast(numbers, tf.uint32), [-1])
 
 
 def random_words(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
-    """Draws uniform words.
+    """Draws uniform words: the first of the stream of a key and a use.
 
     Args:
-      key: int64 `[2]`.
+      key: int64 `[5]`, from `KeyStream.next_key`: a secret of 256 bits, the key of ChaCha20, and a
+        number, the nonce. Or int64 `[2]`: a secret of 128 bits that has no number.
       count: How many.
       use: With one key, numbers of different uses are independent, those of equal ones the same.
 
     Returns:
       uint32 `[count]`.
     """
-    return _in_parts(key, count, use, _drawing_words, _WORDS)
-
-
-def random_integers(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
-    """Draws uniform integers of 64 bits: int64 `[count]`. See `random_words`."""
-    return tf.bitcast(tf.reshape(random_words(key, 2 * count, use), [-1, 2]), tf.int64)
+    return _in_parts(key, count, use, _drawing_words, _WORDS, tf.uint32)
 
 
 def uniforms(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
@@ -132,13 +111,14 @@ def uniforms(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
     return words[:count] * _ONE + low * 2.0**-53
 
 
-def exponentials(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
-    """Draws standard exponential numbers of 128 bits: float64 `[count]`. See `random_words`."""
-    words = tf.reshape(random_words(key, 4 * count, use), [4, -1])
+def exponentials(words: tf.Tensor) -> tf.Tensor:
+    """Makes standard exponential numbers, float64 `[n]`, of four words each: uint32 `[4, n]`."""
     return -tf.math.log(_uniform(tf.cast(words, tf.float64)))
 
 
-def normals(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
+def normals(
+    key: tf.Tensor, count: int | tf.Tensor, use: int = 0, dtype: tf.DType = tf.float64
+) -> tf.Tensor:
     """Draws independent standard normal numbers, by the Box-Muller transform in float64.
 
     The radius is made of 128 bits, the angle of 64, as far as float64 holds them: the tail is right
@@ -146,14 +126,17 @@ def normals(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Tensor:
     probability 2e-40. (`tf.random.stateless_normal` ends at 5.7.)
 
     Args:
-      key: int64 `[2]`.
+      key: See `random_words`.
       count: How many.
       use: See `random_words`.
+      dtype: To which type they are rounded.
 
     Returns:
-      float64 `[count]`.
+      `[count]`, of that type.
     """
-    return _in_parts(key, count, use, _drawing_normals, 2 * _WORDS // _WORDS_OF_PAIR)
+    per_block = 2 * _WORDS // _WORDS_OF_PAIR
+    drawing = functools.partial(_drawing_normals, dtype)
+    return _in_parts(key, count, use, drawing, per_block, dtype)
 
 
 def _in_parts(
@@ -162,20 +145,19 @@ def _in_parts(
     use: int,
     drawing: Callable[[int], Callable[..., tf.Tensor]],
     per_block: int,
+    dtype: tf.DType,
 ) -> tf.Tensor:
     """Draws `count` numbers, of which each block of the key stream gives at least `per_block`."""
-    key = tf.ensure_shape(tf.cast(key, tf.int64), [2])
-    nonce = tf.constant([0, 0, use], tf.uint32)
-    zero = tf.constant(0, tf.uint32)
+    key, zero = tf.cast(key, tf.int64), tf.constant(0, tf.uint32)
+    use = tf.constant(use, tf.uint32)
     known = tf.get_static_value(count)
     if known is not None and known <= _MOST * per_block:
-        return drawing(_rounded(int(known) // per_block + 1))(key, nonce, zero)[:known]
+        return drawing(_rounded(int(known) // per_block + 1))(key, use, zero)[:known]
     size = _PART if known is None else _MOST
     draw = drawing(size)
     count = tf.cast(count, tf.int32)
     firsts = tf.cast(tf.range(count // (size * per_block) + 1) * size, tf.uint32)
-    dtype = draw(key, nonce, zero).dtype
-    drawn = tf.map_fn(lambda first: draw(key, nonce, first), firsts, fn_output_signature=dtype)
+    drawn = tf.map_fn(lambda first: draw(key, use, first), firsts, fn_output_signature=dtype)
     return tf.ensure_shape(tf.reshape(drawn, [-1])[:count], [known])
 
 
@@ -186,24 +168,33 @@ def _rounded(size: int) -> int:
     return -(-size // unit) * unit
 
 
+def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    """Words of a key's stream for one use: uint32 `[16, size]`, from block `first` on."""
+    words = _words(key)
+    secret, number = (words[:8], words[8:]) if key.shape == [5] else (words, [0, 0])
+    nonce = tf.concat([number, use[tf.newaxis]], axis=0)
+    return blocks(secret, nonce, first, size)
+
+
 @functools.cache
 def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
     """The function that draws the words of `size` blocks, from a first one on."""
 
-    def draw(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(blocks(_words(key), nonce, first, size), [-1])
+    def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.transpose(_stream(key, use, first, size)), [-1])
 
     return shared_function(draw, jit_compile=True)
 
 
 @functools.cache
-def _drawing_normals(size: int) -> Callable[..., tf.Tensor]:
+def _drawing_normals(dtype: tf.DType, size: int) -> Callable[..., tf.Tensor]:
     """The function that draws normal numbers of `size` blocks, from a first one on."""
     pairs = size * _WORDS // _WORDS_OF_PAIR
 
-    def draw(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        words = tf.reshape(blocks(_words(key), nonce, first, size), [-1])
-        return box_muller(tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs]))
+    def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        words = tf.reshape(_stream(key, use, first, size), [-1])
+        words = tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])
+        return tf.cast(box_muller(words), dtype)
 
     return shared_function(draw, jit_compile=True)
 
@@ -218,9 +209,22 @@ def box_muller(words: tf.Tensor) -> tf.Tensor:
       float64 `[2 n]`.
     """
     numbers = tf.cast(words, tf.float64)
-    radius = tf.sqrt(-2 * tf.math.log(_uniform(numbers[:4])))
+    radius = tf.sqrt(-2 * _log(_uniform(numbers[:4])))
     cosine, sine = _on_circle(numbers[4] * _ONE + numbers[5] * _ONE**2)
     return tf.concat([radius * cosine, radius * sine], axis=0)
+
+
+def _log(x: tf.Tensor) -> tf.Tensor:
+    """Computes the logarithm of positive normal numbers, by a series that XLA vectorises."""
+    bits = tf.bitcast(x, tf.int64)
+    above = bits - _ROOT_OF_HALF
+    exponent = tf.bitwise.right_shift(above, tf.constant(52, tf.int64))
+    m = tf.bitcast(bits - tf.bitwise.left_shift(exponent, tf.constant(52, tf.int64)), tf.float64)
+    z = (m - 1) / (m + 1)  # Between +-0.172: log(m) is twice its artanh, below 5e-17 is left out.
+    square, series = z * z, tf.zeros_like(z)
+    for k in range(11, -1, -1):
+        series = series * square + 2 / (2 * k + 1)
+    return tf.cast(tf.cast(exponent, tf.int32), tf.float64) * math.log(2) + z * series
 
 
 def _on_circle(turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -244,6 +248,3 @@ def _uniform(words: tf.Tensor) -> tf.Tensor:
     """Numbers in (0, 1] of words `[4, n]`: all the precision of float64 also next to 0."""
     small = words[2] * _ONE**3 + (words[3] + 0.5) * _ONE**4
     return words[0] * _ONE + (words[1] * _ONE**2 + small)
-
-
-_derived = shared_function(_derive, jit_compile=True)

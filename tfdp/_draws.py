@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp._plain_variables import plain_variables
 from tfdp._shared_function import shared_function
 from tfdp.accounting.sampling import PoissonSampling
 
@@ -64,7 +65,7 @@ class DrawRecord:
 
     def prepare(self, tensors: int) -> None:
         """Makes room for draws of so many tensors each; to be called outside of graphs."""
-        with tf.init_scope(), tf.device("cpu"):
+        with plain_variables(), tf.device("cpu"):
             if not self._variables:
                 self._variables = (
                     tf.Variable(
@@ -184,7 +185,7 @@ class DrawRecord:
     def _marks_on_device(self) -> tf.Variable:
         """Numbers of the draws that were used, where compiled functions can write them."""
         if self._marks is None:
-            with tf.init_scope():
+            with plain_variables():
                 nothing = tf.fill([_SLOTS], tf.constant(_NOTHING, tf.int64))
                 self._marks = tf.Variable(nothing, trainable=False)
         return self._marks
@@ -251,7 +252,8 @@ def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
     """Computes a number that tells tensors of other contents apart, but for 1 in about 2^63.
 
-    Of large tensors, one entry of each of 8,192 blocks is looked at, always the same.
+    Of large tensors, one entry of each of 8,192 blocks is looked at, always the same. (In few
+    operations: TensorFlow prepares each of them whenever an iteration over batches begins.)
 
     Args:
       tensor: Of any type and shape.
@@ -264,15 +266,13 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
 
 def _of_flat(flat: tf.Tensor) -> tf.Tensor:
     count = tf.size(flat, out_type=tf.int64)
-    block = tf.maximum((count + _ENTRIES - 1) // _ENTRIES, 1)
-    numbers = tf.range((count + block - 1) // block, dtype=tf.int64) + 1
+    entries = tf.minimum(count, _ENTRIES)
+    numbers = tf.range(entries)
+    spread = _mix(numbers * _GAMMA)
     # Anywhere in its block, so that rows and columns of any length are seen.
-    within = tf.bitwise.bitwise_and(_mix(numbers * _GAMMA), tf.int64.max) % block
-    bits = _bits(tf.gather(flat, tf.minimum((numbers - 1) * block + within, count - 1)))
-    numbers = tf.range(tf.size(bits, out_type=tf.int64), dtype=tf.int64) + 1
-    mixed = _mix(bits + _mix(numbers * _GAMMA))
-    total = tf.reduce_sum(mixed) + _mix(count * _GAMMA)
-    return tf.bitwise.bitwise_and(_mix(total), tf.int64.max)
+    bits = _bits(tf.gather(flat, (numbers * count + spread % count) // entries))
+    total = tf.reduce_sum(_mix(bits + spread)) + count * _GAMMA
+    return tf.bitwise.bitwise_and(total, tf.int64.max)
 
 
 _shared_of_flat = shared_function(_of_flat, any_size=True)
@@ -285,7 +285,7 @@ def _bits(flat: tf.Tensor) -> tf.Tensor:
     if flat.dtype == tf.bool:
         return tf.cast(flat, tf.int64)
     if flat.dtype.is_complex:
-        return _bits(tf.reshape(tf.stack([tf.math.real(flat), tf.math.imag(flat)], 1), [-1]))
+        return _mix(_bits(tf.math.real(flat))) + _bits(tf.math.imag(flat))
     if flat.dtype.is_floating:
         whole = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[flat.dtype.size]
         flat = tf.bitcast(flat, whole)

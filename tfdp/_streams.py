@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._chacha import derive_key
+from tfdp._plain_variables import plain_variables
 
 _PHILOX = 1  # The numbering of `tf.raw_ops.RngReadAndSkip`.
 
@@ -17,10 +17,10 @@ class KeyStream:
     """A stream of secret keys, none of which is ever given out twice.
 
     The secret is 256 bits of the operating system's entropy, whatever `keras.utils.set_random_seed`
-    was given, and is part of no checkpoint, config or saved graph. Keys are derived from it by
-    ChaCha20, and numbered by a counter that is read and advanced in one atomic operation, so that
-    threads, iterators and steps never share a key, and that never goes back. Copies, pickles and
-    forked processes get secrets of their own.
+    was given, and is part of no checkpoint, config or saved graph. Keys are numbered by a counter
+    that is read and advanced in one atomic operation, so that threads, iterators and steps never
+    share a key, and that never goes back. Copies, pickles and forked processes get secrets of their
+    own.
 
     Args:
       seed: For tests: makes the keys a function of `seed`, `domain` and `position`.
@@ -30,14 +30,16 @@ class KeyStream:
 
     def __init__(self, seed: int | None = None, domain: str = "", first: int = 0):
         self.seed, self.domain, self._first = seed, domain, first
-        with tf.init_scope():
+        with plain_variables():
             self._secret = tf.Variable(self._new_secret(), trainable=False, name="secret_key")
             # The state of a random generator: the counter is its first entry.
             self._state = tf.Variable(tf.zeros([3], tf.int64), trainable=False, name="key_counter")
         _live.add(self)
 
     def next_key(self, position: tf.Tensor | int | None = None) -> tf.Tensor:
-        """Returns a new key, int64 `[2]`, each time that the graph being built runs.
+        """Returns a new key, int64 `[5]`, each time that the graph being built runs.
+
+        It is the secret and a number: key and nonce of ChaCha20, see `tfdp._chacha.random_words`.
 
         Args:
           position: With a test seed, the number of the key; None counts the keys given out.
@@ -45,7 +47,7 @@ class KeyStream:
         if self.seed is None or position is None:
             position = self._count() + self._first
         number = tf.cast(position, tf.int64)
-        return derive_key(self.secret(), number)
+        return tf.concat([self.secret(), number[tf.newaxis]], axis=0)
 
     def secret(self) -> tf.Tensor:
         """Returns the secret of all keys, int64 `[4]`, in the graph being built."""

@@ -138,6 +138,21 @@ def open_time_axis():
     return tf.keras.Model(tokens, layers.Dense(3)(layers.LSTM(5)(layers.Dense(4)(x))))
 
 
+class FrozenStatistics(layers.BatchNormalization):
+    """As in fine-tuning: called with `training=False`, and its scale and shift are trained."""
+
+    def __init__(self):
+        super().__init__(
+            beta_initializer=tf.keras.initializers.RandomUniform(-1, 1, seed=1),
+            gamma_initializer=tf.keras.initializers.RandomUniform(0.5, 2, seed=2),
+            moving_mean_initializer=tf.keras.initializers.RandomUniform(-1, 1, seed=3),
+            moving_variance_initializer=tf.keras.initializers.RandomUniform(0.5, 2, seed=4),
+        )
+
+    def call(self, x):
+        return super().call(x, training=False)
+
+
 FLAT = layers.Flatten
 # Models of which all work is done by rules, with their data.
 FAST = {
@@ -153,6 +168,15 @@ FAST = {
             lambda: layers.Conv2D(4, 3, strides=2, activation="relu"),
             lambda: layers.GroupNormalization(2),
             layers.MaxPool2D,
+            FLAT,
+        ),
+        IMAGES,
+    ),
+    "batch normalization, frozen statistics": (
+        sequential(
+            FrozenStatistics,
+            lambda: layers.Conv2D(4, 3, activation="tanh"),
+            FrozenStatistics,
             FLAT,
         ),
         IMAGES,

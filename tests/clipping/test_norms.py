@@ -87,7 +87,7 @@ FORMS = {
 }
 
 
-def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0):
+def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
     """The largest norm that is left of a gradient, in units of the clip, over rules and clips.
 
     Norms of gradients are of numbers beyond float64's range too: long double.
@@ -95,6 +95,8 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0):
     contribution, exact = FORMS[form](dtype, np.random.default_rng(seed))
     run = tf.function(contribution.squares, jit_compile=jit_compile, autograph=False)
     squares = run(contribution.tensors)
+    if wide and not (contribution.factored or contribution.whole):  # What is summed is rounded.
+        exact = np.longdouble(contribution.flat(contribution.tensors).numpy())
     with np.errstate(over="ignore", invalid="ignore"):
         true = np.sqrt(np.sum(np.square(exact.reshape(len(exact), -1)), axis=1))
     # Where what is exact is not finite, a factor must be zero.
@@ -102,6 +104,7 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0):
     uniforms = tf.zeros([len(true)])  # Keeps as little as possible of what importance sampling may.
     for rule, clip in itertools.product(RULES, CLIPS):
         engine = OnePassClipping(clip, rule=rule)
+        engine.wide_sums = wide
         for numbers in (uniforms, uniforms + 0.999999):
             found = engine._factors([squares], [0], keep, None, numbers)
             factors = np.longdouble(found.of_variable(0).numpy())
@@ -116,9 +119,9 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0):
                 for t in contribution.tensors
             ]
             if contribution.factored or contribution.whole:
-                total = contribution.total(clean, found.of_variable(0))
+                total = contribution.total(clean, found.of_variable(0), wide)
             else:
-                total = weighted_sum(contribution.flat(clean), found.of_variable(0))
+                total = weighted_sum(contribution.flat(clean), found.of_variable(0), wide)
             longest = longest if np.all(np.isfinite(total)) else math.inf
             kept += np.count_nonzero(factors)
     assert kept > len(true)
@@ -134,6 +137,12 @@ def test_nothing_longer_than_the_clip_is_left(form, dtype):
 @pytest.mark.parametrize("form", FORMS)
 def test_nor_with_xla(form):
     assert longest_of(form, jit_compile=True) <= MOST
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_with_wide_sums_not_a_bit_more(form, dtype):
+    assert longest_of(form, dtype, wide=True) <= 1
 
 
 @pytest.mark.parametrize("form", ["product", "gram"])  # Of others, no valid clip is that short.

@@ -31,8 +31,19 @@ def test_report_of_the_vectorised_engine():
     assert report.fast_fraction == 0 and len(report.entries) == 4
 
 
-def test_report_needs_a_model_or_a_step():
+@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+def test_report_of_the_last_step(engine):
+    clipping, model, (x, y) = engine(1.0), support.small_model(), support.small_data(3)
+    support.ClippedSum(clipping, model, x)(x, y)
+    assert clipping.report(None) == clipping.report() == clipping.report(model)
+
+
+@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+def test_report_needs_a_model_or_a_step(engine):
     with pytest.raises(ValueError, match="`model` must be given"):
-        OnePassClipping(1.0).report()
+        engine(1.0).report()
+
+
+def test_report_needs_a_model_that_was_called():
     with pytest.raises(ValueError, match="must have been called"):
         OnePassClipping(1.0).report(tf.keras.Sequential([layers.Dense(3)]))

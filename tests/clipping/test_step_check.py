@@ -488,6 +488,11 @@ def captured_rows(training):
     return call
 
 
+def passed_rows(training):
+    inner = tf.function(training.step)
+    return lambda x, mask: inner(x * side(mask), mask)
+
+
 def rows_in_branch(training):
     def call(x, mask):
         mixed = x * side(mask)
@@ -541,6 +546,7 @@ PLACES = {
     scalar_argument: SCALAR,
     captured_scalar: SCALAR,
     captured_rows: MIXED_OUTSIDE,
+    passed_rows: MIXED_OUTSIDE,
     rows_in_branch: NOT_IN_A_BRANCH,
     rows_in_loop: NOT_IN_A_BRANCH,
     rows_through_loop: NOT_IN_A_BRANCH,
@@ -549,14 +555,50 @@ PLACES = {
 }
 
 
-def at(place):
-    training = Training()
+class TwoTerms(Training):
+    """As `Training`; the loss is a `TwoTermLoss`, which holds functions and the batch."""
+
+    def step(self, x, mask, factor=1.0):
+        loss = tfdp.clipping.TwoTermLoss(
+            lambda x: tf.square(tf.linalg.matvec(x, self.weights) - factor),
+            None,
+            batch=(x,),
+            mask=mask,
+            aggregation=tfdp.clipping.TermWiseAggregation(1.0, 2),
+        )
+        self.optimizer.minimize(loss, [self.weights])
+
+
+def at(place, kind=Training):
+    training = kind()
     return training, place(training)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_places_where_examples_may_have_been_mixed(place):
     refused(PLACES[place], lambda: at(place))
+
+
+OF_ANOTHER = "must be computed in the function, branch or loop body that calls `minimize`"
+TWO_TERM_PLACES = {
+    passed_rows: MIXED_OUTSIDE,
+    captured_rows: OF_ANOTHER,
+    rows_in_branch: OF_ANOTHER,
+    rows_in_loop: OF_ANOTHER,
+    rows_through_loop: NOT_IN_A_BRANCH,
+    chosen_update: OF_ANOTHER,
+}
+
+
+@pytest.mark.parametrize("place", TWO_TERM_PLACES)
+def test_places_where_examples_of_two_terms_may_have_been_mixed(place):
+    refused(TWO_TERM_PLACES[place], lambda: at(place, TwoTerms))
+
+
+@pytest.mark.parametrize("kind", [Training, TwoTerms])
+def test_rows_that_are_mixed_and_passed_are_caught(kind, monkeypatch):
+    monkeypatch.setattr(step_check, "_check_passed", lambda op, inputs: None)
+    assert_leaks(lambda: at(passed_rows, kind))
 
 
 def test_the_finished_graph_shows_the_branch_as_well(monkeypatch):

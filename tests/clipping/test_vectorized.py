@@ -81,6 +81,55 @@ def test_chunks_do_not_change_the_sum(chunk_size, num_microbatches):
     np.testing.assert_allclose(parts(x, y), whole(x, y), atol=1e-6)
 
 
+LSTM = layers.LSTM(3, dtype="float64")
+SCALE = tf.Variable([0.5, -1.0, 2.0], dtype=tf.float64)
+MATRIX = tf.Variable(np.eye(3) / 2, dtype=tf.float64)
+
+
+def scanned(x):
+    """Sums of a recurrence; traced gradients of `SCALE` are of unknown shape."""
+    rows = tf.transpose(x, [1, 0, 2])
+    return tf.reduce_sum(tf.scan(lambda s, row: tf.tanh(s + row * SCALE), rows), axis=[0, 2])
+
+
+def looped(x):
+    def body(i, h):
+        return i + 1, tf.tanh(h @ MATRIX * SCALE)
+
+    return tf.reduce_sum(tf.while_loop(lambda i, _: i < 3, body, [0, x])[1], axis=[1, 2])
+
+
+def penalised(x):
+    """A recurrent layer with a penalty on the gradient by its inputs."""
+    scaled = x * SCALE
+    with tf.GradientTape() as tape:
+        tape.watch(scaled)
+        outputs = tf.reduce_sum(LSTM(scaled), axis=1)
+    slope = tf.norm(tape.gradient(outputs, scaled), axis=[1, 2])
+    return outputs + (slope - 1) ** 2
+
+
+@pytest.mark.parametrize("losses", [scanned, looped, penalised])
+def test_gradients_whose_shapes_tensorflow_loses(losses):
+    x = np.random.default_rng(0).normal(size=(5, 4, 3))
+    LSTM(x)
+    used = {scanned: [SCALE], looped: [SCALE, MATRIX]}
+    variables = used.get(losses, [SCALE, *LSTM.trainable_variables])
+
+    def clipped(rows):
+        result = VectorizedClipping(0.5).clipped_sum(losses(rows), variables, tf.constant([1, 2]))
+        return result.gradients
+
+    step = tf.function(clipped, input_signature=[support.open_spec(x)], autograph=False)
+    expected = 0.0
+    for i in range(len(x)):
+        with tf.GradientTape() as tape:
+            one = losses(tf.constant(x[i : i + 1]))
+        gradient = support.flat(tape.gradient(one, variables))
+        expected = expected + gradient / max(1.0, np.linalg.norm(gradient) / 0.5)
+    np.testing.assert_allclose(support.flat(step(x)), expected, atol=1e-6)
+
+
 def test_compiled_by_xla():
     model = support.small_model()
     x, y = support.small_data(N)

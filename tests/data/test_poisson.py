@@ -5,6 +5,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tfdp import _chacha
 from tfdp.accounting.sampling import padded_batch_size
 from tfdp.data.source import sample_indices
 
@@ -13,10 +14,14 @@ X = np.arange(N, dtype="float32")[:, None] * np.ones([1, 3], "float32")
 Y = np.arange(N)
 
 
+def indices_of(key, n, q, rows):
+    return sample_indices(_chacha.random_words(key, 4 * rows), n, q)
+
+
 def draw_many(steps, sampler=None, n=N, q=B / N, rows=None):
     """The samples of many batches, as an inclusion matrix `[steps, n]`."""
     rows = rows or padded_batch_size(n, round(n * q))
-    sampler = sampler or sample_indices
+    sampler = sampler or indices_of
     keys = np.stack([np.full(steps, 11), np.arange(steps)], 1)
     draw_all = tf.function(lambda keys: tf.map_fn(lambda key: sampler(key, n, q, rows), keys))
     indices = draw_all(tf.constant(keys)).numpy()
@@ -65,12 +70,12 @@ def fixed_size(key, n, q, rows):
 
 def too_likely(key, n, q, rows):
     """Mutant: the probability is a tenth too large."""
-    return sample_indices(key, n, 1.1 * q, rows)
+    return indices_of(key, n, 1.1 * q, rows)
 
 
 def truncated(key, n, q, rows):
     """Mutant: larger batches are cut off."""
-    drawn = sample_indices(key, n, q, rows)
+    drawn = indices_of(key, n, q, rows)
     return tf.where(tf.range(rows) < round(n * q) + 2, drawn, n)
 
 

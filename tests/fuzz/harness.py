@@ -61,12 +61,13 @@ class Program:
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self.initial = [v.numpy() for v in self.variables]
+        self.optimizer = library.noise_free(case)
+        self.step = self.traced(step)
+        # Only what the library accepts: TensorFlow's products that it refuses break the heap.
         try:
             self.run(self.gradients, self.batch(np.zeros))
         except tf.errors.OpError as error:
             raise Refused("invalid", f"{type(error).__name__}: {error}") from error
-        self.optimizer = library.noise_free(case)
-        self.step = self.traced(step)
 
     def batch(self, make):
         rows = self.case["rows"]

@@ -121,6 +121,8 @@ def _draw(random, family):
         "blocks": [],
         "trials": [],
     }
+    if dtype == "float16":  # The learning rate, 1 / clip, must be a number of this type.
+        recipe["clip"] = max(recipe["clip"], 1e-3)
     if family == "net" and random.random() < 0.1:
         recipe["step"] = "nested"
     recipe["blocks"] = [_block(random, pick(chosen))] if ids else []

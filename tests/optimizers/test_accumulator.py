@@ -1,6 +1,8 @@
 """Parts of two logical batches never get into one sum."""
 
+import contextlib
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -86,3 +88,61 @@ def test_under_xla_chunks_of_two_draws_make_no_step():
     for part in interleaved():
         model.train_on_batch(*part[:2], sample_weight=part[2])
     assert model.optimizer.iterations.numpy() == 0
+
+
+class Slow(Accumulator):
+    """Takes its time between the look at the sum and the addition."""
+
+    def add(self, clipped, variables, use):
+        waste = tf.while_loop(lambda i, _: i < 300, lambda i, t: (i + 1, t @ t), (0, tf.eye(100)))
+        with tf.control_dependencies(waste):
+            return super().add(clipped, variables, use)
+
+
+class SlowWithoutLock(Slow):
+    """Mutant: threads look at the sum and add to it at the same time."""
+
+    def lock(self):
+        return None
+
+
+def assert_whole_draws_are_added(monkeypatch, accumulator):
+    """Every example is in every draw, and pushes by its clip: whole draws move by one a step."""
+    monkeypatch.setattr("tfdp.optimizers.base.Accumulator", accumulator)
+    x = np.ones([32, 1], "float32")
+    data = [
+        tfdp.data.poisson_batches(
+            (x, x[:, 0]), expected_batch_size=32, steps_per_epoch=40, chunk_size=20
+        )
+        for _ in range(3)
+    ]
+    w = tf.Variable([0.0])
+    optimizer = tfdp.DPSGD(1.0, 0.0, sampling=data[0].sampling, learning_rate=1.0)
+
+    @tf.function(input_signature=data[0].element_spec)
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            losses = -1e3 * tf.linalg.matvec(x, w) * tf.cast(mask, tf.float32)
+        optimizer.minimize(losses, [w], tape=tape)
+
+    def train(batches):
+        for batch in batches:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):  # Of another thread's draw.
+                step(*batch)
+
+    threads = [threading.Thread(target=train, args=[batches]) for batches in data]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    steps = optimizer.iterations.numpy()
+    np.testing.assert_allclose(w.numpy(), [steps], rtol=1e-5)
+
+
+def test_threads_never_mix_draws(monkeypatch):
+    assert_whole_draws_are_added(monkeypatch, Slow)
+
+
+def test_threads_without_the_lock_are_caught(monkeypatch):
+    with pytest.raises(AssertionError):
+        assert_whole_draws_are_added(monkeypatch, SlowWithoutLock)

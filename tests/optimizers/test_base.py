@@ -213,12 +213,28 @@ def test_keras_ways_of_running_agree(how):
     np.testing.assert_allclose(train(), train(**how), atol=1e-5)
 
 
+def test_a_training_step_is_traced_once():
+    """The optimizer's variables are created where Keras's function does not see it."""
+    traces = []
+
+    class Counting(tf.keras.Sequential):
+        def train_step(self, data):
+            traces.append(1)
+            return super().train_step(data)
+
+    fit(compiled(tfdp.DPAdam(1.0, 1.0, 32), Counting([layers.Input([4]), layers.Dense(3)])))
+    assert len(traces) == 1
+
+
 # Refused.
 
 
-def test_a_mean_loss_is_refused():
+def test_a_loss_that_is_no_sum_or_mean_is_refused():
+    def largest(y_true, y_pred):
+        return tf.reduce_max(tf.keras.losses.sparse_categorical_crossentropy(y_true, y_pred))
+
     with pytest.raises(ValueError, match="one value per example"):
-        fit(compiled(tfdp.DPSGD(1.0, 1.0, 32), loss="sparse_categorical_crossentropy"))
+        fit(compiled(tfdp.DPSGD(1.0, 1.0, 32), loss=largest))
 
 
 def test_batch_normalization_is_refused():

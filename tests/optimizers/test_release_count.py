@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tfdp import _streams
 from tfdp.accounting import PrivacyLedger
 from tfdp.optimizers import lineage, record_table, release_count
 from tfdp.optimizers.record_table import COLUMNS, COUNTS, GAUSSIAN, KIND, MIXED, STEPS, UID
@@ -297,6 +298,48 @@ def test_threads_lose_no_step():
     assert steps.count() == 401 == steps.saved.numpy()[0, STEPS]
 
 
+# Errors.
+
+
+class Inverse(tf.keras.layers.Layer):
+    """Fails on examples whose sum is -1."""
+
+    def call(self, x):
+        sums = tf.reduce_sum(x, axis=1)[:, tf.newaxis, tf.newaxis]
+        return x * tf.linalg.inv(sums + 1)[:, 0]
+
+
+def steps_that_failed():
+    """Counts the steps of a training that fails on an example which each batch holds."""
+    x = X.copy()
+    x[0] = -0.25
+    data = tfdp.data.poisson_batches((x, Y), expected_batch_size=len(x), steps_per_epoch=1)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=data.sampling)
+    model = tf.keras.Sequential([Inverse(input_shape=[4]), tf.keras.layers.Dense(3)])
+    compiled(optimizer, model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not invertible"):
+        model.fit(data, verbose=0)
+    return optimizer.released_steps()
+
+
+def counts_afterwards(self, clipped, variables):
+    """Mutant of `_count_before`: what the step evaluates comes first."""
+    self.build(variables)
+    use = self._use_of(clipped)
+    with tf.control_dependencies(clipped.gradients):
+        self._released.add(use.fresh)
+    return use
+
+
+def test_a_step_that_fails_on_an_example_is_counted():
+    assert steps_that_failed() == (1, 0)
+
+
+def test_counting_after_what_can_fail_is_caught(monkeypatch):
+    monkeypatch.setattr(tfdp.DPSGD, "_count_before", counts_afterwards)
+    assert steps_that_failed() == (0, 0)
+
+
 # Other optimizers of the same variables.
 
 
@@ -309,6 +352,43 @@ def test_a_recompiled_model_has_cost_what_it_had():
     train(model, 1)
     assert model.optimizer.ledger.steps == 4
     assert model.optimizer.ledger.epsilon(1e-3).epsilon > before
+
+
+STRATEGIES = {
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["cpu:0"]),
+    "one device": lambda: tf.distribute.OneDeviceStrategy("cpu:0"),
+}
+
+
+def steps_of_a_copy(first, second):
+    """Counts those of a model, and of a copy of it that another distribution strategy trains."""
+    found, weights = [], None
+    for strategy in (first, second):
+        with STRATEGIES[strategy]().scope():
+            model = compiled()
+            if weights is not None:
+                model.set_weights(weights)
+        train(model, 1)
+        weights = model.get_weights()
+        found.append(tfdp_ledger(model).steps)
+    return found
+
+
+def test_models_of_several_distribution_strategies():
+    assert steps_of_a_copy("mirrored", "one device") == [1, 2]
+
+
+def test_reading_variables_of_another_strategy_is_caught(monkeypatch):
+    monkeypatch.setattr(release_count, "value_of", lambda variable: variable.numpy())
+    with pytest.raises(RuntimeError, match="Mixing different"):
+        steps_of_a_copy("mirrored", "one device")
+
+
+def test_batches_drawn_from_mirrored_streams_are_caught(monkeypatch):
+    """`compiled` calls `poisson_batches` in the scope of the strategy."""
+    monkeypatch.setattr(_streams, "plain_variables", tf.init_scope)
+    with pytest.raises(ValueError, match="DistributedVariable"):
+        steps_of_a_copy("mirrored", "one device")
 
 
 def test_not_asking_the_variables_is_caught(monkeypatch):

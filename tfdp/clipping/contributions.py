@@ -70,6 +70,11 @@ class Contribution(abc.ABC):
         """About how many multiplications the gradient of one example takes."""
         return self.size
 
+    @property
+    def sum_floats_per_row(self) -> int:
+        """About how many floats of one example are in memory while `total` is computed."""
+        return self.floats_per_row
+
     @abc.abstractmethod
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """The gradients, `[n, size]`, in an order of their own.
@@ -86,13 +91,26 @@ class Contribution(abc.ABC):
         """The squared norms, `[n]`: upper bounds, see `tfdp.clipping.norms`."""
         return norms.of_rows(self.flat(tensors), self.size)
 
-    def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
-        """The sum of the gradients times `factors`, `[n]`, in the shape of the weights."""
-        return self.unflatten(weighted_sum(self.flat(tensors), factors))
+    def total(
+        self, tensors: Sequence[tf.Tensor], factors: tf.Tensor, wide: bool = False
+    ) -> tf.Tensor:
+        """Sums the gradients times `factors`, `[n]`, in the shape of the weights.
+
+        Args:
+          tensors: As `self.tensors`, of any n examples.
+          factors: What to multiply the gradients by.
+          wide: Whether to compute the sum, of the same gradients, in float64.
+        """
+        return self.unflatten(weighted_sum(self.flat(tensors), factors, wide))
+
+    def sum_terms(self) -> tuple[int | tf.Tensor, float]:
+        """Returns for `engine.sum_error` the terms per example, and their share of the clip."""
+        return 1, 1.0
 
 
-def weighted_sum(flat: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """The sum of the rows of `[n, size]` times `factors`."""
+def weighted_sum(flat: tf.Tensor, factors: tf.Tensor, wide: bool = False) -> tf.Tensor:
+    """The sum of the rows of `[n, size]` times `factors`; in float64 if it is `wide`."""
+    flat = tf.cast(flat, tf.float64) if wide else flat
     return tf.matmul(tf.cast(factors, flat.dtype)[tf.newaxis], flat)[0]
 
 
@@ -149,6 +167,11 @@ class OuterProducts(Contribution):
         """See `Contribution`."""
         return (self.positions or 64) * self.fan_in * self.fan_out
 
+    @property
+    def sum_floats_per_row(self) -> int:
+        """See `Contribution`."""
+        return (self.positions or 64) * (self.fan_in + self.fan_out)
+
     def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """The vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
         inputs, outputs = (widen(t) for t in tensors)
@@ -192,16 +215,31 @@ class OuterProducts(Contribution):
         positions = self.positions or 1  # Known, as `factored` says.
         return norms.of_sums_of_outer_products(a, g, self.fan_in, self.fan_out, positions)
 
-    def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+    def sum_terms(self) -> tuple[int | tf.Tensor, float]:
         """See `Contribution`."""
+        summed = self.factored and not self.whole
+        return (self.positions or 1, norms.MOST_CANCELLED) if summed else (1, 1.0)
+
+    def total(
+        self, tensors: Sequence[tf.Tensor], factors: tf.Tensor, wide: bool = False
+    ) -> tf.Tensor:
+        """See `Contribution`."""
+        if wide:
+            a, g = (tf.cast(t, tf.float64) for t in self.pairs(tensors))
+            g *= tf.cast(factors, tf.float64)[:, tf.newaxis, tf.newaxis]
+            return self._arrange(_products(a, g, self.fan_in, self.fan_out))
         inputs, outputs = (widen(t) for t in tensors)
         weights = tf.reshape(factors, [-1] + [1] * (outputs.shape.rank - 1))
         outputs = outputs * tf.cast(weights, outputs.dtype)
         if self.ordinary is not None:
             return self.ordinary(inputs, outputs)
-        a, g = self.pairs([inputs, outputs])
-        a, g = tf.reshape(a, [-1, self.fan_in]), tf.reshape(g, [-1, self.fan_out])
-        return self._arrange(tf.matmul(a, g, transpose_a=True))
+        return self._arrange(_products(*self.pairs([inputs, outputs]), self.fan_in, self.fan_out))
+
+
+def _products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> tf.Tensor:
+    """The sum of outer products of `[n, T, p]` and `[n, T, d]` over examples and positions."""
+    a, g = tf.reshape(a, [-1, fan_in]), tf.reshape(g, [-1, fan_out])
+    return tf.matmul(a, g, transpose_a=True)
 
 
 class Direct(Contribution):
@@ -284,9 +322,16 @@ class Lookups(Contribution):
         flat = tf.reshape(self._scatter(rows, g, n * self.shape[0]), [n, self.size])
         return tf.where(known, flat, _nan(g.dtype))
 
-    def total(self, tensors: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+    def sum_terms(self) -> tuple[int | tf.Tensor, float]:
+        """See `Contribution`."""
+        return tf.shape(self.tensors[0])[1], norms.MOST_CANCELLED
+
+    def total(
+        self, tensors: Sequence[tf.Tensor], factors: tf.Tensor, wide: bool = False
+    ) -> tf.Tensor:
         """See `Contribution`."""
         indices, g = tf.cast(tensors[0], tf.int64), widen(tensors[1])
+        g = tf.cast(g, tf.float64) if wide else g
         g = g * tf.cast(factors, g.dtype)[:, tf.newaxis, tf.newaxis]
         return tf.reshape(self._scatter(indices, g, self.shape[0]), self.shape)
 

@@ -59,6 +59,9 @@ class ClippedSum:
       mask: Which rows are examples, bool `[rows]`: one of `batch`; or None.
       noise_scales: For each variable the standard deviation of the noise that a noise multiplier
         of 1 stands for, where it is not the engine's `sensitivity()` for all of them.
+      error: Of an engine with `wide_sums`, a bound on the l2 distance of `gradients` from the sum
+        in exact arithmetic, in units of the clip: a float64 scalar, which follows from shapes
+        alone. None otherwise.
     """
 
     gradients: list[tf.Tensor | None]
@@ -67,6 +70,7 @@ class ClippedSum:
     batch: list[tf.Tensor]
     mask: tf.Tensor | None
     noise_scales: list[float | tf.Tensor] | None = None
+    error: tf.Tensor | None = None
 
 
 class ClippingEngine(abc.ABC):
@@ -86,7 +90,15 @@ class ClippingEngine(abc.ABC):
       num_microbatches: Number of groups that a batch is split into; the mean gradient of each
         group is clipped. None: every example is on its own.
       rule: How gradients are clipped: a `ClippingRule`, or the name of one.
+
+    Attributes:
+      wide_sums: Whether the sums are computed and returned in float64, of gradients that are
+        clipped with a margin for the rounding of their factors. Then the computed sums of
+        neighbours are at most `sensitivity(relation)` apart, plus `ClippedSum.error` twice. To be
+        set before tracing.
     """
+
+    wide_sums = False
 
     def __init__(
         self,
@@ -137,10 +149,10 @@ class ClippingEngine(abc.ABC):
 
         Args:
           loss: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built; or a
-            scalar that is provably their sum plus terms that do not depend on data.
+            scalar that is provably their sum or mean, plus terms that do not depend on data.
           variables: The trainable variables.
-          group_seed: Secret seed, int64 `[2]`, used in this step only, by which examples draw their
-            microbatch, and what a random rule needs.
+          group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
+            draw their microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
           expected_rows: About how many rows the batch will have, where that is known and its shape
             does not say it: engines plan their memory by it.
@@ -192,6 +204,8 @@ class ClippingEngine(abc.ABC):
             factors = self.rule.random_factors(norms, limit, uniforms)
             # Of a rule that divides by zero, say: infinity times zero is not zero.
             finite = finite & tf.reduce_all(tf.math.is_finite(factors), axis=1)
+            if self.wide_sums:
+                factors *= 1 - rounding_margin(len(squares))
         within = tf.where(tf.logical_and(finite, tf.norm(norms, axis=1) <= limit), 0.5, -0.5)
         return Factors(
             by_group=tf.where(tf.logical_and(finite, keep)[:, tf.newaxis], factors, 0.0),
@@ -201,11 +215,48 @@ class ClippingEngine(abc.ABC):
         )
 
 
+def rounding_margin(terms: int) -> float:
+    """Returns the share by which a clip factor is lowered, so that rounding makes it no too large.
+
+    The sum of `terms` squares is too low by at most `terms` units of rounding of float32, its root
+    by half as many. The root, the clip, the rule and the factor are rounded at most 14 times.
+    """
+    return 2.0**-24 * (16 + terms / 2)
+
+
+def sum_error(additions: int | tf.Tensor, rows: int | tf.Tensor, share: float) -> tf.Tensor:
+    """Bounds the rounding of a weighted sum of gradients in float64, as an l2 norm.
+
+    A sum of n terms is wrong by at most `n u / (1 - n u)` times the sum of their absolute values,
+    in whatever order they are added, with u = 2^-53 (Higham, 2002, section 4.2).
+
+    Args:
+      additions: Terms of the sum of a coordinate; 2^16 more cover the rounding of the terms and
+        the addition of parts. See `sum_error_of_chunks`.
+      rows: Examples.
+      share: For each example, a bound on the l2 norm of its terms' absolute values, added up, in
+        units of the clip.
+
+    Returns:
+      The bound in units of the clip, a float64 scalar.
+    """
+    additions = tf.cast(additions, tf.float64) + 2.0**16
+    return 1.01 * 2.0**-53 * share * additions * tf.cast(rows, tf.float64)
+
+
+def sum_error_of_chunks(error: tf.Tensor, chunks: int | tf.Tensor) -> tf.Tensor:
+    """Bounds the rounding of the sum of so many sums, from the sum of their bounds.
+
+    Each of the bounds holds for 2^16 additions more, and so for a share of itself for each.
+    """
+    return error * (1 + tf.cast(chunks, tf.float64) * 2.0**-16)
+
+
 def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> tf.Tensor:
     """Draws the group of each row: independent, so that an example moves no other's.
 
     Args:
-      seed: Secret key, int64 `[2]`.
+      seed: Secret key, int64 `[5]` or `[2]`.
       count: Number of rows.
       num_groups: Number of groups.
 

@@ -23,7 +23,7 @@ def draw_groups(
     Args:
       rows: Tensors of the batch, `[rows, ...]`, nested.
       mask: Which rows are examples, bool `[rows]`; None if all are.
-      seed: Secret seed, int64 `[2]`.
+      seed: Secret key, int64 `[5]` or `[2]`.
       num_groups: Number of groups, m.
       capacity: Most examples of a group, n.
 

@@ -12,17 +12,21 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import batch_state, graph_copy, out_of_range, step_graph, vectorizable
+from tfdp.clipping import (
+    batch_state,
+    graph_copy,
+    out_of_range,
+    reductions,
+    step_graph,
+    vectorizable,
+)
 from tfdp.clipping.batch_state import captured, with_called
 from tfdp.clipping.graph_copy import bring, cone
 
 _HOW_TO_FIX_THE_LOSS = (
-    "Pass a loss that keeps one value per example, such as "
-    "`tf.keras.losses.SparseCategoricalCrossentropy(reduction='none')`. (Keras cannot add the "
-    "scalar of a weight regulariser to such a loss: for models that have one, use "
-    "`reduction='sum'`.)"
+    "Pass a loss of Keras, such as `tf.keras.losses.SparseCategoricalCrossentropy()`, or a "
+    "function that returns one value per example, or their sum or mean."
 )
-_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Sum"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +34,8 @@ class LossGraph:
     """The loss of a batch, split into examples and what is public.
 
     Attributes:
-      terms: Tensors, `[rows]` or scalar sums over rows, that add up to the examples' losses.
+      terms: Tensors, `[rows]` or scalar sums over rows, that add up to the examples' losses. Of a
+        mean over rows the losses are taken that it is the mean of.
       vectors: Of each term the losses of the rows, `[rows]`: itself, or what it sums.
       regularizer: Scalar sum of the terms that do not depend on the batch, or None. Constants that
         the loss captures are taken to be public.
@@ -182,15 +187,15 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     """Splits the traced loss of a batch into examples and what is public.
 
     Args:
-      loss: Losses of the examples, `[rows]`; or a scalar that is their sum, plus scalars that do
-        not depend on data.
+      loss: Losses of the examples, `[rows]`; or a scalar that is their sum or mean (also over
+        pixels, or tokens, within the examples), plus scalars that do not depend on data.
 
     Returns:
       The parts of the loss.
 
     Raises:
-      ValueError: The loss is a mean, has more than one dimension, does not depend on the batch,
-        or the model keeps a state that depends on the batch (BatchNormalization).
+      ValueError: The loss is reduced in other ways, has more than one dimension, does not depend
+        on the batch, or the model keeps a state that depends on the batch (BatchNormalization).
     """
     if loss.shape.rank not in (0, 1):
         raise ValueError(
@@ -210,14 +215,29 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     for addend in _addends(loss):
         depends = depends_on(addend, data)
         (terms if depends or addend.shape.rank != 0 else public).append(addend)
-    vectors = [t if t.shape.rank == 1 else _summed_vector(t, data) for t in terms]
-    for term, vector in zip(terms, vectors, strict=True):
-        if vector is None:
+    with loss.graph.as_default():
+        reduced = [reductions.of_term(t, lambda tensor: depends_on(tensor, data)) for t in terms]
+    for term, found in zip(terms, reduced, strict=True):
+        if found is None:
             raise ValueError(
-                "Argument `loss` must hold one value per example, shape [batch]. Received a "
-                f"scalar that was reduced by '{term.op.type}': the gradients of the examples "
-                f"cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
+                "Argument `loss` must hold one value per example, shape [batch], or be a scalar "
+                "that is their sum or mean. Received a scalar that was made by "
+                f"'{term.op.type}' ({term.op.name}), which is not known to be one: the gradients "
+                f"of the examples cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
+    kinds = {found.kind for found in reduced if found is not None} - {None}
+    if len(kinds) > 1:
+        raise ValueError(
+            "Argument `loss` must be a sum over examples, or a mean. Received a loss of which some "
+            "terms are sums and some are means: give all of them the same `reduction`."
+        )
+    vectors = [found.losses for found in reduced if found is not None]
+    with loss.graph.as_default():
+        terms = [
+            tf.reduce_sum(found.losses) if found.kind == reductions.SUM else found.losses
+            for found in reduced
+            if found is not None
+        ]
     batch_state.check(loss.graph, lambda tensor: depends_on(tensor, data))
     flow = step_graph.Flow()
     if flow.values(loss.graph)[loss.ref()].colors & step_graph.METRIC:
@@ -232,7 +252,9 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     masks = [
         t
         for t in batch
-        if t.dtype == tf.bool and t.shape.rank == 1 and all(_is_factor(t, term) for term in terms)
+        if t.dtype == tf.bool
+        and t.shape.rank == 1
+        and all(reductions.is_factor(t, vector) for vector in vectors)
     ]
     return LossGraph(
         terms=terms,
@@ -308,27 +330,3 @@ def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
     if tensor.op.type == "Identity":
         return _addends(tensor.op.inputs[0])
     return [tensor]
-
-
-def _summed_vector(tensor: tf.Tensor, data: set) -> tf.Tensor | None:
-    """The vector that a scalar is the sum of, perhaps times something public, or None."""
-    op = tensor.op
-    if op.type == "Identity":
-        return _summed_vector(op.inputs[0], data)
-    if op.type == "Mul":
-        private = [t for t in op.inputs if depends_on(t, data)]
-        return _summed_vector(private[0], data) if len(private) == 1 else None
-    return op.inputs[0] if op.type == "Sum" and op.inputs[0].shape.rank == 1 else None
-
-
-def _is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
-    """Whether `product` is `factor` times something else: rows where it is zero do not matter."""
-    if product.ref() == factor.ref():
-        return True
-    op = product.op
-    if op.type in _KEEP_FACTORS:
-        return _is_factor(factor, op.inputs[0])
-    if op.type == "Mul":
-        containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]
-        return len(containing) == 1 and _is_factor(factor, containing[0])
-    return False

@@ -19,6 +19,9 @@ from tfdp.clipping import devices
 
 # The smallest normal number of float32: processors and compilers may flush what is below it.
 TINY = 2.0**-126
+# Where terms cancel, the sum of their absolute values is at most so many times the norm's bound:
+# that has a share of its square, of at least 13 units of rounding (`_guard`).
+MOST_CANCELLED = 1200.0
 
 
 def _rounding(terms: int) -> float:

@@ -1,5 +1,6 @@
 """The engine for speed: one backward pass for the whole batch, norms and sums by rules."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
@@ -8,9 +9,9 @@ import tensorflow as tf
 from tfdp.clipping import devices, loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution, weighted_sum
-from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
 from tfdp.clipping.plan import Plan
-from tfdp.clipping.report import Report, trace_for_report, vectorized_report
+from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
 from tfdp.clipping.vectorized import VectorizedClipping
 
 _LOGGER = logging.getLogger("tfdp")
@@ -52,13 +53,22 @@ class OnePassClipping(ClippingEngine):
         memory_budget: int | None = None,
         compare_first_step: bool = False,
     ):
+        self._vectorized = VectorizedClipping(l2_norm_clip, num_microbatches, rule)
         super().__init__(l2_norm_clip, num_microbatches, rule)
         self.chunk_size = chunk_size
         self.memory_budget = memory_budget
         self._uncompared: tf.Variable | None = None
         self.compare_first_step = compare_first_step
-        self._vectorized = VectorizedClipping(l2_norm_clip, num_microbatches, rule)
         self._report: Report | None = None
+
+    @property
+    def wide_sums(self) -> bool:
+        """See `ClippingEngine`."""
+        return self._vectorized.wide_sums
+
+    @wide_sums.setter
+    def wide_sums(self, wide: bool) -> None:
+        self._vectorized.wide_sums = wide
 
     @property
     def compare_first_step(self) -> bool:
@@ -95,11 +105,11 @@ class OnePassClipping(ClippingEngine):
         uniforms = self._draw_uniforms(rows, group_seed)
         chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or expected_rows)
         if chunk is None:
-            sums, within = self._sums_of(
+            sums, within, error = self._sums_of(
                 plan, graph, handles, variables, mask, rows, clip, uniforms
             )
         else:
-            sums, within = self._in_chunks(
+            sums, within, error = self._in_chunks(
                 graph, handles, variables, mask, rows, clip, uniforms, chunk
             )
         if self._uncompared is not None:
@@ -110,6 +120,7 @@ class OnePassClipping(ClippingEngine):
             within_clip=within,
             batch=graph.batch,
             mask=graph.mask,
+            error=error if self.wide_sums else None,
         )
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
@@ -134,11 +145,7 @@ class OnePassClipping(ClippingEngine):
         """
         if model is not None:
             trace_for_report(self, model)
-        if self._report is None:
-            raise ValueError(
-                "Argument `model` must be given before the first training step. Received: None."
-            )
-        return self._report
+        return of_last_step(self._report)
 
     def _chunk_rows(self, plan: Plan, expected_rows: int | None) -> int | None:
         """The rows of a part, if the batch must be worked on in parts."""
@@ -150,7 +157,7 @@ class OnePassClipping(ClippingEngine):
         return chunk if expected_rows is not None and expected_rows > chunk else None
 
     def _sums_of(self, plan, graph, handles, variables, mask, rows, clip, uniforms):
-        """The clipped sums of a loss that is computed at once; and `ClippedSum.within_clip`."""
+        """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
         self._report = plan.report()
@@ -162,7 +169,11 @@ class OnePassClipping(ClippingEngine):
         ]
         found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms)
         sums = iter(found)
-        return [None if c is None else next(sums) for c in contributions], within
+        terms = [c.sum_terms() for c in present]
+        most = tf.reduce_max([1, *[number for number, _ in terms]])
+        additions = tf.cast(rows, tf.float64) * tf.cast(most, tf.float64)
+        error = sum_error(additions, rows, max([1.0, *[share for _, share in terms]]))
+        return [None if c is None else next(sums) for c in contributions], within, error
 
     def _in_chunks(self, graph, handles, variables, mask, rows, clip, uniforms, chunk):
         """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
@@ -170,8 +181,10 @@ class OnePassClipping(ClippingEngine):
         size = (rows + count - 1) // tf.maximum(count, 1)
         connected = [False] * len(variables)
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        if self.wide_sums:
+            dtypes = [tf.float64] * len(variables)
 
-        def body(index, sums, within):
+        def body(index, sums, within, error):
             start = tf.minimum(index * size, rows - size)
             part = graph.at([cut(tensor, start, size) for tensor in graph.batch])
             here = tf.compat.v1.get_default_graph()
@@ -180,18 +193,20 @@ class OnePassClipping(ClippingEngine):
             keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
             plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
             numbers = cut(uniforms, start, size)
-            new, more = self._sums_of(plan, part, local, variables, keep, size, clip, numbers)
+            new, more, lost = self._sums_of(plan, part, local, variables, keep, size, clip, numbers)
             connected[:] = [n is not None for n in new]
             sums = [
                 s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
             ]
-            return index + 1, sums, within + more
+            return index + 1, sums, within + more, error + lost
 
         zeros = [tf.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
-        _, sums, within = tf.while_loop(
-            lambda index, *_: index < count, body, [0, zeros, 0.0], parallel_iterations=1
+        start = [0, zeros, 0.0, tf.zeros([], tf.float64)]
+        _, sums, within, error = tf.while_loop(
+            lambda index, *_: index < count, body, start, parallel_iterations=1
         )
-        return [s if yes else None for s, yes in zip(sums, connected, strict=True)], within
+        sums = [s if yes else None for s, yes in zip(sums, connected, strict=True)]
+        return sums, within, sum_error_of_chunks(error, count)
 
     def _compared(self, sums, graph, handles, variables, mask, rows, clip, uniforms):
         """The sums, once they were found to be those of the vectorised engine in the first step."""
@@ -256,12 +271,14 @@ class OnePassClipping(ClippingEngine):
             all_factors = factors(list(early.values()), mask, uniforms)
         else:
             sums, all_factors = _in_parts(
-                contributions, early, mask, rows, uniforms, factors, group_of
+                contributions, early, mask, rows, uniforms, factors, group_of, self.wide_sums
             )
         sums = {i: c.unflatten(sums[i]) for i, c in enumerate(contributions) if i in sums}
-        sums.update(
-            _totals({i: c for i, c in enumerate(contributions) if i not in sums}, all_factors)
-        )
+        rest = {i: c for i, c in enumerate(contributions) if i not in sums}
+        if self.wide_sums:
+            sums.update(_wide_totals(rest, all_factors, rows))
+        else:
+            sums.update(_totals(rest, all_factors))
         totals = [c.view.pull_back(sums[i]) for i, c in enumerate(contributions)]
         return totals, all_factors.within_clip
 
@@ -274,6 +291,7 @@ def _in_parts(
     uniforms: tf.Tensor,
     factors_of: Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], Factors],
     group_of: list[int],
+    wide: bool,
 ) -> tuple[dict[int, tf.Tensor], Factors]:
     """Norms and clip factors, part by part, each small enough for a processor's cache.
 
@@ -289,6 +307,7 @@ def _in_parts(
       factors_of: Gives the factors from the squared norms, from which rows to count, and from the
         random numbers.
       group_of: Which contributions are clipped together.
+      wide: Whether to compute the sums in float64.
 
     Returns:
       Sums of those gradients that are instantiated, by index, not yet in the shape of the weights;
@@ -314,13 +333,16 @@ def _in_parts(
         places = start + tf.range(size)
         keep = tf.logical_and(cut(mask, start, size), places >= index * size)
         part = factors_of(squares, keep, cut(uniforms, start, size))
-        new = _weighted_sums({i: flats[i] for i in instantiated}, part)
+        new = _weighted_sums({i: flats[i] for i in instantiated}, part, wide)
         sums = [s + n for s, n in zip(sums, new, strict=True)]
         by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], part.by_group)
         bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(part.bad, tf.int32))
         return index + 1, sums, by_group, bad, within + part.within_clip
 
-    zeros = [tf.zeros([contributions[i].size], contributions[i].dtype) for i in instantiated]
+    zeros = [
+        tf.zeros([contributions[i].size], tf.float64 if wide else contributions[i].dtype)
+        for i in instantiated
+    ]
     _, sums, by_group, bad, within = tf.while_loop(
         lambda index, *_: index < count,
         body,
@@ -331,13 +353,15 @@ def _in_parts(
     return dict(zip(instantiated, sums, strict=True)), factors
 
 
-def _weighted_sums(flats: dict[int, tf.Tensor], factors: Factors) -> list[tf.Tensor]:
+def _weighted_sums(flats: dict[int, tf.Tensor], factors: Factors, wide: bool) -> list[tf.Tensor]:
     """Sums over the rows of `[n, size]`; zero times NaN must be zero."""
     if not flats:
         return []
 
     def sums(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-        return [weighted_sum(clean(flat), factors.of_variable(i)) for i, flat in flats.items()]
+        return [
+            weighted_sum(clean(flat), factors.of_variable(i), wide) for i, flat in flats.items()
+        ]
 
     found = tf.cond(
         tf.reduce_any(factors.bad),
@@ -361,14 +385,50 @@ def _zeroed(tensor: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
     return tf.where(bad, tf.zeros_like(tensor), tensor)
 
 
-def _totals(contributions: dict[int, Contribution], factors: Factors) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions, for all rows at once."""
+def _wide_totals(
+    contributions: dict[int, Contribution], factors: Factors, rows: tf.Tensor
+) -> dict[int, tf.Tensor]:
+    """The weighted sums of contributions in float64, which no more than a part's tensors are."""
+    if not contributions:
+        return {}
+    floats = max(c.sum_floats_per_row for c in contributions.values())
+    limit = max(1, devices.working_set_bytes() // (8 * max(1, floats)))
+    count = (rows + limit - 1) // limit
+    size = (rows + count - 1) // tf.maximum(count, 1)
+
+    def body(index: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        start = tf.minimum(index * size, rows - size)
+        counts = start + tf.range(size) >= index * size
+        by_group = cut(factors.by_group, start, size)
+        part = dataclasses.replace(
+            factors,
+            by_group=tf.where(counts[:, tf.newaxis], by_group, tf.zeros_like(by_group)),
+            bad=cut(factors.bad, start, size),
+        )
+        parts = {i: [cut(t, start, size) for t in c.tensors] for i, c in contributions.items()}
+        new = _totals(contributions, part, parts, wide=True)
+        return index + 1, [s + new[i] for i, s in zip(contributions, sums, strict=True)]
+
+    zeros = [tf.zeros(c.shape, tf.float64) for c in contributions.values()]
+    _, sums = tf.while_loop(lambda index, _: index < count, body, [0, zeros], parallel_iterations=1)
+    return dict(zip(contributions, sums, strict=True))
+
+
+def _totals(
+    contributions: dict[int, Contribution],
+    factors: Factors,
+    tensors: dict[int, list[tf.Tensor]] | None = None,
+    wide: bool = False,
+) -> dict[int, tf.Tensor]:
+    """The weighted sums of contributions, for all rows at once, or for those of `tensors`."""
     if not contributions:
         return {}
 
+    tensors = tensors or {i: c.tensors for i, c in contributions.items()}
+
     def totals(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
         return [
-            c.total([clean(tensor) for tensor in c.tensors], factors.of_variable(i))
+            c.total([clean(tensor) for tensor in tensors[i]], factors.of_variable(i), wide)
             for i, c in contributions.items()
         ]
 

@@ -56,7 +56,11 @@ def _guard(op: tf.Operation, limit: int) -> tf.Tensor:
             valid = tf.expand_dims(valid, batch_dims)
     for _ in range(output.shape.rank - valid.shape.rank):
         valid = tf.expand_dims(valid, -1)
-    found = tf.where(valid, output, tf.constant(float("nan"), output.dtype))
+    not_a_number = tf.constant(float("nan"), output.dtype)
+    if op.type == "SparseSoftmaxCrossEntropyWithLogits":  # Without a gradient for such labels.
+        found = tf.where(valid, output, not_a_number)
+    else:  # Added: a choice would take a pass over memory in the gradient, too.
+        found = output + tf.where(valid, tf.zeros([], output.dtype), not_a_number)
     for consumer, index in uses:
         consumer._update_input(index, found)
     return found

@@ -50,25 +50,15 @@ class Plan:
         self.entries: list[Entry] = []
 
     def _unproven(self) -> str | None:
-        handles = {handle.ref() for handle in self._handles}
-        for term, vector in zip(self._graph.terms, self._graph.vectors, strict=True):
+        for vector in self._graph.vectors:
             state = self._analysis.state(vector)
-            reason = None
             if not isinstance(state, Rows):
                 reason = getattr(state, "reason", f"the losses are held as {state}")
-            elif any(t.ref() in handles for t in self._factors(term, vector, handles)):
-                reason = f"the sum of the losses, '{vector.op.name}', is multiplied with weights"
-            if reason is not None:
                 return (
                     "The one-pass engine cannot prove which rows belong to which example, so that "
                     f"all gradients are clipped by the slower vectorised engine: {reason}."
                 )
         return None
-
-    @staticmethod
-    def _factors(term: tf.Tensor, vector: tf.Tensor, handles: set) -> list[tf.Tensor]:
-        """What the sum of a vector of losses is multiplied with: handles of variables, if any."""
-        return loss_graph.cone([term], {vector.ref(), *handles})[1]
 
     @property
     def bytes_per_row(self) -> int:
@@ -108,19 +98,20 @@ class Plan:
                 reasons.append(str(error))
         gradients, recurrent = self._gradients([site for own in sites for site in own])
         result: list[Contribution | None] = []
-        for i, (variable, own, why) in enumerate(zip(self._variables, sites, reasons, strict=True)):
+        for i, (variable, own) in enumerate(zip(self._variables, sites, strict=True)):
             contribution = None
-            if why is None:
+            if reasons[i] is None:
                 try:
                     contribution = self._contribution(variable, own, gradients, recurrent, count)
                 except CannotUse as error:
-                    why = str(error)
-            if why is not None and self._is_connected(i):
-                shape = variable.shape.as_list()
-                contribution = Direct(self._graph.batch, shape, "vectorised", slow(i))
+                    reasons[i] = str(error)
+            result.append(contribution)
+        for i in self._connected([i for i, why in enumerate(reasons) if why is not None]):
+            shape = self._variables[i].shape.as_list()
+            result[i] = Direct(self._graph.batch, shape, "vectorised", slow(i))
+        for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
             if contribution is not None:
                 self._record(variable, contribution, why)
-            result.append(contribution)
         return result
 
     def _record(self, variable: tf.Variable, contribution: Contribution, why: str | None) -> None:
@@ -134,8 +125,12 @@ class Plan:
             )
         )
 
-    def _is_connected(self, index: int) -> bool:
-        return tf.gradients(self._graph.terms, self._handles[index])[0] is not None
+    def _connected(self, indices: Sequence[int]) -> list[int]:
+        """Those of some variables that the loss has gradients by."""
+        if not indices:
+            return []
+        found = tf.gradients(self._graph.terms, [self._handles[i] for i in indices])
+        return [i for i, gradient in zip(indices, found, strict=True) if gradient is not None]
 
     def _gradients(self, sites: Sequence[Site]) -> tuple[dict, dict]:
         """Gradients of operations' outputs; and what the recurrent layers' own gradients gave.

@@ -62,6 +62,19 @@ def vectorized_report(variables: Sequence[tf.Variable], why: str) -> Report:
     return Report(tuple(Entry(name, n, "vectorised", False, n) for name, n in sizes), why)
 
 
+def of_last_step(report: Report | None) -> Report:
+    """Returns the report of the training step that was traced last.
+
+    Raises:
+      ValueError: There is none.
+    """
+    if report is None:
+        raise ValueError(
+            "Argument `model` must be given before the first training step. Received: None."
+        )
+    return report
+
+
 def trace_for_report(engine: Any, model: tf.keras.Model) -> None:
     """Traces an engine on a model, with the sum of the squared outputs as each example's loss."""
     spec = model.save_spec()

@@ -92,7 +92,7 @@ class TwoTermLoss:
         Args:
           engine: Clips the examples.
           variables: The trainable variables.
-          group_seed: Secret seed, int64 `[2]`, by which examples draw their group.
+          group_seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
           expected_batch_size: Expected number of examples in a batch.
           expected_rows: See `ClippingEngine.clipped_sum`.
 
@@ -138,7 +138,7 @@ class TwoTermLoss:
         """The tensors of the batch, and those of `draws`.
 
         Args:
-          seed: Secret seed, int64 `[2]`, used for nothing else.
+          seed: Secret key, int64 `[5]` or `[2]`, used for nothing else.
         """
         batch = tuple(self.batch)
         if self.draws is None:
@@ -248,7 +248,7 @@ def split_key(key: tf.Tensor, count: int, dtype: tf.DType = tf.int64) -> list[tf
     bits would be public, and more than half after a cast to int32.)
 
     Args:
-      key: Secret key, int64 `[2]`, used for nothing else.
+      key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
       count: Number of keys.
       dtype: Their type: tf.int64, or tf.int32 where that is needed.
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfdp.clipping import loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows
-from tfdp.clipping.report import Report, vectorized_report
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows, sum_error
+from tfdp.clipping.report import Report, of_last_step, vectorized_report
 from tfdp.clipping.vectorization import vectorized_map
 
 # Gradients of the examples that are worked on at the same time: what a processor's cache holds.
@@ -19,6 +19,8 @@ _GRADIENT_BYTES = 16 * 2**20
 _FEWEST_ROWS, _MOST_BYTES = 16, 512 * 2**20
 # Operations that `tf.vectorized_map` cannot convert where they come with loops (LSTM, GRU).
 _LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+# What a report says of all variables.
+_WHY = 'engine="vectorized"'
 
 
 class VectorizedClipping(ClippingEngine):
@@ -53,6 +55,7 @@ class VectorizedClipping(ClippingEngine):
     ):
         super().__init__(l2_norm_clip, num_microbatches, rule)
         self.chunk_size = chunk_size
+        self._report: Report | None = None
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(
@@ -66,6 +69,7 @@ class VectorizedClipping(ClippingEngine):
         """See `ClippingEngine.clipped_sum`."""
         products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
+        self._report = vectorized_report(variables, _WHY)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
@@ -90,6 +94,7 @@ class VectorizedClipping(ClippingEngine):
             within_clip=within,
             batch=graph.batch,
             mask=graph.mask,
+            error=sum_error(rows, rows, 1.0) if self.wide_sums else None,
         )
 
     def sum_over_chunks(
@@ -120,6 +125,8 @@ class VectorizedClipping(ClippingEngine):
                 f"Received: rule={self.rule}."
             )
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        if self.wide_sums and self.num_microbatches is None:
+            dtypes = [tf.float64] * len(variables)
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
         zeros = [
             tf.zeros([*lead, *v.shape], dtype) for v, dtype in zip(variables, dtypes, strict=True)
@@ -173,16 +180,21 @@ class VectorizedClipping(ClippingEngine):
         )
         return sums, connected, within
 
-    def report(self, model: tf.keras.Model) -> Report:
+    def report(self, model: tf.keras.Model | None = None) -> Report:
         """As `OnePassClipping.report`: everything is vectorised.
 
         Args:
-          model: A model that was built.
+          model: A model that was built. None: the training step that was traced last.
 
         Returns:
           The report.
+
+        Raises:
+          ValueError: There is no model, and no step was traced yet.
         """
-        return vectorized_report(model.trainable_variables, 'engine="vectorized"')
+        if model is not None:
+            return vectorized_report(model.trainable_variables, _WHY)
+        return of_last_step(self._report)
 
     def gradients_of_rows(
         self,
@@ -221,11 +233,18 @@ class VectorizedClipping(ClippingEngine):
                 for g, v, dtype in zip(gradients, variables, dtypes, strict=True)
             ]
 
+        def shaped(gradients):
+            # TensorFlow loses shapes, also the rank, in gradients of loops and in conversions.
+            return [
+                tf.ensure_shape(gradient, [None, *v.shape])
+                for gradient, v in zip(gradients, variables, strict=True)
+            ]
+
         if one:
-            return [g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])]
+            return shaped([g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])])
         try:
             with _without_conversion_warnings():
-                return vectorized_map(gradient_of_row, batch)
+                return shaped(vectorized_map(gradient_of_row, batch))
         except (AttributeError, NotImplementedError, TypeError) as error:  # TensorFlow's own.
             raise ValueError(
                 "The vectorised engine must be able to evaluate the loss for many examples at "
@@ -255,13 +274,15 @@ class VectorizedClipping(ClippingEngine):
         """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero.
 
         Returns:
-          The gradients, and `ClippedSum.within_clip`.
+          The gradients, with `wide_sums` in float64; and `ClippedSum.within_clip`.
         """
         squares = [
             norms.of_slices(gradient, variable.shape.num_elements())
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
+        if self.wide_sums:
+            gradients = [tf.cast(gradient, tf.float64) for gradient in gradients]
         clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
         return clipped, factors.within_clip
 

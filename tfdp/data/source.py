@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdp import _chacha
 from tfdp.accounting.sampling import PoissonSampling
 
-# Uses of one key.
-_INDICES, _PLACES = range(2)
+# Random words for each row: of its distance to the row before, and of its place.
+_OF_INDEX, _OF_PLACE = 4, 4
 
 Transform = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -41,7 +41,7 @@ class PoissonSource:
         """Draws a Poisson batch `(x, y, mask)`, padded as those of `poisson_batches`.
 
         Args:
-          key: Seed of this draw, int64 `[2]`, used for nothing else.
+          key: Secret of this draw, used for nothing else; see `tfdp._chacha.random_words`.
           expected_batch_size: Expected number of examples in the batch, B <= N.
         """
         sampling = PoissonSampling(self.dataset_size, expected_batch_size)
@@ -79,7 +79,7 @@ def sample_places(
     as a mask of dropout from a stream that is known.
 
     Args:
-      key: Secret seed of this draw, int64 `[2]`.
+      key: Secret of this draw; see `tfdp._chacha.random_words`.
       dataset_size: Number of examples N.
       sampling_probability: Probability of each to be sampled, in (0, 1].
       rows: Number of places.
@@ -88,39 +88,39 @@ def sample_places(
       For each place the index of its example, int64 `[rows]`; at least `dataset_size` where it is
       free.
     """
-    indices = sample_indices(key, dataset_size, sampling_probability, rows)
-    return tf.gather(indices, _permutation(key, rows))
+    words = _chacha.random_words(key, (_OF_INDEX + _OF_PLACE) * rows)
+    of_index, of_place = tf.split(words, [_OF_INDEX * rows, _OF_PLACE * rows])
+    indices = sample_indices(of_index, dataset_size, sampling_probability)
+    return tf.gather(indices, _permutation(of_place))
 
 
-def sample_indices(
-    key: tf.Tensor, dataset_size: int, sampling_probability: float, rows: int
-) -> tf.Tensor:
+def sample_indices(words: tf.Tensor, dataset_size: int, sampling_probability: float) -> tf.Tensor:
     """Draws a Poisson sample of `range(dataset_size)`, in increasing order.
 
     The distances between successive sampled indices are independent and geometric, so that the
     work is that of a batch, not of the data set.
 
     Args:
-      key: Seed of this draw, int64 `[2]`.
+      words: Random words of this draw, uint32 `[4 rows]`.
       dataset_size: Number of examples N.
       sampling_probability: Probability of each to be sampled, in (0, 1].
-      rows: Length of the result.
 
     Returns:
       Indices, int64 `[rows]`: those of the sample, then values of at least `dataset_size`. A
       sample of more than `rows` is cut off.
     """
     log_miss = np.log1p(-sampling_probability) if sampling_probability < 1 else -np.inf
-    misses = tf.floor(_chacha.exponentials(key, rows, _INDICES) / -log_miss)
+    waiting = _chacha.exponentials(tf.reshape(words, [_OF_INDEX, -1]))
+    misses = tf.floor(waiting / -log_miss)
     gaps = 1 + tf.cast(tf.minimum(misses, dataset_size), tf.int64)
     return tf.cumsum(gaps) - 1
 
 
-def _permutation(key: tf.Tensor, count: int) -> tf.Tensor:
-    """Draws a uniformly random permutation of `range(count)`: the order of 128-bit numbers."""
-    words = tf.reshape(_chacha.random_integers(key, 2 * count, _PLACES), [2, count])
-    order = tf.argsort(words[0], stable=True)
-    return tf.gather(order, tf.argsort(tf.gather(words[1], order), stable=True))
+def _permutation(words: tf.Tensor) -> tf.Tensor:
+    """Makes a uniformly random permutation of `range(n)` of uint32 `[4 n]`: the order of words."""
+    numbers = tf.bitcast(tf.reshape(words, [2, -1, 2]), tf.int64)
+    order = tf.argsort(numbers[0], stable=True)
+    return tf.gather(order, tf.argsort(tf.gather(numbers[1], order), stable=True))
 
 
 def _open(tensors: Any) -> Any:

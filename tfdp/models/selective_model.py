@@ -65,9 +65,7 @@ class SelectiveModel(tf.keras.Model):
       ...         validation_noise_multiplier=1.3,
       ...         sampling=batches.sampling,
       ...     ),
-      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
-      ...         from_logits=True, reduction="none"
-      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
       ... )
       >>> history = model.fit(batches, epochs=2, steps_per_epoch=3, verbose=0)
       >>> model.optimizer.ledger.steps

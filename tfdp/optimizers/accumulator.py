@@ -1,12 +1,16 @@
 """The sum over the batches that make one logical batch."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdp._draws import Use
-from tfdp.clipping import ClippedSum
+from tfdp.clipping import ClippedSum, devices
+from tfdp.clipping.engine import sum_error_of_chunks
+
+_numbers = itertools.count()
 
 
 class Accumulator:
@@ -15,24 +19,38 @@ class Accumulator:
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
     a logical batch is broken off, such as by an exception in `fit`: parts of two of them must not
     get into one sum, in which an example could be twice. So a sum begins with the first chunk of a
-    draw, and goes on with the next chunk of the same draw alone.
+    draw, and goes on with the next chunk of the same draw alone; and of several threads one at a
+    time looks at it and adds to it.
 
     Args:
       steps: Batches that make one logical batch.
+      dtype: Type of the sums.
     """
 
-    def __init__(self, steps: int):
-        self._steps = steps
+    def __init__(self, steps: int, dtype: tf.DType = tf.float32):
+        self._steps, self._dtype = steps, dtype
         self._sums: dict[Any, tf.Variable] = {}
         self._within_clip = tf.Variable(0.0, trainable=False)
+        self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._count = tf.Variable(0, trainable=False)
         self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
+
+    def lock(self) -> tf.Tensor | None:
+        """Waits for other threads, in the graph being built; None where XLA makes them wait.
+
+        Returns:
+          What `unlock` takes. If a step fails before that, the lock ends with the step.
+        """
+        if devices.compiled_by_xla():  # Such a function locks the variables that it writes.
+            return None
+        return tf.raw_ops.MutexLock(mutex=self._mutex)
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
         """Makes room for the sums of `variables`, outside of any graph."""
         for variable in variables:
             if variable.ref() not in self._sums:
-                total = tf.Variable(tf.zeros(variable.shape), trainable=False)
+                total = tf.Variable(tf.zeros(variable.shape, self._dtype), trainable=False)
                 self._sums[variable.ref()] = total
 
     def count(self) -> int:
@@ -58,13 +76,17 @@ class Accumulator:
           Whether the logical batch is complete: a scalar bool tensor.
         """
         begins = use.chunk == 0
-        old = tf.cast(tf.logical_and(use.fresh, tf.logical_not(begins)), tf.float32)
+        goes_on = tf.logical_and(use.fresh, tf.logical_not(begins))
 
         def added(total: tf.Variable, new: tf.Tensor) -> tf.Tensor:
-            new = tf.cast(new, tf.float32)
-            return total * old + tf.where(use.fresh, new, tf.zeros_like(new))
+            new = tf.cast(new, total.dtype)
+            return total * tf.cast(goes_on, total.dtype) + tf.where(
+                use.fresh, new, tf.zeros_like(new)
+            )
 
         self._within_clip.assign(added(self._within_clip, clipped.within_clip))
+        if clipped.error is not None:
+            self._error.assign(added(self._error, clipped.error))
         for variable, gradient in zip(variables, clipped.gradients, strict=True):
             if gradient is not None:
                 total = self._sums[variable.ref()]
@@ -75,7 +97,7 @@ class Accumulator:
 
     def take(
         self, like: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]:
         """The sums of the complete logical batch; leaves nothing behind.
 
         Args:
@@ -83,7 +105,8 @@ class Accumulator:
           variables: The trainable variables.
 
         Returns:
-          The sums of gradients, and that of `ClippedSum.within_clip`.
+          The sums of gradients, of `ClippedSum.within_clip` and of `ClippedSum.error`, the latter
+          raised by the rounding of the sums.
         """
         taken: list[tf.Tensor | None] = []
         for variable, tensor in zip(variables, like, strict=True):
@@ -97,7 +120,8 @@ class Accumulator:
         with tf.control_dependencies([within_clip]):
             self._within_clip.assign(0.0)
         self._count.assign(0)
-        return taken, within_clip
+        error = sum_error_of_chunks(self._error.read_value(), self._steps)
+        return taken, within_clip, error
 
     @property
     def sums(self) -> list[tf.Variable]:

@@ -1,12 +1,13 @@
 """The clip of an optimizer that follows a quantile of the norms of gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdp.clipping import AdaptiveQuantile
 from tfdp.clipping.clipping_rules import within_range
 from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.optimizers.secure_noise import add_secure_noise, add_secure_noise_to_count
 
 
 class AdaptiveClip:
@@ -63,13 +64,11 @@ class AdaptiveClip:
         Args:
           sums: Sums of gradients that were clipped to the current clip.
           within_clip: See `tfdp.clipping.ClippedSum`.
-          key: int64 `[2]`, used for nothing else.
+          key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
 
         Returns:
           The noisy sums.
         """
-        if self._clip is None:
-            raise RuntimeError("The clip has no variable yet. Call `build` first.")
         clip = self.value()
         noises = add_gaussian_noise(
             [None if s is None else tf.zeros_like(s) for s in [*sums, within_clip]], 1.0, key
@@ -78,8 +77,38 @@ class AdaptiveClip:
             None if s is None else s + tf.cast(self.sum_noise * clip, s.dtype) * noise
             for s, noise in zip(sums, noises[:-1], strict=True)
         ]
-        count = within_clip + self.count_noise * tf.convert_to_tensor(noises[-1])
+        self._move(clip, within_clip + self.count_noise * tf.convert_to_tensor(noises[-1]), noisy)
+        return noisy
+
+    def secure_step(
+        self,
+        sums: list[tf.Tensor | None],
+        within_clip: tf.Tensor,
+        error: tf.Tensor,
+        key: tf.Tensor,
+        dtypes: Sequence[tf.DType],
+    ) -> list[tf.Tensor | None]:
+        """As `step`, with the noise of `add_secure_noise`.
+
+        Args:
+          sums: Float64 sums of gradients that were clipped to the current clip.
+          within_clip: See `tfdp.clipping.ClippedSum`.
+          error: See `tfdp.clipping.ClippedSum`.
+          key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
+          dtypes: To which types the noisy sums are rounded.
+
+        Returns:
+          The noisy sums.
+        """
+        clip = self.value()
+        noisy = add_secure_noise(sums, clip, self.sum_noise, error, key, dtypes)
+        self._move(clip, add_secure_noise_to_count(within_clip, self.count_noise, key), noisy)
+        return noisy
+
+    def _move(self, clip: tf.Tensor, count: tf.Tensor, noisy: list[tf.Tensor | None]) -> None:
+        """Moves the clip by a noisy count, after it was used."""
+        if self._clip is None:
+            raise RuntimeError("The clip has no variable yet. Call `build` first.")
         share = count / self._expected_batch_size + 0.5
         with tf.control_dependencies([s for s in noisy if s is not None]):
             self._clip.assign(self._rule.next_clip(clip, share))
-        return noisy

@@ -16,6 +16,7 @@ from tfdp.clipping import (
     VectorizedClipping,
 )
 from tfdp.clipping.engine import LEAST_CLIP, check_clip
+from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
 # In the docstrings of the optimizers, as Keras does it.
 PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
@@ -36,6 +37,9 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         batches, and its `ledger` raises an error.
       noise_seed: For tests only: makes the noise reproducible, and who knows the seed can
         subtract it. By default noise comes from the operating system's entropy.
+      secure_noise: Whether the floating-point numbers of the noisy sums must say no more than the
+        ideal Gaussian mechanism (docs/noise.md): sums in float64, on a grid, with noise that is
+        rounded exactly. Epsilon is the same without it if numbers were real.
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
         prove, or "vectorized", which is slower (`tfdp.clipping`).
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
@@ -93,6 +97,25 @@ def check_privacy_arguments(
     if not (noise_seed is None or is_integer(noise_seed)):
         raise ValueError(
             f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
+        )
+
+
+def check_secure_noise(secure_noise: bool, noise_multiplier: float, count_noise: float) -> None:
+    """Raises a ValueError if the noise is not one that secure noise can be made for."""
+    if not isinstance(secure_noise, bool):
+        raise ValueError(
+            f"Argument `secure_noise` must be True or False. Received: {secure_noise=}."
+        )
+    if secure_noise and noise_multiplier > LARGEST_NOISE_MULTIPLIER:
+        raise ValueError(
+            f"Argument `noise_multiplier` must be at most {LARGEST_NOISE_MULTIPLIER:g} with "
+            "`secure_noise` (that of the sum, with an adaptive clip). Received: "
+            f"{noise_multiplier}."
+        )
+    if secure_noise and count_noise > LARGEST_COUNT_NOISE:
+        raise ValueError(
+            f"Argument `count_noise` must be at most {LARGEST_COUNT_NOISE:g} with `secure_noise`. "
+            f"Received: {count_noise}."
         )
 
 
@@ -155,8 +178,15 @@ def check_clipping_arguments(
         )
 
 
-def check_two_term_arguments(rule: ClippingRule, gradient_accumulation_steps: int) -> None:
+def check_two_term_arguments(
+    rule: ClippingRule, gradient_accumulation_steps: int, secure_noise: bool
+) -> None:
     """Raises a ValueError that names the first argument that does not go with a TwoTermLoss."""
+    if secure_noise:
+        raise ValueError(
+            "Argument `secure_noise` must be False with a TwoTermLoss, whose sums are in float32 "
+            f"and have several sensitivities. Received: {secure_noise=}."
+        )
     if isinstance(rule, AdaptiveQuantile):
         raise ValueError(
             "Argument `clipping_rule` must have a fixed clip with a TwoTermLoss, whose noise "

@@ -29,12 +29,14 @@ from tfdp.optimizers.arguments import (
     ENGINES,
     check_clipping_arguments,
     check_privacy_arguments,
+    check_secure_noise,
     check_two_term_arguments,
     check_variables,
     sampling_of,
 )
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.release_count import ReleaseRecord, check_now
+from tfdp.optimizers.secure_noise import add_secure_noise
 from tfdp.optimizers.state import PersistentState
 
 _NOT_FRESH = (
@@ -69,6 +71,7 @@ class PrivateOptimizerMixin(PersistentState):
         gradient_accumulation_steps: int | None = None,
         sampling: PoissonSampling | dict[str, int] | None = None,
         noise_seed: int | None = None,
+        secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         **kwargs: Any,
@@ -95,9 +98,16 @@ class PrivateOptimizerMixin(PersistentState):
         self._adaptive: AdaptiveClip | None = None
         if isinstance(rule, AdaptiveQuantile):
             self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
+        noises = (noise_multiplier, 0.0)
+        if self._adaptive is not None:
+            noises = (self._adaptive.sum_noise, self._adaptive.count_noise)
+        check_secure_noise(secure_noise, *noises)
+        self._secure_noise = secure_noise
+        self._clipping.wide_sums = secure_noise and noise_multiplier > 0
         self._noise = KeyStream(noise_seed, "noise")
         self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
         self._accumulator: Accumulator | None = None
+        self._lock: tf.Tensor | None = None  # Of the accumulator, in the graph being built.
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
             self._kind, self._privacy_parameters(), noise_seed is not None
@@ -124,13 +134,19 @@ class PrivateOptimizerMixin(PersistentState):
     def noise_stddev(self) -> float:
         """Standard deviation of the noise that the next step adds to the clipped sum.
 
-        (With a `tfdp.clipping.TwoTermLoss` each variable has its own.)
+        (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
+        larger by less than 1%: see docs/noise.md.)
         """
         if self._noise_multiplier == 0:
             return 0.0
         if self._adaptive is not None:
             return self._adaptive.sum_noise * self.current_l2_norm_clip
         return self._noise_multiplier * self._clipping.sensitivity()
+
+    @property
+    def secure_noise(self) -> bool:
+        """Whether floating-point numbers say no more than the ideal mechanism."""
+        return self._secure_noise
 
     @property
     def expected_batch_size(self) -> int:
@@ -241,11 +257,10 @@ class PrivateOptimizerMixin(PersistentState):
         check_variables(variables)
         step_check.check_step(loss)
         self._was_dp_gradients_called = True
+        self.build(variables)
         self._inherit_from_graph()
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
-            if self._adaptive is not None:
-                self.build(variables)
             clip = None if self._adaptive is None else self._adaptive.value()
             rows = self._expected_batch_size
             if self._sampled is not None:
@@ -267,7 +282,6 @@ class PrivateOptimizerMixin(PersistentState):
 
         An operation that fails on an example, and so ends the step, is a release as well.
         """
-        self.build(variables)
         data = [op for t in clipped.batch for op in t.consumers() if not _draws.is_own(op)]
         use = self._use_of(clipped)
         checks, begins = [self._released.check()], use.chunk == 0
@@ -282,15 +296,20 @@ class PrivateOptimizerMixin(PersistentState):
 
     def _use_of(self, clipped: ClippedSum) -> _draws.Use:
         """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
-        accumulates = self._gradient_accumulation_steps > 1
-        accumulator = self._prepared_accumulator([]) if accumulates else None
-        return draw_use.use_of(clipped, self._sampled, accumulator)
+        if self._gradient_accumulation_steps == 1:
+            return draw_use.use_of(clipped, self._sampled, None)
+        accumulator = self._prepared_accumulator([])
+        self._lock = accumulator.lock()
+        with tf.control_dependencies([] if self._lock is None else [self._lock]):
+            return draw_use.use_of(clipped, self._sampled, accumulator)
 
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int
     ) -> ClippedSum:
         """The clipped sum of a loss with a batch-wise term."""
-        check_two_term_arguments(self._clipping.rule, self._gradient_accumulation_steps)
+        check_two_term_arguments(
+            self._clipping.rule, self._gradient_accumulation_steps, self._clipping.wide_sums
+        )
         clipped = loss.clipped_sum(
             self._clipping, variables, seed, self._expected_batch_size, expected_rows=rows
         )
@@ -355,7 +374,10 @@ class PrivateOptimizerMixin(PersistentState):
     def _prepared_accumulator(self, variables: list) -> Accumulator:
         with tf.init_scope():
             if self._accumulator is None:
-                self._accumulator = Accumulator(self._gradient_accumulation_steps)
+                wide = self._clipping.wide_sums
+                self._accumulator = Accumulator(
+                    self._gradient_accumulation_steps, tf.float64 if wide else tf.float32
+                )
             self._accumulator.prepare(variables)
         return self._accumulator
 
@@ -369,11 +391,16 @@ class PrivateOptimizerMixin(PersistentState):
         complete = accumulator.add(clipped, variables, use)
 
         def step() -> tf.Tensor:
-            sums, within_clip = accumulator.take(clipped.gradients, variables)
-            self._logical_step(sums, within_clip, clipped, variables, name)
+            sums, within_clip, error = accumulator.take(clipped.gradients, variables)
+            logical = dataclasses.replace(clipped, error=error)
+            self._logical_step(sums, within_clip, logical, variables, name)
             return tf.constant(True)
 
-        return tf.cond(complete, step, lambda: tf.constant(False))
+        done = tf.cond(complete, step, lambda: tf.constant(False))
+        if self._lock is not None:
+            with tf.control_dependencies([done]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=self._lock)
+        return done
 
     def _logical_step(
         self,
@@ -384,11 +411,7 @@ class PrivateOptimizerMixin(PersistentState):
         name: str | None,
     ) -> tf.Operation:
         """One Gaussian mechanism, and the base optimizer's update with its result."""
-        key = self._noise.next_key(self._position())
-        if self._adaptive is not None:
-            noisy = self._adaptive.step(sums, within_clip, key)
-        else:
-            noisy = add_gaussian_noise(sums, self._noise_stddevs(clipped), key)
+        noisy = self._add_noise(sums, within_clip, clipped, variables)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
@@ -400,6 +423,22 @@ class PrivateOptimizerMixin(PersistentState):
             update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         return super().apply_gradients(gradients, name=name)
+
+    def _add_noise(
+        self, sums: list, within_clip: tf.Tensor, clipped: ClippedSum, variables: list
+    ) -> list:
+        """The noisy sums of a logical batch."""
+        key = self._noise.next_key(self._position())
+        if not self._clipping.wide_sums:
+            if self._adaptive is not None:
+                return self._adaptive.step(sums, within_clip, key)
+            return add_gaussian_noise(sums, self._noise_stddevs(clipped), key)
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        if self._adaptive is not None:
+            return self._adaptive.secure_step(sums, within_clip, clipped.error, key, dtypes)
+        return add_secure_noise(
+            sums, self._clipping.sensitivity(), self._noise_multiplier, clipped.error, key, dtypes
+        )
 
     def _noise_stddevs(self, clipped: ClippedSum) -> list[float | tf.Tensor]:
         """Standard deviation of the noise of each variable."""
@@ -441,6 +480,7 @@ class PrivateOptimizerMixin(PersistentState):
             **self._sampling_config(),
             "num_microbatches": self._clipping.num_microbatches,
             "noise_seed": self._noise.seed,
+            "secure_noise": self._secure_noise,
             "engine": self._engine,
             "clipping_rule": clipping_rules.serialize(self._clipping.rule),
         }

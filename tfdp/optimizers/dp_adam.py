@@ -19,7 +19,7 @@ class DPAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         g = (sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2)) / expected_batch_size
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasAdamOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss must keep one value per example (`reduction="none"`).
+    `model.compile`. The loss is any of Keras, also a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
@@ -51,9 +51,7 @@ class DPAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
       ...         learning_rate=0.001,
       ...         sampling=batches.sampling,
       ...     ),
-      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
-      ...         from_logits=True, reduction="none"
-      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
       ... )
       >>> history = model.fit(batches, epochs=1, verbose=0)
       >>> round(model.optimizer.ledger.epsilon(delta=1e-5).epsilon, 2) > 0

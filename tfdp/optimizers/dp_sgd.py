@@ -19,7 +19,7 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
         w = w - learning_rate * g
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasSGDOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss must keep one value per example (`reduction="none"`).
+    `model.compile`. The loss is any of Keras, also a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
@@ -49,9 +49,7 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       ...         learning_rate=0.5,
       ...         sampling=batches.sampling,
       ...     ),
-      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
-      ...         from_logits=True, reduction="none"
-      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
       ... )
       >>> history = model.fit(batches, epochs=1, verbose=0)
       >>> round(model.optimizer.ledger.epsilon(delta=1e-5).epsilon, 2) > 0

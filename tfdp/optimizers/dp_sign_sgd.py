@@ -34,7 +34,7 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     of the velocity at momentum 0.9 as of 1.10 times (by the arcsine law).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasSGDOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss must keep one value per example (`reduction="none"`).
+    `model.compile`. The loss is any of Keras, also a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
@@ -64,9 +64,7 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       ...         learning_rate=0.01,
       ...         sampling=batches.sampling,
       ...     ),
-      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
-      ...         from_logits=True, reduction="none"
-      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
       ... )
       >>> history = model.fit(batches, epochs=1, verbose=0)
       >>> round(model.optimizer.ledger.epsilon(delta=1e-5).epsilon, 2) > 0

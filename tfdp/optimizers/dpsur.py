@@ -20,9 +20,8 @@ _DOC = """`{base}` with selective update and release (DPSUR).
 
     with C_v = `validation_clip`, sigma_v = `validation_noise_multiplier` and beta = `threshold`,
     and kept, or taken back without a trace: variables, slots, iterations and layer states. The
-    optimizer works in a `tfdp.SelectiveModel`, which makes the attempts. The loss must keep one
-    value per example (`reduction="none"`); with weight regularisers, their sum
-    (`reduction="sum"`).
+    optimizer works in a `tfdp.SelectiveModel`, which makes the attempts. The loss is any of
+    Keras, also a mean.
 
     Formal guarantee: T accepted updates are T adaptively composed
     `tfdp.accounting.SelectiveReleaseDpEvent`s, under add-or-remove-one; `ledger` counts them. What
@@ -54,9 +53,7 @@ _DOC = """`{base}` with selective update and release (DPSUR).
       ...         learning_rate={rate},
       ...         sampling=batches.sampling,
       ...     ),
-      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(
-      ...         from_logits=True, reduction="none"
-      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
       ... )
       >>> history = model.fit(batches, steps_per_epoch=5, verbose=0)  # five accepted updates
       >>> model.optimizer.ledger.steps

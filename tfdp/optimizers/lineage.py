@@ -94,6 +94,18 @@ def connected(records: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
+def value_of(variable: Any) -> np.ndarray:
+    """Returns the values of a variable, outside of graphs.
+
+    The variables of one distribution strategy cannot be read as they are in the scope of another;
+    what one of its devices holds can.
+    """
+    with tf.init_scope():
+        if isinstance(variable, tf.distribute.DistributedValues):
+            variable = variable.values[0]
+        return variable.numpy()
+
+
 def captured_variables() -> Iterator[Any]:
     """Yields the handles of all variables that the graph being built has read so far."""
     graph = tf.compat.v1.get_default_graph()

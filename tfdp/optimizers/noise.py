@@ -17,7 +17,7 @@ def add_gaussian_noise(
     Args:
       tensors: Tensors of any shapes; None is left as it is.
       stddev: Standard deviation, in the units of the tensors; or one for each tensor.
-      key: int64 `[2]`, used for nothing else.
+      key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
 
     Returns:
       The noisy tensors.
@@ -31,7 +31,9 @@ def add_gaussian_noise(
     sizes = [tensor.shape.num_elements() for tensor in present]
     if None in sizes:
         sizes = [tf.size(tensor) for tensor in present]
-    noise = _chacha.normals(key, sum(sizes))
+    dtypes = {tensor.dtype for tensor in present}
+    dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
+    noise = _chacha.normals(key, sum(sizes), dtype=dtype)
     noises = iter(tf.split(noise, sizes))
     return [
         None if tensor is None else tensor + tf.cast(_like(next(noises), tensor, s), tensor.dtype)
@@ -40,5 +42,5 @@ def add_gaussian_noise(
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
-    """Standard normal numbers in the shape of a tensor, scaled; float64."""
-    return tf.reshape(flat * tf.cast(stddev, tf.float64), tf.shape(tensor))
+    """Standard normal numbers in the shape of a tensor, scaled."""
+    return tf.reshape(flat * tf.cast(stddev, flat.dtype), tf.shape(tensor))

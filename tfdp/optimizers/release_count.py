@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp._shared_function import shared_function
 from tfdp.accounting import PrivacyParametersChangedError
 from tfdp.optimizers import lineage, record_table
-from tfdp.optimizers.lineage import Lineage
+from tfdp.optimizers.lineage import Lineage, value_of
 from tfdp.optimizers.record_table import COLUMNS, COUNTS, ROWS, SHOWN, STEPS, UID
 
 RECORD = "privacy_record"
@@ -108,7 +108,7 @@ class ReleaseRecord:
     def refresh(self) -> None:
         """Brings all that is known of other releases into the variables, outside of graphs."""
         with tf.init_scope():
-            known = {row[UID]: row for row in self._others.numpy()}
+            known = {row[UID]: row for row in value_of(self._others)}
             new = []
             for row in record_table.union(self._foreign()):
                 # What was taken over before may have been added up with others.
@@ -129,9 +129,9 @@ class ReleaseRecord:
         others = [record for record in lineage.connected(records) if record is not self]
         tables = [table for record in others for table in record.tables()]
         past = [t for r in [self, *others] for known in r.lineages for t in known.past]
-        restored = [self.variables[RECORD].numpy()] if self.created else []
+        restored = [value_of(self.variables[RECORD])] if self.created else []
         rows = np.concatenate([*self._waiting, *tables, *past, *restored, np.zeros([0, COLUMNS])])
-        return [rows[rows[:, UID] != self._uid.numpy()]]
+        return [rows[rows[:, UID] != value_of(self._uid)]]
 
     # Counting, in the graph being built.
 
@@ -203,10 +203,10 @@ class ReleaseRecord:
     def tables(self) -> list[np.ndarray]:
         """Returns the rows that this record holds: the own one last."""
         with tf.init_scope():
-            restored = [self._saved.numpy()] if self.created else []
+            restored = [value_of(self._saved)] if self.created else []
             own = self._facts.copy()
-            own[UID], own[COUNTS] = self._uid.numpy(), self._own.numpy()
-            return [*self._waiting, self._others.numpy(), *restored, own[np.newaxis]]
+            own[UID], own[COUNTS] = value_of(self._uid), value_of(self._own)
+            return [*self._waiting, value_of(self._others), *restored, own[np.newaxis]]
 
     def rows(self) -> np.ndarray:
         """Returns the rows of all releases on which these steps depend, the own one last."""
@@ -222,7 +222,7 @@ class ReleaseRecord:
     def own_steps(self) -> int:
         """Returns the number of steps of this optimizer alone, in this process."""
         with tf.init_scope():
-            return int(self._own.numpy()[:2].sum())
+            return int(value_of(self._own)[:2].sum())
 
     # The parameters.
 
@@ -244,7 +244,7 @@ class ReleaseRecord:
         if restored is None:
             if not self.created:
                 return
-            restored = self.variables[_PARAMETERS].numpy()
+            restored = list(value_of(self.variables[_PARAMETERS]))
         for (name, own), other in zip(self.parameters.items(), restored, strict=True):
             if own != other:
                 raise PrivacyParametersChangedError(

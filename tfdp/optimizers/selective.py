@@ -61,7 +61,11 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         **kwargs: Any,
     ):
         self._test = ValidationTest(
-            validation_batch_size, validation_noise_multiplier, validation_clip, threshold
+            validation_batch_size,
+            validation_noise_multiplier,
+            validation_clip,
+            threshold,
+            secure_noise=bool(kwargs.get("secure_noise", False)),
         )
         self._selective_release = check_observability(selective_release)
         self._least_acceptance, _ = acceptance_bounds(validation_noise_multiplier, threshold)

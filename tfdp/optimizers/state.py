@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._plain_variables import plain_variables
 from tfdp.optimizers import lineage
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.record_table import NOT_POISSON, STEPS
@@ -44,7 +45,8 @@ class PersistentState(_Optimizer):
         Args:
           var_list: The variables that will be trained: `model.trainable_variables`.
         """
-        with tf.init_scope():
+        # A tf.function that sees variables being created is traced twice: it does not see these.
+        with tf.init_scope() if tf.distribute.has_strategy() else plain_variables():
             self._create_all_weights(list(var_list))
             self._released.trains(var_list)
 

@@ -5,13 +5,17 @@ import math
 
 import tensorflow as tf
 
+from tfdp._rounded_normals import rounded_normals
 from tfdp.optimizers.arguments import is_integer, is_number
 from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.optimizers.secure_noise import STEPS
 
 # What a loss counts as that is no finite number: far beyond any clip, and finite in sums.
 _WORST_LOSS = 1e30
 # What float32 can hold, the noise included.
 _LEAST_CLIP, _LARGEST_CLIP = 1e-20, 1e20
+# For the proof of `_is_below_threshold`.
+_LEAST_NOISE, _LARGEST_NOISE, _LARGEST_THRESHOLD = 0.125, 2.0**14, 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,8 @@ class ValidationTest:
       noise_multiplier: sigma_v: the noise on the clipped difference, over its range 2 C_v.
       clip: C_v: the mean difference of losses is clipped to [-C_v, C_v].
       threshold: beta: an update is accepted if the noisy difference is below beta * C_v.
+      secure_noise: Whether that holds for floating-point numbers as well, up to a total variation
+        of 2^-180 (docs/noise.md).
 
     Raises:
       ValueError: An attribute is out of its range.
@@ -38,6 +44,7 @@ class ValidationTest:
     noise_multiplier: float
     clip: float
     threshold: float
+    secure_noise: bool = False
 
     def __post_init__(self) -> None:
         if not (is_integer(self.batch_size) and self.batch_size >= 1):
@@ -60,6 +67,20 @@ class ValidationTest:
                 "Argument `threshold` must be a finite number. Received: "
                 f"threshold={self.threshold!r}."
             )
+        if not self.secure_noise:
+            return
+        if not _LEAST_NOISE <= self.noise_multiplier <= _LARGEST_NOISE:
+            raise ValueError(
+                f"Argument `validation_noise_multiplier` must be from {_LEAST_NOISE} to "
+                f"{_LARGEST_NOISE:g} with `secure_noise`. Received: "
+                f"validation_noise_multiplier={self.noise_multiplier!r}."
+            )
+        if abs(self.threshold) > _LARGEST_THRESHOLD:
+            raise ValueError(
+                f"Argument `threshold` must be from -{_LARGEST_THRESHOLD:g} to "
+                f"{_LARGEST_THRESHOLD:g} with `secure_noise`. Received: "
+                f"threshold={self.threshold!r}."
+            )
 
     def accepts(
         self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor, key: tf.Tensor
@@ -70,11 +91,26 @@ class ValidationTest:
           old: The loss before the update, on a fresh Poisson batch.
           new: The loss after it, on the same batch.
           mask: Which rows of the batch are examples, bool `[rows]`.
-          key: int64 `[2]`, used for nothing else.
+          key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
         """
         clipped = self.clipped_difference(old, new, mask)
+        if self.secure_noise:
+            return self._is_below_threshold(clipped, key)
         (noise,) = add_gaussian_noise([tf.zeros([])], 2 * self.clip * self.noise_multiplier, key)
         return clipped + tf.convert_to_tensor(noise) < self.threshold * self.clip
+
+    def _is_below_threshold(self, clipped: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Whether the clipped difference, on a grid and with noise, is below the threshold.
+
+        In steps of the grid, k + round(y) < t just where y < ceil(t) - 1/2 - k. As |k| stays one
+        step below the clip, that is in the range for which A and B hold, whatever k is.
+        """
+        step = 2.0 ** (math.frexp(self.clip)[1] - 1) / STEPS
+        most = math.floor(self.clip / step) - 1
+        steps = tf.round(tf.cast(clipped, tf.float64) / step)
+        steps = tf.clip_by_value(steps, -most, most)
+        (noise,) = tf.unstack(rounded_normals(key, 1, 2 * self.clip * self.noise_multiplier / step))
+        return steps + noise < self.threshold * self.clip / step
 
     def clipped_difference(
         self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor

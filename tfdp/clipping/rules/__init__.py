@@ -1,6 +1,6 @@
 """Rules for operations that use weights: one file per family of operations."""
 
-from tfdp.clipping.rules import convolutions, elementwise, generic, lookup, products
+from tfdp.clipping.rules import convolutions, elementwise, generic, lookup, normalization, products
 from tfdp.clipping.rules.registry import find_rule, register_rule
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "find_rule",
     "generic",
     "lookup",
+    "normalization",
     "products",
     "register_rule",
 ]

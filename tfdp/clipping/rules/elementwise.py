@@ -15,7 +15,7 @@ def bias_add(use: Use) -> Contribution:
     rank = use.gradient.shape.rank
     channel = 2 if use.op.get_attr("data_format") == b"NCHW" else rank - 1
     axes = [axis for axis in range(1, rank) if axis != channel]
-    return _reduced(use, [use.gradient], lambda g: g, axes, "bias")
+    return reduced(use, [use.gradient], lambda g: g, axes, "bias")
 
 
 def _broadcast_axes(use: Use) -> list[int] | None:
@@ -36,7 +36,7 @@ def _broadcast_axes(use: Use) -> list[int] | None:
 def add(use: Use) -> Contribution | None:
     """`x + b`, the weights of any shape that broadcasts."""
     axes = _broadcast_axes(use)
-    return None if axes is None else _reduced(use, [use.gradient], lambda g: g, axes, "shift")
+    return None if axes is None else reduced(use, [use.gradient], lambda g: g, axes, "shift")
 
 
 @register_rule("Sub", weight=0)
@@ -44,9 +44,7 @@ def add(use: Use) -> Contribution | None:
 def subtract(use: Use) -> Contribution | None:
     """`x - b` or `b - x`."""
     axes, sign = _broadcast_axes(use), -1.0 if use.weight else 1.0
-    return (
-        None if axes is None else _reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
-    )
+    return None if axes is None else reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
 
 
 @register_rule("Mul", weight=0)
@@ -56,16 +54,17 @@ def multiply(use: Use) -> Contribution | None:
     axes, x = _broadcast_axes(use), use.data[1 - use.weight]
     if axes is None or x is None or x.shape.rank != use.gradient.shape.rank:
         return None
-    return _reduced(use, [use.gradient, x], lambda g, x: g * x, axes, "scale")
+    return reduced(use, [use.gradient, x], lambda g, x: g * x, axes, "scale")
 
 
-def _reduced(
+def reduced(
     use: Use,
     tensors: list[tf.Tensor],
     function: Callable[..., tf.Tensor],
     axes: list[int],
     name: str,
 ) -> Contribution:
+    """Gradients that are sums over `axes` of a function of `tensors`, `[n, each, ...]`."""
     small = use.each == 1 and all(use.gradient.shape[axis] == 1 for axis in axes)
     floats = None if small else use.gradient.shape[1:].num_elements()
     contribution = Direct(

@@ -1,0 +1,164 @@
+"""Finds the losses of the examples in front of their sum or mean."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.graph_copy import cone
+
+SUM, MEAN = "sum", "mean"
+_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """What a term of a loss reduces.
+
+    Attributes:
+      losses: One value per example, `[rows]`.
+      kind: `SUM` or `MEAN` over the examples; None if they are not reduced.
+    """
+
+    losses: tf.Tensor
+    kind: str | None
+
+
+def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
+    """Finds what a term of a loss reduces; makes operations in the default graph where needed.
+
+    A mean over all entries of `[rows, ...]` is the mean over the rows of means within them, as is
+    their sum divided by their number. Divided by the number of rows, a sum is one within them.
+    Divided by the sum of weights by which the entries were multiplied, it is a weighted mean within
+    each row; where a row has one entry, its weight scales its loss.
+
+    Args:
+      term: Losses, `[rows]`, or a scalar.
+      depends_on_data: Whether a tensor does.
+
+    Returns:
+      What it reduces; None if that is not known.
+    """
+    if term.shape.rank == 1:
+        return Reduction(term, None)
+    if (before := _before(term)) is not term:
+        return of_term(before, depends_on_data)
+    op = term.op
+    if op.type == "Mul":
+        return _multiplied(op, depends_on_data)
+    if op.type in ("Sum", "Mean"):
+        entries = op.inputs[0]
+        if not entries.shape.rank:
+            return None
+        if op.type == "Sum":
+            return Reduction(_within(entries, tf.reduce_sum), SUM)
+        return Reduction(_within(entries, tf.reduce_mean), MEAN)
+    if op.type in ("RealDiv", "DivNoNan"):
+        losses = _divided(op.inputs[0], op.inputs[1], depends_on_data)
+        return None if losses is None else Reduction(losses, MEAN)
+    return None
+
+
+def _multiplied(op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
+    """Of a product of a term and something public."""
+    private = [t for t in op.inputs if depends_on_data(t)]
+    if len(private) != 1:
+        return None
+    found = of_term(private[0], depends_on_data)
+    if found is None or found.kind is None:
+        return None
+    (factor,) = [t for t in op.inputs if t is not private[0]]
+    return Reduction(found.losses * factor, found.kind)
+
+
+def _divided(
+    total: tf.Tensor, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
+) -> tf.Tensor | None:
+    """The losses whose mean is a sum divided by a number; None if that is no mean."""
+    total, number = _before(total), _before(number)
+    if total.op.type == "Mul":
+        found = _multiplied(total.op, depends_on_data)
+        factors = [t for t in total.op.inputs if not depends_on_data(t)]
+        if found is None or found.kind != SUM:
+            return None
+        private = next(t for t in total.op.inputs if depends_on_data(t))
+        losses = _divided(private, number, depends_on_data)
+        return None if losses is None else losses * factors[0]
+    if total.op.type != "Sum" or not total.op.inputs[0].shape.rank:
+        return None
+    entries = total.op.inputs[0]
+    if _is_number_of_entries(number, entries):
+        return _within(entries, tf.reduce_mean)
+    if _is_number_of_rows(number, entries, depends_on_data):
+        return _within(entries, tf.reduce_sum)
+    if number.op.type != "Sum" or number.op.inputs[0].shape.rank != entries.shape.rank:
+        return None
+    weights = _before(number.op.inputs[0])
+    if not is_factor(weights, entries):
+        return None
+    if entries.shape.rank == 1:
+        return entries
+    weights = tf.cast(number.op.inputs[0], entries.dtype)
+    return tf.math.divide_no_nan(_within(entries, tf.reduce_sum), _within(weights, tf.reduce_sum))
+
+
+def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:
+    """Whether a number is that of all entries of a tensor."""
+    static = tf.get_static_value(number)
+    if static is not None:
+        return entries.shape.num_elements() == static
+    op = number.op
+    if op.type == "Prod":
+        op = _before(op.inputs[0]).op
+    return op.type in ("Size", "Shape") and op.inputs[0].ref() == entries.ref()
+
+
+def _is_number_of_rows(
+    number: tf.Tensor, entries: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
+) -> bool:
+    """Whether a number is that of the rows: the first dimension of a tensor made of the batch."""
+    static = tf.get_static_value(number)
+    if static is not None:
+        return entries.shape[0] == static
+    op = number.op
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    first = tf.get_static_value(op.inputs[1]), op.get_attr("shrink_axis_mask")
+    measured = op.inputs[0].op.inputs[0]
+    return first == ([0], 1) and depends_on_data(measured)
+
+
+def _keeps_rows(op: tf.Operation) -> bool:
+    """Whether a reduction is one within the rows."""
+    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
+    return axes is not None and bool(rank) and all(axis % rank for axis in np.ravel(axes))
+
+
+def _within(entries: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
+    """Reduces `[rows, ...]` within the rows."""
+    if entries.shape.rank == 1:
+        return entries
+    return reduce(entries, axis=list(range(1, entries.shape.rank)))
+
+
+def _before(tensor: tf.Tensor) -> tf.Tensor:
+    """What a tensor was before operations that change no value; Keras sums up scalars, too."""
+    while tensor.op.type in ("Cast", "Identity") or (
+        tensor.op.type in ("Mean", "Sum") and tensor.op.inputs[0].shape.rank == 0
+    ):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
+    """Whether `product` is `factor` times something else: rows where it is zero do not matter."""
+    if product.ref() == factor.ref():
+        return True
+    op = product.op
+    if op.type in _KEEP_FACTORS or (op.type in ("Mean", "Sum") and _keeps_rows(op)):
+        return is_factor(factor, op.inputs[0])
+    if op.type == "Mul":
+        containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]
+        return len(containing) == 1 and is_factor(factor, containing[0])
+    return False
