@@ -1,4 +1,4 @@
-"""Epsilon by tfdp's accountants beside that of dp_accounting and of prv_accountant, and their times.
+"""Epsilon by tfdp beside that of dp_accounting and of prv_accountant, and their times.
 
     python -m experiments.accounting_table
     python -m experiments.accounting_table --prv_python=prv/bin/python

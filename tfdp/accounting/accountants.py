@@ -162,7 +162,8 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
 
         Of an accepted update that is the epsilon without any selection; of an attempt ("per
         attempt"), that of its test alone. Of everything else it is within a thousandth of
-        `get_epsilon` in most cases; further off where few, large losses decide (docs/accounting.md).
+        `get_epsilon` in most cases; further off where few, large losses decide: see
+        docs/accounting.md.
         """
         if self._contains_non_dp_event:
             return 0.0  # It may not be the example's own loss that is infinite.
