@@ -73,6 +73,11 @@ def test_examples_of_batch_wise_losses(capsys):
     assert capsys.readouterr().out.count("epsilon = ") == 1
 
 
+def test_examples_of_accounting(capsys):
+    run_examples("docs/accounting.md")
+    assert capsys.readouterr().out.startswith("EpsilonInterval(lower=1.828")
+
+
 def test_examples_of_the_guarantee(capsys):
     names = run_examples("docs/guarantee.md")
     printed = capsys.readouterr().out

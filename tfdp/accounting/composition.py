@@ -2,8 +2,8 @@
 
 **Grid.** The privacy losses of each release are moved to knots on a grid of losses. Upper bound:
 the mass of each cell goes to the knots at its two ends so that both its probabilities, by the upper
-and by the lower distribution, stay what they are. This replaces the hockey-stick divergence, which is
-convex in e^epsilon, by its chords: never below it, and above it by the square of the interval.
+and by the lower distribution, stay what they are. This replaces the hockey-stick divergence, which
+is convex in e^epsilon, by its chords: never below it, and above it by the square of the interval.
 Lower bound: the polygon with the same knots is lowered at each knot until it is below all
 extensions of the neighbouring chords, which a convex function never crosses. Knots are multiples of
 the interval; far from 0 they are sparse, a thousandth of the loss apart.
