@@ -484,4 +484,4 @@ def test_numbers_that_are_rolled_back_with_a_rejected_attempt_are_caught(numbers
 
 def test_it_goes_with_no_two_term_loss():
     with pytest.raises(ValueError, match=r"`clipping_rule` must not be random.*Received"):
-        check_two_term_arguments(ImportanceSampling(), 1)
+        check_two_term_arguments(ImportanceSampling(), 1, False)

@@ -141,6 +141,8 @@ RULE_MODELS = {
     ("Einsum", 1): "attention",
     ("Einsum", 0): "einsum, reordered",
     ("ResourceGather", 0): "embedding",
+    ("FusedBatchNormV3", 1): "batch normalization, frozen statistics",
+    ("FusedBatchNormV3", 2): "batch normalization, frozen statistics",
 }
 
 
@@ -174,5 +176,6 @@ def test_a_wrong_generic_rule_is_caught(monkeypatch):
 
 def test_every_rule_has_a_mutant():
     aliases = {("BatchMatMul", 1), ("BatchMatMulV3", 1), ("Add", 0), ("Add", 1), ("AddV2", 0)}
+    aliases |= {(f"FusedBatchNorm{v}", weight) for v in ("", "V2") for weight in (1, 2)}
     untested = set(registry._RULES) - set(RULE_MODELS) - aliases
     assert untested <= {("Sub", 0), ("GatherV2", 0)}

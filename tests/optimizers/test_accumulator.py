@@ -19,7 +19,7 @@ CLIP = 0.5
 
 def chunks(seed=1):
     return tfdp.data.poisson_batches(
-        (X, Y), expected_batch_size=16, steps_per_epoch=2, seed=seed, chunk_size=12
+        (X, Y), expected_batch_size=16, steps_per_epoch=2, seed=seed, chunk_size=15
     )
 
 

@@ -152,7 +152,7 @@ class TwoTermLoss:
             keys = split_key(seed, len(laws), tf.int32)
             return [law.sample(rows, seed=key) for law, key in zip(laws, keys, strict=True)]
 
-        specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int64)]
+        specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec(seed.shape, tf.int64)]
         drawn = isolation.trace("draws", draw, specs)(self.rows, seed)
         return (*batch, *drawn)
 

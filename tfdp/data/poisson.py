@@ -70,7 +70,7 @@ def poisson_batches(
       >>> x, y = np.zeros([1000, 3], "float32"), np.zeros([1000], "int64")
       >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
       >>> batches.sampling.padded_batch_size
-      141
+      146
     """
     x, y, dataset_size = _load(data)
     if transform is not None:
