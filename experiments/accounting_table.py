@@ -96,7 +96,8 @@ def _prv(python: str, setting: Setting, upper: float) -> str:
     except subprocess.TimeoutExpired:
         return f"more than {flags.FLAGS.seconds} s"
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1].partition(":")[0]
+        lines = done.stderr.strip().splitlines()  # None if the system ended it, for its memory.
+        return lines[-1].partition(":")[0] if lines else f"ended by signal {-done.returncode}"
     epsilon, seconds = json.loads(done.stdout.splitlines()[-1])
     return f"{epsilon:.5g} ({seconds:.2f} s)"
 
