@@ -1,6 +1,7 @@
 """Parts of two logical batches never get into one sum."""
 
 import contextlib
+import copy
 import dataclasses
 import threading
 
@@ -141,6 +142,12 @@ def assert_whole_draws_are_added(monkeypatch, accumulator):
 
 def test_threads_never_mix_draws(monkeypatch):
     assert_whole_draws_are_added(monkeypatch, Slow)
+
+
+def test_a_trained_optimizer_can_be_copied():
+    model = make()
+    model.fit(chunks(), verbose=0)
+    assert copy.deepcopy(model.optimizer).gradient_accumulation_steps == 4
 
 
 def test_threads_without_the_lock_are_caught(monkeypatch):

@@ -37,14 +37,22 @@ class Accumulator:
         self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
 
     def lock(self) -> tf.Tensor | None:
-        """Waits for other threads, in the graph being built; None where XLA makes them wait.
+        """Waits for other threads, in the graph being built.
 
         Returns:
-          What `unlock` takes. If a step fails before that, the lock ends with the step.
+          The lock, for `unlock`: if a step fails before that, it ends with the step. None where XLA
+          makes threads wait.
         """
         if devices.compiled_by_xla():  # Such a function locks the variables that it writes.
             return None
         return tf.raw_ops.MutexLock(mutex=self._mutex)
+
+    @staticmethod
+    def unlock(lock: tf.Tensor | None, after: tf.Tensor) -> None:
+        """Lets other threads go on once `after` is computed, in the graph being built."""
+        if lock is not None:
+            with tf.control_dependencies([after]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
         """Makes room for the sums of `variables`, outside of any graph."""

@@ -397,9 +397,8 @@ class PrivateOptimizerMixin(PersistentState):
             return tf.constant(True)
 
         done = tf.cond(complete, step, lambda: tf.constant(False))
-        if self._lock is not None:
-            with tf.control_dependencies([done]):
-                tf.raw_ops.ConsumeMutexLock(mutex_lock=self._lock)
+        lock, self._lock = self._lock, None  # It would keep the graph alive, and hinder copies.
+        accumulator.unlock(lock, done)
         return done
 
     def _logical_step(
