@@ -65,7 +65,7 @@ def secure(sums: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def is_made_of_uniforms(seen: np.ndarray, candidate: np.ndarray) -> np.ndarray:
-    """Whether some uniform integers make the noise that the candidate lacks (Jin et al., 2021).
+    """Returns whether uniform integers make the noise that the candidate lacks (Jin et al., 2021).
 
     Args:
       seen: Noisy sums of two coordinates, `[n, 2]`.
@@ -83,7 +83,7 @@ def is_made_of_uniforms(seen: np.ndarray, candidate: np.ndarray) -> np.ndarray:
 
 
 def is_sum_of_floats(seen: np.ndarray, candidate: np.ndarray) -> np.ndarray:
-    """Whether the candidate and some float32 noise round to what is seen (Mironov, 2012)."""
+    """Returns whether the candidate and float32 noise round to what is seen (Mironov, 2012)."""
     noise = seen - candidate
     near = [np.nextafter(noise, np.float32(np.inf)), np.nextafter(noise, np.float32(-np.inf))]
     return np.all(np.any([candidate + n == seen for n in (noise, *near)], axis=0), axis=1)
@@ -97,7 +97,7 @@ MECHANISMS = {"TensorFlow's": naive, "tfdp's default": default, "secure": secure
 
 
 def success(attack: str, mechanism: str, trials: int, seed: int = 0) -> float:
-    """How often the attack names the right neighbour, of two that are equally likely."""
+    """Estimates how often the attack names the right neighbour, of two that are equally likely."""
     could_be, size = ATTACKS[attack]
     rng = np.random.default_rng(seed)
     gradient = rng.normal(size=size)
@@ -113,7 +113,7 @@ def success(attack: str, mechanism: str, trials: int, seed: int = 0) -> float:
 
 
 def distances_of_orders(wide: bool) -> list[float]:
-    """How far two orders of the same rows are apart in the clipped sum (Casacuberta et al., 2022).
+    """Measures how far the order of rows moves their clipped sum (Casacuberta et al., 2022).
 
     Half of the examples have a gradient of the clip's norm, which is 1, and half of them one that
     nearly vanishes beside their sum.

@@ -162,7 +162,7 @@ def test_polygons_enclose_the_hockey_stick(q, sigma, interval):
 
 
 def _is_caught(case=_CASES[0]):
-    """Whether a bound is on the wrong side of the exact epsilon."""
+    """Returns whether a bound is on the wrong side of the exact epsilon."""
     exact = reference.composed_epsilon(*case)
     least, most = _bounds(*case)
     return most < exact or least > exact

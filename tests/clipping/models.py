@@ -139,7 +139,7 @@ def open_time_axis():
 
 
 class FrozenStatistics(layers.BatchNormalization):
-    """As in fine-tuning: called with `training=False`, and its scale and shift are trained."""
+    """Normalizes as in fine-tuning, with `training=False`; scale and shift are trained."""
 
     def __init__(self):
         super().__init__(

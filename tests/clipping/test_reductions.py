@@ -143,7 +143,7 @@ def test_losses_of_pixels_are_reduced_within_the_example(reduce, within, engine)
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_weighted_mean_over_tokens_is_one_within_the_example(engine):
-    """As with masked tokens: an example's loss is the mean over its own."""
+    """Masked tokens: the loss of an example is the mean over its own."""
     x = np.random.default_rng(2).normal(size=[N, 7, 3]).astype("float32")
     lengths = np.arange(N) % 7
 

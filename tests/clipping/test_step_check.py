@@ -556,7 +556,7 @@ PLACES = {
 
 
 class TwoTerms(Training):
-    """As `Training`; the loss is a `TwoTermLoss`, which holds functions and the batch."""
+    """Trains as `Training` does, on a `TwoTermLoss`, which holds functions and the batch."""
 
     def step(self, x, mask, factor=1.0):
         loss = tfdp.clipping.TwoTermLoss(

@@ -318,6 +318,6 @@ def _step(p: _Point, q: _Point, i: int) -> float:
 
 
 def _is_below(point: _Point, left: _Point, right: _Point) -> bool:
-    """Whether `point` is not above the segment from `left` to `right`."""
+    """Returns whether `point` is not above the segment from `left` to `right`."""
     rise = _step(left, point, 1) * _step(point, right, 0)
     return rise <= _step(point, right, 1) * _step(left, point, 0)

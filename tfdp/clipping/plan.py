@@ -126,7 +126,7 @@ class Plan:
         )
 
     def _connected(self, indices: Sequence[int]) -> list[int]:
-        """Those of some variables that the loss has gradients by."""
+        """Returns those of some variables that the loss has gradients by."""
         if not indices:
             return []
         found = tf.gradients(self._graph.terms, [self._handles[i] for i in indices])

@@ -61,15 +61,22 @@ def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Re
 
 
 def _multiplied(op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
-    """Of a product of a term and something public."""
-    private = [t for t in op.inputs if depends_on_data(t)]
-    if len(private) != 1:
-        return None
-    found = of_term(private[0], depends_on_data)
+    """Finds what a product of a term and something public reduces."""
+    private, public = _factors(op, depends_on_data)
+    found = None if private is None else of_term(private, depends_on_data)
     if found is None or found.kind is None:
         return None
-    (factor,) = [t for t in op.inputs if t is not private[0]]
-    return Reduction(found.losses * factor, found.kind)
+    return Reduction(found.losses * public, found.kind)
+
+
+def _factors(
+    op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]
+) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """Returns the private and the public factor of a product; None twice if both are private."""
+    a, b = op.inputs
+    if depends_on_data(a) and depends_on_data(b):
+        return None, None
+    return (a, b) if depends_on_data(a) else (b, a)
 
 
 def _divided(
@@ -78,13 +85,9 @@ def _divided(
     """The losses whose mean is a sum divided by a number; None if that is no mean."""
     total, number = _before(total), _before(number)
     if total.op.type == "Mul":
-        found = _multiplied(total.op, depends_on_data)
-        factors = [t for t in total.op.inputs if not depends_on_data(t)]
-        if found is None or found.kind != SUM:
-            return None
-        private = next(t for t in total.op.inputs if depends_on_data(t))
-        losses = _divided(private, number, depends_on_data)
-        return None if losses is None else losses * factors[0]
+        private, public = _factors(total.op, depends_on_data)
+        losses = None if private is None else _divided(private, number, depends_on_data)
+        return None if losses is None else losses * public
     if total.op.type != "Sum" or not total.op.inputs[0].shape.rank:
         return None
     entries = total.op.inputs[0]
@@ -104,7 +107,7 @@ def _divided(
 
 
 def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:
-    """Whether a number is that of all entries of a tensor."""
+    """Returns whether a number is that of all entries of a tensor."""
     static = tf.get_static_value(number)
     if static is not None:
         return entries.shape.num_elements() == static
@@ -117,7 +120,7 @@ def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:
 def _is_number_of_rows(
     number: tf.Tensor, entries: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
 ) -> bool:
-    """Whether a number is that of the rows: the first dimension of a tensor made of the batch."""
+    """Returns whether a number is the first dimension of a tensor made of the batch."""
     static = tf.get_static_value(number)
     if static is not None:
         return entries.shape[0] == static
@@ -130,7 +133,7 @@ def _is_number_of_rows(
 
 
 def _keeps_rows(op: tf.Operation) -> bool:
-    """Whether a reduction is one within the rows."""
+    """Returns whether a reduction is one within the rows."""
     axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
     return axes is not None and bool(rank) and all(axis % rank for axis in np.ravel(axes))
 
@@ -143,7 +146,7 @@ def _within(entries: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
 
 
 def _before(tensor: tf.Tensor) -> tf.Tensor:
-    """What a tensor was before operations that change no value; Keras sums up scalars, too."""
+    """Returns a tensor before operations that change no value; Keras sums up scalars, too."""
     while tensor.op.type in ("Cast", "Identity") or (
         tensor.op.type in ("Mean", "Sum") and tensor.op.inputs[0].shape.rank == 0
     ):
@@ -152,7 +155,7 @@ def _before(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
-    """Whether `product` is `factor` times something else: rows where it is zero do not matter."""
+    """Returns whether `product` is `factor` times something, and so zero where that is."""
     if product.ref() == factor.ref():
         return True
     op = product.op
