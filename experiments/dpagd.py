@@ -259,18 +259,18 @@ class AdaptiveGradientDescent(tf.Module):
     @tf.function
     def _noisy_sum(self, stddev: tf.Tensor, position: tf.Tensor) -> list[tf.Tensor]:
         key = self._learning.next_key(position)
-        sums = self._clipped_sum(*self._source.draw(key, self._sampling.expected_batch_size))
+        sums = self._clipped_sum(*self._source.draw(key, self._sampling))
         return add_gaussian_noise(sums, [stddev] * len(sums), self._noise.next_key(position))
 
     @tf.autograph.experimental.do_not_convert
-    def _traced_sum(self, x: Any, y: Any, mask: tf.Tensor) -> list[tf.Tensor]:
+    def _traced_sum(self, x: Any, y: Any) -> list[tf.Tensor]:
         variables = self.model.trainable_variables
-        losses = self._loss(y, self.model(x, training=True), sample_weight=mask)
+        losses = self._loss(y, self.model(x, training=True))
         clipped = self._engine.clipped_sum(
             losses,
             variables,
             tf.zeros([2], tf.int64),  # No microbatches are drawn.
-            expected_rows=self._sampling.padded_batch_size,
+            most_rows=self._sampling.padded_batch_size,
         )
         return [
             tf.zeros_like(v) if g is None else g
@@ -289,7 +289,7 @@ class AdaptiveGradientDescent(tf.Module):
             tf.constant(0.0, tf.float64), 1.0, self.settings.candidates + 1
         )
         key = self._testing.next_key(position)
-        batch = self._source.draw(key, self._selection.expected_batch_size)
+        batch = self._source.draw(key, self._selection)
 
         def go(size: tf.Tensor) -> None:
             for v, start, d in zip(variables, origin, direction, strict=True):
@@ -313,13 +313,13 @@ class AdaptiveGradientDescent(tf.Module):
         return tf.minimum(index, tf.size(scores) - 1)
 
     @tf.autograph.experimental.do_not_convert
-    def _traced_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tf.Tensor:
+    def _traced_loss(self, x: Any, y: Any) -> tf.Tensor:
         """The sum of clipped losses of a batch, float64: what an example adds is in [0, clip]."""
-        losses = self._loss(y, self.model(x, training=False), sample_weight=mask)
+        losses = self._loss(y, self.model(x, training=False))
         losses = tf.cast(_by_row(losses), tf.float64)
         clip = tf.constant(self.settings.loss_clip, tf.float64)
         clipped = tf.where(tf.math.is_finite(losses), tf.clip_by_value(losses, 0.0, clip), clip)
-        return tf.reduce_sum(tf.where(mask, clipped, 0.0))
+        return tf.reduce_sum(clipped)
 
     # The state.
 

@@ -22,14 +22,14 @@ import tensorflow as tf
 
 from tfdp._plain_variables import plain_variables
 from tfdp._shared_function import shared_function
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import PADDINGS, PoissonSampling
 
 # Draws that may wait for their use at the same time. Older ones are forgotten.
 _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
 _ENTRIES = 2**13
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 3), 3, 4, 5, 6
+_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 4), 4, 5, 6, 7
 # Of what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
@@ -74,7 +74,7 @@ class DrawRecord:
                         shape=[_SLOTS, None],
                     ),
                     tf.Variable(
-                        tf.fill([_SLOTS, 7], tf.constant(_NOTHING, tf.int64)), trainable=False
+                        tf.fill([_SLOTS, 8], tf.constant(_NOTHING, tf.int64)), trainable=False
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
                     tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
@@ -94,7 +94,7 @@ class DrawRecord:
         source: int,
         draw: tf.Tensor,
         chunk: tf.Tensor | int,
-        mask: tf.Tensor,
+        mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
     ) -> tf.Operation:
         """Enters a draw, in the graph being built.
@@ -104,15 +104,16 @@ class DrawRecord:
           source: Number of the object that draws; later ones have larger numbers.
           draw: What `number` gave for it.
           chunk: Which of its chunks this is.
-          mask: Which rows are examples, bool `[rows]`.
+          mask: Weights by which rows of padding are left out, `[rows]`; None without padding.
           tensors: The tensors of the batch, `[rows, ...]` each.
         """
         prints, known, counter, _, _ = self._made()
         entry = _next_number(counter)
-        own = _all_fingerprints([mask, *tensors])
+        own = _all_fingerprints([*([] if mask is None else [mask]), *tensors])
+        own = own if mask is not None else tf.pad(own, [[1, 0]], constant_values=_NOTHING)
         width = tf.shape(prints.read_value())[1]
         own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
-        facts = [*dataclasses.astuple(sampling), draw, chunk, entry + 1, source]
+        facts = [*_facts(sampling), draw, chunk, entry + 1, source]
         facts = tf.stack([tf.cast(fact, tf.int64) for fact in facts])
         where = tf.reshape(entry % _SLOTS, [1, 1])
         with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
@@ -129,7 +130,7 @@ class DrawRecord:
 
         Args:
           sampling: How it should have been sampled.
-          mask: Its mask, bool `[rows]`; None if it is one of `tensors`.
+          mask: Its mask, `[rows]`; None if it is one of `tensors`, or has none.
           tensors: Those of its tensors that are used, in any order.
           following: Of draws with equal contents, the number of that which was begun, and how many
             of its chunks were used; scalars.
@@ -200,7 +201,7 @@ class DrawRecord:
         self._made()
         own = _all_fingerprints(tensors)
         of_mask = _all_fingerprints([] if mask is None else [mask])
-        wanted = tf.constant(dataclasses.astuple(sampling), tf.int64)
+        wanted = tf.constant(_facts(sampling), tf.int64)
         none = tf.constant(_NOTHING - 1, tf.int64)  # No chunk has this number.
         draw, chunk = (none, none) if following is None else following
         following = tf.stack([tf.cast(draw, tf.int64), tf.cast(chunk, tf.int64)])
@@ -242,6 +243,12 @@ class DrawRecord:
         if not self._variables:
             raise RuntimeError("`prepare` must be called before a draw is entered.")
         return self._variables
+
+
+def _facts(sampling: PoissonSampling) -> tuple[int, ...]:
+    """The numbers by which samplings are told apart."""
+    steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
+    return sampling.dataset_size, sampling.expected_batch_size, steps, padding
 
 
 def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The size of a Poisson-sampled batch, padded so that almost nothing is ever cut off.
+"""The size of a Poisson-sampled batch: so many rows that almost nothing is ever cut off.
 
 The guarantee compares the data set of N examples with its neighbours, of N - 1 or N + 1, sampled
 with the same probability q = B / N. The charge for truncation must hold on both data sets of a
@@ -8,6 +8,7 @@ N + 1 examples decides. With q = 1 it fills N + 1 rows.
 
 import dataclasses
 import functools
+import math
 
 import scipy.stats
 
@@ -17,6 +18,11 @@ from tfdp.accounting import _validation
 # ledger; at 1e-30 the charge is below a thousandth of delta = 1e-15 for a million steps at
 # epsilon 12, and of delta = 1e-5 at epsilon 36.
 TRUNCATION_PROBABILITY = 1e-30
+
+# How batches are padded: not at all; to one of a few sizes; to one size.
+NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
+# Sizes of buckets, in standard deviations of the number of examples above its expectation.
+_BUCKETS = (1.0, 3.0)
 
 
 @functools.cache
@@ -78,16 +84,21 @@ class PoissonSampling:
       dataset_size: Number of training examples, N. Treated as public.
       expected_batch_size: Expected number of examples in a batch, B.
       gradient_accumulation_steps: Chunks that one logical batch is delivered in.
+      padding: "none": a batch has as many rows as it has examples. "buckets": it is padded to one
+        of `bucket_sizes`, by rows whose weight is zero. "full": to `padded_batch_size`.
     """
 
     dataset_size: int
     expected_batch_size: int
     gradient_accumulation_steps: int = 1
+    padding: str = NONE
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = _validation.positive_integer(field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        for name in ("dataset_size", "expected_batch_size", "gradient_accumulation_steps"):
+            value = _validation.positive_integer(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+        if self.padding not in PADDINGS:
+            raise _validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
         if self.expected_batch_size > self.dataset_size:
             raise _validation.error(
                 "expected_batch_size",
@@ -102,8 +113,19 @@ class PoissonSampling:
 
     @property
     def padded_batch_size(self) -> int:
-        """Rows that a logical batch is padded to."""
+        """The most rows of a logical batch; with `padding="full"`, all have as many."""
         return padded_batch_size(self.dataset_size, self.expected_batch_size)
+
+    @property
+    def bucket_sizes(self) -> tuple[int, ...]:
+        """The numbers of rows that a batch can have with `padding="buckets"`, in increasing order.
+
+        Five of six batches have the first of three, for large data sets.
+        """
+        deviation = math.sqrt(self.expected_batch_size * (1 - self.sampling_probability))
+        sizes = [self.expected_batch_size + math.ceil(z * deviation) for z in _BUCKETS]
+        most = self.padded_batch_size
+        return (*sorted({size for size in sizes if size < most}), most)
 
     @property
     def truncation_probability(self) -> float:

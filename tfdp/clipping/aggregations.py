@@ -133,12 +133,12 @@ class TermWiseAggregation(Aggregation):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         expected_batch_size: int,
-        expected_rows: int | None,
+        most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
         row_seed, group_seed, rule_seed = split_key(group_seed, 3)
         rows = loss.with_draws(row_seed)
-        samples = _clipped_sample_sum(loss, rows, engine, variables, rule_seed, expected_rows)
+        samples = _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         if loss.batch_wise is None:
             return samples
         capacity = self.capacity(expected_batch_size)
@@ -194,7 +194,7 @@ class MicroAggregation(Aggregation):
 
     An example is in all of the clipped gradients, by way of g: in a batch of n - 1 others it moves
     each of these by up to 2C and adds one of its own. As n is at most the number of rows of the
-    padded batch, the sensitivity is `(2 rows - 1) C`: the update's noise does not shrink with the
+    largest batch, the sensitivity is `(2 rows - 1) C`: the update's noise does not shrink with the
     batch. Where there is no g, this is DP-SGD.
 
     References:
@@ -207,7 +207,7 @@ class MicroAggregation(Aggregation):
 
         Args:
           l2_norm_clip: The clip C.
-          rows: Rows of the padded batch: the most examples that it can have.
+          rows: The most examples that a batch can have.
         """
         if isinstance(rows, tf.Tensor):
             rows = tf.cast(rows, tf.float32)
@@ -220,13 +220,13 @@ class MicroAggregation(Aggregation):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         expected_batch_size: int,
-        expected_rows: int | None,
+        most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
         row_seed, rule_seed = split_key(group_seed, 2)
         rows = loss.with_draws(row_seed)
         if loss.batch_wise is None:
-            return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, expected_rows)
+            return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         whole = one_group(rows, loss.mask)
         common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
         vectorized = VectorizedClipping(engine.l2_norm_clip, None, engine.rule)
@@ -240,7 +240,7 @@ class MicroAggregation(Aggregation):
             _check_mask(graph.mask is not None, loss)
             handles = [total.graph.capture(variable.handle) for variable in variables]
             count = graph.checked_rows()
-            mask = tf.ones([count], tf.bool) if graph.mask is None else graph.mask
+            mask = graph.keeps(count)
             sums, found["connected"], within = vectorized.sum_over_chunks(
                 graph, handles, variables, mask, tf.zeros([count], tf.int32), count, common=shared
             )
@@ -249,7 +249,7 @@ class MicroAggregation(Aggregation):
         sums, regularizer_gradients, within, count = loss.in_function_of_rows(
             rows, compute, *shared
         )
-        moved = self.sensitivity(engine.l2_norm_clip, count)
+        moved = self.sensitivity(engine.l2_norm_clip, count if most_rows is None else most_rows)
         return ClippedSum(
             gradients=[
                 s if own or c is not None else None
@@ -286,7 +286,7 @@ class BatchAggregation(Aggregation):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         expected_batch_size: int,
-        expected_rows: int | None,
+        most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
 
@@ -352,12 +352,12 @@ def split_noise(
     return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
 
 
-def _clipped_sample_sum(loss, rows, engine, variables, seed, expected_rows) -> ClippedSum:
+def _clipped_sample_sum(loss, rows, engine, variables, seed, most_rows) -> ClippedSum:
     """The clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 
     def compute(total: tf.Tensor, seed: tf.Tensor) -> tuple:
-        clipped = engine.clipped_sum(total, variables, seed, expected_rows=expected_rows)
+        clipped = engine.clipped_sum(total, variables, seed, most_rows=most_rows)
         _check_mask(clipped.mask is not None, loss)
         found["clipped"] = clipped
         return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp import _chacha
-from tfdp.clipping import clipping_rules
+from tfdp._streams import KeyStream
+from tfdp.clipping import clipping_rules, random_streams
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.norms import in_float32
 
@@ -96,9 +97,12 @@ class ClippingEngine(abc.ABC):
         clipped with a margin for the rounding of their factors. Then the computed sums of
         neighbours are at most `sensitivity(relation)` apart, plus `ClippedSum.error` twice. To be
         set before tracing.
+      streams: The keys of the random numbers that the model draws, which layers then take from
+        them and not from their own seeds; None: layers draw as they do. To be set before tracing.
     """
 
     wide_sums = False
+    streams: KeyStream | None = None
 
     def __init__(
         self,
@@ -143,7 +147,7 @@ class ClippingEngine(abc.ABC):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         clip: tf.Tensor | None = None,
-        expected_rows: int | None = None,
+        most_rows: int | None = None,
     ) -> ClippedSum:
         """Sums the clipped gradients of a batch.
 
@@ -154,8 +158,9 @@ class ClippingEngine(abc.ABC):
           group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
             draw their microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
-          expected_rows: About how many rows the batch will have, where that is known and its shape
-            does not say it: engines plan their memory by it.
+          most_rows: The most rows that the batch can have, where that is known: engines plan
+            their memory by it, and bounds must not follow from the number of rows, which is
+            private. None: as many as it has.
 
         Returns:
           The clipped sum and what belongs to it.
@@ -163,6 +168,12 @@ class ClippingEngine(abc.ABC):
         Raises:
           ValueError: `loss` is no such tensor, or examples cannot be told apart in it.
         """
+
+    def _draw_secretly(self, loss: tf.Tensor) -> None:
+        """Has the model draw its random numbers from `streams`."""
+        random_streams.hide_counts(loss.graph)
+        if self.streams is not None:
+            random_streams.make_secret(loss, self.streams)
 
     def _groups(self, variables: Sequence[tf.Variable]) -> list[int]:
         """Which variables the rule clips together."""

@@ -16,6 +16,7 @@ from tfdp.clipping import (
     batch_state,
     graph_copy,
     out_of_range,
+    random_streams,
     reductions,
     step_graph,
     vectorizable,
@@ -40,10 +41,12 @@ class LossGraph:
       regularizer: Scalar sum of the terms that do not depend on the batch, or None. Constants that
         the loss captures are taken to be public.
       batch: The tensors that come from the batch; the first dimension is the example.
+      mask: Which rows are examples and which padding: the tensor `[rows]` of `batch`, bool or
+        floating, that multiplies every loss, which is how Keras uses sample weights. Rows where it
+        is zero do not count. None if there is none.
       sources: Of operations that were copied from another graph, by name: the originals, where
         these are calls of functions.
-      mask: Whether each row is an example or padding: the bool `[rows]` of `batch` that multiplies
-        every loss, which is how Keras uses sample weights; None if there is none.
+      drawn: Random numbers of the rows, `[rows, ...]`, from a secret stream; see `random_streams`.
     """
 
     terms: list[tf.Tensor]
@@ -52,12 +55,28 @@ class LossGraph:
     batch: list[tf.Tensor]
     mask: tf.Tensor | None
     sources: dict[str, tf.Operation] = dataclasses.field(default_factory=dict)
+    drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
-    def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The loss of a single row: the same computation with `row` in place of `batch`.
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """All that belongs to the rows: the batch, and the random numbers that were drawn."""
+        return [*self.batch, *self.drawn]
+
+    def keeps(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns which rows count, bool `[rows]`.
 
         Args:
-          row: As `batch`, with a single row each: `[1, ...]`.
+          rows: Number of rows.
+        """
+        if self.mask is None:
+            return tf.ones([rows], tf.bool)
+        return self.mask if self.mask.dtype == tf.bool else self.mask != 0
+
+    def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The loss of a single row: the same computation with `row` in place of `tensors`.
+
+        Args:
+          row: As `tensors`, with a single row each: `[1, ...]`.
 
         Returns:
           The loss of that row, a scalar of the default graph.
@@ -72,10 +91,10 @@ class LossGraph:
             raise _holds_batch_size(error) from error
 
     def at(self, rows: Sequence[tf.Tensor], vectorizable_gradients: bool = False) -> "LossGraph":
-        """The loss of other data: the same computation with `rows` in place of `batch`.
+        """The loss of other data: the same computation with `rows` in place of `tensors`.
 
         Args:
-          rows: As `batch`, with another number of rows.
+          rows: As `tensors`, with another number of rows.
           vectorizable_gradients: Whether gradients must be such that `tf.vectorized_map` can
             vectorise them, even if they are slower otherwise.
 
@@ -86,8 +105,8 @@ class LossGraph:
           ValueError: The graph holds the batch's size, so that it cannot compute other rows.
         """
         target = tf.compat.v1.get_default_graph()
-        operations, boundary = cone(self.terms, self._inputs())
-        of_row = {t.name: row for t, row in zip(self.batch, rows, strict=True)}
+        operations, boundary = cone(self.terms, self._inputs() | {t.ref() for t in self.drawn})
+        of_row = {t.name: row for t, row in zip(self.tensors, rows, strict=True)}
         known = {t.name: of_row[t.name] if t.name in of_row else bring(t, target) for t in boundary}
         replaced = vectorizable.gradient_of if vectorizable_gradients else lambda op: None
         try:
@@ -122,7 +141,7 @@ class LossGraph:
                 message="The tensors of the batch and the loss must all have as many rows. "
                 f"Received: {tensor}.",
             )
-            for tensor in [*self.batch[1:], *[t for t in self.terms if t.shape.rank == 1]]
+            for tensor in [*self.tensors[1:], *[t for t in self.terms if t.shape.rank == 1]]
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(rows)
@@ -242,7 +261,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     flow = step_graph.Flow()
     if flow.values(loss.graph)[loss.ref()].colors & step_graph.METRIC:
         raise batch_state.depends_on_metric("a loss", flow.metrics)
-    _, used = cone(terms, {t.ref() for t in batch})
+    operations, used = cone(terms, {t.ref() for t in batch})
     batch = [t for t in batch if t.ref() in {u.ref() for u in used}]
     if not batch:
         raise ValueError(
@@ -252,7 +271,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     masks = [
         t
         for t in batch
-        if t.dtype == tf.bool
+        if (t.dtype == tf.bool or t.dtype.is_floating)
         and t.shape.rank == 1
         and all(reductions.is_factor(t, vector) for vector in vectors)
     ]
@@ -262,6 +281,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         regularizer=tf.add_n(public) if public else None,
         batch=batch,
         mask=masks[-1] if masks else None,
+        drawn=random_streams.drawn_in(operations),
     )
 
 

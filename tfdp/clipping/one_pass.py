@@ -86,12 +86,13 @@ class OnePassClipping(ClippingEngine):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         clip: tf.Tensor | None = None,
-        expected_rows: int | None = None,
+        most_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
+        self._draw_secretly(loss)
         if self.num_microbatches is not None:
             self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
-            return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
+            return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
         products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
@@ -99,18 +100,19 @@ class OnePassClipping(ClippingEngine):
         if plan.fallback:
             _LOGGER.warning("%s", plan.fallback)
             self._report = vectorized_report(variables, plan.fallback)
-            return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
+            return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
         rows = graph.checked_rows()
-        mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
+        mask = graph.keeps(rows)
+        most = rows if most_rows is None else most_rows
         uniforms = self._draw_uniforms(rows, group_seed)
-        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or expected_rows)
+        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or most_rows)
         if chunk is None:
             sums, within, error = self._sums_of(
-                plan, graph, handles, variables, mask, rows, clip, uniforms
+                plan, graph, handles, variables, mask, rows, most, clip, uniforms
             )
         else:
             sums, within, error = self._in_chunks(
-                graph, handles, variables, mask, rows, clip, uniforms, chunk
+                graph, handles, variables, mask, rows, most, clip, uniforms, chunk
             )
         if self._uncompared is not None:
             sums = self._compared(sums, graph, handles, variables, mask, rows, clip, uniforms)
@@ -147,16 +149,16 @@ class OnePassClipping(ClippingEngine):
             trace_for_report(self, model)
         return of_last_step(self._report)
 
-    def _chunk_rows(self, plan: Plan, expected_rows: int | None) -> int | None:
+    def _chunk_rows(self, plan: Plan, most_rows: int | None) -> int | None:
         """The rows of a part, if the batch must be worked on in parts."""
         if self.chunk_size is not None:
-            known_to_fit = expected_rows is not None and expected_rows <= self.chunk_size
+            known_to_fit = most_rows is not None and most_rows <= self.chunk_size
             return None if known_to_fit else self.chunk_size
         budget = self.memory_budget or devices.memory_budget()
         chunk = max(1, budget // max(1, plan.bytes_per_row))
-        return chunk if expected_rows is not None and expected_rows > chunk else None
+        return chunk if most_rows is not None and most_rows > chunk else None
 
-    def _sums_of(self, plan, graph, handles, variables, mask, rows, clip, uniforms):
+    def _sums_of(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms):
         """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
@@ -170,12 +172,13 @@ class OnePassClipping(ClippingEngine):
         found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms)
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
-        most = tf.reduce_max([1, *[number for number, _ in terms]])
-        additions = tf.cast(rows, tf.float64) * tf.cast(most, tf.float64)
-        error = sum_error(additions, rows, max([1.0, *[share for _, share in terms]]))
+        of_row = tf.reduce_max([1, *[number for number, _ in terms]])
+        # Of the most rows that there can be: how many there are is private.
+        additions = tf.cast(most, tf.float64) * tf.cast(of_row, tf.float64)
+        error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))
         return [None if c is None else next(sums) for c in contributions], within, error
 
-    def _in_chunks(self, graph, handles, variables, mask, rows, clip, uniforms, chunk):
+    def _in_chunks(self, graph, handles, variables, mask, rows, most, clip, uniforms, chunk):
         """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
         count = (rows + chunk - 1) // chunk
         size = (rows + count - 1) // tf.maximum(count, 1)
@@ -186,19 +189,21 @@ class OnePassClipping(ClippingEngine):
 
         def body(index, sums, within, error):
             start = tf.minimum(index * size, rows - size)
-            part = graph.at([cut(tensor, start, size) for tensor in graph.batch])
+            part = graph.at([cut(tensor, start, size) for tensor in graph.tensors])
             here = tf.compat.v1.get_default_graph()
             local = [loss_graph.bring(handle, here) for handle in handles]
             keep = cut(mask, start, size)
             keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
             plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
             numbers = cut(uniforms, start, size)
-            new, more, lost = self._sums_of(plan, part, local, variables, keep, size, clip, numbers)
+            new, more, lost = self._sums_of(
+                plan, part, local, variables, keep, size, most, clip, numbers
+            )
             connected[:] = [n is not None for n in new]
             sums = [
                 s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
             ]
-            return index + 1, sums, within + more, error + lost
+            return index + 1, sums, within + more, tf.maximum(error, lost)
 
         zeros = [tf.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
         start = [0, zeros, 0.0, tf.zeros([], tf.float64)]
@@ -206,7 +211,8 @@ class OnePassClipping(ClippingEngine):
             lambda index, *_: index < count, body, start, parallel_iterations=1
         )
         sums = [s if yes else None for s, yes in zip(sums, connected, strict=True)]
-        return sums, within, sum_error_of_chunks(error, count)
+        # The bound for all rows covers those of every part: their terms are fewer.
+        return sums, within, sum_error_of_chunks(error, (most + chunk - 1) // chunk)
 
     def _compared(self, sums, graph, handles, variables, mask, rows, clip, uniforms):
         """The sums, once they were found to be those of the vectorised engine in the first step."""
@@ -238,7 +244,7 @@ class OnePassClipping(ClippingEngine):
             def function(*batch: tf.Tensor) -> tf.Tensor:
                 rows = [
                     row if row.dtype == own.dtype else tf.cast(row, own.dtype)
-                    for row, own in zip(batch, graph.batch, strict=True)
+                    for row, own in zip(batch, graph.tensors, strict=True)
                 ]
                 (gradients,) = self._vectorized.gradients_of_rows(
                     graph, [handles[index]], [variables[index]], rows

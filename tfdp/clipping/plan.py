@@ -108,7 +108,7 @@ class Plan:
             result.append(contribution)
         for i in self._connected([i for i, why in enumerate(reasons) if why is not None]):
             shape = self._variables[i].shape.as_list()
-            result[i] = Direct(self._graph.batch, shape, "vectorised", slow(i))
+            result[i] = Direct(self._graph.tensors, shape, "vectorised", slow(i))
         for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
             if contribution is not None:
                 self._record(variable, contribution, why)

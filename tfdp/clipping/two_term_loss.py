@@ -85,7 +85,7 @@ class TwoTermLoss:
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         expected_batch_size: int,
-        expected_rows: int | None = None,
+        most_rows: int | None = None,
     ) -> ClippedSum:
         """Sums clipped gradients, so that `1 / expected_batch_size` of the sum is the update.
 
@@ -94,7 +94,7 @@ class TwoTermLoss:
           variables: The trainable variables.
           group_seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
           expected_batch_size: Expected number of examples in a batch.
-          expected_rows: See `ClippingEngine.clipped_sum`.
+          most_rows: See `ClippingEngine.clipped_sum`.
 
         Returns:
           The sum, with a noise scale for each variable.
@@ -126,7 +126,7 @@ class TwoTermLoss:
             batch_state.check(graph, lambda t: bool(loss_graph.data_of(t)[1]), unknown=True)
             graph = graph.outer_graph
         return self.aggregation.clipped_sum(
-            self, engine, variables, group_seed, expected_batch_size, expected_rows
+            self, engine, variables, group_seed, expected_batch_size, most_rows
         )
 
     @property
@@ -236,7 +236,7 @@ class Aggregation(abc.ABC):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         expected_batch_size: int,
-        expected_rows: int | None,
+        most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
 

@@ -64,15 +64,17 @@ class VectorizedClipping(ClippingEngine):
         variables: Sequence[tf.Variable],
         group_seed: tf.Tensor,
         clip: tf.Tensor | None = None,
-        expected_rows: int | None = None,
+        most_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
+        self._draw_secretly(loss)
         products.check(loss.graph.get_operations())
         graph = loss_graph.read_loss(loss)
         self._report = vectorized_report(variables, _WHY)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
-        mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
+        most = rows if most_rows is None else most_rows
+        mask = graph.keeps(rows)
         groups = group_of_rows(group_seed, rows, self.num_microbatches or 1)
         uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
         sums, connected, within = self.sum_over_chunks(
@@ -94,7 +96,7 @@ class VectorizedClipping(ClippingEngine):
             within_clip=within,
             batch=graph.batch,
             mask=graph.mask,
-            error=sum_error(rows, rows, 1.0) if self.wide_sums else None,
+            error=sum_error(most, most, 1.0) if self.wide_sums else None,
         )
 
     def sum_over_chunks(
@@ -139,7 +141,7 @@ class VectorizedClipping(ClippingEngine):
         def pad(tensor):
             return tf.pad(tensor, [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)])
 
-        batch = [pad(tensor) for tensor in graph.batch]
+        batch = [pad(tensor) for tensor in graph.tensors]
         mask, groups = pad(mask), pad(groups)
         clips_rows = self.num_microbatches is None
         uniforms = pad(uniforms if clips_rows and uniforms is not None else tf.zeros([rows]))
@@ -211,7 +213,7 @@ class VectorizedClipping(ClippingEngine):
           graph: The loss.
           handles: The variables' handles in its graph.
           variables: The variables.
-          batch: Rows, as `graph.batch`.
+          batch: Rows, as `graph.tensors`.
           connected: Is told, for each variable, whether the loss depends on it.
           one: Whether there is a single row.
 

@@ -1,5 +1,6 @@
 """Poisson-sampled batches of a data set that fits in memory."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,10 @@ import tensorflow as tf
 
 from tfdp import _draws
 from tfdp._streams import KeyStream
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling
 from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
-from tfdp.data.source import PoissonSource, sample_places
+from tfdp.data.source import PoissonSource, draw_indices
 
 _sources = itertools.count()
 
@@ -24,19 +25,20 @@ def poisson_batches(
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
     transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    padding: str = NONE,
     seed: int | None = None,
     first_step: int = 0,
 ) -> PoissonBatches:
     """Returns batches in which each example is independently with probability q = B / N.
 
-    Every element is `(x, y, mask)`: rows of `x` and `y`, padded with zeros to a fixed number of
-    rows, and a boolean `mask` that says which rows are examples. Keras takes the mask as sample
-    weights: masked rows have loss zero, and tfdp's optimizers give them no part in the update.
-    (Keras leaves `metrics=[...]` unweighted: pass `weighted_metrics=[...]` to `model.compile`.)
-    The number of rows is such that a batch exceeds it with probability at most 1e-30, which the
-    privacy ledger charges to delta.
+    Every element is what was given, `(x, y)` or `(x, y, sample_weight)`, with one row for each
+    example that was drawn: their number varies from batch to batch. (A batch of more rows than it
+    has with probability 1e-30 is cut off; the privacy ledger charges this to delta.)
 
-    The examples stand at random places among the padding: see `sample_places`.
+    Functions that XLA compiles need fixed shapes: see `padding`. Every element is then
+    `(x, y, weights)`, and Keras takes the weights as sample weights: rows of padding have weight
+    zero, and tfdp's optimizers give them no part in the update. (Keras leaves `metrics=[...]`
+    unweighted: pass `weighted_metrics=[...]` to `model.compile`.)
 
     Every iteration over the dataset (every epoch) draws new batches. An optimizer that is given
     `sampling=batches.sampling` accepts each draw once, as it was drawn: batches that are cached,
@@ -44,9 +46,10 @@ def poisson_batches(
     for which no epsilon holds).
 
     Args:
-      data: `(x, y)`, arrays or tensors, or nested tuples or dicts of them, with N rows each; or a
-        finite `tf.data.Dataset` of single examples `(x, y)`, such as
-        `tfds.load(..., as_supervised=True)`, which is read into memory.
+      data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
+        them, with N rows each; or a finite `tf.data.Dataset` of such single examples, such as
+        `tfds.load(..., as_supervised=True)`, which is read into memory. A weight multiplies the
+        loss of its example, before the example's gradient is clipped.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
         `sampling.gradient_accumulation_steps` chunks are then one batch. None: whole batches.
@@ -54,6 +57,10 @@ def poisson_batches(
       transform: Function of one example, `(x, y)` without a batch dimension, that returns the
         example to train on: decoding, cropping, augmentation. TensorFlow operations, traced once;
         called anew for each draw; without side effects. None: examples as they are.
+      padding: "none"; "buckets", for `jit_compile=True`: batches have one of a few sizes,
+        `sampling.bucket_sizes`, for each of which XLA compiles the step once; or "full": all
+        batches have one size, and the examples stand at random places, which is for models whose
+        random layers cannot be given secret keys (an error says so).
       seed: Makes the sampling reproducible, which is for tests and experiments: privacy
         amplification by sampling needs that nobody knows who was sampled. By default sampling
         comes from the operating system's entropy.
@@ -69,42 +76,43 @@ def poisson_batches(
       >>> import numpy as np, tfdp
       >>> x, y = np.zeros([1000, 3], "float32"), np.zeros([1000], "int64")
       >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
-      >>> batches.sampling.padded_batch_size
-      146
+      >>> batches.element_spec[0]
+      TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
-    x, y, dataset_size = _load(data)
+    (x, y, *weights), dataset_size = _load(data)
     if transform is not None:
         _check_transform(transform, x, y)
-    source = PoissonSource(x, y, dataset_size, seed, transform)
+    source = PoissonSource(x, y, dataset_size, seed, transform, *weights)
     _check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     _check_integer("chunk_size", chunk_size, 1, None, optional=True)
     _check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     _check_integer("seed", seed, None, None, optional=True)
     _check_integer("first_step", first_step, 0, None)
-    sampling = PoissonSampling(dataset_size, expected_batch_size)
-    rows, chunks = sampling.padded_batch_size, 1
-    if chunk_size is not None and chunk_size < rows:
-        chunks = -(-rows // chunk_size)
-        rows = chunks * chunk_size
-        sampling = PoissonSampling(dataset_size, expected_batch_size, chunks)
+    _check_padding(padding, chunk_size, weights)
+    sampling = PoissonSampling(dataset_size, expected_batch_size, padding=padding)
+    chunks = -(-sampling.padded_batch_size // (chunk_size or sampling.padded_batch_size))
+    sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
     with tf.device("cpu"):
         keys = KeyStream(seed, "batches", first_step)
     own_number = next(_sources)
-    _draws.RECORD.prepare(len(tf.nest.flatten((x, y))) + 1)
+    _draws.RECORD.prepare(len(tf.nest.flatten((x, y, *weights))) + 1)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
-        q = sampling.sampling_probability
-        places = sample_places(keys.next_key(), dataset_size, q, rows)
-        number = tf.fill([chunks], _draws.RECORD.number())
-        parts = (number, tf.range(chunks), tf.reshape(places, [chunks, rows // chunks]))
-        return tf.data.Dataset.from_tensor_slices(parts)
+        number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling)
+        if chunks == 1:
+            return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), indices))
+        ends = tf.range(chunks + 1, dtype=tf.int64) * tf.size(indices, tf.int64) // chunks
+        return tf.data.Dataset.range(chunks).map(
+            lambda chunk: (number, chunk, indices[ends[chunk] : ends[chunk + 1]])
+        )
 
-    def deliver(number: tf.Tensor, chunk: tf.Tensor, places: tf.Tensor) -> tuple:
-        batch = source.rows(places)
+    def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor) -> tuple:
+        batch = source.rows(indices, padding != NONE)
+        mask, tensors = (batch[-1], batch[:-1]) if padding != NONE else (None, batch)
         entered = _draws.RECORD.enter(
-            sampling, own_number, number, chunk, batch[-1], tf.nest.flatten(batch[:-1])
+            sampling, own_number, number, chunk, mask, tf.nest.flatten(tensors)
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
@@ -113,6 +121,23 @@ def poisson_batches(
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps_per_epoch * chunks))
     return PoissonBatches(batches.prefetch(2), sampling, source)
+
+
+def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor]) -> None:
+    if padding not in PADDINGS:
+        raise ValueError(
+            f"Argument `padding` must be one of {list(PADDINGS)}. Received: {padding=}."
+        )
+    if padding == BUCKETS and chunk_size is not None:
+        raise ValueError(
+            'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
+            f"{padding=}, {chunk_size=}."
+        )
+    if padding != NONE and weights and weights[0].shape.rank != 1:
+        raise ValueError(
+            'Argument `padding` must be "none" with sample weights of several dimensions. Received: '
+            f"{padding=}, and sample weights of shape {weights[0].shape}."
+        )
 
 
 def _check_transform(transform: Any, x: Any, y: Any) -> None:
@@ -138,44 +163,60 @@ def _check_transform(transform: Any, x: Any, y: Any) -> None:
             )
 
 
-def _load(data: Any) -> tuple[Any, Any, int]:
-    """The data set as tensors in memory, and its number of examples."""
+def _load(data: Any) -> tuple[tuple, int]:
+    """The data set as tensors in memory, (x, y) or (x, y, weights), and its number of examples."""
     if isinstance(data, tf.data.Dataset):
-        if data.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                "Argument `data` must be a finite dataset of single examples. Received an "
-                f"infinite one: {data}."
-            )
-        examples = list(data.as_numpy_iterator())
-        if not examples or not isinstance(examples[0], tuple) or len(examples[0]) != 2:
-            raise ValueError(
-                "Argument `data` must be a dataset of examples (x, y), as "
-                "`tfds.load(..., as_supervised=True)` gives them. Received elements: "
-                f"{data.element_spec}."
-            )
-        try:
-            data = tf.nest.map_structure(lambda *values: np.stack(values), *examples)
-        except ValueError as error:
-            raise ValueError(
-                "Argument `data` must hold examples of one shape. Received elements: "
-                f"{data.element_spec}."
-            ) from error
-    if not (isinstance(data, (tuple, list)) and len(data) == 2):
+        data = _read(data)
+    if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
         raise ValueError(
-            "Argument `data` must be a pair (x, y) or a tf.data.Dataset of such examples. "
-            f"Received: {type(data).__name__}"
+            "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or a "
+            f"tf.data.Dataset of such examples. Received: {type(data).__name__}"
             + (f" of length {len(data)}." if isinstance(data, (tuple, list)) else ".")
         )
     with tf.device("cpu"):
-        x, y = (tf.nest.map_structure(tf.convert_to_tensor, part) for part in data)
-    shapes = [tensor.shape for tensor in tf.nest.flatten((x, y))]
+        parts = [tf.nest.map_structure(tf.convert_to_tensor, part) for part in data]
+        parts[2:] = [_weights(part) for part in parts[2:]]
+    shapes = [tensor.shape for tensor in tf.nest.flatten(parts)]
     lengths = {shape[0] if shape.rank else None for shape in shapes}
     if len(lengths) != 1 or not (length := lengths.pop()):
         raise ValueError(
             "Argument `data` must hold arrays whose first dimension is the example, all of one "
             f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
         )
-    return x, y, length
+    return tuple(parts), length
+
+
+def _read(data: tf.data.Dataset) -> tuple:
+    """Reads a data set of single examples into memory."""
+    if data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "Argument `data` must be a finite dataset of single examples. Received an "
+            f"infinite one: {data}."
+        )
+    examples = list(data.as_numpy_iterator())
+    if not examples or not isinstance(examples[0], tuple) or len(examples[0]) not in (2, 3):
+        raise ValueError(
+            "Argument `data` must be a dataset of examples (x, y), as "
+            "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight). Received "
+            f"elements: {data.element_spec}."
+        )
+    try:
+        return tf.nest.map_structure(lambda *values: np.stack(values), *examples)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `data` must hold examples of one shape. Received elements: "
+            f"{data.element_spec}."
+        ) from error
+
+
+def _weights(given: Any) -> tf.Tensor:
+    """The weights of the examples, as numbers that losses are multiplied by."""
+    if not tf.is_tensor(given) or not (given.dtype.is_floating or given.dtype.is_integer):
+        raise ValueError(
+            "Argument `data` must hold one array of numbers as its third part, the weights of the "
+            f"examples. Received: {given!r}."
+        )
+    return tf.cast(given, tf.float32)
 
 
 def _check_integer(

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _chacha
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 
 # Random words for each row: of its distance to the row before, and of its place.
 _OF_INDEX, _OF_PLACE = 4, 4
@@ -27,6 +27,7 @@ class PoissonSource:
       dataset_size: Number of examples N.
       seed: What was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
+      sample_weight: Weights of the examples, `[dataset_size, ...]`, floating; or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
     """
 
@@ -35,36 +36,80 @@ class PoissonSource:
     dataset_size: int
     seed: int | None
     transform: Transform | None = None
+    sample_weight: tf.Tensor | None = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
-    def draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple[Any, Any, tf.Tensor]:
-        """Draws a Poisson batch `(x, y, mask)`, padded as those of `poisson_batches`.
+    def draw(self, key: tf.Tensor, sampling: PoissonSampling) -> tuple:
+        """Draws a Poisson batch, whole, as those of `poisson_batches`.
 
         Args:
           key: Secret of this draw, used for nothing else; see `tfdp._chacha.random_words`.
-          expected_batch_size: Expected number of examples in the batch, B <= N.
+          sampling: How to sample and to pad it.
+
+        Returns:
+          `(x, y)`; with padding or weights `(x, y, weights)`.
         """
-        sampling = PoissonSampling(self.dataset_size, expected_batch_size)
-        q, rows = sampling.sampling_probability, sampling.padded_batch_size
-        return self.rows(sample_places(key, self.dataset_size, q, rows))
+        return self.rows(draw_indices(key, sampling), sampling.padding != NONE)
 
-    def rows(self, indices: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-        """Returns the examples with these indices; zeros, masked, from index `dataset_size` on."""
+    def rows(self, indices: tf.Tensor, padded: bool) -> tuple:
+        """Returns the examples with these indices.
+
+        Args:
+          indices: int64 `[rows]`.
+          padded: Whether there are indices from `dataset_size` on, of rows of zeros without weight.
+
+        Returns:
+          `(x, y)`; with padding or weights `(x, y, weights)`. Without weights of the examples,
+          `weights` is a mask, bool.
+        """
         mask = indices < self.dataset_size
-        safe = tf.where(mask, indices, 0)
-        rows = tf.nest.map_structure(lambda values: tf.gather(values, safe), (self.x, self.y))
+        safe = tf.where(mask, indices, 0) if padded else indices
+        data = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+        rows = tf.nest.map_structure(lambda values: tf.gather(values, safe), data)
         if self.transform is not None:
-            function = self.transform
-            specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
-            outputs = tf.function(function).get_concrete_function(*specs).structured_outputs
-            made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
-            rows = tf.map_fn(lambda row: function(*row), rows, fn_output_signature=made)
+            rows = (*self._transformed(rows[:2]), *rows[2:])
+        if padded:
 
-        def masked(taken: tf.Tensor) -> tf.Tensor:
-            keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
-            return tf.where(keep, taken, tf.zeros([], taken.dtype))
+            def masked(taken: tf.Tensor) -> tf.Tensor:
+                keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
+                return tf.where(keep, taken, tf.zeros([], taken.dtype))
 
-        return (*_open(tf.nest.map_structure(masked, rows)), _open(mask))
+            rows = tf.nest.map_structure(masked, rows)
+            rows = rows if len(rows) == 3 else (*rows, mask)
+        return _open(rows)
+
+    def _transformed(self, rows: tuple) -> tuple:
+        """Returns what `transform` makes of the rows, each by itself."""
+        assert self.transform is not None
+        function = self.transform
+        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
+        outputs = tf.function(function).get_concrete_function(*specs).structured_outputs
+        made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+        return tf.map_fn(lambda row: function(*row), rows, fn_output_signature=made)
+
+
+def draw_indices(key: tf.Tensor, sampling: PoissonSampling) -> tf.Tensor:
+    """Draws a Poisson sample, with as many rows as its padding asks for.
+
+    Args:
+      key: Secret of this draw; see `tfdp._chacha.random_words`.
+      sampling: How to sample and to pad it.
+
+    Returns:
+      For each row the index of its example, int64 `[rows]`; at least `dataset_size` where it is
+      padding.
+    """
+    size, q = sampling.dataset_size, sampling.sampling_probability
+    most = sampling.padded_batch_size
+    if sampling.padding == FULL:  # As many for each chunk.
+        chunks = sampling.gradient_accumulation_steps
+        return sample_places(key, size, q, -(-most // chunks) * chunks)
+    indices = sample_indices(_chacha.random_words(key, _OF_INDEX * most), size, q)
+    examples = tf.math.count_nonzero(indices < size)
+    if sampling.padding == NONE:
+        return indices[:examples]
+    sizes = tf.constant(sampling.bucket_sizes, tf.int64)
+    return indices[: sizes[tf.searchsorted(sizes, examples[tf.newaxis])[0]]]
 
 
 def sample_places(

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._streams import KeyStream
+from tfdp.accounting.sampling import NONE, PoissonSampling
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.data.source import PoissonSource
@@ -22,11 +23,13 @@ class Attempts:
     Args:
       model: A model with one of the DPSUR optimizers.
       data: The training set.
+      padding: How batches are padded; see `PoissonSampling`.
     """
 
-    def __init__(self, model: tf.keras.Model, data: PoissonSource):
+    def __init__(self, model: tf.keras.Model, data: PoissonSource, padding: str):
         self._model = model
         self.data = data
+        self._sampling = PoissonSampling(data.dataset_size, 1, padding=padding)
         x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
         self._on_device = dataclasses.replace(data, x=x, y=y)
         use = next(data.uses)
@@ -34,7 +37,11 @@ class Attempts:
         self._testing = KeyStream(data.seed, f"attempts {use}: testing")
         if not model.built:  # On zeros: a layer must not see an example when it is made.
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
-        batch = (*tf.nest.map_structure(_open_spec, (x, y)), tf.TensorSpec([None], tf.bool))
+        batch = tf.nest.map_structure(_open_spec, (x, y))
+        if data.sample_weight is not None:
+            batch = (*batch, _open_spec(data.sample_weight))
+        elif padding != NONE:
+            batch = (*batch, tf.TensorSpec([None], tf.bool))
         self.traced_step: Any = None  # The model's training step, for `run_eagerly`.
         self._prepared: tuple[Any, Any, Shadows, Shadows] | None = None
         number = tf.TensorSpec([], tf.int64)
@@ -55,9 +62,9 @@ class Attempts:
         step_check.watch(tf.compat.v1.get_default_graph())
         optimizer = self._model.optimizer
         key = self._learning.next_key(position)
-        train = self._on_device.draw(key, optimizer.expected_batch_size)
+        train = self._draw(key, optimizer.expected_batch_size)
         key = self._testing.next_key(position)
-        validation = self._on_device.draw(key, optimizer.validation_batch_size)
+        validation = self._draw(key, optimizer.validation_batch_size)
         step_check.mark_data(tf.nest.flatten((train, validation)))
         update, validate, candidate, scratch = self.prepare()
         with step_check.own_operations():
@@ -65,11 +72,21 @@ class Attempts:
             old = _loss_on(validation, validate, scratch)
             candidate.call(update, *train, position)
             new = _loss_on(validation, validate, scratch)
-            accepted = optimizer.accepts(old, new, validation[-1], position)
+            accepted = optimizer.accepts(old, new, self._examples(validation, old), position)
             # A rejected update is kept nowhere.
             tf.cond(accepted, lambda: self._commit(candidate), candidate.reset)
             scratch.reset()
         return accepted
+
+    def _draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple:
+        sampling = dataclasses.replace(self._sampling, expected_batch_size=expected_batch_size)
+        return self._on_device.draw(key, sampling)
+
+    def _examples(self, batch: tuple, loss: ValidationLoss) -> tf.Tensor:
+        """Which rows of a batch are examples, bool `[rows]`."""
+        if self._sampling.padding == NONE:
+            return tf.ones_like(loss.rows, tf.bool)
+        return tf.cast(batch[-1], tf.bool)
 
     def prepare(self) -> tuple[Any, Any, Shadows, Shadows]:
         """Traces and checks what attempts are made of; best outside of graphs, and only once.
@@ -93,17 +110,20 @@ class Attempts:
         # Who sees the new weights sees that they are counted.
         candidate.commit(last=model.variables, without=metrics)
 
-    def _make_update(self, x: Any, y: Any, mask: tf.Tensor, position: tf.Tensor) -> None:
+    def _make_update(self, *arguments: Any) -> None:
         model = self._model
+        *batch, position = arguments
+        x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=True), mask)
+            loss = model.compute_loss(x, y, model(x, training=True), weights)
         with model.optimizer.attempt(position):
             model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
-    def _validation_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _validation_loss(self, *batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The losses of the rows, without dropout, and the regulariser."""
         model = self._model
-        loss = read_loss(model.compute_loss(x, y, model(x, training=False), mask))
+        x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        loss = read_loss(model.compute_loss(x, y, model(x, training=False), weights))
         regularizer = tf.zeros([]) if loss.regularizer is None else loss.regularizer
         return tf.add_n(loss.vectors), regularizer
 

@@ -159,7 +159,7 @@ class SelectiveModel(tf.keras.Model):
                 f"Argument `steps_per_epoch` must be a positive integer. Received: {steps!r}."
             )
         with exclusive_training([self, self.optimizer]):
-            self._prepare(x.source)
+            self._prepare(x.source, x.sampling.padding)
             callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
             if verbose:
                 callbacks.append(Progress(steps, self.optimizer.selective_release))
@@ -185,11 +185,11 @@ class SelectiveModel(tf.keras.Model):
             tf.function(self.optimizer.charge)()
             raise
 
-    def _prepare(self, source: PoissonSource) -> None:
+    def _prepare(self, source: PoissonSource, padding: str) -> None:
         """Makes what the training step needs."""
         # `compile` drops the function that was traced; ours hold the optimizer and the data.
         if self.train_function is None or self._attempts.data is not source:
-            self._attempts = Attempts(self, source)
+            self._attempts = Attempts(self, source, padding)
             self.train_function = None
             self._attempts.traced_step = tf.function(self._step, autograph=False)
         self.optimizer.build(self.trainable_variables)
@@ -266,6 +266,7 @@ class SelectiveModel(tf.keras.Model):
             ("dataset_size", optimizer.dataset_size),
             ("expected_batch_size", optimizer.expected_batch_size),
             ("gradient_accumulation_steps", 1),
+            ("padding", None if optimizer.sampling is None else optimizer.sampling.padding),
         ):
             if own is not None and getattr(sampling, name) != own:
                 raise ValueError(

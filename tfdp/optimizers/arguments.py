@@ -15,6 +15,7 @@ from tfdp.clipping import (
     OnePassClipping,
     VectorizedClipping,
 )
+from tfdp.clipping import devices
 from tfdp.clipping.engine import LEAST_CLIP, check_clip
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
@@ -202,6 +203,16 @@ def check_two_term_arguments(
             "Argument `gradient_accumulation_steps` must be 1 with a TwoTermLoss: where an "
             "example's batch ends depends on the other examples, and with it, who shares its "
             f"group. Received: {gradient_accumulation_steps=}."
+        )
+
+
+def check_not_compiled() -> None:
+    """Raises a ValueError if the step being traced will be compiled for each number of rows."""
+    if devices.compiled_by_xla():
+        raise ValueError(
+            "A step that is compiled by XLA (jit_compile=True) must get batches of few sizes, for "
+            "each of which it is compiled. Received batches whose number of rows varies: use "
+            '`tfdp.data.poisson_batches(..., padding="buckets")`.'
         )
 
 

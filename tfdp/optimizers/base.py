@@ -12,7 +12,7 @@ from tfdp import _draws
 from tfdp._streams import KeyStream
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantile,
     ClippedSum,
@@ -27,6 +27,7 @@ from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
     ENGINES,
+    check_not_compiled,
     check_clipping_arguments,
     check_privacy_arguments,
     check_secure_noise,
@@ -104,6 +105,8 @@ class PrivateOptimizerMixin(PersistentState):
         check_secure_noise(secure_noise, *noises)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and noise_multiplier > 0
+        if self._sampled is not None and self._sampled.padding != FULL:
+            self._clipping.streams = KeyStream(noise_seed, "layers")
         self._noise = KeyStream(noise_seed, "noise")
         self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
         self._accumulator: Accumulator | None = None
@@ -255,6 +258,8 @@ class PrivateOptimizerMixin(PersistentState):
             var_list = var_list()
         variables = list(tf.nest.flatten(var_list))
         check_variables(variables)
+        if self._sampled is not None and self._sampled.padding == NONE:
+            check_not_compiled()
         step_check.check_step(loss)
         self._was_dp_gradients_called = True
         self.build(variables)
@@ -262,16 +267,11 @@ class PrivateOptimizerMixin(PersistentState):
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
             clip = None if self._adaptive is None else self._adaptive.value()
-            rows = self._expected_batch_size
-            if self._sampled is not None:
-                rows = self._sampled.padded_batch_size
-            rows = -(-rows // self._gradient_accumulation_steps)
+            rows = self._most_rows()
             if isinstance(loss, TwoTermLoss):
                 clipped = self._two_term_sum(loss, variables, seed, rows)
             else:
-                clipped = self._clipping.clipped_sum(
-                    loss, variables, seed, clip, expected_rows=rows
-                )
+                clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
             with step_check.own_operations():
                 use = self._count_before(clipped, variables)
         self._clipped = (clipped, variables, use)
@@ -303,15 +303,21 @@ class PrivateOptimizerMixin(PersistentState):
         with tf.control_dependencies([] if self._lock is None else [self._lock]):
             return draw_use.use_of(clipped, self._sampled, accumulator)
 
+    def _most_rows(self) -> int | None:
+        """The most rows of a batch, which follow from how it was sampled."""
+        if self._sampled is None:
+            return None
+        return -(-self._sampled.padded_batch_size // self._gradient_accumulation_steps)
+
     def _two_term_sum(
-        self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int
+        self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
     ) -> ClippedSum:
         """The clipped sum of a loss with a batch-wise term."""
         check_two_term_arguments(
             self._clipping.rule, self._gradient_accumulation_steps, self._clipping.wide_sums
         )
         clipped = loss.clipped_sum(
-            self._clipping, variables, seed, self._expected_batch_size, expected_rows=rows
+            self._clipping, variables, seed, self._expected_batch_size, most_rows=rows
         )
         scales = [s for s in clipped.noise_scales or [] if isinstance(s, float)]
         if self._noise_multiplier > 0 and not all(map(math.isfinite, scales)):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp import _draws
 from tfdp._draws import Use
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import NONE, PoissonSampling
 from tfdp.clipping import ClippedSum, devices, step_check
 from tfdp.optimizers.accumulator import Accumulator
 
@@ -31,14 +31,15 @@ def use_of(
       The use; fresh only if the batch may be added next.
     """
     zero = tf.constant(0, tf.int64)
-    if sampling is None or clipped.mask is None:
+    if sampling is None or (clipped.mask is None and sampling.padding != NONE):
         return Use(tf.constant(False), zero, zero if accumulator is None else accumulator.next[1])
     if devices.compiled_for_gpu():
         use = _of_batch_outside(clipped, sampling, accumulator)
     else:
-        others = [tensor for tensor in clipped.batch if tensor is not clipped.mask]
+        mask = None if sampling.padding == NONE else clipped.mask
+        others = [tensor for tensor in clipped.batch if tensor is not mask]
         following = None if accumulator is None else accumulator.next
-        use = _draws.RECORD.take(sampling, clipped.mask, others, following)
+        use = _draws.RECORD.take(sampling, mask, others, following)
     if accumulator is None:
         return use
     return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, accumulator.fits(use)))

@@ -16,6 +16,7 @@ from tfdp.accounting.selective_release import (
     check_observability,
     default_max_attempts,
 )
+from tfdp.accounting.sampling import NONE
 from tfdp.clipping import ClippedSum
 from tfdp.optimizers import record_table
 from tfdp.optimizers.arguments import is_integer
@@ -179,11 +180,9 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     def _use_of(self, clipped: ClippedSum) -> Use:
         """The batch is a draw of the attempt's own, made in the same graph."""
-        return Use(
-            tf.constant(clipped.mask is not None),
-            tf.constant(0, tf.int64),
-            tf.constant(0, tf.int64),
-        )
+        padded = self._sampled is not None and self._sampled.padding != NONE
+        zero = tf.constant(0, tf.int64)
+        return Use(tf.constant(not padded or clipped.mask is not None), zero, zero)
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt
