@@ -26,9 +26,9 @@ def trained(sampling, jit_compile=False):
 
 def counted(model, elements):
     """(Poisson steps, other steps), where a refused batch counts as neither."""
-    for x, y, mask in elements:
+    for x, y, *weights in elements:
         try:
-            model.train_on_batch(x, y, sample_weight=mask)
+            model.train_on_batch(x, y, *weights)
         except tf.errors.InvalidArgumentError as error:
             assert "no unused draw" in str(error)
     return model.optimizer.released_steps()
@@ -39,13 +39,13 @@ def twice(element):
 
 
 def mixed(element):
-    x, y, mask = element
-    return [(x - tf.reduce_mean(x, axis=0), y, mask)]
+    x, *rest = element
+    return [(x - tf.reduce_mean(x, axis=0), *rest)]
 
 
 def one_label_changed(element):
-    x, y, mask = element
-    return [(x, tf.tensor_scatter_nd_update(y, [[0]], [2 - y[0]]), mask)]
+    x, y, *rest = element
+    return [(x, tf.tensor_scatter_nd_update(y, [[0]], [(y[0] + 1) % 3]), *rest)]
 
 
 def rows_swapped(element):
@@ -54,7 +54,16 @@ def rows_swapped(element):
 
 def by_hand(element):
     rows = element[0].shape[0]
-    return [(X[:rows], Y[:rows], np.ones(rows, bool))]
+    return [(X[:rows], Y[:rows], np.ones(rows, bool))[: len(element)]]
+
+
+def one_example_left_out(element):
+    return [tuple(tensor[1:] for tensor in element)]
+
+
+def weighted(element):
+    x, y, *_ = element
+    return [(x, y, tf.linspace(0.5, 2.0, x.shape[0]))]
 
 
 MISUSES = {
@@ -63,35 +72,38 @@ MISUSES = {
     "a label changed": (one_label_changed, (0, 1)),
     "reordered": (rows_swapped, (0, 1)),
     "by hand": (by_hand, (0, 1)),
+    "one example left out": (one_example_left_out, (0, 1)),
+    "weights from elsewhere": (weighted, (0, 1)),
 }
 
 
+@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 @pytest.mark.parametrize("name", MISUSES)
-def test_misused_batches_are_refused(name):
+def test_misused_batches_are_refused(name, padding):
     misuse, (fresh, _) = MISUSES[name]
-    data = batches()
+    data = batches(padding=padding)
     assert counted(trained(data.sampling), misuse(next(iter(data)))) == (fresh, 0)
 
 
 @pytest.mark.parametrize("name", MISUSES)
 def test_under_xla_they_get_no_epsilon(name):
     misuse, expected = MISUSES[name]
-    data = batches()
+    data = batches(padding="buckets")
     assert counted(trained(data.sampling, jit_compile=True), misuse(next(iter(data)))) == expected
 
 
 def leave_a_second_chunk(monkeypatch):
     """Has the record hold the second chunk of a draw where an unknown batch is looked for."""
     monkeypatch.setattr(_draws, "RECORD", _draws.DrawRecord())
-    next(iter(batches(chunk_size=20)))
+    next(iter(batches(chunk_size=20, padding="full")))
     known = _draws.RECORD._variables[1]
-    known.assign(tf.where(tf.range(7) == _draws._CHUNK, tf.ones_like(known), known))
+    known.assign(tf.where(tf.range(8) == _draws._CHUNK, tf.ones_like(known), known))
 
 
 def test_an_unknown_batch_counts_whatever_the_record_holds(monkeypatch):
     """Under XLA, which drops the assertion that refuses it."""
     leave_a_second_chunk(monkeypatch)
-    data = batches()
+    data = batches(padding="buckets")
     assert counted(trained(data.sampling, jit_compile=True), by_hand(next(iter(data)))) == (0, 1)
 
 
@@ -117,12 +129,25 @@ class LooksAtMasksOnly(_draws.DrawRecord):
 def test_mutants_are_caught(mutant, name, monkeypatch):
     monkeypatch.setattr(_draws, "RECORD", mutant())
     with pytest.raises(AssertionError):
-        test_misused_batches_are_refused(name)
+        test_misused_batches_are_refused(name, "full")
+
+
+def test_a_forgotten_mask_is_refused():
+    """The rows of padding would count as examples."""
+    data = batches(padding="full")
+    x, y, _ = next(iter(data))
+    assert counted(trained(data.sampling), [(x, y)]) == (0, 0)
+
+
+def test_a_batch_without_its_weights_is_a_draw():
+    data = tfdp.data.poisson_batches((X, Y, np.ones(64)), expected_batch_size=16)
+    x, y, _ = next(iter(data))
+    assert counted(trained(data.sampling), [(x, y)]) == (1, 0)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_every_way_through_keras(jit_compile):
-    data = batches()
+    data = batches(padding="buckets" if jit_compile else "none")
     model = support.compiled(
         tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), jit_compile=jit_compile, steps_per_execution=3
     )
@@ -135,7 +160,7 @@ def test_every_way_through_keras(jit_compile):
 def test_a_data_set_around_the_batches_is_seen_through():
     """Functions of `tf.data` that get a data set cannot refuse it; the record does."""
     data = batches()
-    around = tf.data.Dataset.zip((data,)).map(lambda e: (e[0] * 2, e[1], e[2]))
+    around = tf.data.Dataset.zip((data,)).map(lambda e: (e[0] * 2, e[1]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
         trained(data.sampling).fit(around, verbose=0)
     cached = tf.data.Dataset.zip((data,)).map(lambda e: e).cache()
@@ -164,7 +189,7 @@ def test_a_loaded_optimizer_takes_draws_of_new_batches(tmp_path):
 
 def test_of_two_threads_with_one_batch_at_most_one_has_it():
     data = batches()
-    take = tf.function(lambda x, y, m: _draws.RECORD.take(data.sampling, m, [x, y]).fresh)
+    take = tf.function(lambda x, y: _draws.RECORD.take(data.sampling, None, [x, y]).fresh)
     take(*next(iter(data)))
     for _ in range(20):
         element, found = next(iter(data)), []
@@ -186,7 +211,7 @@ def test_iterators_and_threads_get_other_draws():
     seen = [[], []]
 
     def read(own):
-        own.extend(tuple(x.numpy()[mask.numpy()].ravel()) for x, _, mask in data)
+        own.extend(tuple(x.numpy().ravel()) for x, _ in data)
 
     threads = [threading.Thread(target=read, args=(own,)) for own in seen]
     for thread in threads:
@@ -194,7 +219,7 @@ def test_iterators_and_threads_get_other_draws():
     for thread in threads:
         thread.join()
     everything = seen[0] + seen[1]
-    # Two batches of about 16 of 64 examples, at random places, are equal with probability < 1e-14.
+    # Two batches of about 16 of 64 examples are equal with probability (5/8)^64 < 1e-13.
     assert len(set(everything)) == len(everything) == 600
 
 
@@ -238,7 +263,8 @@ def on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_compiled_for_a_gpu_batches_are_looked_up_outside(steps, on_a_gpu):
-    data = batches(chunk_size=None if steps == 1 else 20)
+    chunk_size = None if steps == 1 else 20
+    data = batches(chunk_size=chunk_size, padding="buckets" if steps == 1 else "full")
     model = support.compiled(
         tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), jit_compile=True, steps_per_execution=steps
     )
@@ -265,7 +291,7 @@ def compiled_step(data):
 
 def called_in_one_function(reads):
     """Returns what is counted of two calls of one compiled step on one or two batches."""
-    data = batches()
+    data = batches(padding="buckets")
     optimizer, step = compiled_step(data)
 
     @tf.function
@@ -301,7 +327,7 @@ class Unwritten:
 
 
 def test_compiled_for_a_gpu_without_a_function_around_there_is_a_warning(on_a_gpu, caplog):
-    data = batches()
+    data = batches(padding="buckets")
     optimizer, step = compiled_step(data)
 
     with caplog.at_level(logging.WARNING, "tfdp"):

@@ -90,10 +90,24 @@ def batches(**kwargs):
     return tfdp.data.poisson_batches((X, Y), **kwargs)
 
 
-def test_batches_are_padded_and_masked():
-    for x, y, mask in batches():
+def test_batches_hold_what_was_drawn():
+    sizes = set()
+    for x, y in batches(seed=1):
+        np.testing.assert_array_equal(x[:, 0], y)
+        assert len(set(y.numpy())) == len(y)  # Without repetition.
+        sizes.add(len(y))
+    assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("padding", ["buckets", "full"])
+def test_batches_are_padded_and_masked(padding):
+    plain = collect(batches(seed=1))
+    for i, (x, y, mask) in enumerate(batches(seed=1, padding=padding)):
         x, y, mask = x.numpy(), y.numpy(), mask.numpy()
-        assert x.shape == (padded_batch_size(N, B), 3) and mask.dtype == bool
+        sizes = {"full": (padded_batch_size(N, B),), "buckets": (11, 16, padded_batch_size(N, B))}
+        assert len(x) == min(size for size in sizes[padding] if size >= mask.sum())
+        assert mask.dtype == bool
+        assert padding == "full" or tuple(y[mask]) == plain[i]
         np.testing.assert_array_equal(x[mask][:, 0], y[mask])
         assert len(set(y[mask])) == mask.sum()  # Without repetition.
         assert not np.any(x[~mask]) and not np.any(y[~mask])
@@ -101,14 +115,14 @@ def test_batches_are_padded_and_masked():
 
 def test_the_first_dimension_is_open_and_the_length_known():
     data = batches()
-    assert [spec.shape[0] for spec in data.element_spec] == [None] * 3
+    assert [spec.shape[0] for spec in data.element_spec] == [None] * 2
     assert data.element_spec[0].shape[1:] == [3]
     assert len(data) == 6
     assert len(tfdp.data.poisson_batches((X, Y), expected_batch_size=8)) == 6
 
 
 def collect(data):
-    return [tuple(y.numpy()[mask.numpy()]) for _, y, mask in data]
+    return [tuple(y.numpy()) for _, y, *_ in data]
 
 
 def test_every_epoch_draws_anew():
@@ -136,22 +150,40 @@ def test_chunks_hold_the_same_batches():
     whole, parts = batches(seed=3), batches(seed=3, chunk_size=7)
     steps = parts.sampling.gradient_accumulation_steps
     assert steps == -(-padded_batch_size(N, B) // 7) == len(parts) / len(whole)
-    chunks = [(y.numpy(), mask.numpy()) for _, y, mask in parts]
-    assert [len(mask) for _, mask in chunks[:steps]] == [7] * steps
-    joined = [
-        sorted(np.concatenate([y[mask] for y, mask in chunks[i : i + steps]]))
-        for i in range(0, len(chunks), steps)
-    ]
-    # Of more places, the first gaps are drawn alike: the same examples, at other places.
-    assert joined == [sorted(batch) for batch in collect(whole)]
+    chunks = collect(parts)
+    assert max(map(len, chunks)) <= 7
+    joined = [sum(chunks[i : i + steps], ()) for i in range(0, len(chunks), steps)]
+    assert joined == collect(whole)
+
+
+def test_padded_chunks_have_one_size():
+    parts = batches(seed=3, chunk_size=7, padding="full")
+    steps = parts.sampling.gradient_accumulation_steps
+    assert {len(mask) for _, _, mask in parts} == {-(-padded_batch_size(N, B) // steps)}
+    drawn = [tuple(y.numpy()[mask.numpy()]) for _, y, mask in parts]
+    joined = [sum(drawn[i : i + steps], ()) for i in range(0, len(drawn), steps)]
+    assert all(len(set(batch)) == len(batch) for batch in joined)  # Without repetition.
+    assert 0.5 * B < np.mean(list(map(len, joined))) < 2 * B
+
+
+WEIGHTS = np.linspace(0, 2, N)
+
+
+@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
+def test_weights_of_examples_are_delivered(padding):
+    data = tfdp.data.poisson_batches((X, Y, WEIGHTS), expected_batch_size=B, padding=padding)
+    x, y, weights = next(iter(data))
+    drawn = np.where(x.numpy().any(axis=1) | (y.numpy() > 0), WEIGHTS[y.numpy()], 0)
+    np.testing.assert_allclose(weights, drawn, rtol=1e-6)
+    assert weights.dtype == tf.float32
 
 
 def test_nested_inputs():
     data = tfdp.data.poisson_batches(
         ({"a": X, "b": (Y, X[:, 0])}, Y), expected_batch_size=B, steps_per_epoch=1
     )
-    ((x, y, mask),) = data
-    np.testing.assert_array_equal(x["b"][0].numpy()[mask], y.numpy()[mask])
+    ((x, y),) = data
+    np.testing.assert_array_equal(x["b"][0], y)
 
 
 def test_a_tf_data_dataset_of_examples():
@@ -161,24 +193,27 @@ def test_a_tf_data_dataset_of_examples():
     assert data.sampling.dataset_size == N
 
 
-def test_fit_with_metrics():
-    """Loss and weighted metrics are those of the examples, whatever the padding."""
+@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
+def test_fit_with_metrics(padding):
+    """Weighted metrics are those of the examples; without padding, loss and metrics are, too."""
     model = support.small_model()
     x, y = support.small_data(60)
-    data = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=1)
-    arguments = {"sampling": data.sampling}
+
+    def drawn(padding):
+        return tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=1, padding=padding)
+
+    data, name = drawn(padding), "metrics" if padding == "none" else "weighted_metrics"
     model.compile(
-        tfdp.DPSGD(1.0, 1.0, learning_rate=0.0, **arguments),
-        loss=support.crossentropy(),
-        weighted_metrics=["accuracy", support.crossentropy_metric()],
+        tfdp.DPSGD(1.0, 1.0, learning_rate=0.0, sampling=data.sampling),
+        loss="sparse_categorical_crossentropy",
+        **{name: ["accuracy", support.crossentropy_metric()]},
     )
     logs = model.fit(data, epochs=1, verbose=0).history
-    same = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=1)
-    real = [(x_.numpy()[m.numpy()], y_.numpy()[m.numpy()]) for x_, y_, m in same]
-    xs, ys = (np.concatenate(parts) for parts in zip(*real, strict=True))
+    xs, ys = (np.concatenate(parts) for parts in zip(*drawn("none"), strict=True))
     expected = model.evaluate(xs, ys, verbose=0, return_dict=True)
     assert logs["accuracy"][0] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert logs["crossentropy"][0] == pytest.approx(expected["crossentropy"], rel=1e-5)
+    assert padding != "none" or logs["loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +226,8 @@ def test_fit_with_metrics():
         ({"steps_per_epoch": -1}, "`steps_per_epoch` must"),
         ({"seed": "x"}, "`seed` must"),
         ({"first_step": -1}, "`first_step` must"),
+        ({"padding": "some"}, "`padding` must be one of.*'some'"),
+        ({"padding": "buckets", "chunk_size": 5}, "`padding` must be.*with `chunk_size`"),
     ],
 )
 def test_bad_arguments(change, message):
@@ -205,7 +242,8 @@ def test_bad_arguments(change, message):
         ((X[:0], Y[:0]), "one positive length"),
         ((X, 3), "one positive length"),
         (X, r"pair \(x, y\)"),
-        ((X, Y, Y), "of length 3"),
+        ((X, Y, Y, Y), "of length 4"),
+        ((X, Y, {"a": Y}), "numbers as its third part"),
         (tf.data.Dataset.range(3), r"examples \(x, y\)"),
         (tf.data.Dataset.from_tensors((1.0, 2)).repeat(), "infinite"),
         (

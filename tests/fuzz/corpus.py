@@ -8,6 +8,7 @@ _TRIAL = {
     "ids": [0],
     "padding": False,
     "before": False,
+    "dropped": False,
     "moderate": False,
 }
 _RECIPE = {

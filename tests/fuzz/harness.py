@@ -186,7 +186,7 @@ def special(kind, shape, random):
 
 
 def batches_of(case, trial):
-    """A batch and its neighbour: one example is masked off, and what is left of it is arbitrary."""
+    """A batch and its neighbour: one example is left out, or masked off with arbitrary values."""
     random = np.random.default_rng(trial["seed"])
     rows, victim = case["rows"], trial["victim"] % case["rows"]
     data, other = [], []
@@ -212,6 +212,8 @@ def batches_of(case, trial):
     without = mask.copy()
     without[victim] = False
     first, second = [*data, mask], [*other, without]
+    if trial.get("dropped") and case.get("drops"):
+        second = [np.delete(a, victim, axis=0) for a in first]
     if case.get("dataset_order"):
         # Random layers with a known stream: an example is taken out of the data set.
         second = [np.zeros_like(a) for a in first]

@@ -42,6 +42,7 @@ def draw_data(random):
         "batch": int(random.integers(2, 10)),
         "features": int(random.integers(1, 4)),
         "jit": bool(random.random() < 0.25),
+        "padding": str(random.choice(["none", "none", "buckets", "full"])),
         "engine": str(random.choice(["one_pass", "vectorized"])),
         "execution": int(random.choice([1, 1, 2])),
     }
@@ -69,9 +70,9 @@ class LoopModel(tf.keras.Sequential):
     use, steps = "", 1
 
     def train_step(self, data):
-        x, y, m = data
+        x, y, m = tf.keras.utils.unpack_x_y_sample_weight(data)
         if self.use == "mixed_in_step":
-            x = x * tf.cos(3.14159265 * tf.reduce_sum(tf.cast(m, x.dtype)))
+            x = x * tf.cos(3.14159265 * tf.reduce_sum(x))
 
         def update(index):
             with tf.GradientTape() as tape:
@@ -93,7 +94,12 @@ def run_data(recipe):
     x = random.normal(size=[rows, recipe["features"]]).astype("float32")
     y = random.integers(0, 2, rows)
     per_epoch = steps if use in ("fresh", "prefetch", "iterate", "take", "map_rows") else 1
-    b = library.poisson((x, y), expected_batch_size=batch, steps_per_epoch=per_epoch)
+    b = library.poisson(
+        (x, y),
+        expected_batch_size=batch,
+        steps_per_epoch=per_epoch,
+        padding="buckets" if recipe["jit"] else recipe["padding"],
+    )
     optimizer = library.sampled(b, recipe["engine"])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     model = LoopModel([tf.keras.layers.Dense(2, input_shape=x.shape[1:])])
@@ -119,18 +125,17 @@ def feed(recipe, model, b, x, y):
     size = b.sampling.padded_batch_size
     whole = np.arange(len(x))[np.arange(size) % len(x)]
     if use == "iterate":
-        for rows, labels, mask in b:
-            model.train_on_batch(rows, labels, sample_weight=mask)
+        for batch in b:
+            model.train_on_batch(*batch)
         return
     if use in ("train_on_batch", "list"):
         batches = list(b)
         for _ in range(steps):
-            rows, labels, mask = batches[0]
-            model.train_on_batch(rows, labels, sample_weight=mask)
+            model.train_on_batch(*batches[0])
         return
     if use == "changed_rows":
-        for rows, labels, mask in b:
-            model.train_on_batch(rows * tf.reduce_sum(rows), labels, sample_weight=mask)
+        for rows, *rest in b:
+            model.train_on_batch(rows * tf.reduce_sum(rows), *rest)
         return
     if use == "cache":
         d, epochs = b.cache(), steps
@@ -143,11 +148,11 @@ def feed(recipe, model, b, x, y):
             "map_rows": lambda: b.map(lambda x, y, m: (2 * x, y, m)),
             "map_mask": lambda: b.map(lambda x, y, m: (x, y, tf.ones_like(m))),
             "fixed_mask": lambda: tf.data.Dataset.from_tensors(
-                (x[whole], y[whole], np.ones(size, bool))
+                (x[whole], y[whole], np.ones(size, bool))[: len(b.element_spec)]
             ).repeat(steps),
             "rebatched": lambda: b.unbatch().batch(size, drop_remainder=True),
             "interleaved": lambda: tf.data.Dataset.zip((b, b)).map(
-                lambda a, c: (a[0] + c[0], a[1], a[2])
+                lambda a, c: (a[0] + c[0], *a[1:])
             ),
         }.get(use, lambda: b)()
     model.fit(d, epochs=epochs, verbose=0)

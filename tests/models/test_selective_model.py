@@ -214,10 +214,10 @@ def test_another_law_is_told_from_it(changes):
 def test_every_attempt_draws_new_batches_and_new_noise(monkeypatch):
     keys, draw = [], tfdp.data.poisson.PoissonSource.draw
 
-    def recorded(self, key, expected_batch_size):
+    def recorded(self, key, sampling):
         with step_check.own_operations():  # Python code is refused elsewhere.
-            tf.numpy_function(lambda k: keys.append((tuple(k), expected_batch_size)), [key], [])
-        return draw(self, key, expected_batch_size)
+            tf.numpy_function(lambda k: keys.append((tuple(k), sampling.expected_batch_size)), [key], [])
+        return draw(self, key, sampling)
 
     monkeypatch.setattr(tfdp.data.poisson.PoissonSource, "draw", recorded)
     model = compiled(optimizer(noise_seed=None), diagnostics=True)

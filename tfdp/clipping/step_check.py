@@ -280,15 +280,12 @@ def is_allowed(kind: str) -> bool:
 
 
 def _check_write(flow: Flow, op: tf.Operation, inputs: Sequence[Value], control: int) -> None:
-    forbidden = PRIVATE
-    if op.type in step_graph.GENERATORS and inputs:
-        forbidden = DATA  # How many numbers are drawn follows from the number of rows.
-    elif not op.type.startswith(step_graph.WRITES):
+    if not (op.type.startswith(step_graph.WRITES) or (op.type in step_graph.GENERATORS and inputs)):
         return
     colors = control
     for value in inputs[1:]:
         colors |= value.colors
-    if not colors & forbidden:
+    if not colors & PRIVATE:
         return
     for handle in inputs[0].handles or {None}:
         if handle is None or not flow.is_metric(handle):

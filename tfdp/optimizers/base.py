@@ -394,7 +394,9 @@ class PrivateOptimizerMixin(PersistentState):
         accumulator = self._prepared_accumulator(variables)
         if self._sampled is None:  # Any batches: no epsilon is stated.
             use = dataclasses.replace(use, fresh=tf.constant(True))
-        complete = accumulator.add(clipped, variables, use)
+        lock, self._lock = self._lock, None  # It would keep the graph alive, and hinder copies.
+        with tf.control_dependencies([] if lock is None else [lock]):  # Sums are read after it.
+            complete = accumulator.add(clipped, variables, use)
 
         def step() -> tf.Tensor:
             sums, within_clip, error = accumulator.take(clipped.gradients, variables)
@@ -403,7 +405,6 @@ class PrivateOptimizerMixin(PersistentState):
             return tf.constant(True)
 
         done = tf.cond(complete, step, lambda: tf.constant(False))
-        lock, self._lock = self._lock, None  # It would keep the graph alive, and hinder copies.
         accumulator.unlock(lock, done)
         return done
 
