@@ -125,8 +125,12 @@ def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
 
 
 def _poisson_batches(problem: Problem, settings: Settings) -> PoissonBatches:
+    padding = "none"
+    if settings.jit_compile:
+        padding = "buckets" if settings.chunk_size is None else "full"
     return tfdp.data.poisson_batches(
         problem.rows(settings.dataset_size),
         expected_batch_size=settings.batch,
         chunk_size=settings.chunk_size,
+        padding=padding,
     )

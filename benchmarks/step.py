@@ -1,19 +1,22 @@
 """Times a private training step beside plain Keras and beside other libraries.
 
     python -m benchmarks.step --model mnist_cnn --batch 256 2048
+    python -m benchmarks.step --model mnist_cnn --batch 32 256 2048 --user
 
 Prints a Markdown table. Every contestant runs in a process of its own, with the same network, rows
 and batch size; they take turns, so that a noisy machine disturbs all of them. Contestants that are
 not installed get a row that says so: with `--peer_python`, PyTorch, Opacus, JAX and JAX-Privacy are
-looked for in another Python.
+looked for in another Python. With `--user`, `fit` on Poisson batches of expected size B is timed
+beside plain `fit` at B, sampling included, in turns within one process: see `benchmarks.user`.
 """
 
 import argparse
+import os
 import sys
 
 from benchmarks import report
 from benchmarks.contestants import CONTESTANTS, DEFAULT
-from benchmarks.problems import L2_NORM_CLIP, NOISE_MULTIPLIER, PROBLEMS
+from benchmarks.problems import L2_NORM_CLIP, NOISE_MULTIPLIER, PROBLEMS, problem
 from benchmarks.settings import Settings
 from benchmarks.turns import Measurement, Rounds, plan
 
@@ -47,6 +50,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--dataset_size", type=_positive, help="draw Poisson batches out of so many rows"
+    )
+    parser.add_argument(
+        "--user", action="store_true", help="`fit` on Poisson batches beside plain `fit`"
     )
     parser.add_argument("--jit_compile", action="store_true", help="Keras steps compiled by XLA")
     parser.add_argument(
@@ -88,15 +94,37 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
     return done
 
 
+def _as_users(options: argparse.Namespace) -> str:
+    """Measures `fit` as users call it; returns the text to print."""
+    from benchmarks import user  # Imports TensorFlow, which the workers import otherwise.
+    from benchmarks.keras_steps import KerasSteps
+
+    size = options.dataset_size or 60_000
+    results = {}
+    for batch in options.batch:
+        arguments = (batch, options.repeats, options.turn_seconds, size, options.jit_compile)
+        results[batch] = user.measure(problem(options.model), *arguments)
+    versions = ", ".join(f"{name} {version}" for name, version in KerasSteps.versions().items())
+    return (
+        f"Network `{options.model}`, {PROBLEMS[options.model].parameters:,} parameters\n\n"
+        f"{user.table(results)}\n\n{versions}; {os.cpu_count()} processors\n- Random rows, "
+        f"{size:,} examples; {options.repeats} turns of about {options.turn_seconds:g} s, each one "
+        "`fit`; medians of ratios turn by turn, and quartiles."
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Prints the tables."""
     options = parse(arguments)
+    if options.user:
+        print(_as_users(options), flush=True)
+        return
     done = measure(options)
     parameters = PROBLEMS[options.model].parameters
     notes = NOTES.format(
         batches=f"in {Settings.batches} batches that are taken in turn"
         if options.dataset_size is None
-        else f"in Poisson batches out of {options.dataset_size:,}, padded",
+        else f"in Poisson batches out of {options.dataset_size:,}",
         clip=L2_NORM_CLIP,
         noise=NOISE_MULTIPLIER,
         jit=" with jit_compile=True" if options.jit_compile else "",

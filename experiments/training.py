@@ -202,7 +202,7 @@ class Training:
             self.model.compile(
                 optimizer=self._private_optimizer(self.batches.sampling),
                 loss=loss(from_logits=True, reduction="none"),
-                weighted_metrics=["accuracy"],
+                metrics=["accuracy"],
             )
             return
         self.batches = self._shuffled_batches()

@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -105,7 +107,7 @@ def test_a_spent_budget_allows_no_further_training():
 
 def test_unaccounted_batches_stop_at_once():
     """Compiled by XLA, which drops the assertion that refuses them."""
-    data = batches()
+    data = batches(padding="buckets")
     model = make(data, jit_compile=True)
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
         model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
@@ -113,9 +115,17 @@ def test_unaccounted_batches_stop_at_once():
 
 
 def test_unweighted_metrics_are_warned_about():
-    data = batches()
+    data = batches(padding="buckets")
     model = make(data, metrics=["accuracy"])
     with pytest.warns(UserWarning, match="weighted_metrics"):
+        model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)
+
+
+def test_without_padding_metrics_are_right():
+    data = batches()
+    model = make(data, metrics=["accuracy"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)
 
 

@@ -51,9 +51,14 @@ def conditional(**changes):
     return vae(encoder=network(6, 4), decoder=network(2, 6), num_classes=3, **changes)
 
 
-def batches(y=X, steps=2, first_step=0):
+def batches(y=X, steps=2, first_step=0, padding="none"):
     return tfdp.data.poisson_batches(
-        (X, y), expected_batch_size=16, steps_per_epoch=steps, seed=1, first_step=first_step
+        (X, y),
+        expected_batch_size=16,
+        steps_per_epoch=steps,
+        seed=1,
+        first_step=first_step,
+        padding=padding,
     )
 
 

@@ -13,6 +13,7 @@ from tfdp.accounting.ledger import (
     as_seen,
     compose_ledgers,
 )
+from tfdp.accounting.sampling import NONE
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -83,10 +84,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         self._last_step, self._before = taken + allowed, ledger
         self._others = sum(optimizer.released_steps()) - taken
-        shows_metrics = not isinstance(optimizer, SelectiveUpdateMixin)
-        if shows_metrics and getattr(self.model.compiled_metrics, "_user_metrics", None):
+        sampling = optimizer.sampling
+        padded = sampling is not None and sampling.padding != NONE
+        if isinstance(optimizer, SelectiveUpdateMixin):  # It shows no metrics.
+            padded = False
+        if padded and getattr(self.model.compiled_metrics, "_user_metrics", None):
             warnings.warn(
-                "Keras computes `metrics` over the padding of Poisson batches too. Pass "
+                "Keras computes `metrics` over the padding of the batches too. Pass "
                 "`weighted_metrics` to `model.compile` instead.",
                 stacklevel=2,
             )

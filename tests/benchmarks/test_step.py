@@ -23,6 +23,16 @@ def rows(text):
     return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
 
 
+def test_fit_beside_plain_fit(capsys):
+    arguments = ("--batch", "8", "16", "--repeats", "2", "--turn_seconds", "0.01")
+    step.main(["--user", "--dataset_size", "200", *arguments])
+    found = rows(capsys.readouterr().out)
+    assert [row["B"] for row in found] == ["8", "16"]
+    for row in found:
+        numbers = [float(n) for cell in row.values() for n in re.findall(r"\d+\.\d*", cell)]
+        assert len(numbers) == 11 and all(number > 0 for number in numbers), row
+
+
 def measured(contestant, seconds, batch=8, **others):
     return Measurement(
         contestant,
@@ -119,7 +129,7 @@ def test_an_attempt_beside_a_step_on_poisson_batches(capsys):
     quick = ["--batch", "8", "--repeats", "2", "--turn_seconds", "0.01", "--contestants", names]
     step.main([*quick, "--dataset_size", "100"])
     text = capsys.readouterr().out
-    assert "in Poisson batches out of 100, padded" in text
+    assert "in Poisson batches out of 100" in text
     (ratios,) = rows(text.split("\n\n")[2])
     assert float(ratios["DPSUR attempt / DP-SGD step"]) > 0
 

@@ -308,7 +308,7 @@ def noise_of_steps(optimizer, aggregation, steps, clip_off=False):
         for variable in model.trainable_variables:
             variable.assign(tf.zeros_like(variable))
         loss = tfdp.clipping.TwoTermLoss(
-            model.sample_wise, model.batch_wise, (x, y), mask, aggregation
+            model.sample_wise, model.batch_wise, (x, y), aggregation, mask
         )
         optimizer.minimize(loss, model.trainable_variables)
         return [tf.reshape(v.read_value(), [-1]) for v in model.trainable_variables]
@@ -408,7 +408,7 @@ def test_the_engine_is_that_of_one_pass():
     @tf.function
     def run(x, y, mask):
         loss = tfdp.clipping.TwoTermLoss(
-            model.sample_wise, model.batch_wise, (x, y), mask, term_wise()
+            model.sample_wise, model.batch_wise, (x, y), term_wise(), mask
         )
         variables = model.trainable_variables
         found = loss.clipped_sum(engine, variables, tf.constant([1, 2], tf.int64), B)

@@ -668,7 +668,7 @@ def test_complex_variables_are_refused(two_terms):
     @tf.function(input_signature=support.open_spec(data()))
     def step(x, y, mask):
         if two_terms:
-            loss = TwoTermLoss(sample_wise, None, (x, y), mask, AGGREGATIONS[0])
+            loss = TwoTermLoss(sample_wise, None, (x, y), AGGREGATIONS[0], mask)
             optimizer.minimize(loss, [weight])
         else:
             losses = sample_wise(x, y) * tf.cast(mask, tf.float32)

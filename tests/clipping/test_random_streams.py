@@ -131,7 +131,9 @@ def test_all_engines_use_the_numbers_of_the_forward_pass():
 
 
 def in_a_loop(x):
-    return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, h + tf.random.uniform([])), (0, x))[1]
+    return tf.while_loop(
+        lambda i, _: i < 2, lambda i, h: (i + 1, h + tf.random.uniform([])), (0, x)
+    )[1]
 
 
 def in_a_branch(x):

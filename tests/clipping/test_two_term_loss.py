@@ -267,7 +267,7 @@ def kept_of(seed):
     @tf.function(input_signature=[tf.TensorSpec([None, 60])])
     def run(x):
         loss = TwoTermLoss(
-            lambda x: tf.linalg.matvec(x, variable), None, (x,), None, TermWiseAggregation(1.0, 2)
+            lambda x: tf.linalg.matvec(x, variable), None, (x,), TermWiseAggregation(1.0, 2)
         )
         engine = OnePassClipping(1.0, rule=ImportanceSampling())
         return loss.clipped_sum(engine, [variable], tf.constant(seed, tf.int64), B).gradients[0]

@@ -55,6 +55,55 @@ def test_what_keeps_elements_is_allowed():
     assert "64" in repr(data)
 
 
+CLASS_WEIGHTS = {0: 0.25, 1: 0.0, 2: 2.0}
+
+
+def update_with(class_weight=None, sample_weight=None, padding="none"):
+    """What a step adds to the weights, all examples in its batch; and how many steps count."""
+    parts = (X, Y) if sample_weight is None else (X, Y, sample_weight)
+    data = tfdp.data.poisson_batches(
+        parts, expected_batch_size=64, steps_per_epoch=1, padding=padding
+    )
+    model = support.compiled(tfdp.DPSGD(0.1, 0.0, learning_rate=1.0, sampling=data.sampling))
+    before = support.flat(model.get_weights())
+    model.fit(data.prefetch(1), class_weight=class_weight, verbose=0)
+    return support.flat(model.get_weights()) - before, model.optimizer.released_steps()
+
+
+@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
+def test_class_weights_are_weights_of_examples(padding):
+    of_examples = np.array([CLASS_WEIGHTS[label] for label in Y])
+    expected, _ = update_with(sample_weight=of_examples)
+    found, steps = update_with(CLASS_WEIGHTS, padding=padding)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert steps == (1, 0)
+    both, _ = update_with(CLASS_WEIGHTS, 2 * np.ones(64), padding)
+    np.testing.assert_allclose(both, update_with(sample_weight=2 * of_examples)[0], atol=1e-6)
+
+
+def test_an_example_moves_the_sum_by_its_clip_whatever_its_weight():
+    """The weight scales the loss, and so the gradient before it is clipped."""
+    heavy = np.zeros(64)
+    heavy[3] = 1e6
+    moved, _ = update_with(sample_weight=heavy)
+    assert np.linalg.norm(moved) * 64 == pytest.approx(0.1, rel=1e-3)
+
+
+def test_class_weights_are_refused_where_labels_are_made():
+    data = batches(transform=lambda x, y: (x, 2 - y))
+    model = support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=data.sampling))
+    with pytest.raises(ValueError, match="`class_weight` must not be given.*`transform`"):
+        model.fit(data, class_weight=CLASS_WEIGHTS, verbose=0)
+
+
+def test_a_label_without_a_class_weight_is_an_error_before_training():
+    data = batches()
+    model = support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=data.sampling))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(data, class_weight={0: 1.0, 1: 2.0}, verbose=0)
+    assert model.optimizer.released_steps() == (0, 0)
+
+
 def test_a_loop_in_a_function_reads_them():
     @tf.function
     def total(data):

@@ -47,7 +47,12 @@ def _smaller(recipe):
             yield {**recipe, "shape": [*recipe["shape"][:i], size // 2, *recipe["shape"][i + 1 :]]}
     if len(trials) != 1:
         return
-    for key, value in {"padding": False, "before": False, "dropped": False, "rest": ["zero", 0.0]}.items():
+    for key, value in {
+        "padding": False,
+        "before": False,
+        "dropped": False,
+        "rest": ["zero", 0.0],
+    }.items():
         if trials[0].get(key, value) != value:
             yield {**recipe, "trials": [{**trials[0], key: value}]}
     for i, kind in enumerate(trials[0]["kinds"]):

@@ -112,13 +112,28 @@ class SlowWithoutLock(Slow):
         return None
 
 
-def assert_whole_draws_are_added(monkeypatch, accumulator):
-    """Every example is in every draw, and pushes by its clip: whole draws move by one a step."""
+class ReadsBeforeTheLock(Slow):
+    """Mutant: sums are read when another thread may still add to them."""
+
+    def add(self, clipped, variables, use):
+        with tf.control_dependencies(None):
+            return super().add(clipped, variables, use)
+
+
+def assert_whole_draws_are_added(monkeypatch, accumulator, padding="full"):
+    """Every example is in every draw, and pushes by its clip: whole draws move by one a step.
+
+    Without padding, draws are equal, so that one thread's chunk may go on with another's draw.
+    """
     monkeypatch.setattr("tfdp.optimizers.base.Accumulator", accumulator)
     x = np.ones([32, 1], "float32")
     data = [
         tfdp.data.poisson_batches(
-            (x, x[:, 0]), expected_batch_size=32, steps_per_epoch=40, chunk_size=20
+            (x, x[:, 0]),
+            expected_batch_size=32,
+            steps_per_epoch=40,
+            chunk_size=20,
+            padding=padding,
         )
         for _ in range(3)
     ]
@@ -126,9 +141,10 @@ def assert_whole_draws_are_added(monkeypatch, accumulator):
     optimizer = tfdp.DPSGD(1.0, 0.0, sampling=data[0].sampling, learning_rate=1.0)
 
     @tf.function(input_signature=data[0].element_spec)
-    def step(x, y):
+    def step(x, y, *mask):
         with tf.GradientTape() as tape:
             losses = -1e3 * tf.linalg.matvec(x, w)
+            losses *= tf.cast(mask[0], tf.float32) if mask else 1.0
         optimizer.minimize(losses, [w], tape=tape)
 
     def train(batches):
@@ -145,8 +161,9 @@ def assert_whole_draws_are_added(monkeypatch, accumulator):
     np.testing.assert_allclose(w.numpy(), [steps], rtol=1e-5)
 
 
-def test_threads_never_mix_draws(monkeypatch):
-    assert_whole_draws_are_added(monkeypatch, Slow)
+@pytest.mark.parametrize("padding", ["none", "full"])
+def test_threads_never_mix_draws(monkeypatch, padding):
+    assert_whole_draws_are_added(monkeypatch, Slow, padding)
 
 
 def test_a_trained_optimizer_can_be_copied():
@@ -158,3 +175,8 @@ def test_a_trained_optimizer_can_be_copied():
 def test_threads_without_the_lock_are_caught(monkeypatch):
     with pytest.raises(AssertionError):
         assert_whole_draws_are_added(monkeypatch, SlowWithoutLock)
+
+
+def test_reads_before_the_lock_are_caught(monkeypatch):
+    with pytest.raises(AssertionError):
+        assert_whole_draws_are_added(monkeypatch, ReadsBeforeTheLock, "none")

@@ -24,7 +24,7 @@ BASES = {
 }
 
 
-def batches(first_step=0, chunk_size=None, steps=3):
+def batches(first_step=0, chunk_size=None, steps=3, padding="none"):
     return tfdp.data.poisson_batches(
         (X, Y),
         expected_batch_size=16,
@@ -32,11 +32,12 @@ def batches(first_step=0, chunk_size=None, steps=3):
         seed=1,
         first_step=first_step,
         chunk_size=chunk_size,
+        padding=padding,
     )
 
 
-def make(cls, chunk_size=None, **kwargs):
-    sampling = batches(chunk_size=chunk_size).sampling
+def make(cls, chunk_size=None, padding="none", **kwargs):
+    sampling = batches(chunk_size=chunk_size, padding=padding).sampling
     return cls(0.5, 1.1, noise_seed=2, learning_rate=0.02, sampling=sampling, **kwargs)
 
 
@@ -110,14 +111,14 @@ def test_ledger_is_known_as_soon_as_a_model_is_loaded(form, tmp_path):
 
 
 def test_restoring_an_older_checkpoint_does_not_forget_what_was_released(tmp_path):
-    model = compiled(make(tfdp.DPSGD), jit_compile=True)
-    model.fit(batches(), verbose=0)
+    model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
+    model.fit(batches(padding="buckets"), verbose=0)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(tmp_path / "c")
-    model.fit(batches(), verbose=0)
+    model.fit(batches(padding="buckets"), verbose=0)
     checkpoint.restore(path)
     assert model.optimizer.ledger.steps == 6
-    model.fit(batches(), verbose=0)
+    model.fit(batches(padding="buckets"), verbose=0)
     assert model.optimizer.ledger.steps == 9
 
 
@@ -174,7 +175,7 @@ def test_shuffled_batches_are_refused_and_cost_nothing():
 
 
 def test_under_xla_shuffled_batches_get_no_epsilon():
-    model = compiled(make(tfdp.DPSGD), jit_compile=True)
+    model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
     model.fit(X, Y, batch_size=16, verbose=0)
     ledger = model.optimizer.ledger
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
@@ -196,17 +197,17 @@ def test_a_fixed_noise_seed_is_noted():
 
 
 def test_under_xla_which_drops_assertions_they_get_no_epsilon():
-    arguments = {"sampling": batches().sampling}
-    model = compiled(tfdp.DPSGD(1.0, 1.0, **arguments), jit_compile=True)
+    data = batches(padding="full")
+    model = compiled(tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), jit_compile=True)
     model.fit(tf.data.Dataset.from_tensors((X[:16], Y[:16], np.ones(16, bool))), verbose=0)
     assert model.optimizer.released_steps() == (0, 1)
-    model.fit(batches(), verbose=0)
+    model.fit(data, verbose=0)
     assert model.optimizer.released_steps() == (3, 1)
 
 
 def test_restoring_an_older_checkpoint_does_not_forget_unaccounted_steps(tmp_path):
-    model = compiled(make(tfdp.DPSGD), jit_compile=True)
-    model.fit(batches(), verbose=0)
+    model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
+    model.fit(batches(padding="buckets"), verbose=0)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(tmp_path / "c")
     model.fit(X, Y, batch_size=16, verbose=0)

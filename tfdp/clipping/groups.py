@@ -76,7 +76,7 @@ def clipped_group_sum(
 
     Args:
       function: Gets the tensors of a group and its mask; returns a scalar. See `TwoTermLoss`.
-      batch: The groups, `[m, n, ...]`.
+      tensors: The groups, `[m, n, ...]`.
       mask: Where they have examples, bool `[m, n]`. Groups without any contribute nothing.
       variables: The trainable variables.
       clip: Largest l2 norm of a group's gradient, over all variables together.
@@ -103,11 +103,11 @@ class _GroupLoss:
 
     Attributes:
       graph: The loss of one group.
-      batch: The groups, `[m, n, ...]`.
+      tensors: The groups, `[m, n, ...]`.
     """
 
     graph: loss_graph.LossGraph
-    batch: list[tf.Tensor]
+    tensors: list[tf.Tensor]
 
     @classmethod
     def trace(
@@ -142,7 +142,7 @@ class _GroupLoss:
 
     def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
         """The loss of the group that is the only row of `[1, n, ...]`."""
-        several = self.batch[-1].shape[0] != 1
+        several = self.tensors[-1].shape[0] != 1
         group = [tensor[0] for tensor in row]
         return self.graph.at(group, vectorizable_gradients=several).terms[0]
 

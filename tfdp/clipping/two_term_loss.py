@@ -32,9 +32,9 @@ class TwoTermLoss:
         (others hold zeros); returns g of those that do, a scalar. None: g is zero.
       batch: A tuple of tensors, or of nested tuples or dicts of them, first dimension the example:
         data, or what is computed from data row by row.
-      mask: Which rows are examples, bool `[rows]`, as `tfdp.data.poisson_batches` delivers it. None
-        if all are: no epsilon can be stated then, since such batches are no Poisson samples.
       aggregation: How the gradients of the two terms are clipped and added up.
+      mask: Which rows are examples, bool `[rows]`, as `tfdp.data.poisson_batches` delivers it with
+        `padding`. None if all are.
       draws: Returns a tuple of TensorFlow Probability distributions. Every row gets a sample of
         each, `[rows, ...]`, by a secret seed of the optimizer: noise that depended on the place of
         a row in the batch would let one example move the others.
@@ -45,7 +45,7 @@ class TwoTermLoss:
       >>> import numpy as np, tensorflow as tf, tfdp
       >>> class Decorrelated(tf.keras.Sequential):
       ...     def train_step(self, data):
-      ...         x, y, mask = data
+      ...         x, y = data
       ...         def squared_errors(x, y):
       ...             return tf.reduce_sum((self(x) - y) ** 2, axis=1)
       ...         def squared_correlation(x, y, mask):
@@ -57,7 +57,6 @@ class TwoTermLoss:
       ...             squared_errors,
       ...             squared_correlation,
       ...             batch=(x, y),
-      ...             mask=mask,
       ...             aggregation=tfdp.clipping.TermWiseAggregation(batch_clip=0.1, num_groups=4),
       ...         )
       ...         self.optimizer.minimize(loss, self.trainable_variables)
@@ -74,8 +73,8 @@ class TwoTermLoss:
     sample_wise: Callable[..., tf.Tensor]
     batch_wise: Callable[..., tf.Tensor] | None
     batch: Sequence[Any]
-    mask: tf.Tensor | None
     aggregation: "Aggregation"
+    mask: tf.Tensor | None = None
     draws: Callable[[], Sequence[Any]] | None = None
     regularizer: Callable[[], tf.Tensor] | None = None
 

@@ -1,5 +1,6 @@
 """Poisson batches as a dataset that cannot be changed behind the accounting."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -11,6 +12,8 @@ from tfdp.data.source import PoissonSource
 # What leaves every element as it was drawn, and no draw delivered twice.
 _KEEPING = ("prefetch", "repeat", "skip", "take", "with_options")
 # What reads the elements, or says something of them. (`for` in a `tf.function` reads by the last.)
+# The function by which Keras weighs classes.
+_OF_CLASS_WEIGHTS = "_make_class_weight_map_fn.<locals>._class_weights_map_fn"
 _READING = frozenset(
     {"as_numpy_iterator", "cardinality", "element_spec", "options", "name"}
     | {"reduce", "scan", "take_while"}
@@ -18,7 +21,7 @@ _READING = frozenset(
 
 
 class PoissonBatches(tf.data.Dataset):
-    """Poisson batches `(x, y, mask)`, each drawn when it is asked for.
+    """Poisson batches `(x, y)`, each drawn when it is asked for.
 
     A `tf.data.Dataset`: `model.fit` takes it, `for` iterates over it. Its elements must reach the
     training step as they were drawn, each once. Methods that change, repeat or mix elements (`map`,
@@ -27,15 +30,22 @@ class PoissonBatches(tf.data.Dataset):
     dataset as an argument, such as `tf.data.Dataset.zip`, cannot be refused here: optimizers find a
     batch that was changed or used before by its contents.
 
-    Made by `tfdp.data.poisson_batches`.
+    Made by `tfdp.data.poisson_batches`. `model.fit(batches, class_weight=...)` multiplies the
+    weights of the examples by those of their classes.
 
     Attributes:
       sampling: How batches are sampled: the argument `sampling` of an optimizer.
       source: The data set, from which batches can be drawn inside a graph.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, sampling: PoissonSampling, source: PoissonSource):
-        self._dataset = dataset
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        sampling: PoissonSampling,
+        source: PoissonSource,
+        make: Callable[[PoissonSource], "PoissonBatches"],
+    ):
+        self._dataset, self._make = dataset, make
         self.sampling, self.source = sampling, source
         super().__init__(dataset._variant_tensor)
 
@@ -55,11 +65,30 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
     original = getattr(tf.data.Dataset, name)
 
     def method(self: PoissonBatches, *args: Any, **kwargs: Any) -> PoissonBatches:
+        def make(source: PoissonSource) -> PoissonBatches:
+            return method(self._make(source), *args, **kwargs)
+
         dataset = original(self._dataset, *args, **kwargs)
-        return PoissonBatches(dataset, self.sampling, self.source)
+        return PoissonBatches(dataset, self.sampling, self.source, make)
 
     method.__name__, method.__doc__ = name, f"As `tf.data.Dataset.{name}`."
     return method
+
+
+def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) -> PoissonBatches:
+    """Not supported, but for `class_weight` in `model.fit`, which comes as such a function."""
+    if getattr(map_func, "__qualname__", "") != _OF_CLASS_WEIGHTS:
+        return _refusing("map")(self, map_func, *args, **kwargs)
+    source = self.source
+    if source.transform is not None:
+        raise ValueError(
+            "Argument `class_weight` must not be given with batches that have a `transform`, which "
+            "may change labels. Give `poisson_batches` weights: data=(x, y, sample_weight)."
+        )
+    # Of the whole data set, so that a label without a weight is an error before training.
+    given = [source.x, source.y, *([] if source.sample_weight is None else [source.sample_weight])]
+    weights = tf.cast(map_func(*given)[2], tf.float32)
+    return self._make(dataclasses.replace(source, sample_weight=weights))
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
@@ -78,9 +107,10 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 for _name in _KEEPING:
     setattr(PoissonBatches, _name, _keeping(_name))
+PoissonBatches.map = _weighing
 for _name in dir(tf.data.Dataset):
     _is_method = callable(getattr(tf.data.Dataset, _name)) and not isinstance(
         vars(tf.data.Dataset).get(_name, vars(tf.data.Dataset.__mro__[1]).get(_name)), staticmethod
     )
-    if _is_method and not _name.startswith("_") and _name not in {*_KEEPING, *_READING}:
+    if _is_method and not _name.startswith("_") and _name not in {*_KEEPING, *_READING, "map"}:
         setattr(PoissonBatches, _name, _refusing(_name))

@@ -96,8 +96,21 @@ def poisson_batches(
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
     with tf.device("cpu"):
         keys = KeyStream(seed, "batches", first_step)
+
+    def make(source: PoissonSource) -> PoissonBatches:
+        batches = _batches(source, sampling, keys, steps_per_epoch)
+        return PoissonBatches(batches, sampling, source, make)
+
+    return make(source)
+
+
+def _batches(
+    source: PoissonSource, sampling: PoissonSampling, keys: KeyStream, steps: int
+) -> tf.data.Dataset:
+    """Batches that are drawn from a source when they are asked for, each entered as a draw."""
+    chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
     own_number = next(_sources)
-    _draws.RECORD.prepare(len(tf.nest.flatten((x, y, *weights))) + 1)
+    _draws.RECORD.prepare(len(tf.nest.flatten((source.x, source.y))) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
         number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling)
@@ -109,18 +122,18 @@ def poisson_batches(
         )
 
     def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor) -> tuple:
-        batch = source.rows(indices, padding != NONE)
-        mask, tensors = (batch[-1], batch[:-1]) if padding != NONE else (None, batch)
+        batch = source.rows(indices, padded)
+        tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
         entered = _draws.RECORD.enter(
             sampling, own_number, number, chunk, mask, tf.nest.flatten(tensors)
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
 
-    batches = tf.data.Dataset.range(steps_per_epoch).flat_map(draw)
+    batches = tf.data.Dataset.range(steps).flat_map(draw)
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(steps_per_epoch * chunks))
-    return PoissonBatches(batches.prefetch(2), sampling, source)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
+    return batches.prefetch(2)
 
 
 def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor]) -> None:

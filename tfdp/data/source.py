@@ -64,7 +64,9 @@ class PoissonSource:
         """
         mask = indices < self.dataset_size
         safe = tf.where(mask, indices, 0) if padded else indices
-        data = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+        data = (
+            (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+        )
         rows = tf.nest.map_structure(lambda values: tf.gather(values, safe), data)
         if self.transform is not None:
             rows = (*self._transformed(rows[:2]), *rows[2:])

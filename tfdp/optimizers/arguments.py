@@ -14,8 +14,8 @@ from tfdp.clipping import (
     ClippingRule,
     OnePassClipping,
     VectorizedClipping,
+    devices,
 )
-from tfdp.clipping import devices
 from tfdp.clipping.engine import LEAST_CLIP, check_clip
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 

@@ -27,8 +27,8 @@ from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
     ENGINES,
-    check_not_compiled,
     check_clipping_arguments,
+    check_not_compiled,
     check_privacy_arguments,
     check_secure_noise,
     check_two_term_arguments,

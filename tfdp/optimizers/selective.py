@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp._draws import Use
 from tfdp._streams import KeyStream
+from tfdp.accounting.sampling import NONE
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     OBSERVABILITY,
@@ -16,7 +17,6 @@ from tfdp.accounting.selective_release import (
     check_observability,
     default_max_attempts,
 )
-from tfdp.accounting.sampling import NONE
 from tfdp.clipping import ClippedSum
 from tfdp.optimizers import record_table
 from tfdp.optimizers.arguments import is_integer

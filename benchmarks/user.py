@@ -1,0 +1,128 @@
+"""Times `fit` as users call it: on Poisson batches of expected size B, beside plain `fit` at B.
+
+What changes between the two is the optimizer and the batches; sampling, gathering and the start of
+an epoch are part of the time. All trainings take turns in one process: processes that train the
+same network alone differ by up to a factor of two on some machines.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import tfdp
+from benchmarks import networks
+from benchmarks.keras_steps import KerasSteps, make_optimizer
+from benchmarks.problems import Problem
+from benchmarks.settings import Settings
+
+PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Seconds for each step: on the clock, and of all processors."""
+
+    wall: float
+    cpu: float
+
+
+Result = dict[str, list[Turn]]
+
+
+def measure(
+    problem: Problem, batch: int, repeats: int, turn_seconds: float, dataset_size: int, jit: bool
+) -> Result:
+    """Measures the trainings at one batch size.
+
+    Args:
+      problem: What to train.
+      batch: Rows of a plain batch; expected examples of a private one.
+      repeats: Turns of each.
+      turn_seconds: About how long a turn takes: one call of `fit`.
+      dataset_size: Number of examples.
+      jit: Whether XLA compiles the steps.
+
+    Returns:
+      The turns of each training.
+    """
+    trainings = _trainings(problem, batch, dataset_size, jit)
+    steps = {}
+    for name, train in trainings.items():
+        for warm_up in (1, 8, 8):  # Shapes are new in the first steps.
+            last = _timed(train, warm_up)
+        steps[name] = max(2, min(dataset_size // batch, round(turn_seconds / last.wall)))
+    result: Result = {name: [] for name in trainings}
+    for _ in range(repeats):
+        for name, train in trainings.items():
+            result[name].append(_timed(train, steps[name]))
+    return result
+
+
+def _trainings(
+    problem: Problem, batch: int, dataset_size: int, jit: bool
+) -> dict[str, Callable[[int], Any]]:
+    x, y = problem.rows(dataset_size)
+    plain = _compiled(problem, make_optimizer(PLAIN, batch), jit)
+    batches = tfdp.data.poisson_batches(
+        (x, y), expected_batch_size=batch, padding="buckets" if jit else "none"
+    )
+    private = _compiled(problem, make_optimizer(PRIVATE, batch, batches.sampling), jit)
+    repeated = batches.repeat()
+    fixed = KerasSteps(PRIVATE, problem, Settings(batch, jit_compile=jit))
+    return {
+        PLAIN: lambda steps: plain.fit(
+            x[: steps * batch], y[: steps * batch], batch_size=batch, verbose=0
+        ),
+        PRIVATE: lambda steps: private.fit(repeated, steps_per_epoch=steps, verbose=0),
+        SAME_ROWS: fixed.run,
+    }
+
+
+def _compiled(problem: Problem, optimizer: Any, jit: bool) -> tf.keras.Model:
+    model = networks.build(problem)
+    if jit:
+        networks.let_xla_compile(model)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=jit or None)
+    return model
+
+
+def _timed(train: Callable[[int], Any], steps: int) -> Turn:
+    wall, cpu = time.perf_counter(), time.process_time()
+    train(steps)
+    return Turn((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
+
+
+def table(results: dict[int, Result]) -> str:
+    """A Markdown table of the medians, and of the medians of the ratios turn by turn.
+
+    Args:
+      results: By batch size, what `measure` returned.
+    """
+    lines = [
+        "| B | Keras `fit`, ms a step | tfdp `fit` on Poisson batches | ratio | ratio of CPU time | "
+        "the same rows, ratio of CPU time |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch, result in results.items():
+        plain, private = ([turn.wall for turn in result[name]] for name in (PLAIN, PRIVATE))
+        cells = [
+            f"{1e3 * statistics.median(plain):.1f}",
+            f"{1e3 * statistics.median(private):.1f}",
+            _ratio(result, PRIVATE, "wall"),
+            _ratio(result, PRIVATE, "cpu"),
+            _ratio(result, SAME_ROWS, "cpu"),
+        ]
+        lines.append(f"| {batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ratio(result: Result, name: str, clock: str) -> str:
+    pairs: Sequence[tuple[Turn, Turn]] = list(zip(result[name], result[PLAIN], strict=True))
+    ratios = [getattr(turn, clock) / getattr(plain, clock) for turn, plain in pairs]
+    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
