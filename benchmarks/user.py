@@ -104,8 +104,8 @@ def table(results: dict[int, Result]) -> str:
       results: By batch size, what `measure` returned.
     """
     lines = [
-        "| B | Keras `fit`, ms a step | tfdp `fit` on Poisson batches | ratio | ratio of CPU time | "
-        "the same rows, ratio of CPU time |",
+        "| B | Keras `fit`, ms a step | tfdp `fit` on Poisson batches | ratio | "
+        "ratio of CPU time | the same rows, ratio of CPU time |",
         "|---|---|---|---|---|---|",
     ]
     for batch, result in results.items():

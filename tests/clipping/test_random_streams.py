@@ -1,5 +1,7 @@
 """Random layers draw from secret streams where an added example may move others."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -33,7 +35,7 @@ def updates(layer, data, jit_compile=False, engine="one_pass"):
     for _ in range(2):
         model.fit(data.take(1), verbose=0)
         weights.append(dense.get_weights()[0])
-    return [N * (a - b)[:, 0] for a, b in zip(weights, weights[1:], strict=False)]
+    return [N * (a - b)[:, 0] for a, b in itertools.pairwise(weights)]
 
 
 def drawn_by(draw):
@@ -131,9 +133,10 @@ def test_all_engines_use_the_numbers_of_the_forward_pass():
 
 
 def in_a_loop(x):
-    return tf.while_loop(
-        lambda i, _: i < 2, lambda i, h: (i + 1, h + tf.random.uniform([])), (0, x)
-    )[1]
+    def body(i, h):
+        return i + 1, h + tf.random.uniform([])
+
+    return tf.while_loop(lambda i, _: i < 2, body, (0, x))[1]
 
 
 def in_a_branch(x):
@@ -160,7 +163,7 @@ def test_what_cannot_be_made_secret_is_refused(name):
     def layer():
         return layers.Lambda(REFUSED[name])
 
-    with pytest.raises(ValueError, match='so that tfdp can give them secret keys.*padding="full"'):
+    with pytest.raises(ValueError, match=r'so that tfdp can give them secret keys.*padding="full"'):
         updates(layer, batches())
 
 

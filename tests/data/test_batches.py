@@ -92,7 +92,7 @@ def test_an_example_moves_the_sum_by_its_clip_whatever_its_weight():
 def test_class_weights_are_refused_where_labels_are_made():
     data = batches(transform=lambda x, y: (x, 2 - y))
     model = support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=data.sampling))
-    with pytest.raises(ValueError, match="`class_weight` must not be given.*`transform`"):
+    with pytest.raises(ValueError, match=r"`class_weight` must not be given.*`transform`"):
         model.fit(data, class_weight=CLASS_WEIGHTS, verbose=0)
 
 

@@ -216,9 +216,8 @@ def test_every_attempt_draws_new_batches_and_new_noise(monkeypatch):
 
     def recorded(self, key, sampling):
         with step_check.own_operations():  # Python code is refused elsewhere.
-            tf.numpy_function(
-                lambda k: keys.append((tuple(k), sampling.expected_batch_size)), [key], []
-            )
+            size = sampling.expected_batch_size
+            tf.numpy_function(lambda k: keys.append((tuple(k), size)), [key], [])
         return draw(self, key, sampling)
 
     monkeypatch.setattr(tfdp.data.poisson.PoissonSource, "draw", recorded)

@@ -76,7 +76,7 @@ def clipped_group_sum(
 
     Args:
       function: Gets the tensors of a group and its mask; returns a scalar. See `TwoTermLoss`.
-      tensors: The groups, `[m, n, ...]`.
+      batch: The groups, `[m, n, ...]`.
       mask: Where they have examples, bool `[m, n]`. Groups without any contribute nothing.
       variables: The trainable variables.
       clip: Largest l2 norm of a group's gradient, over all variables together.

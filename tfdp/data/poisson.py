@@ -148,8 +148,8 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor
         )
     if padding != NONE and weights and weights[0].shape.rank != 1:
         raise ValueError(
-            'Argument `padding` must be "none" with sample weights of several dimensions. Received: '
-            f"{padding=}, and sample weights of shape {weights[0].shape}."
+            'Argument `padding` must be "none" with sample weights of several dimensions. '
+            f"Received: {padding=}, and sample weights of shape {weights[0].shape}."
         )
 
 

@@ -69,7 +69,7 @@ class PoissonSource:
         )
         rows = tf.nest.map_structure(lambda values: tf.gather(values, safe), data)
         if self.transform is not None:
-            rows = (*self._transformed(rows[:2]), *rows[2:])
+            rows = (*_transformed(rows[:2], self.transform), *rows[2:])
         if padded:
 
             def masked(taken: tf.Tensor) -> tf.Tensor:
@@ -79,15 +79,6 @@ class PoissonSource:
             rows = tf.nest.map_structure(masked, rows)
             rows = rows if len(rows) == 3 else (*rows, mask)
         return _open(rows)
-
-    def _transformed(self, rows: tuple) -> tuple:
-        """Returns what `transform` makes of the rows, each by itself."""
-        assert self.transform is not None
-        function = self.transform
-        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
-        outputs = tf.function(function).get_concrete_function(*specs).structured_outputs
-        made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
-        return tf.map_fn(lambda row: function(*row), rows, fn_output_signature=made)
 
 
 def draw_indices(key: tf.Tensor, sampling: PoissonSampling) -> tf.Tensor:
@@ -168,6 +159,14 @@ def _permutation(words: tf.Tensor) -> tf.Tensor:
     numbers = tf.bitcast(tf.reshape(words, [2, -1, 2]), tf.int64)
     order = tf.argsort(numbers[0], stable=True)
     return tf.gather(order, tf.argsort(tf.gather(numbers[1], order), stable=True))
+
+
+def _transformed(rows: tuple, transform: Transform) -> tuple:
+    """What a function of one example makes of rows, each by itself."""
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
+    outputs = tf.function(transform).get_concrete_function(*specs).structured_outputs
+    made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+    return tf.map_fn(lambda row: transform(*row), rows, fn_output_signature=made)
 
 
 def _open(tensors: Any) -> Any:
