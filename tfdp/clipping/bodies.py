@@ -11,14 +11,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, graph_copy, loss_graph, step_graph
+from tfdp.clipping import devices, graph_copy, loss_graph, recording
 from tfdp.clipping.recurrent import is_zero
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import RowList, Rows
 from tfdp.clipping.uses import CannotUse, Site, by_example, rows_of, unchanged
-
-# Operations with a state that return the same when a step is taken again.
-_REPEATABLE = step_graph.READS | {"PartitionedCall", "StatefulPartitionedCall", "While", "If"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +50,15 @@ class Body:
         self.op, self.analysis, self.sites = op, analysis, list(sites)
         self.graph = analysis.graph
         self.rows = [rows_of(site, analysis) for site in sites]
+        self.draws = self.recorded_draws()
+        drawn = {t.op.name for t in self.draws}
         for kind, name in loss_graph.stateful_operations(self.graph):
-            if kind not in _REPEATABLE and not kind.startswith("Placeholder"):
+            if kind not in recording.REPEATABLE and name not in drawn:
                 raise CannotUse(f"'{op.name}' calls '{name}' ({kind}), which differs when repeated")
+
+    def recorded_draws(self) -> list[tf.Tensor]:
+        """Returns the random numbers of the function that are known when it is evaluated again."""
+        return []
 
     def backward(
         self, gradients: Sequence[tf.Tensor | None], count: tf.Tensor
@@ -111,15 +114,9 @@ class Body:
 
         Args:
           wanted: The tensors.
-          known: Values for the function's arguments, by name.
+          known: Values for the function's arguments, and for what it drew, by name.
         """
-        target = tf.compat.v1.get_default_graph()
-        stop = {t.ref() for t in self.graph.inputs}
-        made = [t for t in wanted if t.ref() not in stop]
-        operations, boundary = graph_copy.cone(made, stop)
-        values = {t.name: graph_copy.bring(known[t.name], target) for t in boundary}
-        copies = iter(graph_copy.copy(operations, made, values)[0])
-        return [known[t.name] if t.ref() in stop else next(copies) for t in wanted]
+        return graph_copy.evaluate(wanted, [*self.graph.inputs, *self.draws], known)
 
     def differentiate(
         self,
@@ -144,7 +141,7 @@ class Body:
         unique = {t.ref() for t in xs}
         values = {
             t.name: tf.identity(known[t.name]) if t.ref() in unique else known[t.name]
-            for t in self.graph.inputs
+            for t in [*self.graph.inputs, *self.draws]
             if t.name in known
         }
         data = [[t for t, r in self._inputs(i) if r is not None] for i in range(len(self.sites))]
@@ -206,9 +203,12 @@ class Loop(Body):
         if any(inputs[i].dtype == tf.resource for i in self._states):
             raise CannotUse(f"'{op.name}' changes which variable it uses")
         self._reads = self._find_reads()
-        if not self._counts(0) or _integer(op.inputs[0]) != 0:
+        found = recording.number_of_steps(op, self.graph)
+        self.steps = found if isinstance(found, int) else None
+        if found is None and not (
+            recording.counts(self.graph, 0) and recording.integer(op.inputs[0]) == 0
+        ):
             raise CannotUse(f"'{op.name}' does not count its steps")
-        self.steps = self._number_of_steps()
 
     def _write(self, before: tf.Tensor, after: tf.Tensor) -> tf.Operation:
         """Returns the operation that writes an entry of a list in every step."""
@@ -237,36 +237,14 @@ class Loop(Body):
                     raise CannotUse(f"'{self.op.name}' uses a list in '{op.name}' ({op.type})")
         return reads
 
-    def _counts(self, index: int) -> bool:
-        """Returns whether a variable of the loop is one more after each step."""
-        add = unchanged(self.graph.outputs[index]).op
-        return (
-            add.type == "AddV2"
-            and add.inputs[0] is self.graph.inputs[index]
-            and _integer(add.inputs[1]) == 1
-        )
-
-    def _number_of_steps(self) -> int | None:
-        """Returns how many steps the loop takes, or None if that is not known statically."""
-        condition = step_graph.function_graph(self.op.graph, self.op.get_attr("cond").name)
-        place = {t.ref(): i for i, t in enumerate(condition.inputs)}
-        pending, limits = [condition.outputs[0]], []
-        while pending:
-            op = unchanged(pending.pop()).op
-            if op.type == "LogicalAnd":
-                pending += op.inputs
-                continue
-            index = place.get(op.inputs[0].ref()) if op.type == "Less" else None
-            if index is None or not self._counts(index):
-                return None
-            first, other = _integer(self.op.inputs[index]), place.get(op.inputs[1].ref())
-            if other is not None and not self._kept[other]:
-                return None
-            limit = _integer(op.inputs[1] if other is None else self.op.inputs[other])
-            if first is None or limit is None:
-                return None
-            limits.append(max(0, limit - first))
-        return min(limits)
+    def recorded_draws(self) -> list[tf.Tensor]:
+        """See `Body`: those that the loop writes into lists, one entry a step."""
+        self._recorders = {}
+        for draw in recording.draws_of(self.graph):
+            index = recording.recorder(self.graph, draw)
+            if index is not None:
+                self._recorders[index] = draw
+        return list(self._recorders.values())
 
     def backward(
         self, gradients: Sequence[tf.Tensor | None], count: tf.Tensor
@@ -294,7 +272,8 @@ class Loop(Body):
         ]
 
         def body(position, states, arriving, lists, taps):
-            known = self._known({i: array.read(position) for i, array in stored.items()})
+            values = {i: array.read(position) for i, array in stored.items()}
+            known = self._known(values, position)
             found, arriving, new = self._step_back(
                 known, carried, states, dict(zip(written, arriving, strict=True)), count
             )
@@ -313,13 +292,22 @@ class Loop(Body):
         taken = self._taken([self._along_steps(array.stack()) for array in taps])
         return [found.get(i) for i in range(len(op.inputs))], taken
 
-    def _known(self, states: dict[int, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns values for the body's arguments but the lists that it writes, by name."""
-        return {
+    def _known(self, states: dict[int, tf.Tensor], position: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns what a step begins with, but the lists that it writes, and what it drew."""
+        known = {
             tensor.name: self.op.inputs[i] if kept else states[i]
             for i, (tensor, kept) in enumerate(zip(self.graph.inputs, self._kept, strict=True))
             if kept or i in states
         }
+        for index, draw in self._recorders.items():
+            known[draw.name] = tf.raw_ops.TensorListGetItem(
+                input_handle=self.op.outputs[index],
+                index=position,
+                element_shape=tf.constant(-1),
+                element_dtype=draw.dtype,
+            )
+            known[draw.name].set_shape(draw.shape)
+        return known
 
     def _replay(self, steps: tf.Tensor, size: tf.Tensor) -> dict[int, tf.TensorArray]:
         """Takes the steps again; returns the loop's variables in front of each, by index."""
@@ -332,7 +320,7 @@ class Loop(Body):
 
         def body(position, values, arrays):
             arrays = [array.write(position, t) for array, t in zip(arrays, values, strict=True)]
-            known = self._known(dict(zip(self._states, values, strict=True)))
+            known = self._known(dict(zip(self._states, values, strict=True)), position)
             after = self.copy([self.graph.outputs[i] for i in self._states], known)
             for tensor, shape in zip(after, shapes, strict=True):
                 tensor.set_shape(shape)
@@ -417,25 +405,4 @@ def body_of(op: tf.Operation, analysis: RowAnalysis, sites: Sequence[Site]) -> B
     Raises:
       CannotUse: It cannot be.
     """
-    return (Loop if op.type in ("While", "StatelessWhile") else Body)(op, analysis, sites)
-
-
-def _integer(tensor: tf.Tensor) -> int | None:
-    """Returns the value of a scalar, if it follows from constants and static shapes."""
-    tensor = unchanged(tensor)
-    value = tf.get_static_value(tensor)
-    if value is None and tensor.op.type == "Max":
-        value = tf.get_static_value(tensor.op.inputs[0])
-        value = None if value is None else value.max()
-    if value is None and tensor.op.type == "StridedSlice":
-        value = _size(tensor.op)
-    return None if value is None else int(value)
-
-
-def _size(op: tf.Operation) -> int | None:
-    """Returns one static size of a shape of which an operation takes a slice."""
-    first, shrinks = tf.get_static_value(op.inputs[1]), op.get_attr("shrink_axis_mask")
-    if op.inputs[0].op.type != "Shape" or first is None or len(first) != 1 or shrinks != 1:
-        return None
-    shape = op.inputs[0].op.inputs[0].shape
-    return shape[int(first[0])] if shape.rank else None
+    return (Loop if op.type in recording.LOOP_TYPES else Body)(op, analysis, sites)

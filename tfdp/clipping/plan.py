@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import computed, loss_graph, rules
+from tfdp.clipping import computed, loss_graph, recording, rules
 from tfdp.clipping.bodies import Body, Taken, body_of
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts, combine
 from tfdp.clipping.recurrent import RecurrentCall, recognise
@@ -46,6 +46,8 @@ class Plan:
     ):
         self._graph, self._handles, self._variables = graph, handles, variables
         operations = graph.operations()
+        if recording.record_draws(operations, [*graph.vectors, *graph.terms]):
+            operations = graph.operations()
         self._in_cone = {op.name: op for op in operations}
         calls = [op for op in operations if op.type in _CALL_TYPES]
         found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
