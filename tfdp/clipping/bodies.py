@@ -49,7 +49,15 @@ class Body:
     def __init__(self, op: tf.Operation, analysis: RowAnalysis, sites: Sequence[Site]):
         self.op, self.analysis, self.sites = op, analysis, list(sites)
         self.graph = analysis.graph
-        self.rows = [rows_of(site, analysis) for site in sites]
+        # Of each site: which of its inputs hold examples; and these, and its output, with where.
+        self._present: list[list[bool]] = []
+        self._tapped: list[list[tuple[tf.Tensor, Rows]]] = []
+        for site in sites:
+            inputs, output = rows_of(site, analysis)
+            pairs = zip(site.op.inputs, inputs, strict=True)
+            self._present.append([rows is not None for rows in inputs])
+            self._tapped.append([(t, rows) for t, rows in pairs if rows is not None])
+            self._tapped[-1].append((site.op.outputs[0], output))
         self.draws = self.recorded_draws()
         drawn = {t.op.name for t in self.draws}
         for kind, name in loss_graph.stateful_operations(self.graph):
@@ -144,9 +152,8 @@ class Body:
             for t in [*self.graph.inputs, *self.draws]
             if t.name in known
         }
-        data = [[t for t, r in self._inputs(i) if r is not None] for i in range(len(self.sites))]
         outputs = [site.op.outputs[0] for site in self.sites]
-        wanted = [*ys, *xs, *outputs, *[t for tensors in data for t in tensors]]
+        wanted = [*ys, *xs, *[t for tapped in self._tapped for t, _ in tapped]]
         copies = self.copy(wanted, values)
         copied = {t.ref(): copy for t, copy in zip(wanted, copies, strict=True)}
         targets = [copied[t.ref()] for t in [*xs, *outputs]]
@@ -158,21 +165,17 @@ class Body:
         for gradient, target in zip(found, targets, strict=True):
             gradient.set_shape(target.shape)
         taps = []
-        for i, gradient in enumerate(found[len(xs) :]):
-            pairs = [(copied[t.ref()], r) for t, r in self._inputs(i) if r is not None]
-            pairs.append((gradient, self.rows[i][-1]))
-            taps += [by_example(tensor, rows, count) for tensor, rows in pairs]
+        for tapped, gradient in zip(self._tapped, found[len(xs) :], strict=True):
+            taps += [by_example(copied[t.ref()], rows, count) for t, rows in tapped[:-1]]
+            taps.append(by_example(gradient, tapped[-1][1], count))
         return found[: len(xs)], taps
-
-    def _inputs(self, site: int) -> list[tuple[tf.Tensor, Rows | None]]:
-        return list(zip(self.sites[site].op.inputs, self.rows[site][:-1], strict=True))
 
     def _taken(self, taps: Sequence[tf.Tensor]) -> list[Taken]:
         """Returns what is known of the sites, from the flat list that `differentiate` returns."""
         left = iter(taps)
         return [
-            Taken([None if r is None else next(left) for r in rows[:-1]], next(left))
-            for rows in self.rows
+            Taken([next(left) if there else None for there in present], next(left))
+            for present in self._present
         ]
 
 
@@ -266,10 +269,7 @@ class Loop(Body):
             if not is_zero(gradients[i]) and self.is_differentiable(write.inputs[2])
         ]
         lists = {i: tf.zeros_like(op.inputs[i]) for i, _ in self._reads}
-        taps = [
-            tf.TensorArray(t.dtype, size, element_shape=t.shape)
-            for t in self._specs_of_taps(carried, count)
-        ]
+        taps = [tf.TensorArray(t.dtype, size, element_shape=t.shape) for t in self._specs_of_taps()]
 
         def body(position, states, arriving, lists, taps):
             values = {i: array.read(position) for i, array in stored.items()}
@@ -376,15 +376,12 @@ class Loop(Body):
             )
         return lists
 
-    def _specs_of_taps(self, carried: list[int], count: tf.Tensor) -> list[tf.TensorSpec]:
+    def _specs_of_taps(self) -> list[tf.TensorSpec]:
         """Returns the types and static shapes of what is taken of the sites in one step."""
         specs = []
-        for site, rows in zip(self.sites, self.rows, strict=True):
-            tensors = [t for t, r in zip(site.op.inputs, rows[:-1], strict=True) if r is not None]
-            kinds = [r for r in rows if r is not None]
-            for tensor, kind in zip([*tensors, site.op.outputs[0]], kinds, strict=True):
-                rest = [d for a, d in enumerate(tensor.shape) if a != kind.axis]
-                specs.append(tf.TensorSpec([None, kind.each, *rest], tensor.dtype))
+        for tensor, rows in [pair for tapped in self._tapped for pair in tapped]:
+            rest = [d for axis, d in enumerate(tensor.shape) if axis != rows.axis]
+            specs.append(tf.TensorSpec([None, rows.each, *rest], tensor.dtype))
         return specs
 
     def _along_steps(self, stacked: tf.Tensor) -> tf.Tensor:

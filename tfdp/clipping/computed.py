@@ -23,6 +23,7 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
       view: How the weights follow from the variable: it has an `end`.
       shape: Shape of the variable.
     """
+
     def function(*tensors: tf.Tensor) -> tf.Tensor:
         gradients = part.unflatten(part.flat(tensors))
         found = vectorized_map(lambda gradient: _pulled_back(gradient, view), gradients)
@@ -61,5 +62,7 @@ def _evaluate(tensor: tf.Tensor, view: View, handle: tf.Tensor) -> tf.Tensor:
     for t in boundary:
         outer = view.caller.inputs[inputs[t.ref()]]
         follows = follows_from(outer, view)
-        known[t.name] = _evaluate(outer, view, handle) if follows else graph_copy.bring(outer, target)
+        known[t.name] = (
+            _evaluate(outer, view, handle) if follows else graph_copy.bring(outer, target)
+        )
     return graph_copy.copy(operations, [tensor], known)[0][0] if operations else known[tensor.name]

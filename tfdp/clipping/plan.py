@@ -150,15 +150,16 @@ class Plan:
         found = tf.gradients(self._graph.terms, [self._handles[i] for i in indices])
         return [i for i, gradient in zip(indices, found, strict=True) if gradient is not None]
 
-    def _bodies(
-        self, sites: list[list[Site]], reasons: list[str | None]
-    ) -> dict[str, Body]:
+    def _bodies(self, sites: list[list[Site]], reasons: list[str | None]) -> dict[str, Body]:
         """Returns what differentiates the calls of functions that sites are in, by name.
 
         Variables of which that is not possible lose their sites, and get a reason.
         """
         callers = {
-            site.caller.name: site.caller for own in sites for site in own if site.caller is not None
+            site.caller.name: site.caller
+            for own in sites
+            for site in own
+            if site.caller is not None
         }
         bodies: dict[str, Body] = {}
         for name, op in callers.items():
@@ -200,7 +201,9 @@ class Plan:
             return inputs
 
         # Towards the data, or what comes before a call whose data have no gradient.
-        before = [t for op in used for t in op.inputs if t.dtype.is_floating or t.dtype == tf.variant]
+        before = [
+            t for op in used for t in op.inputs if t.dtype.is_floating or t.dtype == tf.variant
+        ]
         try:
             for op in used:
                 op._gradient_function = keep_uses
@@ -235,9 +238,9 @@ class Plan:
                 part.view = site.view
                 parts.append(part)
         shape = variable.shape.as_list()
-        for same in computed_parts.values():  # What unrolled steps compute anew is pulled back once.
+        for same in computed_parts.values():  # Unrolled steps compute the same again and again.
             view = same[0][0]
-            joined = combine([part for _, part in same], view.end.shape.as_list())
+            joined = combine([part for _, part in same], same[0][1].shape)
             parts.append(computed.of_variable(joined, view, shape))
         return combine(parts, shape) if parts else None
 

@@ -1,7 +1,7 @@
 """Makes loops remember the random numbers that they draw.
 
-The one-pass engine takes the steps of a loop again (`tfdp.clipping.bodies`), and must find there the
-numbers of the first time: those of a recurrent layer's dropout masks, say. A loop that draws some is
+The one-pass engine takes the steps of a loop again (`tfdp.clipping.bodies`), and needs the numbers
+of the first time: those of a recurrent layer's dropout masks, say. A loop that draws some is
 replaced by one that also writes them into lists.
 """
 
@@ -68,9 +68,7 @@ def counts(body: tf.Graph, index: int) -> bool:
     """Returns whether a variable of a loop is one more after each step."""
     add = unchanged(body.outputs[index]).op
     return (
-        add.type == "AddV2"
-        and add.inputs[0] is body.inputs[index]
-        and integer(add.inputs[1]) == 1
+        add.type == "AddV2" and add.inputs[0] is body.inputs[index] and integer(add.inputs[1]) == 1
     )
 
 
@@ -154,11 +152,8 @@ def _replace(
     first = [op.inputs[i] for i in changing]
     shapes = [body.inputs[i].shape for i in changing]
     arrays = [tf.TensorArray(t.dtype, steps, element_shape=t.shape) for t in draws]
-    _, last, _ = tf.while_loop(
-        again,
-        step,
-        [0, [tf.ensure_shape(t, s) if s.rank else t for t, s in zip(first, shapes, strict=True)], arrays],
-    )
+    first = [tf.ensure_shape(t, s) if s.rank else t for t, s in zip(first, shapes, strict=True)]
+    _, last, _ = tf.while_loop(again, step, [0, first, arrays], maximum_iterations=steps)
     results = dict(zip(changing, last, strict=True))
     for index, output in enumerate(op.outputs[: len(kept)]):
         for consumer in output.consumers():

@@ -9,7 +9,7 @@ is known to mix examples is an error.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -134,7 +134,7 @@ class RowAnalysis:
         given: dict | None = None,
     ):
         self.operations = {op.name: op for op in operations}
-        self.graph = operations[0].graph if operations else None
+        self.graph: Any = operations[0].graph if operations else None
         self.inner: dict[str, RowAnalysis] = {}
         self._states: dict = {**{tensor.ref(): Rows() for tensor in batch}, **(given or {})}
         self._special = special or {}

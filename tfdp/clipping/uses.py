@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,8 +35,8 @@ class View:
 
     operations: tuple[tf.Operation, ...] = ()
     end: tf.Tensor | None = None
-    handle: tf.Tensor | None = None
-    caller: tf.Operation | None = None
+    handle: Any = None
+    caller: Any = None
 
     @property
     def key(self) -> tuple:
@@ -70,9 +71,7 @@ def follows_from(tensor: tf.Tensor, view: View) -> bool:
     inputs = {} if own else {t.ref(): i for i, t in enumerate(tensor.graph.inputs)}
     boundary = graph_copy.cone([tensor], {view.handle.ref(), *inputs})[1]
     return any(
-        t is view.handle
-        if own
-        else follows_from(view.caller.inputs[inputs[t.ref()]], view)
+        t is view.handle if own else follows_from(view.caller.inputs[inputs[t.ref()]], view)
         for t in boundary
     )
 
@@ -114,7 +113,7 @@ class Site:
     op: tf.Operation
     weight: int
     view: View
-    caller: tf.Operation | None = None
+    caller: Any = None
 
     @property
     def key(self) -> tuple:
@@ -322,16 +321,16 @@ def make_use(
     Raises:
       CannotUse: The operation's output is not proven to hold the examples.
     """
-    rows = rows_of(site, analysis)
+    inputs, output = rows_of(site, analysis)
     data = [
         None if state is None else by_example(tensor, state, count)
-        for tensor, state in zip(site.op.inputs, rows[:-1], strict=True)
+        for tensor, state in zip(site.op.inputs, inputs, strict=True)
     ]
-    return recorded_use(site, data, by_example(gradient, rows[-1], count), shape, analysis)
+    return recorded_use(site, data, by_example(gradient, output, count), shape, analysis)
 
 
-def rows_of(site: Site, analysis: RowAnalysis) -> list[Rows | None]:
-    """Returns `Use.rows` of a site.
+def rows_of(site: Site, analysis: RowAnalysis) -> tuple[list[Rows | None], Rows]:
+    """Returns where a site's inputs hold the examples, None for public ones, and its output.
 
     Raises:
       CannotUse: The operation's output is not proven to hold the examples.
@@ -341,7 +340,7 @@ def rows_of(site: Site, analysis: RowAnalysis) -> list[Rows | None]:
     if not isinstance(output, Rows):
         raise CannotUse(f"the output of '{op.name}' ({op.type}) is not proven to hold examples")
     states = [analysis.state(tensor) for tensor in op.inputs]
-    return [*[state if isinstance(state, Rows) else None for state in states], output]
+    return [state if isinstance(state, Rows) else None for state in states], output
 
 
 def recorded_use(
@@ -354,11 +353,12 @@ def recorded_use(
     """As `make_use`, of data and a gradient that are arranged by example already."""
     weights = site.op.inputs[site.weight]
     states = [analysis.state(tensor) for tensor in site.op.inputs]
+    inputs, output = rows_of(site, analysis)
     return Use(
         op=site.op,
         weight=site.weight,
         data=data,
-        rows=rows_of(site, analysis),
+        rows=[*inputs, output],
         gradient=gradient,
         shape=list(shape) if weights.dtype == tf.resource else weights.shape.as_list(),
         has_sizes=any(not isinstance(state, Rows | Public) for state in states),

@@ -52,8 +52,7 @@ def repeated(use: Use) -> Contribution | None:
     """Weights that are repeated for each example: a class token, a first state that is learned."""
     axes, output = _broadcast_axes(use), use.op.outputs[0].shape
     if axes is None or any(
-        size not in (1, length)
-        for size, length in zip(use.shape[::-1], output[::-1], strict=False)
+        size not in (1, length) for size, length in zip(use.shape[::-1], output[::-1], strict=False)
     ):
         return None
     return reduced(use, [use.gradient], lambda g: g, axes, "repeated weights")

@@ -79,11 +79,11 @@ def _joined(
     before, after = _any(before), _any(after)
     if before == after or isinstance(before, Unproven):
         return before
-    if isinstance(before, RowList) and isinstance(after, RowList):
-        if before.element is None or after.element is None:
-            return after if before.element is None else before
-    sizes = isinstance(before, Public | BatchSize) and isinstance(after, Public | BatchSize)
-    if sizes:
+    if isinstance(before, RowList) and before.element is None and isinstance(after, RowList):
+        return after
+    if isinstance(before, RowList) and isinstance(after, RowList) and after.element is None:
+        return before
+    if isinstance(before, Public | BatchSize) and isinstance(after, Public | BatchSize):
         return BatchSize()
     if isinstance(before, Public) and isinstance(after, Rows):
         length = inside.shape[after.axis] if inside.shape.rank else None
