@@ -208,9 +208,8 @@ class Loop(Body):
         self._reads = self._find_reads()
         found = recording.number_of_steps(op, self.graph)
         self.steps = found if isinstance(found, int) else None
-        if found is None and not (
-            recording.counts(self.graph, 0) and recording.integer(op.inputs[0]) == 0
-        ):
+        counted = recording.counts(self.graph, 0) and recording.integer(op.inputs[0]) == 0
+        if self.steps is None and not counted:
             raise CannotUse(f"'{op.name}' does not count its steps")
 
     def _write(self, before: tf.Tensor, after: tf.Tensor) -> tf.Operation:

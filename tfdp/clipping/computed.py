@@ -26,7 +26,7 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
 
     def function(*tensors: tf.Tensor) -> tf.Tensor:
         gradients = part.unflatten(part.flat(tensors))
-        found = vectorized_map(lambda gradient: _pulled_back(gradient, view), gradients)
+        found = vectorized_map(lambda gradient: _pulled_back(gradient, view, shape), gradients)
         return tf.reshape(found, [-1, tf.TensorShape(shape).num_elements()])
 
     name = f"{part.name.split(',')[0]}, of computed weights"
@@ -34,11 +34,13 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
     return Direct(part.tensors, shape, name, function, floats)
 
 
-def _pulled_back(gradient: tf.Tensor, view: View) -> tf.Tensor:
+def _pulled_back(gradient: tf.Tensor, view: View, shape: Sequence[int]) -> tf.Tensor:
     """Returns the gradient of the variable, from that of what is computed from it."""
     handle = graph_copy.bring(view.handle, tf.compat.v1.get_default_graph())
     end = _evaluate(view.end, view, handle)
     (found,) = tf.gradients(end, handle, tf.cast(gradient, end.dtype))
+    if found is None:  # It was rounded, say.
+        return tf.zeros(shape, gradient.dtype)
     return tf.cast(tf.convert_to_tensor(found), gradient.dtype)
 
 

@@ -95,7 +95,8 @@ def number_of_steps(op: tf.Operation, body: tf.Graph) -> int | tf.Tensor | None:
         elif other is None:
             return None
         else:
-            limits.append(tf.maximum(op.inputs[other] - op.inputs[index], 0))
+            left = tf.cast(op.inputs[other] - op.inputs[index], tf.int32)
+            limits.append(tf.maximum(left, 0))
     if all(isinstance(limit, int) for limit in limits):
         return min(limits)
     return tf.reduce_min(tf.stack(limits))

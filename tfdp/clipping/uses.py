@@ -183,8 +183,8 @@ class _Search:
             return []
         if view.end is None and op.type in _VIEW_TYPES and index == 0 and _is_static(op):
             return [(op.outputs[0], View((*view.operations, op)))]
-        made = [t for t in op.outputs if t.dtype.is_floating]
-        if made and not _is_pure(op):
+        made = [t for t in op.outputs if not _has_no_gradient(t)]
+        if made and not (_is_pure(op) and all(t.dtype.is_floating for t in made)):
             raise CannotUse(
                 f"'{op.name}' ({op.type}) computes something from the variable before examples "
                 "meet it"
@@ -225,6 +225,10 @@ def unchanged(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def _has_no_gradient(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_integer or tensor.dtype in (tf.bool, tf.string)
 
 
 def _is_pure(op: tf.Operation) -> bool:
