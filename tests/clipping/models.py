@@ -101,6 +101,85 @@ class WeightNormalization(tf.keras.layers.Layer):
         return x @ (self.v * self.g / tf.norm(self.v, axis=0))
 
 
+class WeightsTwice(tf.keras.layers.Layer):
+    """An operation that gets the weights as two of its inputs."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", shape[1:], initializer=tf.keras.initializers.Constant(2.0))
+
+    def call(self, x):
+        w = self.w.value()
+        return x * tf.where(x > 0, w, w)
+
+
+class Cell(tf.keras.layers.Layer):
+    """A recurrent cell of one's own, with weights that are used in several ways."""
+
+    state_size = output_size = 4
+
+    def build(self, shape):
+        self.w = self.add_weight("w", [shape[-1], 8])
+        self.u = self.add_weight("u", [4, 4])
+        self.scale = self.add_weight("scale", [4], initializer="ones")
+        self.table = self.add_weight("table", [3, 4], initializer="uniform")
+
+    def call(self, x, states):
+        h, gate = tf.split(x @ self.w, 2, axis=1)
+        h = tf.tanh(h + states[0] @ (self.u * self.scale) + self.scale)
+        h = h * tf.sigmoid(gate) + tf.gather(self.table, tf.argmax(x[:, :3], 1))
+        return h, [h]
+
+
+class LearnedState(tf.keras.layers.Layer):
+    """The first state of a loop is a weight; steps are taken from the last to the first."""
+
+    def build(self, shape):
+        self.state = self.add_weight("state", [4], initializer="uniform")
+        self.cell = Cell()
+        self.cell.build(shape)
+
+    def call(self, x):
+        first = tf.broadcast_to(self.state, [tf.shape(x)[0], 4])
+        found = tf.TensorArray(tf.float32, 6)
+
+        def step(t, h, found):
+            h, _ = self.cell(x[:, 5 - t], [h])
+            return t + 1, h, found.write(t, h)
+
+        _, last, found = tf.while_loop(lambda t, *_: t < 6, step, [0, first, found])
+        return tf.reduce_sum(found.stack(), 0) + last
+
+
+class Positions(tf.keras.layers.Layer):
+    """Adds vectors of a table that is looked up by position, and a class token in front."""
+
+    def build(self, shape):
+        self.table = layers.Embedding(9, shape[-1])
+        self.token = self.add_weight("token", [1, 1, shape[-1]], initializer="uniform")
+
+    def call(self, x):
+        x = x + self.table(tf.range(tf.shape(x)[1]))
+        return tf.concat([tf.tile(self.token, [tf.shape(x)[0], 1, 1]), x], 1)
+
+
+class HiddenInCall(tf.keras.layers.Layer):
+    """A function of its own, with weights in it."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", [shape[-1], 4])
+        self.b = self.add_weight("b", [4], initializer="uniform")
+        self.function = tf.function(lambda x: tf.tanh(x @ (2 * self.w) + self.b))
+
+    def call(self, x):
+        return self.function(x)
+
+
+def masked(layer):
+    return lambda: tf.keras.Sequential(
+        [layers.Embedding(9, 4, mask_zero=True), layer(), layers.Dense(3)]
+    )
+
+
 class GroupedEinsum(tf.keras.layers.Layer):
     """Every group of features has weights of its own: a label in all three terms."""
 
@@ -270,6 +349,72 @@ FAST = {
     ),
     "lstm, unrolled": (sequential(lambda: layers.LSTM(4, unroll=True)), SEQUENCES),
     "gru": (sequential(lambda: layers.GRU(5)), SEQUENCES),
+    "simple rnn": (sequential(lambda: layers.SimpleRNN(4)), SEQUENCES),
+    "rnn of a cell": (
+        sequential(lambda: layers.RNN(Cell(), return_sequences=True), FLAT),
+        SEQUENCES,
+    ),
+    "rnn of a cell, masked": (masked(lambda: layers.RNN(Cell(), go_backwards=True)), TOKENS),
+    "rnn of several cells": (
+        sequential(lambda: layers.RNN([layers.LSTMCell(3), layers.GRUCell(4)])),
+        SEQUENCES,
+    ),
+    "lstm, other activations": (
+        sequential(lambda: layers.LSTM(4, activation="relu", recurrent_activation="hard_sigmoid")),
+        SEQUENCES,
+    ),
+    "gru, reset before": (masked(lambda: layers.GRU(4, reset_after=False)), TOKENS),
+    "gru, reset before, unrolled": (
+        sequential(lambda: layers.GRU(4, reset_after=False, unroll=True)),
+        SEQUENCES,
+    ),
+    "convolutional lstm": (
+        sequential(lambda: layers.Reshape([4, 4, 4, 2]), lambda: layers.ConvLSTM2D(3, 2), FLAT),
+        IMAGES,
+    ),
+    "learned first state": (sequential(LearnedState), SEQUENCES),
+    "recurrent layers, open time axis": (
+        sequential(
+            lambda: layers.Embedding(9, 4),
+            lambda: layers.SimpleRNN(4, return_sequences=True),
+            lambda: layers.Bidirectional(layers.RNN(Cell())),
+        ),
+        TOKENS,
+    ),
+    "hidden in a call": (sequential(HiddenInCall), SEQUENCES[:, 0]),
+    "positions and a class token": (sequential(Positions, FLAT), SEQUENCES),
+    "computed weights": (sequential(WeightNormalization), VECTORS),
+    "batch normalization of vectors, frozen statistics": (
+        sequential(lambda: layers.Dense(4), FrozenStatistics),
+        VECTORS,
+    ),
+    "grouped convolution": (
+        sequential(
+            lambda: layers.Conv2D(4, 3, groups=2, padding="same"),
+            lambda: layers.Conv2D(8, (3, 2), strides=(1, 2), groups=4),
+            FLAT,
+        ),
+        IMAGES,
+    ),
+    "grouped convolution of sequences": (
+        sequential(lambda: layers.Conv1D(6, 3, dilation_rate=2, groups=2, padding="same"), FLAT),
+        SEQUENCES,
+    ),
+    "grouped convolution of volumes": (
+        sequential(lambda: layers.Conv3D(4, 2, groups=2), FLAT),
+        VOLUMES,
+    ),
+    **{
+        f"locally connected, {rank}d, {implementation}": (
+            sequential(lambda layer=layer, i=implementation: layer(3, 3, implementation=i), FLAT),
+            data,
+        )
+        for rank, layer, data in (
+            (1, layers.LocallyConnected1D, SEQUENCES),
+            (2, layers.LocallyConnected2D, IMAGES),
+        )
+        for implementation in (1, 2, 3)
+    },
     "division": (sequential(lambda: layers.Dense(4, "tanh"), Division), VECTORS),
     "swish": (
         sequential(lambda: layers.Dense(4, "swish"), lambda: layers.Dense(4, "swish")),
@@ -293,9 +438,11 @@ FAST = {
 
 # Models of which some variables, or all, are left to the vectorised engine.
 SLOW = {
-    "computed weights": (sequential(WeightNormalization), VECTORS),
-    "simple rnn": (sequential(lambda: layers.SimpleRNN(4)), SEQUENCES),
-    "grouped convolution": (sequential(lambda: layers.Conv2D(4, 3, groups=2), FLAT), IMAGES),
+    "weights twice": (sequential(WeightsTwice), VECTORS),
+    "weights twice, and a loop": (
+        sequential(WeightsTwice, lambda: layers.SimpleRNN(4)),
+        SEQUENCES,
+    ),
 }
 
 

@@ -2,13 +2,14 @@ import pytest
 import tensorflow as tf
 
 from tests import support
+from tests.clipping.models import WeightsTwice
 from tfdp.clipping import OnePassClipping, VectorizedClipping
 
 layers = tf.keras.layers
 
 
 def test_report_of_a_model():
-    model = tf.keras.Sequential([layers.Input([4]), layers.Dense(3), WeightNorm()])
+    model = tf.keras.Sequential([layers.Input([4]), layers.Dense(6), WeightsTwice()])
     report = OnePassClipping(1.0).report(model)
     assert [entry.fast for entry in report.entries] == [True, True, False]
     assert report.entries[2].parameters == 6
@@ -16,14 +17,6 @@ def test_report_of_a_model():
     assert "SLOW" in text
     assert all(entry.variable in text for entry in report.entries)
     assert 0 < report.fast_fraction < 1
-
-
-class WeightNorm(layers.Layer):
-    def build(self, shape):
-        self.v = self.add_weight("v", [shape[-1], 2])
-
-    def call(self, x):
-        return x @ tf.nn.softmax(self.v)
 
 
 def test_report_of_the_vectorised_engine():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.clipping.row_checks import Disproved, Traced, operations_of
 from tfdp.clipping import rows, transfers
 from tfdp.clipping.rows import RowAnalysis
-from tfdp.clipping.states import Public, Rows, Unproven
+from tfdp.clipping.states import Public, RowList, Rows, Unproven
 
 layers, raw = tf.keras.layers, tf.raw_ops
 FIRST = Rows()
@@ -26,6 +26,34 @@ GENERATOR = tf.random.Generator.from_seed(1)
 
 def size(x):
     return tf.shape(x)[0]
+
+
+def steps(x, body, *first, again=lambda i: i < 3):
+    """Takes steps of a loop; returns the last variables but the counter."""
+    variables = [tf.constant(0), *first]
+    found = tf.while_loop(
+        lambda i, *_: again(i), lambda i, *v: [i + 1, *body(i, *v)], variables, maximum_iterations=5
+    )
+    return found[1:]
+
+
+def list_of(x, axis=1):
+    """The slices of a tensor in a `TensorArray`."""
+    order = [axis, *[a for a in range(x.shape.rank) if a != axis]]
+    return tf.TensorArray(tf.float32, tf.shape(x)[axis]).unstack(tf.transpose(x, order))
+
+
+def sums_of_steps(x):
+    """A loop over time that reads and writes lists."""
+    read, written = list_of(x), tf.TensorArray(tf.float32, 2)
+    first = tf.zeros([size(x), 3])
+
+    def step(i, h, written):
+        h = tf.tanh(h + read.read(i))
+        return h, written.write(i, h * tf.cast(i, tf.float32))
+
+    h, written = steps(x, step, first, written, again=lambda i: i < 2)
+    return written.stack() + h
 
 
 def size_f(x):
@@ -70,6 +98,16 @@ PROVEN = {
     "heads": (T, lambda x: tf.reshape(x, [size(x), -1, 2, 3]), FIRST),
     "and back": (T, lambda x: tf.reshape(tf.reshape(x, [-1]), tf.shape(x)), FIRST),
     "one row": ((1, 6), lambda x: tf.reshape(x, [2, 3]), Rows(0, 2)),
+    "axes before the rows": (
+        (None, 4, 3),
+        lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [2, 2, -1, 3]),
+        Rows(2),
+    ),
+    "axes before rows of rows": (
+        (None, 4, 3),
+        lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [1, 4, -1]),
+        Rows(2, 3),
+    ),
     "new axis": (V, lambda x: x[tf.newaxis, ..., tf.newaxis], Rows(1)),
     "new axis, negative": (V, lambda x: tf.expand_dims(x, -3), Rows(1)),
     "squeeze": (V, lambda x: tf.squeeze(x[tf.newaxis, :, tf.newaxis], [0, -2]), FIRST),
@@ -122,12 +160,51 @@ PROVEN = {
     "matmul": (V, lambda x: x @ tf.ones([6, 2]), FIRST),
     "matmul from the left": (V, lambda x: tf.matmul(tf.ones([2, 6]), x, transpose_b=True), Rows(1)),
     "own matrices": (M, lambda x: tf.matmul(x, x, transpose_a=True), FIRST),
+    "sparse matrix": (
+        V,
+        lambda x: tf.sparse.sparse_dense_matmul(
+            tf.sparse.from_dense(tf.eye(3, 6)), x, adjoint_b=True
+        ),
+        Rows(1),
+    ),
+    "product for sparse matrices": (
+        V,
+        lambda x: raw.SparseMatMul(a=tf.ones([2, 6]), b=x, transpose_b=True),
+        Rows(1),
+    ),
     "einsum": (M, lambda x: tf.einsum("bij,jk->kbi", x, tf.ones([3, 2])), Rows(1)),
     "own einsum": (M, lambda x: tf.einsum("...ij,...kj->...ik", x, x), FIRST),
     # Filled for each row.
     "zeros": (V, lambda x: x + tf.zeros([size(x), 1]), FIRST),
     "zeros of time": (T, lambda x: tf.zeros([3, size(x), 2]), Rows(1)),
     "dropout": (T, lambda x: tf.nn.dropout(x, 0.5), FIRST),
+    # Functions and loops.
+    "loop": (
+        V,
+        lambda x: tf.while_loop(lambda y: True, lambda y: [y], [x], maximum_iterations=1)[0],
+        FIRST,
+    ),
+    "steps": (V, lambda x: steps(x, lambda i, y: [tf.tanh(y) + 1], x)[0], FIRST),
+    "steps on another axis": (
+        M,
+        lambda x: steps(x, lambda i, y: [2 * y], tf.transpose(x, [1, 0, 2]))[0],
+        Rows(1),
+    ),
+    "from a public start": (
+        V,
+        lambda x: steps(x, lambda i, y: [y + x], tf.zeros([1, 6]) + 0 * x[:, :1])[0],
+        FIRST,
+    ),
+    "lists": (M, sums_of_steps, Rows(1)),
+    "a list that is stacked again": (M, lambda x: list_of(x, 2).stack(), Rows(1)),
+    "an entry": (M, lambda x: list_of(x).read(1), FIRST),
+    "so many entries": (M, lambda x: x * tf.cast(list_of(x).size(), tf.float32), FIRST),
+    "call": (V, lambda x: tf.function(lambda y: tf.nn.softmax(y))(x), FIRST),
+    "call in a loop": (
+        V,
+        lambda x: steps(x, lambda i, y: [tf.function(lambda z: z + tf.range(6.0))(y)], x)[0],
+        FIRST,
+    ),
     # Layers.
     "convolution": (I, lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"), FIRST),
     "dilated": (I, lambda x: tf.nn.convolution(x, KERNEL, padding="SAME", dilations=2), FIRST),
@@ -228,6 +305,10 @@ UNPROVEN = {
     "computed pairs": (V, lambda x: tf.reshape(x, tf.stack([12 * tf.shape(x)[1] // 6, -1]))),
     "a batch of one": (M, lambda x: tf.reshape(x + x + x, tf.concat([[1], tf.shape(x)[1:]], 0))),
     "a batch of two": (V, lambda x: tf.reshape(x, [4, 3])),
+    "other axes before the rows": (
+        (6, 4),
+        lambda x: tf.reshape(tf.transpose(x), [2, 12]),
+    ),
     "not one after the other": (M, lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 6])),
     "other lengths": (T, lambda x: tf.reshape(x, [-1, 5, 6])),
     "behind each other": (V, lambda x: tf.concat([x, x], 0)),
@@ -238,7 +319,48 @@ UNPROVEN = {
         lambda x: tf.gather(x, integers(tf.transpose(x)), axis=1, batch_dims=1),
     ),
     "cumulative": (V, lambda x: tf.scan(lambda a, b: a + b, x)),
-    "loop": (V, lambda x: tf.while_loop(lambda y: True, lambda y: [y], [x], maximum_iterations=1)),
+    "as many steps as examples": (
+        V,
+        lambda x: steps(x, lambda i, y: [y + 1], x, again=lambda i: i < size(x))[0],
+    ),
+    "until examples are large": (
+        (None,),
+        lambda x: tf.while_loop(
+            lambda y: tf.math.equal(tf.size(tf.where(y > 9)), 0), lambda y: [y + 1], [x]
+        )[0],
+    ),
+    "swapped in a loop": (
+        (4, 4),
+        lambda x: steps(x, lambda i, y: [tf.transpose(y)], x)[0],
+    ),
+    "public places in a loop": (
+        (4, 6),
+        lambda x: steps(x, lambda i, y: [y + x], tf.reshape(tf.range(24.0), [4, 6]))[0],
+    ),
+    "the number of examples in a loop": (
+        V,
+        lambda x: steps(x, lambda i, y, n: [y * n, n + 1], x, size_f(x))[0],
+    ),
+    "examples of a list": (M, lambda x: list_of(x, 0).read(0)),
+    "the entry of that number": (M, lambda x: list_of(x).read(size(x) // 9)),
+    "an entry that is not written": (M, lambda x: x + tf.TensorArray(tf.float32, 2).read(0)),
+    "public entries of a list": (
+        (4, 2, 6),
+        lambda x: list_of(tf.reshape(tf.range(48.0), [4, 2, 6])).write(0, x[:, 0]).read(1),
+    ),
+    "entries on different axes": (
+        (4, 2, 4),
+        lambda x: list_of(x).write(0, tf.transpose(x[:, 0])).read(1),
+    ),
+    "sums of lists": (
+        M,
+        lambda x: raw.TensorListStack(
+            input_handle=raw.AddN(inputs=[list_of(x).flow] * 2),
+            element_shape=-1,
+            element_dtype=tf.float32,
+        ),
+    ),
+    "divided in a call": (V, lambda x: tf.function(lambda y: y / size_f(y))(x)),
     "chosen by examples": (V, lambda x: tf.boolean_mask(x, x[:, 0] > 0)),
     "without its axis": ((1, 6), lambda x: tf.squeeze(x, 0)),
     "more rows than one": ((1, 6), lambda x: x * tf.ones([3, 6])),
@@ -267,6 +389,16 @@ MIXES = {
     "first example, tf.slice": (V, lambda x: x - tf.slice(x, [1, 0], [1, 6])),
     "gathered": (V, lambda x: tf.gather(x, [0, 1])),
     "taken apart": ((4, 6), lambda x: tf.unstack(x)[1]),
+    "mean in a loop": (V, lambda x: steps(x, lambda i, y: [y - tf.reduce_mean(y, 0)], x)[0]),
+    "mean that ends a loop": (
+        V,
+        lambda x: tf.while_loop(lambda y: tf.reduce_mean(y) < 9, lambda y: [y + 1], [x])[0],
+    ),
+    "mean in a call": (V, lambda x: tf.function(lambda y: y - tf.reduce_mean(y, 0))(x)),
+    "sparse product over the batch": (
+        (4, 6),
+        lambda x: tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.eye(4)), x),
+    ),
     "halves": ((4, 6), lambda x: tf.split(x, 2)[1]),
     "pooled": (
         I,
@@ -421,6 +553,20 @@ KERAS = {
     "Softmax": (V, layers.Softmax()),
     "TimeDistributed": ((None, 5, 4, 2), layers.TimeDistributed(layers.Conv1D(3, 2))),
     "unrolled GRU": ((None, 3, 6), layers.GRU(2, unroll=True, reset_after=False)),
+    "SimpleRNN": (T, layers.SimpleRNN(2, return_sequences=True)),
+    "RNN": (T, layers.RNN([layers.LSTMCell(2), layers.GRUCell(3)], go_backwards=True)),
+    "GRU, reset before": (
+        (None, 3, 6),
+        layers.GRU(2, reset_after=False, return_sequences=True),
+    ),
+    "LSTM with relu": (T, layers.LSTM(2, activation="relu", recurrent_activation="swish")),
+    "Bidirectional": (T, layers.Bidirectional(layers.SimpleRNN(2))),
+    "ConvLSTM1D": ((None, 3, 4, 2), layers.ConvLSTM1D(2, 2)),
+    "grouped Conv2D": (I, layers.Conv2D(4, 2, groups=2)),
+    "LocallyConnected1D": ((None, 5, 6), layers.LocallyConnected1D(2, 3)),
+    "LocallyConnected2D": (I, layers.LocallyConnected2D(2, 3)),
+    "LocallyConnected2D, dense": (I, layers.LocallyConnected2D(2, 3, implementation=2)),
+    "LocallyConnected2D, sparse": (I, layers.LocallyConnected2D(2, 3, implementation=3)),
     "unrolled LSTM": ((None, 3, 6), layers.LSTM(2, unroll=True, return_sequences=True)),
     "mse": (V, lambda x: tf.keras.losses.mse(x, tf.square(x))),
     "huber": (V, lambda x: tf.keras.losses.Huber(reduction="none")(x, tf.square(x))),
@@ -620,6 +766,38 @@ def test_what_is_wrongly_declared_row_wise_is_caught(op_type, function, monkeypa
     traced = Traced(function, V)
     with pytest.raises(Disproved):
         traced.check()
+
+
+def claims_rows(op, inputs):
+    """The entries of any list are the examples' own."""
+    return RowList(Rows())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: list_of(x, 0).read(0) + 0 * x[:, 0],
+        lambda x: list_of(x, 0).stack()[0] + 0 * x[:, 0],
+    ],
+)
+def test_lists_that_are_taken_for_lists_of_rows_are_caught(function, monkeypatch):
+    monkeypatch.setitem(rows._TRANSFERS, "TensorListFromTensor", claims_rows)
+    traced = Traced(function, (2, 2, 6))
+    with pytest.raises(Disproved):
+        traced.check()
+
+
+def test_loops_that_look_at_the_first_step_only_are_caught(monkeypatch):
+    monkeypatch.setattr(transfers.functions, "_joined", lambda op, t, before, u, after: before)
+    traced = Traced(lambda x: steps(x, lambda i, y: [tf.transpose(y)], x)[0], (4, 4))
+    with pytest.raises(Disproved):
+        traced.check()
+
+
+def test_axes_that_are_taken_for_those_before_the_rows_are_caught(monkeypatch):
+    monkeypatch.setattr(transfers.shapes, "_after_as_many", lambda lead, dims: 0)
+    with pytest.raises(Disproved):
+        Traced(lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 3]), M).check()
 
 
 @pytest.mark.parametrize(

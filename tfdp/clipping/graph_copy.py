@@ -59,6 +59,25 @@ def copy(
     )
 
 
+def evaluate(
+    wanted: Sequence[tf.Tensor], arguments: Sequence[tf.Tensor], values: dict[str, tf.Tensor]
+) -> list[tf.Tensor]:
+    """Computes tensors of a function's graph in the default graph.
+
+    Args:
+      wanted: The tensors.
+      arguments: Tensors of the function that are given: its inputs, say.
+      values: Their values, by name, of the default graph or of those around it.
+    """
+    target = tf.compat.v1.get_default_graph()
+    given = {t.ref() for t in arguments}
+    made = [t for t in wanted if t.ref() not in given]
+    operations, boundary = cone(made, given)
+    known = {t.name: bring(values[t.name], target) for t in boundary}
+    copies = iter(copy(operations, made, known)[0])
+    return [values[t.name] if t.ref() in given else next(copies) for t in wanted]
+
+
 def _copied_gradient(
     op: tf.Operation, operations: Sequence[tf.Operation], scope: str, known: dict[str, tf.Tensor]
 ) -> Callable[..., list[tf.Tensor | None]]:

@@ -10,7 +10,7 @@ from tfdp.clipping import devices, loss_graph, norms, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution, weighted_sum
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
-from tfdp.clipping.plan import Plan
+from tfdp.clipping.plan import NeedsWholeModel, Plan
 from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
 from tfdp.clipping.vectorized import VectorizedClipping
 
@@ -98,21 +98,26 @@ class OnePassClipping(ClippingEngine):
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)
         if plan.fallback:
-            _LOGGER.warning("%s", plan.fallback)
-            self._report = vectorized_report(variables, plan.fallback)
-            return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
+            return self._left_to_vectorized(
+                plan.fallback, loss, variables, group_seed, clip, most_rows
+            )
         rows = graph.checked_rows()
         mask = graph.keeps(rows)
         most = rows if most_rows is None else most_rows
         uniforms = self._draw_uniforms(rows, group_seed)
         chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or most_rows)
-        if chunk is None:
-            sums, within, error = self._sums_of(
-                plan, graph, handles, variables, mask, rows, most, clip, uniforms
-            )
-        else:
-            sums, within, error = self._in_chunks(
-                graph, handles, variables, mask, rows, most, clip, uniforms, chunk
+        try:
+            if chunk is None:
+                sums, within, error = self._sums_of(
+                    plan, graph, handles, variables, mask, rows, most, clip, uniforms
+                )
+            else:
+                sums, within, error = self._in_chunks(
+                    graph, handles, variables, mask, rows, most, clip, uniforms, chunk
+                )
+        except NeedsWholeModel as reason:
+            return self._left_to_vectorized(
+                str(reason), loss, variables, group_seed, clip, most_rows
             )
         if self._uncompared is not None:
             sums = self._compared(sums, graph, handles, variables, mask, rows, clip, uniforms)
@@ -124,6 +129,13 @@ class OnePassClipping(ClippingEngine):
             mask=graph.mask,
             error=error if self.wide_sums else None,
         )
+
+    def _left_to_vectorized(
+        self, why, loss, variables, group_seed, clip, most_rows
+    ) -> ClippedSum:
+        _LOGGER.warning("%s", why)
+        self._report = vectorized_report(variables, why)
+        return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
         """Which rule clips the gradients of each variable, or why none does.

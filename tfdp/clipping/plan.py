@@ -5,16 +5,22 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph, rules
+from tfdp.clipping import computed, loss_graph, recording, rules
+from tfdp.clipping.bodies import Body, Taken, body_of
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts, combine
 from tfdp.clipping.recurrent import RecurrentCall, recognise
 from tfdp.clipping.report import Entry, Report
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Rows
 from tfdp.clipping.transfers import recurrent_transfer
-from tfdp.clipping.uses import CannotUse, Site, find_sites, make_use
+from tfdp.clipping.uses import CannotUse, Site, View, find_sites, make_use, recorded_use
 
 _CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+
+
+class NeedsWholeModel(Exception):
+    """Why all variables are left to the vectorised engine: some have no rule, and it has loops."""
 
 
 class Plan:
@@ -40,6 +46,8 @@ class Plan:
     ):
         self._graph, self._handles, self._variables = graph, handles, variables
         operations = graph.operations()
+        if recording.record_draws(operations, [*graph.vectors, *graph.terms]):
+            operations = graph.operations()
         self._in_cone = {op.name: op for op in operations}
         calls = [op for op in operations if op.type in _CALL_TYPES]
         found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
@@ -63,14 +71,13 @@ class Plan:
     @property
     def bytes_per_row(self) -> int:
         """About how many bytes what the model computes of one example takes, and its gradient."""
-        total = 0
-        for op in self._in_cone.values():
-            for tensor in op.outputs:
-                state = self._analysis.state(tensor)
-                if isinstance(state, Rows):
-                    rest = [64 if d is None else d for d in tensor.shape]
-                    rest[state.axis] = state.each or 64
-                    total += 2 * math.prod(rest) * tensor.dtype.size
+        total = _bytes_per_row(self._analysis)
+        for name, inner in self._analysis.inner.items():
+            op, steps = self._in_cone[name], 1
+            if op.type in recording.LOOP_TYPES:
+                known = recording.number_of_steps(op, inner.graph)
+                steps = known if isinstance(known, int) else 64
+            total += steps * _bytes_per_row(inner)
         return total
 
     def report(self) -> Report:
@@ -91,22 +98,32 @@ class Plan:
         reasons: list[str | None] = []
         for handle in self._handles:
             try:
-                sites.append(find_sites(handle, self._in_cone, self._analysis))
+                sites.append(find_sites(handle, self._analysis))
                 reasons.append(None)
             except CannotUse as error:
                 sites.append([])
                 reasons.append(str(error))
-        gradients, recurrent = self._gradients([site for own in sites for site in own])
+        bodies = self._bodies(sites, reasons)
+        gradients, recurrent, taken = self._gradients(sites, bodies, count)
         result: list[Contribution | None] = []
         for i, (variable, own) in enumerate(zip(self._variables, sites, strict=True)):
             contribution = None
             if reasons[i] is None:
                 try:
-                    contribution = self._contribution(variable, own, gradients, recurrent, count)
+                    contribution = self._contribution(
+                        variable, own, gradients, recurrent, taken, count
+                    )
                 except CannotUse as error:
                     reasons[i] = str(error)
             result.append(contribution)
-        for i in self._connected([i for i, why in enumerate(reasons) if why is not None]):
+        slow_ones = self._connected([i for i, why in enumerate(reasons) if why is not None])
+        if slow_ones and self._graph.has_operation(_LOOP_TYPES):  # Not to be vectorised with them.
+            raise NeedsWholeModel(
+                "The model has a loop, and one of its variables has no rule, so that all gradients "
+                "are clipped by the slower vectorised engine: "
+                f"'{self._variables[slow_ones[0]].name}', {reasons[slow_ones[0]]}."
+            )
+        for i in slow_ones:
             shape = self._variables[i].shape.as_list()
             result[i] = Direct(self._graph.tensors, shape, "vectorised", slow(i))
         for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
@@ -132,28 +149,64 @@ class Plan:
         found = tf.gradients(self._graph.terms, [self._handles[i] for i in indices])
         return [i for i, gradient in zip(indices, found, strict=True) if gradient is not None]
 
-    def _gradients(self, sites: Sequence[Site]) -> tuple[dict, dict]:
-        """Gradients of operations' outputs; and what the recurrent layers' own gradients gave.
+    def _bodies(self, sites: list[list[Site]], reasons: list[str | None]) -> dict[str, Body]:
+        """Returns what differentiates the calls of functions that sites are in, by name.
 
-        One backward pass. Calls of recurrent layers have their gradient function replaced
-        meanwhile, by one that keeps what the weights' gradients follow from.
+        Variables of which that is not possible lose their sites, and get a reason.
+        """
+        callers = {
+            site.caller.name: site.caller
+            for own in sites
+            for site in own
+            if site.caller is not None
+        }
+        bodies: dict[str, Body] = {}
+        for name, op in callers.items():
+            inside = [s for own in sites for s in own if s.caller is op]
+            try:
+                bodies[name] = body_of(op, self._analysis.inner[name], inside)
+            except CannotUse as error:
+                for i, own in enumerate(sites):
+                    if any(site.caller is op for site in own):
+                        sites[i], reasons[i] = [], str(error)
+        return bodies
+
+    def _gradients(
+        self, sites: list[list[Site]], bodies: dict[str, Body], count: tf.Tensor
+    ) -> tuple[dict, dict, dict[tuple, Taken]]:
+        """Gradients of operations' outputs; what recurrent layers' own gradients, and bodies, gave.
+
+        One backward pass. Calls of recurrent layers and of functions with weights have their
+        gradient function replaced meanwhile, by one that keeps what the weights' gradients follow
+        from.
         """
         outputs = {}
-        for site in sites:
-            if site.op.name not in self._calls:
+        for site in [site for own in sites for site in own]:
+            if site.op.name not in self._calls and site.caller is None:
                 outputs[site.op.outputs[0].ref()] = site.op.outputs[0]
-        used = [self._in_cone[name] for name in self._calls]
+        used = [self._in_cone[name] for name in [*self._calls, *bodies]]
         kept: dict[str, dict] = {}
+        taken: dict[tuple, Taken] = {}
         originals = {op.name: op._gradient_function for op in used}
 
         def keep_uses(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
-            inputs, kept[op.name] = self._calls[op.name].backward(list(op.inputs), list(gradients))
+            dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+            if op.name in bodies:
+                inputs, found = bodies[op.name].backward(dense, count)
+                keys = [site.key for site in bodies[op.name].sites]
+                taken.update(zip(keys, found, strict=True))
+            else:
+                inputs, kept[op.name] = self._calls[op.name].backward(list(op.inputs), dense)
             return inputs
 
+        # Towards the data, or what comes before a call whose data have no gradient.
+        before = [
+            t for op in used for t in op.inputs if t.dtype.is_floating or t.dtype == tf.variant
+        ]
         try:
             for op in used:
                 op._gradient_function = keep_uses
-            targets = [*outputs.values(), *[op.inputs[0] for op in used]]
+            targets = [*outputs.values(), *before]
             found = tf.gradients(self._graph.terms, targets) if targets else []
         finally:
             for op in used:
@@ -162,23 +215,41 @@ class Plan:
             ref: None if g is None else tf.convert_to_tensor(g)
             for ref, g in zip(outputs, found, strict=False)
         }
-        return gradients, kept
+        return gradients, kept, taken
 
-    def _contribution(self, variable, sites, gradients, recurrent, count) -> Contribution | None:
-        parts = []
+    def _contribution(
+        self, variable, sites, gradients, recurrent, taken, count
+    ) -> Contribution | None:
+        parts: list[Contribution] = []
+        computed_parts: dict[tuple, list[tuple[View, Contribution]]] = {}
         for site in sites:
-            if site.op.name in self._calls:
+            if site.op.name in self._calls and site.caller is None:
                 part = self._recurrent_part(site, recurrent)
+            elif site.caller is not None:
+                found = taken.get(site.key)
+                part = None if found is None else self._part(site, found, variable, count)
             else:
                 gradient = gradients[site.op.outputs[0].ref()]
                 part = None if gradient is None else self._part(site, gradient, variable, count)
-            if part is not None:
+            if part is not None and site.view.end is not None:
+                computed_parts.setdefault(site.view.key, []).append((site.view, part))
+            elif part is not None:
                 part.view = site.view
                 parts.append(part)
-        return combine(parts, variable.shape.as_list()) if parts else None
+        shape = variable.shape.as_list()
+        for same in computed_parts.values():  # Unrolled steps compute the same again and again.
+            view = same[0][0]
+            joined = combine([part for _, part in same], same[0][1].shape)
+            parts.append(computed.of_variable(joined, view, shape))
+        return combine(parts, shape) if parts else None
 
-    def _part(self, site: Site, gradient: tf.Tensor, variable, count) -> Contribution:
-        use = make_use(site, gradient, variable.shape.as_list(), self._analysis, count)
+    def _part(self, site: Site, found: tf.Tensor | Taken, variable, count) -> Contribution:
+        shape = variable.shape.as_list()
+        if isinstance(found, Taken):
+            inner = self._analysis.inner[site.caller.name]
+            use = recorded_use(site, found.data, found.gradient, shape, inner)
+        else:
+            use = make_use(site, found, shape, self._analysis, count)
         rule = rules.find_rule(site.op.type, site.weight)
         part = (rule(use) if rule else None) or rules.generic.generic(use)
         if part is None:
@@ -197,3 +268,15 @@ class Plan:
             floats = g.shape[1:].num_elements()
             return Direct([g], shape, "recurrent bias", lambda g: tf.reduce_sum(g, 1), floats)
         return OuterProducts(a, g, shape, g.shape[1], a.shape[2], g.shape[2], "recurrent")
+
+
+def _bytes_per_row(analysis: RowAnalysis) -> int:
+    """Returns about how many bytes an example's part of all tensors takes, and its gradient."""
+    total = 0
+    for tensor in [t for op in analysis.operations.values() for t in op.outputs]:
+        state = analysis.state(tensor)
+        if isinstance(state, Rows):
+            rest = [64 if d is None else d for d in tensor.shape]
+            rest[state.axis] = state.each or 64
+            total += 2 * math.prod(rest) * tensor.dtype.size
+    return total

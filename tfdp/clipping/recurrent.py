@@ -81,7 +81,7 @@ class RecurrentCall:
         Raises:
           ValueError: A gradient arrives at an output that is not the layer's.
         """
-        unknown = [g for g in output_gradients[self.num_outputs :] if not _is_zero(g)]
+        unknown = [g for g in output_gradients[self.num_outputs :] if not is_zero(g)]
         if unknown:
             raise ValueError(
                 f"Argument `output_gradients` may be nonzero for the {self.num_outputs} outputs "
@@ -145,7 +145,7 @@ class RecurrentCall:
         """What the outputs pass to the hidden state of each step, and to the final states."""
         dtype = replay.x.dtype
         last, outputs, *states = [
-            None if _is_zero(gradient) else tf.cast(gradient, dtype)
+            None if is_zero(gradient) else tf.cast(gradient, dtype)
             for gradient in output_gradients[: self.num_outputs - 1]
         ]
         final = [
@@ -390,7 +390,7 @@ def _swap(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(x, [1, 0, 2])
 
 
-def _is_zero(gradient: Any) -> bool:
+def is_zero(gradient: Any) -> bool:
     """Whether a gradient is zero for certain; TensorFlow passes such for outputs not in use."""
     while tf.is_symbolic_tensor(gradient) and gradient.op.type in ("Identity", "Fill"):
         gradient = gradient.op.inputs[-1]

@@ -9,17 +9,20 @@ is known to mix examples is an error.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfdp.clipping import custom_gradients, graph_copy, sizes, step_graph
-from tfdp.clipping.states import BatchSize, Public, Rows, Sizes, State, Unproven
+from tfdp.clipping.states import BatchSize, Public, RowList, Rows, Sizes, State, Unproven
 
 # From an operation and the states of its inputs to those of its outputs.
 Transfer: TypeAlias = Callable[[tf.Operation, list[State]], State | list[State]]
 
 _TRANSFERS: dict[str, Transfer] = {}
+_LIST_TRANSFERS: dict[str, Transfer] = {}
+# Of operations that call a function: as transfer functions, with what is proven of the function.
+_FUNCTIONS: dict[str, Callable] = {}
 _DRAWING_TYPES = frozenset(
     {"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
 )
@@ -32,6 +35,7 @@ _STATELESS_TYPES = frozenset(
         "StatelessTruncatedNormalV2",
     }
 )
+_MAKE_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
 # Stateful operations whose result no example can have got into. (Of variables, another check
 # refuses what the model writes into them.)
 PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
@@ -76,6 +80,34 @@ def transfers(*types: str) -> Callable[[Transfer], Transfer]:
     return register
 
 
+def list_transfers(*types: str) -> Callable[[Transfer], Transfer]:
+    """Registers the transfer function of operations that make, or work on, a `RowList`."""
+
+    def register(function: Transfer) -> Transfer:
+        _LIST_TRANSFERS.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
+def function_transfers(*types: str) -> Callable[[Callable], Callable]:
+    """Registers what gives the states of operations that call a function.
+
+    Args:
+      *types: Types of operations.
+
+    Returns:
+      A decorator for functions of the operation and of its inputs' states that return the states of
+      its outputs, and the `RowAnalysis` of the function that it calls, or None.
+    """
+
+    def register(function: Callable) -> Callable:
+        _FUNCTIONS.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
 class RowAnalysis:
     """Where the tensors that a loss is computed from hold the examples.
 
@@ -83,6 +115,12 @@ class RowAnalysis:
       operations: The operations that compute the losses from the batch, in the order of the graph.
       batch: The tensors of the batch, first dimension the example.
       special: Transfer functions of single operations, by name: they come before those of types.
+      given: States of other tensors that the operations begin with, by reference.
+
+    Attributes:
+      operations: The operations, by name.
+      graph: The graph that they are in; None if there are none.
+      inner: Of operations that call a function, by name: the analysis of the function.
 
     Raises:
       ValueError: An operation mixes examples.
@@ -93,8 +131,12 @@ class RowAnalysis:
         operations: list[tf.Operation],
         batch: list[tf.Tensor],
         special: dict[str, Transfer] | None = None,
+        given: dict | None = None,
     ):
-        self._states: dict = {tensor.ref(): Rows() for tensor in batch}
+        self.operations = {op.name: op for op in operations}
+        self.graph: Any = operations[0].graph if operations else None
+        self.inner: dict[str, RowAnalysis] = {}
+        self._states: dict = {**{tensor.ref(): Rows() for tensor in batch}, **(given or {})}
         self._special = special or {}
         for op in operations:
             self._visit(op)
@@ -114,6 +156,8 @@ class RowAnalysis:
         found = next((state for state in inputs if isinstance(state, Unproven)), None)
         if found is not None:
             return found
+        if op.type in _MAKE_LISTS or any(isinstance(state, RowList) for state in inputs):
+            return self._of_lists(op, inputs)
         if not any(isinstance(state, Rows) for state in inputs):
             return _without_examples(op, inputs)
         if op.type == "Shape":
@@ -128,12 +172,28 @@ class RowAnalysis:
             return self._special[op.name](op, inputs)
         if custom_gradients.is_custom(op):
             return self._custom_gradient(op, inputs)
+        if op.type in _FUNCTIONS and not has_own_gradient(op):
+            return self._of_function(op, inputs)
         transfer = _TRANSFERS.get(op.type)
         if transfer is None:
             return unproven(op, "no rule says what it does to examples")
         if has_own_gradient(op):
             return unproven(op, "its gradient was replaced by another")
         return transfer(op, inputs)
+
+    def _of_lists(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
+        if op.type in _FUNCTIONS and not has_own_gradient(op):
+            return self._of_function(op, inputs)
+        transfer = _LIST_TRANSFERS.get(op.type)
+        if transfer is None:
+            return unproven(op, "no rule says what it does to lists of examples")
+        return transfer(op, inputs)
+
+    def _of_function(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
+        states, inner = _FUNCTIONS[op.type](op, inputs)
+        if inner is not None:
+            self.inner[op.name] = inner
+        return states
 
     def _custom_gradient(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
         """Of `tf.custom_gradient`, an identity whose gradient must keep the examples apart, too."""

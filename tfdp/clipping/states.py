@@ -64,4 +64,16 @@ class Unproven:
     reason: str
 
 
-State: TypeAlias = Rows | Public | BatchSize | Unproven
+@dataclasses.dataclass(frozen=True)
+class RowList:
+    """A `TensorList`, as `tf.TensorArray` makes it, whose length is public.
+
+    Attributes:
+      element: The state of every entry that was written: `Rows`, or `Public`; None if there is no
+        such entry.
+    """
+
+    element: Rows | Public | None = None
+
+
+State: TypeAlias = Rows | Public | BatchSize | RowList | Unproven

@@ -38,11 +38,14 @@ def _is_supported(use: Use, x: tf.Tensor) -> bool:
 
 @register_rule("Conv2D")
 def conv2d(use: Use) -> Contribution | None:
-    """Conv2D and, through it, Conv1D; any stride, padding and dilation."""
+    """Conv2D and, through it, Conv1D; any stride, padding, dilation and groups."""
     x = use.data[0]
-    # Groups of channels: the generic rule.
-    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[2]:
+    if x is None or not _is_supported(use, x):
         return None
+    if x.shape[-1] != use.shape[2]:
+        output = use.gradient.shape[2:4].as_list()
+        patches, order = _patches_2d(x, output, use.shape[:2], _attributes(use.op))
+        return _grouped(use, x, patches, order[:2])
     return _products_2d(x, use.gradient, use, "convolution")
 
 
@@ -148,12 +151,45 @@ def _patches_by_identity(
     return convolve
 
 
+def _grouped(
+    use: Use, x: tf.Tensor, patches: Callable[[tf.Tensor], tf.Tensor], order: list[int]
+) -> Contribution:
+    """Products of patches and outputs in each group of channels.
+
+    Args:
+      use: The convolution.
+      x: What patches are taken of, `[n, each, ..., channels]`.
+      patches: From it to patches of all channels, `[n * each, positions, kernel * channels]`.
+      order: The order of the kernel's axes, but those of the channels, in a patch.
+    """
+    *kernel, fan_in, filters = use.shape
+    groups, size, positions = x.shape[-1] // fan_in, math.prod(kernel), positions_of(use.gradient)
+    in_patch = [kernel[axis] for axis in order]
+    axes = [order.index(axis) + 1 for axis in range(len(order))]
+
+    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        columns = tf.reshape(patches(x), [-1, positions, size, groups, fan_in])
+        g = tf.reshape(g, [-1, positions, groups, filters // groups])
+        products = tf.einsum("ntkgi,ntgo->nkigo", columns, g)
+        products = tf.reshape(products, [-1, *in_patch, fan_in, filters])
+        last = len(in_patch) + 1
+        return tf.transpose(products, [0, *axes, last, last + 1])
+
+    floats = (positions or 1) * (size * x.shape[-1] + filters) + math.prod(use.shape)
+    name = "grouped convolution, instantiated"
+    return Direct([x, use.gradient], use.shape, name, function, floats)
+
+
 @register_rule("Conv3D")
 def conv3d(use: Use) -> Contribution | None:
-    """Conv3D without groups."""
+    """Conv3D; any stride, padding, dilation and groups."""
     op, x = use.op, use.data[0]
-    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[3]:
+    if x is None or not _is_supported(use, x):
         return None
+    if x.shape[-1] != use.shape[3]:
+        whole = [*use.shape[:3], x.shape[-1]]
+        patches = _patches_by_identity(tf.raw_ops.Conv3D, whole, _attributes(op))
+        return _grouped(use, x, patches, [0, 1, 2])
     return OuterProducts(
         x,
         use.gradient,

@@ -47,6 +47,17 @@ def subtract(use: Use) -> Contribution | None:
     return None if axes is None else reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
 
 
+@register_rule("BroadcastTo", "Tile", weight=0)
+def repeated(use: Use) -> Contribution | None:
+    """Weights that are repeated for each example: a class token, a first state that is learned."""
+    axes, output = _broadcast_axes(use), use.op.outputs[0].shape
+    if axes is None or any(
+        size not in (1, length) for size, length in zip(use.shape[::-1], output[::-1], strict=False)
+    ):
+        return None
+    return reduced(use, [use.gradient], lambda g: g, axes, "repeated weights")
+
+
 @register_rule("Mul", weight=0)
 @register_rule("Mul", weight=1)
 def multiply(use: Use) -> Contribution | None:

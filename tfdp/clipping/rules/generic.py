@@ -11,7 +11,7 @@ from tfdp.clipping.vectorization import vectorized_map
 def generic(use: Use) -> Contribution | None:
     """Evaluates the operation on each example and differentiates it, vectorised over examples."""
     op, output = use.op, use.rows[-1]
-    if use.has_sizes:  # Of the whole batch: wrong for one example.
+    if use.has_sizes or use.inside:  # Sizes of the whole batch are wrong for one example.
         return None
     inputs = [(i, t) for i, t in enumerate(use.data) if t is not None]
     if any(rows is not None and rows.interleaved for rows in use.rows) or len(op.outputs) != 1:

@@ -23,7 +23,7 @@ def _axes(use: Use) -> tuple[int, list[int]] | None:
 def scale(use: Use) -> Contribution | None:
     """Gamma, which multiplies `(x - mean) / sqrt(variance + epsilon)`."""
     found, x = _axes(use), use.data[0]
-    if found is None or x is None:
+    if found is None or x is None or use.inside:
         return None
     channel, axes = found
     shape = [-1 if axis == channel else 1 for axis in range(use.gradient.shape.rank)]

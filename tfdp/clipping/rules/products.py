@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
 from tfdp.clipping.rules.registry import register_rule
-from tfdp.clipping.transfers.products import einsum_labels
+from tfdp.clipping.transfers.products import einsum_labels, transposes
 from tfdp.clipping.uses import Use
 
 
@@ -17,20 +17,51 @@ def positions_of(tensor: tf.Tensor, features: int = 1) -> int | None:
     return middle.num_elements() if middle.is_fully_defined() else None
 
 
-@register_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+@register_rule("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(use: Use) -> Contribution | None:
-    """`x @ w` for `x` of shape `[batch, ..., p]`."""
-    op, x = use.op, use.data[0]
-    names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
-    if x is None or len(use.shape) != 2 or op.get_attr(names[0]):
+    """`x @ w` for `x` of shape `[batch, ..., p]`; or a matrix for each index before the batch."""
+    x, (first, transposed) = use.data[0], transposes(use.op)
+    if x is None or first:
         return None
-    transposed = op.get_attr(names[1])
+    if len(use.shape) > 2:
+        return _matrices(use, x, transposed)
     fan_out, fan_in = use.shape if transposed else use.shape[::-1]
     positions = positions_of(use.gradient)
     order = [1, 0] if transposed else [0, 1]
     return OuterProducts(
         x, use.gradient, use.shape, positions, fan_in, fan_out, "matmul", order=order
     )
+
+
+def _matrices(use: Use, x: tf.Tensor, transposed: bool) -> Contribution | None:
+    """`x @ w` for `x` of shape `[..., batch, p]` and weights `[..., p, d]`."""
+    rows, lead = use.rows[0], use.shape[:-2]
+    if rows is None or rows.axis != len(lead) or x.shape[2:-1].as_list() != lead:
+        return None
+    labels = string.ascii_lowercase[: len(lead)]
+    product = "YZ" if transposed else "ZY"
+
+    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        return tf.einsum(f"ni{labels}Z,ni{labels}Y->n{labels}{product}", x, g)
+
+    return Direct([x, use.gradient], use.shape, "matmuls, instantiated", function)
+
+
+@register_rule("SparseTensorDenseMatMul")
+def sparse_matmul(use: Use) -> Contribution | None:
+    """A sparse matrix of weights times data: an entry's gradient is one product."""
+    x = use.data[3]
+    if x is None or use.op.get_attr("adjoint_a") or use.inside:
+        return None
+    places = use.op.inputs[0]
+
+    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        g, x = tf.gather(g, places[:, 0], axis=2), tf.gather(x, places[:, 1], axis=2)
+        return tf.reduce_sum(g * x, axis=1)
+
+    name = "sparse matmul, instantiated"
+    floats = 3 * tf.TensorShape(use.shape).num_elements() * (use.each or 1)
+    return Direct([x, use.gradient], use.shape, name, function, floats)
 
 
 @register_rule("Einsum", weight=0)

@@ -4,14 +4,24 @@ A transfer function may only be registered here if the operation, used so, compu
 an example from the entries of that example and from public values.
 """
 
-from tfdp.clipping.transfers import elementwise, layers, products, recurrent, shapes
+from tfdp.clipping.transfers import (
+    elementwise,
+    functions,
+    layers,
+    lists,
+    products,
+    recurrent,
+    shapes,
+)
 from tfdp.clipping.transfers.products import einsum_labels
 from tfdp.clipping.transfers.recurrent import recurrent_transfer
 
 __all__ = [
     "einsum_labels",
     "elementwise",
+    "functions",
     "layers",
+    "lists",
     "products",
     "recurrent",
     "recurrent_transfer",

@@ -6,10 +6,17 @@ from tfdp.clipping.rows import mixes, transfers, unproven
 from tfdp.clipping.states import Public, Rows, State
 
 
-@transfers("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def transposes(op: tf.Operation) -> tuple[bool, bool]:
+    """Whether a matrix product transposes its sides."""
+    plain = op.type in ("MatMul", "SparseMatMul")
+    names = ("transpose_a", "transpose_b") if plain else ("adj_x", "adj_y")
+    return op.get_attr(names[0]), op.get_attr(names[1])
+
+
+@transfers("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(op: tf.Operation, inputs: list[State]) -> State:
     """The examples may be rows of the left side, columns of the right, or on a batch axis."""
-    names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    transposed = transposes(op)
     if any(tensor.shape.rank is None for tensor in op.inputs):
         return unproven(op, "the rank of an input is unknown")
     rank = max(tensor.shape.rank for tensor in op.inputs)
@@ -18,7 +25,7 @@ def matmul(op: tf.Operation, inputs: list[State]) -> State:
         if isinstance(state, Rows):
             axis = state.axis + rank - tensor.shape.rank
             if axis >= rank - 2:  # Of the matrices themselves.
-                axis = (rank - 2) + (axis - (rank - 2) ^ op.get_attr(names[side]))
+                axis = (rank - 2) + (axis - (rank - 2) ^ transposed[side])
                 if axis != (rank - 2, rank - 1)[side]:
                     raise mixes(op, "it sums over the batch")
             found.append(Rows(axis, state.each, state.interleaved))
@@ -35,6 +42,17 @@ def matmul(op: tf.Operation, inputs: list[State]) -> State:
         if isinstance(state, Public) and per_row:
             return unproven(op, f"the public {tensor.name} may differ from row to row")
     return rows
+
+
+@transfers("SparseTensorDenseMatMul")
+def sparse_matmul(op: tf.Operation, inputs: list[State]) -> State:
+    """A public sparse matrix times one that holds the examples as columns."""
+    rows = inputs[3]
+    if not isinstance(rows, Rows) or not all(isinstance(state, Public) for state in inputs[:3]):
+        return unproven(op, "its matrices are not proven to be public, and to hold examples")
+    if rows.axis == int(op.get_attr("adjoint_b")):
+        raise mixes(op, "it sums over the batch")
+    return Rows(1, rows.each, rows.interleaved)
 
 
 @transfers("Einsum")

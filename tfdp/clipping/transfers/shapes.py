@@ -17,22 +17,38 @@ def reshape(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     old, new = op.inputs[0].shape, op.outputs[0].shape
     if not new.rank:
         return unproven(op, "its result is a scalar, or of unknown rank")
-    if rows.interleaved or any(d != 1 for d in old[: rows.axis]):
+    if rows.interleaved:
         return unproven(op, "the examples do not lie one after the other")
     known = sizes.known(op.inputs[1], inputs[1]) or (None,) * new.rank
     # A size of -1 is whatever is left.
     dims: list[Size] = [
         d if d is not None else None if k == -1 else k for d, k in zip(new, known, strict=True)
     ]
-    axis = 0
+    start = _after_as_many(old[: rows.axis], dims)
+    if start is None:
+        return unproven(op, "the examples do not lie one after the other")
+    axis = start
     if old[rows.axis] != 1:  # Otherwise the batch is a single row, and any axis would do.
-        axis = next((a for a, d in enumerate(dims) if d != 1), new.rank - 1)
+        axis = next((a for a, d in enumerate(dims) if a >= start and d != 1), new.rank - 1)
     lead, rest = dims[axis], dims[axis + 1 :]
     if isinstance(lead, Rows):
         # The sizes of an example's part are public together; so each is, if all but one are.
         public = sum(not isinstance(d, int | Public) for d in rest) <= 1
         return Rows(axis, lead.each) if public else unproven(op, "sizes depend on the batch")
     return _rows_by_count(op, rows, axis, rest)
+
+
+def _after_as_many(lead: tf.TensorShape, dims: list[Size]) -> int | None:
+    """The first axis that has as many entries in front of it as there are in `lead`."""
+    if None in lead or 0 in lead:
+        return None
+    number, axis = lead.num_elements(), 0
+    while number > 1:
+        size = dims[axis] if axis < len(dims) else None
+        if not isinstance(size, int) or size < 1 or number % size:
+            return None
+        number, axis = number // size, axis + 1
+    return axis if axis < len(dims) else None
 
 
 def _rows_by_count(op: tf.Operation, rows: Rows, axis: int, rest: list[Size]) -> State:
