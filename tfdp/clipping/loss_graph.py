@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdp.clipping import (
     batch_state,
+    clamps,
     graph_copy,
     out_of_range,
     reductions,
@@ -210,6 +211,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
             "being traced or on elements of a dataset. Received a loss that depends on neither."
         )
     loss = out_of_range.guard(loss, lambda tensor: depends_on(tensor, data))
+    clamps.resolve([loss])
     terms: list[tf.Tensor] = []
     public: list[tf.Tensor] = []
     for addend in _addends(loss):

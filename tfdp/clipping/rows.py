@@ -14,12 +14,13 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tfdp.clipping import custom_gradients, graph_copy, sizes, step_graph
-from tfdp.clipping.states import BatchSize, Public, Rows, Sizes, State, Unproven
+from tfdp.clipping.states import BatchSize, Public, Ragged, Rows, Sizes, State, Unproven
 
 # From an operation and the states of its inputs to those of its outputs.
 Transfer: TypeAlias = Callable[[tf.Operation, list[State]], State | list[State]]
 
 _TRANSFERS: dict[str, Transfer] = {}
+_RAGGED_TRANSFERS: dict[str, Transfer] = {}
 _DRAWING_TYPES = frozenset(
     {"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
 )
@@ -76,6 +77,16 @@ def transfers(*types: str) -> Callable[[Transfer], Transfer]:
     return register
 
 
+def ragged_transfers(*types: str) -> Callable[[Transfer], Transfer]:
+    """Registers the transfer function of operations of which some input is `Ragged`."""
+
+    def register(function: Transfer) -> Transfer:
+        _RAGGED_TRANSFERS.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
 class RowAnalysis:
     """Where the tensors that a loss is computed from hold the examples.
 
@@ -83,6 +94,7 @@ class RowAnalysis:
       operations: The operations that compute the losses from the batch, in the order of the graph.
       batch: The tensors of the batch, first dimension the example.
       special: Transfer functions of single operations, by name: they come before those of types.
+      given: States of other tensors that the operations begin with, by reference.
 
     Raises:
       ValueError: An operation mixes examples.
@@ -93,8 +105,9 @@ class RowAnalysis:
         operations: list[tf.Operation],
         batch: list[tf.Tensor],
         special: dict[str, Transfer] | None = None,
+        given: dict | None = None,
     ):
-        self._states: dict = {tensor.ref(): Rows() for tensor in batch}
+        self._states: dict = {**{tensor.ref(): Rows() for tensor in batch}, **(given or {})}
         self._special = special or {}
         for op in operations:
             self._visit(op)
@@ -114,6 +127,11 @@ class RowAnalysis:
         found = next((state for state in inputs if isinstance(state, Unproven)), None)
         if found is not None:
             return found
+        if any(isinstance(state, Ragged) for state in inputs):
+            transfer = _RAGGED_TRANSFERS.get(op.type)
+            if transfer is None or has_own_gradient(op):
+                return unproven(op, "no rule says what it does to examples of different lengths")
+            return transfer(op, inputs)
         if not any(isinstance(state, Rows) for state in inputs):
             return _without_examples(op, inputs)
         if op.type == "Shape":
@@ -181,8 +199,8 @@ def _of_sizes(values: Sizes) -> State:
     """The state of a tensor of sizes."""
     if values is None or not sizes.are_public(values):
         return BatchSize(values)
-    numbers = tuple(value for value in values if isinstance(value, int))
-    return Public(numbers if len(numbers) == len(values) else None)
+    found = tuple(value for value in values if isinstance(value, int | Public))
+    return Public(found if any(isinstance(value, int) for value in found) else None)
 
 
 def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:

@@ -4,16 +4,30 @@ A transfer function may only be registered here if the operation, used so, compu
 an example from the entries of that example and from public values.
 """
 
-from tfdp.clipping.transfers import elementwise, layers, products, recurrent, shapes
+from tfdp.clipping.transfers import (
+    branches,
+    elementwise,
+    images,
+    layers,
+    products,
+    ragged,
+    recurrent,
+    shapes,
+    tables,
+)
 from tfdp.clipping.transfers.products import einsum_labels
 from tfdp.clipping.transfers.recurrent import recurrent_transfer
 
 __all__ = [
+    "branches",
     "einsum_labels",
     "elementwise",
+    "images",
     "layers",
     "products",
+    "ragged",
     "recurrent",
     "recurrent_transfer",
     "shapes",
+    "tables",
 ]
