@@ -232,7 +232,9 @@ CASES: dict[str, Case] = {
     ),
     "experimental.DynamicLookup": Case(
         _words(3),
-        lambda: layers.experimental.DynamicLookup(8, initial_vocabulary=tf.constant(["red", "green"])),
+        lambda: layers.experimental.DynamicLookup(
+            8, initial_vocabulary=tf.constant(["red", "green"])
+        ),
     ),
     "experimental.DynamicEmbedding": Case(
         _words(3),

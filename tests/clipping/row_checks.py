@@ -55,7 +55,8 @@ class Traced:
 
     def values(self, data):
         return {
-            k: v.numpy() for k, v in self._run(*[tf.constant(d, "float32") for d in data]).items()
+            k: np.asarray(v.numpy())
+            for k, v in self._run(*[tf.constant(d, "float32") for d in data]).items()
         }
 
     def _compare(self, before, after, rows_before, rows_after, sizes_differ=False):
@@ -81,6 +82,8 @@ class Traced:
             if array[0] != count:
                 raise Disproved(f"{name} is {array} for {count} examples")
             return [array[:0]] * count
+        if state.part == "matrix":
+            return list(array.reshape(count, -1))
         if state.part == "values":
             of_source = [Ragged(part, state.source) for part in ("ids", "indices", "splits")]
             name = next(n for n, its in self.states.items() if its in of_source)
@@ -94,8 +97,6 @@ class Traced:
 
 def row_lengths(part, array, count):
     """How many entries each of `count` examples has, by a part of a ragged tensor."""
-    if part == "matrix":
-        return list(array.ravel())
     if part in ("ids", "indices"):
         ids = array[:, 0] if part == "indices" else array
         if list(ids) != sorted(ids) or not all(0 <= i < count for i in ids):
@@ -109,7 +110,8 @@ def row_lengths(part, array, count):
 
 
 def joined(arrays, rows):
-    return np.concatenate([arrays[i] for i in np.arange(len(arrays))[rows]])
+    found = [arrays[i] for i in np.arange(len(arrays))[rows]]
+    return np.concatenate(found) if found else np.zeros(0)
 
 
 def may_be(values, array):
@@ -129,6 +131,8 @@ def operations_of(outputs, batch):
 
 def of_examples(values, state, count):
     """`[count, each, ...]` of an array that holds examples so."""
+    if state.axis >= values.ndim:
+        raise Disproved(f"an array of {values.ndim} axes is not {state}")
     values = np.moveaxis(values, state.axis, 0)
     each, remainder = divmod(len(values), count)
     if remainder or state.each not in (None, each):

@@ -251,7 +251,9 @@ class VectorizedClipping(ClippingEngine):
         if one:
             return shaped([g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])])
         if graph.has_operation(_RAGGED_TYPES):
-            made = [tf.TensorSpec(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
+            made = [
+                tf.TensorSpec(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)
+            ]
             return shaped(tf.map_fn(gradient_of_row, batch, fn_output_signature=made))
         try:
             with _without_conversion_warnings():

@@ -118,15 +118,17 @@ def splits(op: tf.Operation, inputs: list[State]) -> State:
 def to_tensor(op: tf.Operation, inputs: list[State]) -> State:
     """Rows that are cut and filled up to a public length."""
     shape, values, default, *partition = inputs
-    length = tf.get_static_value(op.inputs[0])
-    if not isinstance(shape, Public) or length is None or len(length) != 2:
+    lengths = tf.get_static_value(op.inputs[0])
+    if not isinstance(shape, Public) or lengths is None:
         return unproven(op, "the length of its rows is not static")
-    if length[0] != -1 or length[1] < 0:
+    if lengths.ndim == 0 or lengths[-1] < 0:
         return unproven(
             op,
             "its rows are as long as the longest of the batch: state a length "
             "(`output_sequence_length` of TextVectorization, `shape` of `to_tensor`)",
         )
+    if len(lengths) != 2 or lengths[0] != -1:
+        return unproven(op, "it may cut, or fill up, the batch")
     if not isinstance(values, Ragged) or values.part != "values":
         return unproven(op, "its values are not proven to hold the examples")
     if not isinstance(default, Public) or op.inputs[2].shape.rank != 0:
