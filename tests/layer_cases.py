@@ -11,6 +11,7 @@ EXAMPLES = 24
 
 # What a name of `tf.keras.layers` is that is no layer to put into a model by itself.
 ABSTRACT = {
+    "experimental.preprocessing.PreprocessingLayer": "base class",
     "AbstractRNNCell": "base class",
     "InputSpec": "no layer",
     "Layer": "base class",
