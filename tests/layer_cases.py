@@ -52,15 +52,15 @@ class Case:
         self.x, self.inside = x, inside
         self._make, self._call = make, call or (lambda layer, *tensors: layer(*tensors))
 
-    def model(self) -> tf.keras.Model:
-        """Returns a model of two classes that uses the layer."""
+    def logits(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the inputs of a model that uses the layer, and its logits, `[batch, 2]`."""
         arrays = tf.nest.flatten(self.x)
         inputs = [layers.Input(a.shape[1:], dtype=tf.as_dtype(a.dtype)) for a in arrays]
         tensors = [_scaled(t) for t in inputs] if self.inside else inputs
         output = self._call(self._make(), *tensors)
         outputs = [_flat(t) for t in tf.nest.flatten(output)]
         features = outputs[0] if len(outputs) == 1 else layers.Concatenate()(outputs)
-        return tf.keras.Model(inputs, layers.Dense(2)(features))
+        return inputs, layers.Dense(2)(features)
 
 
 def _scaled(tensor: tf.Tensor) -> tf.Tensor:
