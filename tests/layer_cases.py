@@ -1,6 +1,6 @@
 """A small model for every layer of `tf.keras.layers`, and data that it can be trained on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,15 +52,27 @@ class Case:
         self.x, self.inside = x, inside
         self._make, self._call = make, call or (lambda layer, *tensors: layer(*tensors))
 
-    def logits(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the inputs of a model that uses the layer, and its logits, `[batch, 2]`."""
-        arrays = tf.nest.flatten(self.x)
-        inputs = [layers.Input(a.shape[1:], dtype=tf.as_dtype(a.dtype)) for a in arrays]
-        tensors = [_scaled(t) for t in inputs] if self.inside else inputs
-        output = self._call(self._make(), *tensors)
-        outputs = [_flat(t) for t in tf.nest.flatten(output)]
-        features = outputs[0] if len(outputs) == 1 else layers.Concatenate()(outputs)
-        return inputs, layers.Dense(2)(features)
+    def features(self, tensors: list[tf.Tensor]) -> tf.Tensor:
+        """Returns what the layer makes of tensors like `x`, as `[batch, features]`."""
+        outputs = [_flat(t) for t in tf.nest.flatten(self._call(self._make(), *tensors))]
+        return outputs[0] if len(outputs) == 1 else layers.Concatenate()(outputs)
+
+
+def model_of(cases: Sequence[Case]) -> tuple[tf.keras.Model, list[np.ndarray]]:
+    """Makes a model of two classes that uses layers, side by side.
+
+    Returns:
+      The model, and its data: cases of the same array have one input.
+    """
+    arrays = {id(a): a for case in cases for a in tf.nest.flatten(case.x)}
+    inputs = {i: layers.Input(a.shape[1:], dtype=tf.as_dtype(a.dtype)) for i, a in arrays.items()}
+    scaled = {i: _scaled(t) for i, t in inputs.items() if any(c.inside for c in cases)}
+    features = []
+    for case in cases:
+        given = scaled if case.inside else inputs
+        features.append(case.features([given[id(a)] for a in tf.nest.flatten(case.x)]))
+    joined = features[0] if len(features) == 1 else layers.Concatenate()(features)
+    return tf.keras.Model(list(inputs.values()), layers.Dense(2)(joined)), list(arrays.values())
 
 
 def _scaled(tensor: tf.Tensor) -> tf.Tensor:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tests.layer_cases import ABSTRACT, CASES, EXAMPLES, Case
+from tests.layer_cases import ABSTRACT, CASES, EXAMPLES, Case, model_of
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "layers.md"
 ONE_PASS, VECTORIZED, REFUSED, DEFECT = "one pass", "vectorised", "refused", "DEFECT"
@@ -45,7 +45,8 @@ trainable weights in front of the layer and behind it:
 """
 _FOOTER = """
 Words behind the names are settings of the layer. Not in the table, because they are no layers by
-themselves: {abstract}. Layers of `tf.keras.layers.experimental` that are not listed are those above.
+themselves: {abstract}.
+Layers of `tf.keras.layers.experimental` that are not listed are those above.
 """
 
 
@@ -100,11 +101,9 @@ def train_one_step(cases: Sequence[Case]) -> Result:
     """Takes a step of DPSGD on a model with the layers, and tells what happened."""
     tf.keras.backend.clear_session()  # Names in reasons depend on no other model.
     optimizer = tfdp.DPSGD(1.0, 1.0, EXAMPLES, learning_rate=0.1)
-    data = (tf.nest.flatten([case.x for case in cases]), np.arange(EXAMPLES) % 2)
     try:
-        inputs, logits = zip(*[case.logits() for case in cases], strict=True)
-        output = tf.keras.layers.Add()(logits) if len(cases) > 1 else logits[0]
-        model = tf.keras.Model(tf.nest.flatten(inputs), output)
+        model, x = model_of(cases)
+        data = (x, np.arange(EXAMPLES) % 2)
         model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         step = tf.function(
             lambda x, y: model.train_step((x, y)),

@@ -1,4 +1,4 @@
-"""Every layer of `tf.keras.layers` is trained, or refused with a reason; docs/layers.md says which."""
+"""Every layer of `tf.keras.layers` is trained, or refused with a reason, as docs/layers.md says."""
 
 import pytest
 import tensorflow as tf
