@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.clipping.row_checks import Disproved, Traced
-from tfdp.clipping import rows, transfers
+from tfdp.clipping import rows, tables, transfers
 from tfdp.clipping.states import Public, Ragged, Rows, Unproven
 
 raw = tf.raw_ops
@@ -368,13 +368,13 @@ def test_what_is_wrongly_declared_row_wise_is_caught(op_type, shape, function, m
 
 
 def test_a_table_that_is_written_into_is_caught(monkeypatch):
-    monkeypatch.setattr(transfers.tables, "_is_static", lambda handle: True)
+    monkeypatch.setattr(tables, "is_static", lambda handle: True)
     with pytest.raises(Disproved):
         Traced(stored, V).check()
 
 
 def test_keys_of_several_examples_are_caught(monkeypatch):
-    monkeypatch.setattr(transfers.tables, "_is_static", lambda handle: True)
+    monkeypatch.setattr(tables, "is_static", lambda handle: True)
     keys = np.array(list(itertools.product([0, 1], repeat=4)))
     OF_VECTORS.insert(tf.constant(keys), tf.range(16, dtype=tf.int64))
     with pytest.raises(Disproved):

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.batch_state import captured
+from tfdp.clipping import tables
 from tfdp.clipping.rows import mixes, ragged_transfers, transfers, unproven
 from tfdp.clipping.states import Public, Ragged, Rows, State
 from tfdp.clipping.transfers.common import of_rows
@@ -18,24 +18,13 @@ def look_up(op: tf.Operation, inputs: list[State]) -> State:
     axes of the keys are one key.
     """
     table, keys, default = inputs
-    if not isinstance(table, Public) or not _is_static(op.inputs[0]):
+    if not isinstance(table, Public) or not tables.is_static(op.inputs[0]):
         return unproven(op, "its table may be written into: use `tf.lookup.StaticHashTable`")
     if not isinstance(default, Public) or op.inputs[2].shape.rank != 0:
         return unproven(op, "its default value may differ from row to row")
     if isinstance(keys, Rows) or (isinstance(keys, Ragged) and keys.part == "values"):
         return keys
     return unproven(op, "its keys do not hold the examples")
-
-
-def _is_static(handle: tf.Tensor) -> bool:
-    """Returns whether a resource is that of a table of one value for each key, which are fixed."""
-    while tf.is_symbolic_tensor(handle):
-        outer = captured(handle.graph).get(handle.ref())
-        if outer is None:
-            return False
-        handle = outer
-    table = getattr(handle, "_parent_trackable", lambda: None)()
-    return isinstance(table, tf.lookup.StaticHashTable)
 
 
 @of_rows("DenseBincount")
