@@ -97,9 +97,16 @@ def test_one_pass(name):
     assert report.fallback is None and report.fast_fraction == 1
 
 
-@pytest.mark.parametrize("name", [*ONE_PASS, *VECTORIZED])
+@pytest.mark.parametrize("name", ["words", "counted words", "names", "cut to shape"])
+def test_in_parts(name):
+    engine = OnePassClipping(CLIP, chunk_size=3)
+    check(engine, {**ONE_PASS, **CROPS}[name]())
+    assert engine.report().fast_fraction == 1
+
+
+@pytest.mark.parametrize("name", [*ONE_PASS, *CROPS, *VECTORIZED])
 def test_vectorized(name):
-    check(VectorizedClipping(CLIP), {**ONE_PASS, **VECTORIZED}[name]())
+    check(VectorizedClipping(CLIP), {**ONE_PASS, **CROPS, **VECTORIZED}[name]())
 
 
 @pytest.mark.parametrize("name", VECTORIZED)
@@ -124,6 +131,31 @@ def test_a_variable_without_a_rule_behind_words():
     engine = OnePassClipping(CLIP)
     check(engine, model)
     assert engine.report().fallback is None
+
+
+PUBLIC = tf.Variable(1.0, trainable=False)
+
+
+class Branch(layers.Layer):
+    """Weights that both branches use."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=[shape[-1], 3])
+
+    def call(self, x):
+        return tf.cond(PUBLIC > 0, lambda: x @ self.w, lambda: tf.tanh(x @ self.w))
+
+
+@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+def test_weights_in_branches(engine):
+    model = tf.keras.Sequential([layers.Input([3]), layers.Dense(3), Branch()])
+    x = np.random.default_rng(2).normal(size=[N, 3]).astype("float32")
+    np.testing.assert_allclose(
+        support.ClippedSum(engine(CLIP), model, x)(x, Y),
+        support.looped_clipped_sum(model, x, Y, CLIP),
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 AUGMENTATIONS = {

@@ -19,6 +19,7 @@ from tfdp.clipping import (
     out_of_range,
     reductions,
     step_graph,
+    tables,
     vectorizable,
 )
 from tfdp.clipping.batch_state import captured, with_called
@@ -212,6 +213,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         )
     loss = out_of_range.guard(loss, lambda tensor: depends_on(tensor, data))
     clamps.resolve([loss])
+    tables.keep_shapes([loss])
     terms: list[tf.Tensor] = []
     public: list[tf.Tensor] = []
     for addend in _addends(loss):

@@ -12,9 +12,8 @@ from tfdp.clipping.rows import ragged_transfers, unproven
 from tfdp.clipping.states import BatchSize, Public, Ragged, Rows, State
 from tfdp.clipping.transfers.common import ELEMENTWISE, of_rows
 
-# Elementwise operations whose inputs may have several ranks in another way than by broadcasting.
-_NOT_OF_ENTRIES = frozenset({"AddN", "EnsureShape", "Select"})
-_ENTRYWISE = sorted(ELEMENTWISE - _NOT_OF_ENTRIES)
+# The condition of a Select may choose whole rows.
+_ENTRYWISE = sorted(ELEMENTWISE - {"Select"})
 
 
 @of_rows("StringSplitV2")
