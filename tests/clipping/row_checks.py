@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import loss_graph
+from tfdp.clipping import clamps, loss_graph
 from tfdp.clipping.rows import RowAnalysis
-from tfdp.clipping.states import BatchSize, Public, Rows, Unproven
+from tfdp.clipping.states import BatchSize, Public, Ragged, Rows, Unproven
 
 N = 4  # Rows of the batch, where it is left open.
 
@@ -22,6 +22,7 @@ class Traced:
 
         def run(*batch):
             outputs = tf.nest.flatten(function(*batch))
+            clamps.resolve(outputs)
             operations = operations_of(outputs, batch)
             analysis = RowAnalysis(operations, list(batch))
             self.state = analysis.state(outputs[0])
@@ -54,22 +55,72 @@ class Traced:
 
     def values(self, data):
         return {
-            k: v.numpy() for k, v in self._run(*[tf.constant(d, "float32") for d in data]).items()
+            k: np.asarray(v.numpy())
+            for k, v in self._run(*[tf.constant(d, "float32") for d in data]).items()
         }
 
     def _compare(self, before, after, rows_before, rows_after, sizes_differ=False):
         for name, a in before.items():
             b, state = after[name], self.states[name]
-            if isinstance(state, Rows):
+            if isinstance(state, Ragged):
+                a = joined(self._ragged(before, name, len(rows_before)), rows_before)
+                b = joined(self._ragged(after, name, len(rows_after)), rows_after)
+            elif isinstance(state, Rows):
                 a = of_examples(a, state, len(rows_before))[rows_before]
                 b = of_examples(b, state, len(rows_after))[rows_after]
             elif isinstance(state, BatchSize) and sizes_differ:
                 continue
-            wrong = getattr(state, "values", None) not in (None, tuple(np.ravel(a)))
-            if isinstance(state, Public) and wrong:
+            if isinstance(state, Public) and not may_be(state.values, a):
                 raise Disproved(f"{name} is {a}, not {state}")
             if a.shape != b.shape or not (self.random or almost_equal(a, b)):
                 raise Disproved(f"{name} is not {state}")
+
+    def _ragged(self, values, name, count):
+        """The entries of each example in a part of a ragged tensor: `count` arrays."""
+        state, array = self.states[name], values[name]
+        if state.part == "shape":
+            if array[0] != count:
+                raise Disproved(f"{name} is {array} for {count} examples")
+            return [array[:0]] * count
+        if state.part == "matrix":
+            return list(array.reshape(count, -1))
+        if state.part == "values":
+            of_source = [Ragged(part, state.source) for part in ("ids", "indices", "splits")]
+            name = next(n for n, its in self.states.items() if its in of_source)
+        lengths = row_lengths(self.states[name].part, values[name], count)
+        if state.part == "values":
+            if len(array) != sum(lengths):
+                raise Disproved(f"{len(array)} values for rows of {lengths}: not {state}")
+            return np.split(array, np.cumsum(lengths)[:-1])
+        return [np.array([length]) for length in lengths]
+
+
+def row_lengths(part, array, count):
+    """How many entries each of `count` examples has, by a part of a ragged tensor."""
+    if part in ("ids", "indices"):
+        ids = array[:, 0] if part == "indices" else array
+        if list(ids) != sorted(ids) or not all(0 <= i < count for i in ids):
+            raise Disproved(f"{array} are no {part} of {count} rows")
+        return [np.sum(ids == i) for i in range(count)]
+    start = {"lengths": None, "ends": [0], "splits": []}[part]
+    lengths = list(array if start is None else np.diff([*start, *array]))
+    if len(lengths) != count or (part == "splits" and array[0] != 0):
+        raise Disproved(f"{array} are no {part} of {count} rows")
+    return lengths
+
+
+def joined(arrays, rows):
+    found = [arrays[i] for i in np.arange(len(arrays))[rows]]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def may_be(values, array):
+    """Whether what is known of the entries of a public array is true."""
+    if values is None:
+        return True
+    entries = np.ravel(array)
+    pairs = zip(values, entries, strict=False)
+    return len(values) == len(entries) and all(isinstance(v, Public) or v == e for v, e in pairs)
 
 
 def operations_of(outputs, batch):
@@ -80,6 +131,8 @@ def operations_of(outputs, batch):
 
 def of_examples(values, state, count):
     """`[count, each, ...]` of an array that holds examples so."""
+    if state.axis >= values.ndim:
+        raise Disproved(f"an array of {values.ndim} axes is not {state}")
     values = np.moveaxis(values, state.axis, 0)
     each, remainder = divmod(len(values), count)
     if remainder or state.each not in (None, each):

@@ -70,6 +70,36 @@ def test_means_are_taken_apart(loss, engine):
     np.testing.assert_allclose(clipped_sum(loss, engine=engine), looped(losses_of), atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_activity_regularizers_are_taken_apart(engine):
+    regularization = layers.ActivityRegularization(l1=0.3, l2=0.2)
+    model = support.small_model()
+
+    def mean(y, prediction, sample_weight):
+        regularization(prediction)
+        return keras_mean(y, prediction, sample_weight) + regularization.losses[-1]
+
+    def of_one(y, prediction):
+        penalty = 0.3 * tf.reduce_sum(tf.abs(prediction)) + 0.2 * tf.reduce_sum(prediction**2)
+        return losses_of(y, prediction) + penalty
+
+    everyone = np.ones(N, bool)
+    found = clipped_sum(mean, model, engine, mask=everyone)
+    np.testing.assert_allclose(found, looped(of_one, model, mask=everyone), atol=1e-6)
+
+
+def test_public_terms_of_a_mean_are_not_losses():
+    weights = tf.Variable(tf.ones([N, 2]))
+
+    def loss(y, prediction, sample_weight):
+        rows = tf.cast(tf.shape(y)[0], tf.float32)
+        total = tf.reduce_sum(losses_of(y, prediction)) + tf.reduce_sum(tf.square(weights))
+        return total / rows
+
+    with pytest.raises(ValueError, match="sum or mean"):
+        clipped_sum(loss)
+
+
 def test_a_mean_of_means_is_caught(monkeypatch):
     """Mutant: gradients of the mean itself are N times too small to be clipped."""
     right = reductions.of_term

@@ -58,7 +58,7 @@ KNOWN = {
     "features": (lambda x: tf.shape(x)[-1], Public((6,))),
     "number of numbers": (tf.size, BatchSize((Rows(0, None),))),
     "numbers at a time": (lambda x: tf.size(x[:, 0]), BatchSize((Rows(0, 6),))),
-    "part": (lambda x: tf.shape(x)[1:], TIMES),
+    "part": (lambda x: tf.shape(x)[1:], Public((TIMES, 6))),
     "tail": (lambda x: tf.slice(tf.shape(x), [2], [-1]), Public((6,))),
     "head": (lambda x: tf.slice(tf.shape(x), [0], [2]), BatchSize((ROW, TIMES))),
     "reversed": (lambda x: tf.shape(x)[::-1], BatchSize((6, TIMES, ROW))),
@@ -76,7 +76,7 @@ KNOWN = {
     "stacked": (lambda x: tf.stack([count(x), -1, 3]), BatchSize((ROW, -1, 3))),
     "concatenated": (
         lambda x: tf.concat([tf.shape(x)[:1], [2, 3], tf.shape(x)[1:]], 0),
-        BatchSize((ROW, 2, 3, TIMES, TIMES)),
+        BatchSize((ROW, 2, 3, TIMES, 6)),
     ),
     "int64": (lambda x: tf.shape(x, tf.int64)[:1], BatchSize((ROW,))),
     "a float": (lambda x: tf.cast(count(x), tf.float32), BatchSize()),

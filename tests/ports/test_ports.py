@@ -191,7 +191,9 @@ def test_program(program):
     model, loss, data = program()
     batches = batches_of(*data)
     optimizer = private(batches)
-    model.compile(optimizer=optimizer, loss=loss, metrics=None if isinstance(loss, dict) else ["mae"])
+    model.compile(
+        optimizer=optimizer, loss=loss, metrics=None if isinstance(loss, dict) else ["mae"]
+    )
     history = model.fit(batches, epochs=2, verbose=0).history
     assert np.all(np.isfinite(history["loss"]))
     assert model.optimizer.ledger.steps == 4

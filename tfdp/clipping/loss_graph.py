@@ -14,11 +14,13 @@ import tensorflow as tf
 
 from tfdp.clipping import (
     batch_state,
+    clamps,
     graph_copy,
     out_of_range,
     random_streams,
     reductions,
     step_graph,
+    tables,
     vectorizable,
 )
 from tfdp.clipping.batch_state import captured, with_called
@@ -229,6 +231,8 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
             "being traced or on elements of a dataset. Received a loss that depends on neither."
         )
     loss = out_of_range.guard(loss, lambda tensor: depends_on(tensor, data))
+    clamps.resolve([loss])
+    tables.keep_shapes([loss])
     terms: list[tf.Tensor] = []
     public: list[tf.Tensor] = []
     for addend in _addends(loss):

@@ -130,9 +130,7 @@ class OnePassClipping(ClippingEngine):
             error=error if self.wide_sums else None,
         )
 
-    def _left_to_vectorized(
-        self, why, loss, variables, group_seed, clip, most_rows
-    ) -> ClippedSum:
+    def _left_to_vectorized(self, why, loss, variables, group_seed, clip, most_rows) -> ClippedSum:
         _LOGGER.warning("%s", why)
         self._report = vectorized_report(variables, why)
         return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)

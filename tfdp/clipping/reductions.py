@@ -47,13 +47,10 @@ def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Re
     op = term.op
     if op.type == "Mul":
         return _multiplied(op, depends_on_data)
-    if op.type in ("Sum", "Mean"):
-        entries = op.inputs[0]
-        if not entries.shape.rank:
-            return None
-        if op.type == "Sum":
-            return Reduction(_within(entries, tf.reduce_sum), SUM)
-        return Reduction(_within(entries, tf.reduce_mean), MEAN)
+    if (entries := _summed(op)) is not None:
+        return Reduction(_within(entries, tf.reduce_sum), SUM)
+    if op.type == "Mean" and op.inputs[0].shape.rank:
+        return Reduction(_within(op.inputs[0], tf.reduce_mean), MEAN)
     if op.type in ("RealDiv", "DivNoNan"):
         losses = _divided(op.inputs[0], op.inputs[1], depends_on_data)
         return None if losses is None else Reduction(losses, MEAN)
@@ -84,13 +81,15 @@ def _divided(
 ) -> tf.Tensor | None:
     """The losses whose mean is a sum divided by a number; None if that is no mean."""
     total, number = _before(total), _before(number)
+    if total.op.type in ("Add", "AddV2", "AddN"):
+        return _divided_terms(total.op, number, depends_on_data)
     if total.op.type == "Mul":
         private, public = _factors(total.op, depends_on_data)
         losses = None if private is None else _divided(private, number, depends_on_data)
         return None if losses is None else losses * public
-    if total.op.type != "Sum" or not total.op.inputs[0].shape.rank:
+    entries = _summed(total.op)
+    if entries is None:
         return None
-    entries = total.op.inputs[0]
     if _is_number_of_entries(number, entries):
         return _within(entries, tf.reduce_mean)
     if _is_number_of_rows(number, entries, depends_on_data):
@@ -104,6 +103,30 @@ def _divided(
         return entries
     weights = tf.cast(number.op.inputs[0], entries.dtype)
     return tf.math.divide_no_nan(_within(entries, tf.reduce_sum), _within(weights, tf.reduce_sum))
+
+
+def _summed(op: tf.Operation) -> tf.Tensor | None:
+    """Returns the entries that a scalar is the sum of, or None if it is no sum."""
+    if op.type not in ("L2Loss", "Sum") or not op.inputs[0].shape.rank:
+        return None
+    return op.inputs[0] if op.type == "Sum" else tf.square(op.inputs[0]) / 2
+
+
+def _divided_terms(
+    op: tf.Operation, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
+) -> tf.Tensor | None:
+    """As `_divided`, of a sum of scalars: Keras's activity regularisers begin with a zero."""
+    found = []
+    for term in op.inputs:
+        if term.shape.rank != 0:
+            return None
+        if tf.get_static_value(term) == 0:
+            continue
+        losses = _divided(term, number, depends_on_data) if depends_on_data(term) else None
+        if losses is None:
+            return None
+        found.append(losses)
+    return tf.add_n(found) if found else None
 
 
 def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:

@@ -14,7 +14,16 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdp.clipping import custom_gradients, graph_copy, sizes, step_graph
-from tfdp.clipping.states import BatchSize, Public, RowList, Rows, Sizes, State, Unproven
+from tfdp.clipping.states import (
+    BatchSize,
+    Public,
+    Ragged,
+    RowList,
+    Rows,
+    Sizes,
+    State,
+    Unproven,
+)
 
 # From an operation and the states of its inputs to those of its outputs.
 Transfer: TypeAlias = Callable[[tf.Operation, list[State]], State | list[State]]
@@ -23,6 +32,7 @@ _TRANSFERS: dict[str, Transfer] = {}
 _LIST_TRANSFERS: dict[str, Transfer] = {}
 # Of operations that call a function: as transfer functions, with what is proven of the function.
 _FUNCTIONS: dict[str, Callable] = {}
+_RAGGED_TRANSFERS: dict[str, Transfer] = {}
 _DRAWING_TYPES = frozenset(
     {"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
 )
@@ -108,6 +118,16 @@ def function_transfers(*types: str) -> Callable[[Callable], Callable]:
     return register
 
 
+def ragged_transfers(*types: str) -> Callable[[Transfer], Transfer]:
+    """Registers the transfer function of operations of which some input is `Ragged`."""
+
+    def register(function: Transfer) -> Transfer:
+        _RAGGED_TRANSFERS.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
 class RowAnalysis:
     """Where the tensors that a loss is computed from hold the examples.
 
@@ -158,6 +178,11 @@ class RowAnalysis:
             return found
         if op.type in _MAKE_LISTS or any(isinstance(state, RowList) for state in inputs):
             return self._of_lists(op, inputs)
+        if any(isinstance(state, Ragged) for state in inputs):
+            transfer = _RAGGED_TRANSFERS.get(op.type)
+            if transfer is None or has_own_gradient(op):
+                return unproven(op, "no rule says what it does to examples of different lengths")
+            return transfer(op, inputs)
         if not any(isinstance(state, Rows) for state in inputs):
             return _without_examples(op, inputs)
         if op.type == "Shape":
@@ -241,8 +266,8 @@ def _of_sizes(values: Sizes) -> State:
     """The state of a tensor of sizes."""
     if values is None or not sizes.are_public(values):
         return BatchSize(values)
-    numbers = tuple(value for value in values if isinstance(value, int))
-    return Public(numbers if len(numbers) == len(values) else None)
+    found = tuple(value for value in values if isinstance(value, int | Public))
+    return Public(found if any(isinstance(value, int) for value in found) else None)
 
 
 def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:

@@ -35,10 +35,11 @@ class Public:
     """A tensor that depends on no example and not on how many there are.
 
     Attributes:
-      values: Of a scalar or a vector that was computed from shapes, its entries.
+      values: Of a scalar or a vector that was computed from shapes, its entries: numbers, and
+        `Public()` for those that are not known statically.
     """
 
-    values: tuple[int, ...] | None = None
+    values: tuple["int | Public", ...] | None = None
 
 
 # A number; the length of an axis that holds examples so; a public number; or unknown.
@@ -76,4 +77,26 @@ class RowList:
     element: Rows | Public | None = None
 
 
-State: TypeAlias = Rows | Public | BatchSize | RowList | Unproven
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """A part of a ragged tensor whose rows are the examples, each of any length.
+
+    How many entries an example has, and what they are, follows from that example alone and from
+    public values. Where they are in `values` follows from the others' lengths as well, so that no
+    part is a tensor like those that hold `Rows`: only operations that are known to keep the rows
+    apart may use it.
+
+    Attributes:
+      part: "values", the entries of all examples, one after the other, `[entries]`; "ids", the
+        example of each of them; "indices", that and its place in the example, `[entries, 2]`;
+        "shape", the number of examples and the largest number of entries, `[2]`; "lengths", the
+        number of entries of each example; "ends", their cumulative sum; "splits", that after a 0;
+        "matrix", the entries, filled up to the largest number of them.
+      source: Name of the operation that made the rows. Parts of one source belong together.
+    """
+
+    part: str
+    source: str
+
+
+State: TypeAlias = Rows | Public | BatchSize | Ragged | RowList | Unproven

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
-from tfdp.clipping import products
+from tfdp.clipping import products, tables
 
 _LOCK = threading.RLock()
 # Their converters flatten examples with an offset as well: rare, and worked on row by row instead.
@@ -116,6 +116,38 @@ def _segment_converter(function: Callable[..., tf.Tensor]) -> Callable[[Any], An
     return convert
 
 
+def _convert_count(pfor_input: Any) -> Any:
+    """Counts the rows of all examples' matrices as those of one."""
+    x, stacked, _ = pfor_input.input(0)
+    others_stacked = any(pfor_input.input(i)[1] for i in (1, 2))
+    if not stacked or others_stacked or x.shape.rank != 3:
+        return pfor._fallback_converter(pfor_input)
+    size, weights = pfor_input.unstacked_input(1), pfor_input.unstacked_input(2)
+    counts = tf.raw_ops.DenseBincount(
+        input=tf.reshape(x, [-1, tf.shape(x)[2]]),
+        size=size,
+        weights=weights,
+        binary_output=pfor_input.get_attr("binary_output"),
+    )
+    shape = tf.concat([tf.shape(x)[:2], tf.reshape(tf.cast(size, tf.int32), [1])], 0)
+    return pfor.wrap(tf.reshape(counts, shape), True)
+
+
+def _convert_look_up(pfor_input: Any) -> Any:
+    """Looks up the keys of all examples in one table."""
+    keys, stacked, _ = pfor_input.input(1)
+    if not stacked or pfor_input.input(0)[1] or pfor_input.input(2)[1]:
+        return pfor._fallback_converter(pfor_input)
+    values = tf.raw_ops.LookupTableFindV2(
+        table_handle=pfor_input.unstacked_input(0),
+        keys=keys,
+        default_value=pfor_input.unstacked_input(2),
+    )
+    if tables.is_static(pfor_input.op.inputs[0]):  # Which TensorFlow does not infer.
+        values.set_shape(keys.shape)
+    return pfor.wrap(values, True)
+
+
 def _convert_roll(pfor_input: Any) -> Any:
     """Rolls along the axes of an example, from whichever end they are counted."""
     x, stacked, _ = pfor_input.input(0)
@@ -134,5 +166,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "UnsortedSegmentMax": _segment_converter(tf.math.unsorted_segment_max),
     "UnsortedSegmentMin": _segment_converter(tf.math.unsorted_segment_min),
     "UnsortedSegmentProd": _segment_converter(tf.math.unsorted_segment_prod),
+    "DenseBincount": _convert_count,
+    "LookupTableFindV2": _convert_look_up,
     "Roll": _convert_roll,
 }

@@ -19,6 +19,15 @@ _GRADIENT_BYTES = 16 * 2**20
 _FEWEST_ROWS, _MOST_BYTES = 16, 512 * 2**20
 # Operations that `tf.vectorized_map` cannot convert where they come with loops (LSTM, GRU).
 _LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+# Operations whose results are as long as the values of an example say, so that those of several
+# examples are no tensor; and branches, whose gradients `tf.vectorized_map` cannot convert.
+_ROW_BY_ROW_TYPES = frozenset(
+    {"Case", "If", "StatelessCase", "StatelessIf"}
+    | {"DynamicPartition", "ListDiff", "RaggedGather", "RaggedRange", "RaggedTensorToSparse"}
+    | {"SparseCross", "SparseCrossHashed", "SparseCrossV2", "SparseFillEmptyRows", "SparseReshape"}
+    | {"StringNGrams", "StringSplit", "StringSplitV2", "UnicodeDecode", "UnicodeDecodeWithOffsets"}
+    | {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
+)
 # What a report says of all variables.
 _WHY = 'engine="vectorized"'
 
@@ -28,8 +37,8 @@ class VectorizedClipping(ClippingEngine):
 
     The traced loss is evaluated on one row at a time, vectorised over rows with a
     `tf.vectorized_map` that keeps them apart (`tfdp.clipping.vectorization`), chunk by chunk so
-    that the gradients of all examples never lie in memory together. Models with loops (LSTM, GRU)
-    are worked on row by row.
+    that the gradients of all examples never lie in memory together. Models with loops (LSTM, GRU),
+    branches, or texts that are split into words are worked on row by row.
 
     Formal guarantees:
       * An example's contribution is a function of that example and the weights alone.
@@ -244,6 +253,11 @@ class VectorizedClipping(ClippingEngine):
 
         if one:
             return shaped([g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])])
+        if graph.has_operation(_ROW_BY_ROW_TYPES):
+            made = [
+                tf.TensorSpec(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)
+            ]
+            return shaped(tf.map_fn(gradient_of_row, batch, fn_output_signature=made))
         try:
             with _without_conversion_warnings():
                 return shaped(vectorized_map(gradient_of_row, batch))

@@ -5,25 +5,33 @@ an example from the entries of that example and from public values.
 """
 
 from tfdp.clipping.transfers import (
+    branches,
     elementwise,
     functions,
+    images,
     layers,
     lists,
     products,
+    ragged,
     recurrent,
     shapes,
+    tables,
 )
 from tfdp.clipping.transfers.products import einsum_labels
 from tfdp.clipping.transfers.recurrent import recurrent_transfer
 
 __all__ = [
+    "branches",
     "einsum_labels",
     "elementwise",
     "functions",
+    "images",
     "layers",
     "lists",
     "products",
+    "ragged",
     "recurrent",
     "recurrent_transfer",
     "shapes",
+    "tables",
 ]

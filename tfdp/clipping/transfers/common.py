@@ -9,14 +9,17 @@ from tfdp.clipping.rows import Transfer, has_one_law, transfers, unproven
 from tfdp.clipping.states import BatchSize, Public, Rows, State
 
 ELEMENTWISE = frozenset(
-    "Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr Cast Ceil "  # noqa: SIM905
-    "CheckNumerics ClipByValue Cos Cosh Digamma DivNoNan Div Elu EnsureShape Equal Erf Erfc Erfinv "
-    "Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite IsInf IsNan "
-    "LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod "
-    "Mul MulNoNan Ndtri Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 "
-    "Rint Round Rsqrt Select SelectV2 Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Sqrt "
-    "Square SquaredDifference StopGradient Sub Tan Tanh TruncateDiv Xdivy Xlogy Xlog1py "
-    "ZerosLike".split()
+    "Abs Acos Acosh Add AddN AddV2 AsString Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr "  # noqa: SIM905
+    "Bucketize Cast Ceil CheckNumerics ClipByValue Cos Cosh Digamma Div DivNoNan Elu "
+    "EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual "
+    "Identity Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd "
+    "LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NotEqual OnesLike Pow "
+    "PreventGradient RealDiv Reciprocal RegexFullMatch RegexReplace Relu Relu6 Rint Round "
+    "Rsqrt Select SelectV2 Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Sqrt Square "
+    "SquaredDifference StaticRegexFullMatch StaticRegexReplace StopGradient StringJoin "
+    "StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StringToNumber StringUpper Sub Substr Tan Tanh TruncateDiv "
+    "UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike".split()
 )
 
 
