@@ -1,18 +1,18 @@
 """The engine for speed: one backward pass for the whole batch, norms and sums by rules."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, loss_graph, norms, products
+from tfdp.clipping import devices, loss_graph, products
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.contributions import Contribution, weighted_sum
+from tfdp.clipping.contributions import Contribution
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
 from tfdp.clipping.plan import Plan
 from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
 from tfdp.clipping.vectorized import VectorizedClipping
+from tfdp.clipping.weighted_sums import WeightedSums, cut
 
 _LOGGER = logging.getLogger("tfdp")
 
@@ -103,10 +103,11 @@ class OnePassClipping(ClippingEngine):
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
         uniforms = self._draw_uniforms(rows, group_seed)
-        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or expected_rows)
+        expected = graph.batch[0].shape[0] or expected_rows
+        chunk = self._chunk_rows(plan, expected)
         if chunk is None:
             sums, within, error = self._sums_of(
-                plan, graph, handles, variables, mask, rows, clip, uniforms
+                plan, graph, handles, variables, mask, rows, clip, uniforms, expected
             )
         else:
             sums, within, error = self._in_chunks(
@@ -156,7 +157,9 @@ class OnePassClipping(ClippingEngine):
         chunk = max(1, budget // max(1, plan.bytes_per_row))
         return chunk if expected_rows is not None and expected_rows > chunk else None
 
-    def _sums_of(self, plan, graph, handles, variables, mask, rows, clip, uniforms):
+    def _sums_of(
+        self, plan, graph, handles, variables, mask, rows, clip, uniforms, expected_rows
+    ):
         """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
@@ -167,7 +170,9 @@ class OnePassClipping(ClippingEngine):
             for group, c in zip(self._groups(variables), contributions, strict=True)
             if c is not None
         ]
-        found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms)
+        found, within = self._clipped_sums(
+            present, group_of, mask, rows, clip, uniforms, expected_rows
+        )
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         most = tf.reduce_max([1, *[number for number, _ in terms]])
@@ -193,7 +198,9 @@ class OnePassClipping(ClippingEngine):
             keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
             plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
             numbers = cut(uniforms, start, size)
-            new, more, lost = self._sums_of(plan, part, local, variables, keep, size, clip, numbers)
+            new, more, lost = self._sums_of(
+                plan, part, local, variables, keep, size, clip, numbers, chunk
+            )
             connected[:] = [n is not None for n in new]
             sums = [
                 s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
@@ -257,184 +264,22 @@ class OnePassClipping(ClippingEngine):
         rows: tf.Tensor,
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
+        expected_rows: int | None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The clipped sum of each variable, and `ClippedSum.within_clip`."""
         if not contributions:
             return [], tf.zeros([])
-        early = {i: c.squares(c.tensors) for i, c in enumerate(contributions) if c.whole}
 
-        def factors(squares: Sequence[tf.Tensor], keep: tf.Tensor, uniforms: tf.Tensor) -> Factors:
-            return self._factors(squares, group_of, keep, clip, uniforms)
+        def factors_of(
+            squares: Sequence[tf.Tensor],
+            groups: Sequence[int],
+            keep: tf.Tensor,
+            uniforms: tf.Tensor,
+        ) -> Factors:
+            return self._factors(squares, groups, keep, clip, uniforms)
 
-        if len(early) == len(contributions):
-            sums: dict[int, tf.Tensor] = {}
-            all_factors = factors(list(early.values()), mask, uniforms)
-        else:
-            sums, all_factors = _in_parts(
-                contributions, early, mask, rows, uniforms, factors, group_of, self.wide_sums
-            )
-        sums = {i: c.unflatten(sums[i]) for i, c in enumerate(contributions) if i in sums}
-        rest = {i: c for i, c in enumerate(contributions) if i not in sums}
-        if self.wide_sums:
-            sums.update(_wide_totals(rest, all_factors, rows))
-        else:
-            sums.update(_totals(rest, all_factors))
-        totals = [c.view.pull_back(sums[i]) for i, c in enumerate(contributions)]
-        return totals, all_factors.within_clip
-
-
-def _in_parts(
-    contributions: list[Contribution],
-    early: dict[int, tf.Tensor],
-    mask: tf.Tensor,
-    rows: tf.Tensor,
-    uniforms: tf.Tensor,
-    factors_of: Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], Factors],
-    group_of: list[int],
-    wide: bool,
-) -> tuple[dict[int, tf.Tensor], Factors]:
-    """Norms and clip factors, part by part, each small enough for a processor's cache.
-
-    The last part begins early, so that all have the same size; its first rows, which have been
-    counted, are left out.
-
-    Args:
-      contributions: The gradients.
-      early: Squared norms that are known already, by index.
-      mask: Which rows are examples.
-      rows: Number of rows.
-      uniforms: For each row the random number of a random rule.
-      factors_of: Gives the factors from the squared norms, from which rows to count, and from the
-        random numbers.
-      group_of: Which contributions are clipped together.
-      wide: Whether to compute the sums in float64.
-
-    Returns:
-      Sums of those gradients that are instantiated, by index, not yet in the shape of the weights;
-      and the factors of all rows.
-    """
-    floats = sum(c.floats_per_row for i, c in enumerate(contributions) if i not in early)
-    limit = max(1, devices.working_set_bytes() // (4 * max(1, floats)))
-    count = (rows + limit - 1) // limit
-    size = (rows + count - 1) // tf.maximum(count, 1)
-    instantiated = [i for i, c in enumerate(contributions) if not (c.factored or i in early)]
-
-    def body(index, sums, by_group, bad, within):
-        start = tf.minimum(index * size, rows - size)
-        flats, squares = {}, []
-        for i, c in enumerate(contributions):
-            if i in early:
-                squares.append(cut(early[i], start, size))
-                continue
-            tensors = [cut(tensor, start, size) for tensor in c.tensors]
-            flats[i] = None if c.factored else c.flat(tensors)
-            known = c.squares(tensors) if c.factored else norms.of_rows(flats[i], c.size)
-            squares.append(known)
-        places = start + tf.range(size)
-        keep = tf.logical_and(cut(mask, start, size), places >= index * size)
-        part = factors_of(squares, keep, cut(uniforms, start, size))
-        new = _weighted_sums({i: flats[i] for i in instantiated}, part, wide)
-        sums = [s + n for s, n in zip(sums, new, strict=True)]
-        by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], part.by_group)
-        bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(part.bad, tf.int32))
-        return index + 1, sums, by_group, bad, within + part.within_clip
-
-    zeros = [
-        tf.zeros([contributions[i].size], tf.float64 if wide else contributions[i].dtype)
-        for i in instantiated
-    ]
-    _, sums, by_group, bad, within = tf.while_loop(
-        lambda index, *_: index < count,
-        body,
-        [0, zeros, tf.zeros([rows, max(group_of) + 1]), tf.zeros([rows], tf.int32), 0.0],
-        parallel_iterations=2,
-    )
-    factors = Factors(by_group, tf.cast(bad, tf.bool), within, group_of)
-    return dict(zip(instantiated, sums, strict=True)), factors
-
-
-def _weighted_sums(flats: dict[int, tf.Tensor], factors: Factors, wide: bool) -> list[tf.Tensor]:
-    """Sums over the rows of `[n, size]`; zero times NaN must be zero."""
-    if not flats:
-        return []
-
-    def sums(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-        return [
-            weighted_sum(clean(flat), factors.of_variable(i), wide) for i, flat in flats.items()
-        ]
-
-    found = tf.cond(
-        tf.reduce_any(factors.bad),
-        lambda: sums(lambda flat: _zeroed(flat, factors.bad)),
-        lambda: sums(lambda flat: flat),
-    )
-    return tf.nest.flatten(found)
-
-
-def cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Some rows of a tensor, as many in every part."""
-    rest = tensor.shape[1:]
-    begin = tf.pad([start], [[0, tensor.shape.rank - 1]])
-    piece = tf.slice(tensor, begin, tf.concat([[size], tf.shape(tensor)[1:]], 0))
-    return tf.ensure_shape(piece, [None, *rest])
-
-
-def _zeroed(tensor: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
-    """Zeros in the rows that are not finite: zero times NaN would not be zero."""
-    bad = tf.reshape(bad, [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.where(bad, tf.zeros_like(tensor), tensor)
-
-
-def _wide_totals(
-    contributions: dict[int, Contribution], factors: Factors, rows: tf.Tensor
-) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions in float64, which no more than a part's tensors are."""
-    if not contributions:
-        return {}
-    floats = max(c.sum_floats_per_row for c in contributions.values())
-    limit = max(1, devices.working_set_bytes() // (8 * max(1, floats)))
-    count = (rows + limit - 1) // limit
-    size = (rows + count - 1) // tf.maximum(count, 1)
-
-    def body(index: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        start = tf.minimum(index * size, rows - size)
-        counts = start + tf.range(size) >= index * size
-        by_group = cut(factors.by_group, start, size)
-        part = dataclasses.replace(
-            factors,
-            by_group=tf.where(counts[:, tf.newaxis], by_group, tf.zeros_like(by_group)),
-            bad=cut(factors.bad, start, size),
+        sums, factors = WeightedSums(contributions, group_of, self.wide_sums).compute(
+            mask, rows, uniforms, factors_of, expected_rows
         )
-        parts = {i: [cut(t, start, size) for t in c.tensors] for i, c in contributions.items()}
-        new = _totals(contributions, part, parts, wide=True)
-        return index + 1, [s + new[i] for i, s in zip(contributions, sums, strict=True)]
-
-    zeros = [tf.zeros(c.shape, tf.float64) for c in contributions.values()]
-    _, sums = tf.while_loop(lambda index, _: index < count, body, [0, zeros], parallel_iterations=1)
-    return dict(zip(contributions, sums, strict=True))
-
-
-def _totals(
-    contributions: dict[int, Contribution],
-    factors: Factors,
-    tensors: dict[int, list[tf.Tensor]] | None = None,
-    wide: bool = False,
-) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions, for all rows at once, or for those of `tensors`."""
-    if not contributions:
-        return {}
-
-    tensors = tensors or {i: c.tensors for i, c in contributions.items()}
-
-    def totals(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-        return [
-            c.total([clean(tensor) for tensor in tensors[i]], factors.of_variable(i), wide)
-            for i, c in contributions.items()
-        ]
-
-    found = tf.cond(
-        tf.reduce_any(factors.bad),
-        lambda: totals(lambda tensor: _zeroed(tensor, factors.bad)),
-        lambda: totals(lambda tensor: tensor),
-    )
-    return dict(zip(contributions, tf.nest.flatten(found), strict=True))
+        totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]
+        return totals, factors.within_clip

@@ -12,7 +12,7 @@ from tfdp.clipping.report import Entry, Report
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Rows
 from tfdp.clipping.transfers import recurrent_transfer
-from tfdp.clipping.uses import CannotUse, Site, find_sites, make_use
+from tfdp.clipping.uses import CannotUse, Site, by_example, find_sites, make_use
 
 _CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
@@ -97,12 +97,21 @@ class Plan:
                 sites.append([])
                 reasons.append(str(error))
         gradients, recurrent = self._gradients([site for own in sites for site in own])
+        known: dict = {}
+
+        def arranged(tensor: tf.Tensor, rows: Rows) -> tf.Tensor:
+            """What several operations have in common is arranged once."""
+            key = (tensor.ref(), rows)
+            if key not in known:
+                known[key] = by_example(tensor, rows, count)
+            return known[key]
+
         result: list[Contribution | None] = []
         for i, (variable, own) in enumerate(zip(self._variables, sites, strict=True)):
             contribution = None
             if reasons[i] is None:
                 try:
-                    contribution = self._contribution(variable, own, gradients, recurrent, count)
+                    contribution = self._contribution(variable, own, gradients, recurrent, arranged)
                 except CannotUse as error:
                     reasons[i] = str(error)
             result.append(contribution)
@@ -164,21 +173,23 @@ class Plan:
         }
         return gradients, kept
 
-    def _contribution(self, variable, sites, gradients, recurrent, count) -> Contribution | None:
+    def _contribution(self, variable, sites, gradients, recurrent, arranged) -> Contribution | None:
         parts = []
         for site in sites:
             if site.op.name in self._calls:
                 part = self._recurrent_part(site, recurrent)
             else:
                 gradient = gradients[site.op.outputs[0].ref()]
-                part = None if gradient is None else self._part(site, gradient, variable, count)
+                part = None
+                if gradient is not None:
+                    part = self._part(site, gradient, variable, arranged)
             if part is not None:
                 part.view = site.view
                 parts.append(part)
         return combine(parts, variable.shape.as_list()) if parts else None
 
-    def _part(self, site: Site, gradient: tf.Tensor, variable, count) -> Contribution:
-        use = make_use(site, gradient, variable.shape.as_list(), self._analysis, count)
+    def _part(self, site: Site, gradient: tf.Tensor, variable, arranged) -> Contribution:
+        use = make_use(site, gradient, variable.shape.as_list(), self._analysis, arranged)
         rule = rules.find_rule(site.op.type, site.weight)
         part = (rule(use) if rule else None) or rules.generic.generic(use)
         if part is None:

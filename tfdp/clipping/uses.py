@@ -1,10 +1,11 @@
 """Finds where the graph of a loss uses a variable, and what the examples' gradients follow from."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfdp.clipping.constants import constant, reshaped
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Public, Rows
 
@@ -48,7 +49,8 @@ class View:
                 gradient = tf.transpose(gradient, [*range(lead), *inverse])
             elif op.type not in ("Cast", "Identity"):
                 shape = op.inputs[0].shape.as_list()
-                gradient = tf.reshape(gradient, tf.concat([tf.shape(gradient)[:lead], shape], 0))
+                sizes = shape if not lead else tf.concat([tf.shape(gradient)[:lead], shape], 0)
+                gradient = tf.reshape(gradient, sizes)
         return gradient
 
 
@@ -136,13 +138,16 @@ def by_example(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
     if rows.axis != 0:
         tensor = tf.transpose(tensor, [rows.axis, *[a for a in range(rank) if a != rows.axis]])
     rest_shape = tensor.shape[1:]
-    rest = rest_shape.as_list() if rest_shape.is_fully_defined() else tf.shape(tensor)[1:]
+    static = rest_shape.is_fully_defined()
+    rest = rest_shape.as_list() if static else tf.shape(tensor)[1:]
     each = -1 if rows.each is None else rows.each
     if rows.interleaved:
         tensor = tf.reshape(tensor, tf.concat([[each, count], rest], 0))
         tensor = tf.transpose(tensor, [1, 0, *range(2, rank + 1)])
     elif rows.each == 1:
-        tensor = tensor[:, tf.newaxis]
+        tensor = tf.expand_dims(tensor, constant(1))
+    elif static:
+        tensor = reshaped(tensor, [count, each, *rest])
     else:
         tensor = tf.reshape(tensor, tf.concat([[count, each], rest], 0))
     tensor.set_shape([None, rows.each, *rest_shape])
@@ -183,7 +188,7 @@ def make_use(
     gradient: tf.Tensor,
     shape: Sequence[int],
     analysis: RowAnalysis,
-    count: tf.Tensor,
+    arranged: Callable[[tf.Tensor, Rows], tf.Tensor],
 ) -> Use:
     """Reads what the graph proves about an operation.
 
@@ -192,7 +197,7 @@ def make_use(
       gradient: Gradient with respect to its first output.
       shape: Shape of the variable.
       analysis: Where the tensors hold the examples.
-      count: Number of rows of the batch, a scalar.
+      arranged: Gives a tensor the axes that `by_example` gives it.
 
     Returns:
       What a rule needs.
@@ -207,7 +212,7 @@ def make_use(
         raise CannotUse(f"the output of '{op.name}' ({op.type}) is not proven to hold examples")
     rows = [state if isinstance(state, Rows) else None for state in states]
     data = [
-        None if state is None else by_example(tensor, state, count)
+        None if state is None else arranged(tensor, state)
         for tensor, state in zip(op.inputs, rows, strict=True)
     ]
     weights = op.inputs[site.weight]
@@ -216,7 +221,7 @@ def make_use(
         weight=site.weight,
         data=data,
         rows=[*rows, output],
-        gradient=by_example(gradient, output, count),
+        gradient=arranged(gradient, output),
         shape=list(shape) if weights.dtype == tf.resource else weights.shape.as_list(),
         has_sizes=any(not isinstance(state, Rows | Public) for state in states),
     )

@@ -419,7 +419,8 @@ class PrivateOptimizerMixin(PersistentState):
             parts += (
                 [] if public is None else [tf.cast(public, parts[0].dtype if parts else v.dtype)]
             )
-            update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
+            summed = None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts)
+            update = None if summed is None else self._transform_private_gradient(summed)
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         return super().apply_gradients(gradients, name=name)
 
@@ -439,10 +440,10 @@ class PrivateOptimizerMixin(PersistentState):
             sums, self._clipping.sensitivity(), self._noise_multiplier, clipped.error, key, dtypes
         )
 
-    def _noise_stddevs(self, clipped: ClippedSum) -> list[float | tf.Tensor]:
-        """Standard deviation of the noise of each variable."""
+    def _noise_stddevs(self, clipped: ClippedSum) -> float | list[float | tf.Tensor]:
+        """Standard deviation of the noise, or that of each variable."""
         if self._noise_multiplier == 0 or clipped.noise_scales is None:
-            return [self.noise_stddev] * len(clipped.gradients)
+            return self.noise_stddev
         return [self._noise_multiplier * scale for scale in clipped.noise_scales]
 
     def _position(self) -> tf.Tensor:

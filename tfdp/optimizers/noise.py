@@ -34,13 +34,19 @@ def add_gaussian_noise(
     dtypes = {tensor.dtype for tensor in present}
     dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
     noise = _chacha.normals(key, sum(sizes), dtype=dtype)
+    common = not isinstance(stddev, Sequence)
+    if common:
+        noise *= tf.cast(stddev, dtype)
     noises = iter(tf.split(noise, sizes))
     return [
-        None if tensor is None else tensor + tf.cast(_like(next(noises), tensor, s), tensor.dtype)
+        None if tensor is None else tensor + _like(next(noises), tensor, None if common else s)
         for tensor, s in zip(tensors, stddevs, strict=True)
     ]
 
 
-def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
-    """Standard normal numbers in the shape of a tensor, scaled."""
-    return tf.reshape(flat * tf.cast(stddev, flat.dtype), tf.shape(tensor))
+def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:
+    """Normal numbers in the shape and type of a tensor, scaled if there is what to scale them by."""
+    flat = flat if stddev is None else flat * tf.cast(stddev, flat.dtype)
+    static = tensor.shape.is_fully_defined()
+    shaped = tf.reshape(flat, tensor.shape if static else tf.shape(tensor))
+    return tf.cast(shaped, tensor.dtype)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
+from tfdp.clipping.constants import constant, reshaped
+from tfdp.clipping.contributions import Contribution, OuterProducts
 from tfdp.clipping.rules.products import positions_of
 from tfdp.clipping.rules.registry import register_rule
 from tfdp.clipping.uses import Use
@@ -15,7 +16,7 @@ from tfdp.clipping.uses import Use
 _RUN_BYTES = 32
 
 
-def _attributes(op: tf.Operation) -> dict:
+def attributes_of(op: tf.Operation) -> dict:
     names = ("strides", "padding", "explicit_paddings", "dilations")
     known = {attr.name for attr in op.op_def.attr}
     return {name: op.get_attr(name) for name in names if name in known}
@@ -23,10 +24,10 @@ def _attributes(op: tf.Operation) -> dict:
 
 def _merge(tensor: tf.Tensor) -> tf.Tensor:
     """From `[n, each, ...]` to `[n * each, ...]`."""
-    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0))
+    return reshaped(tensor, [-1, *tensor.shape[2:]])
 
 
-def _is_supported(use: Use, x: tf.Tensor) -> bool:
+def is_supported(use: Use, x: tf.Tensor) -> bool:
     data_format = use.op.get_attr("data_format")
     return (
         data_format in (b"NHWC", b"NDHWC")
@@ -41,18 +42,21 @@ def conv2d(use: Use) -> Contribution | None:
     """Conv2D and, through it, Conv1D; any stride, padding and dilation."""
     x = use.data[0]
     # Groups of channels: the generic rule.
-    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[2]:
+    if x is None or not is_supported(use, x) or x.shape[-1] != use.shape[2]:
         return None
     return _products_2d(x, use.gradient, use, "convolution")
 
 
 def _products_2d(image: tf.Tensor, outputs: tf.Tensor, use: Use, name: str) -> OuterProducts:
     """Products of the patches of `image` and of `outputs`, what is one for each patch."""
-    attributes = _attributes(use.op)
+    attributes = attributes_of(use.op)
 
     def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
-            input=_merge(inputs), filter_sizes=use.shape, out_backprop=_merge(outputs), **attributes
+            input=_merge(inputs),
+            filter_sizes=constant(use.shape),
+            out_backprop=_merge(outputs),
+            **attributes,
         )
 
     patches, order = _patches_2d(image, outputs.shape[2:4].as_list(), use.shape[:2], attributes)
@@ -90,7 +94,7 @@ def _patches_2d(
     """
     height, width, channels = image = tensor.shape[2:].as_list()
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
-    (top, bottom), (left, right) = _paddings(image[:2], kernel, output, attributes)
+    (top, bottom), (left, right) = paddings(image[:2], kernel, output, attributes)
     # Neighbouring pixels that every patch has together are moved together.
     run = strides[1] if dilations[1] == 1 and kernel[1] % strides[1] == 0 else 1
     right += -(left + width + right) % run
@@ -99,6 +103,8 @@ def _patches_2d(
     steps = np.arange(kernel[1] // run) * dilations[1]
     columns = np.arange(output[1])[:, np.newaxis] * (strides[1] // run) + steps
     by_column = tensor.dtype.size * channels < _RUN_BYTES
+    if [1, 1] == kernel == list(strides) and not max(top, bottom, left, right):
+        return _merge, [0, 1, 2, 3]
     if by_column:  # [output row, run of the image's columns] by [run of the patch's columns]
         places = np.arange(output[0])[:, np.newaxis, np.newaxis] * (width // run) + columns
     else:  # [output row, output column] by [row of the patch, run of its columns]
@@ -110,17 +116,23 @@ def _patches_2d(
             x = tf.pad(x, [[0, 0], [top, bottom], [left, right], [0, 0]])
         entries = channels
         if by_column:
-            x = tf.gather(tf.reshape(x, [-1, height, width * channels]), rows.ravel(), axis=1)
-            x = tf.reshape(x, [-1, output[0], kernel[0], width, channels])
-            x = tf.transpose(x, [0, 1, 3, 2, 4])
+            x = _gather(reshaped(x, [-1, height, width * channels]), rows)
+            x = reshaped(x, [-1, output[0], kernel[0], width, channels])
+            x = tf.transpose(x, constant([0, 1, 3, 2, 4]))
             entries = kernel[0] * channels
-        x = tf.reshape(x, [-1, (output[0] if by_column else height) * width // run, run * entries])
-        return tf.gather(x, places.ravel(), axis=1)
+        x = reshaped(x, [-1, (output[0] if by_column else height) * width // run, run * entries])
+        return _gather(x, places)
 
     return gather, [1, 0, 2, 3] if by_column else [0, 1, 2, 3]
 
 
-def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
+def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
+    return tf.gather(tensor, constant(places.ravel()), axis=constant(1))
+
+
+def paddings(
+    image: list[int], kernel: list[int], output: list[int], attributes: dict
+) -> list[tuple[int, int]]:
     """Zeros before and after each of the two axes; SAME puts the odd one after."""
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     if attributes["padding"] == b"EXPLICIT":
@@ -152,7 +164,7 @@ def _patches_by_identity(
 def conv3d(use: Use) -> Contribution | None:
     """Conv3D without groups."""
     op, x = use.op, use.data[0]
-    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[3]:
+    if x is None or not is_supported(use, x) or x.shape[-1] != use.shape[3]:
         return None
     return OuterProducts(
         x,
@@ -162,7 +174,7 @@ def conv3d(use: Use) -> Contribution | None:
         math.prod(use.shape[:4]),
         use.shape[4],
         "convolution",
-        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:4], _attributes(op)),
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:4], attributes_of(op)),
     )
 
 
@@ -170,7 +182,7 @@ def conv3d(use: Use) -> Contribution | None:
 def transposed_convolution(use: Use) -> Contribution | None:
     """Conv2DTranspose, Conv3DTranspose: input and output gradient have changed places."""
     op, x = use.op, use.data[2]
-    if x is None or not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
+    if x is None or not is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
         return None
     if len(use.shape) == 4:
         return _products_2d(use.gradient, x, use, "transposed convolution")
@@ -182,28 +194,5 @@ def transposed_convolution(use: Use) -> Contribution | None:
         math.prod(use.shape[:-1]),
         use.shape[-1],
         "transposed convolution",
-        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:-1], _attributes(op)),
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:-1], attributes_of(op)),
     )
-
-
-@register_rule("DepthwiseConv2dNative")
-def depthwise_conv2d(use: Use) -> Contribution | None:
-    """Depthwise convolution, in DepthwiseConv2D and SeparableConv: a product for each channel."""
-    op, x = use.op, use.data[0]
-    if x is None or not _is_supported(use, x):
-        return None
-    attributes = _attributes(op)
-    height, width, channels, multiplier = use.shape
-    patch, positions = height * width, positions_of(use.gradient)
-    identity = np.eye(patch, dtype=np.float32).reshape([height, width, 1, patch])
-
-    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        kernel = tf.tile(tf.constant(identity, x.dtype), [1, 1, channels, 1])
-        patches = tf.raw_ops.DepthwiseConv2dNative(input=_merge(x), filter=kernel, **attributes)
-        patches = tf.reshape(patches, [-1, positions, channels, patch])
-        g = tf.reshape(g, [-1, positions, channels, multiplier])
-        return tf.einsum("ntck,ntcm->nkcm", patches, g)
-
-    floats = (positions or 1) * channels * (patch + multiplier)
-    name = "depthwise convolution, instantiated"
-    return Direct([x, use.gradient], use.shape, name, function, floats)
