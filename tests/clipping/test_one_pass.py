@@ -15,6 +15,7 @@ from tests.clipping.models import (
     SEQUENCES,
     SLOW,
     VECTORS,
+    ExpectsRows,
     N,
     Y,
     assert_equals_loop,
@@ -52,13 +53,6 @@ def test_chunks_do_not_change_the_sum(name, chunk_size):
     assert_equals_loop(OnePassClipping(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
 
 
-class ExpectsRows(OnePassClipping):
-    """Is told how many rows to expect, as the optimizers tell it."""
-
-    def clipped_sum(self, loss, variables, group_seed, clip=None, expected_rows=N):
-        return super().clipped_sum(loss, variables, group_seed, clip, expected_rows)
-
-
 def test_a_small_memory_budget_makes_chunks(monkeypatch):
     chunks = []
     original = OnePassClipping._in_chunks
@@ -72,10 +66,11 @@ def test_a_small_memory_budget_makes_chunks(monkeypatch):
     assert chunks and 1 <= chunks[0] < N
 
 
+@pytest.mark.parametrize("name", ["conv2d", "depthwise", "gram", "embedding", "shared layer, two inputs"])
 @pytest.mark.parametrize("working_set", [1, 10_000])
-def test_parts_of_norms_do_not_change_the_sum(working_set, monkeypatch):
+def test_parts_of_norms_do_not_change_the_sum(name, working_set, monkeypatch):
     monkeypatch.setattr("tfdp.clipping.devices._CPU_BYTES", working_set)
-    assert_equals_loop(OnePassClipping(CLIP), *FAST["conv2d"])
+    assert_equals_loop(OnePassClipping(CLIP), *FAST[name])
 
 
 # Mutants of what rules have in common.

@@ -1,12 +1,26 @@
-"""Constants that the operations of a graph share: a graph of many variables needs few of them."""
+"""Tensors that the operations of a graph share: a graph of many variables needs few of them."""
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-_made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+T = TypeVar("T")
+
+# The attribute of a graph that holds them: kept elsewhere, they would keep the graph alive.
+_SHARED = "_tfdp_shared_tensors"
+
+
+def shared(key: Hashable, make: Callable[[], T]) -> T:
+    """Returns what the graph being built has for a key: tensors; makes it if there is nothing."""
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, _SHARED):
+        setattr(graph, _SHARED, {})
+    known = getattr(graph, _SHARED)
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 def constant(value: float | Sequence[int], dtype: tf.DType = tf.int32) -> tf.Tensor:
@@ -16,15 +30,15 @@ def constant(value: float | Sequence[int], dtype: tf.DType = tf.int32) -> tf.Ten
       value: A number, or a shape.
       dtype: Its type.
     """
-    graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly():
         return tf.constant(value, dtype)
-    known = _made.setdefault(graph, {})
-    key = (np.asarray(value).tobytes(), np.shape(value), np.asarray(value).dtype.str, dtype)
-    if key not in known:
+    array = np.asarray(value, dtype.as_numpy_dtype)
+
+    def make() -> tf.Tensor:
         with tf.control_dependencies(None):  # Nor may it wait for what its first user waits for.
-            known[key] = tf.constant(value, dtype, shape=np.shape(value))
-    return known[key]
+            return tf.constant(array, dtype)
+
+    return shared((array.tobytes(), array.shape, dtype), make)
 
 
 def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
@@ -36,7 +50,7 @@ def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
     """
     rest = [int(size) for size in shape[1:]]
     if not len(shape):
-        return tf.reshape(tensor, constant(np.zeros([0], np.int32)))
+        return tf.reshape(tensor, constant([]))
     if not tf.is_tensor(shape[0]):
         return tf.reshape(tensor, constant([int(shape[0]), *rest]))
     if -1 not in rest and 0 not in rest:

@@ -282,6 +282,7 @@ class Direct(Contribution):
       name: How they are computed.
       function: From those tensors of n examples to `[n, size]`.
       floats_per_row: See `Contribution`; the size by default.
+      as_they_are: Whether the function gets tensors of any type, and not of float32 at least.
     """
 
     def __init__(
@@ -291,9 +292,11 @@ class Direct(Contribution):
         name: str,
         function: Callable[..., tf.Tensor],
         floats_per_row: int | None = None,
+        as_they_are: bool = False,
     ):
         super().__init__(tensors, shape, name)
         self._function = function
+        self._as_they_are = as_they_are
         self._floats_per_row = floats_per_row
 
     @property
@@ -303,7 +306,8 @@ class Direct(Contribution):
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`."""
-        found = self._function(*[widen(t) for t in tensors])
+        given = tensors if self._as_they_are else [widen(t) for t in tensors]
+        found = self._function(*given)
         return found if found.shape.rank == 2 else reshaped(found, [-1, self.size])
 
 

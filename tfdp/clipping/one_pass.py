@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, loss_graph, products
+from tfdp.clipping import constants, devices, loss_graph, products
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
@@ -239,22 +239,29 @@ class OnePassClipping(ClippingEngine):
             return [None if s is None else tf.identity(s) for s in sums]
 
     def _slow_gradients(self, graph, handles, variables) -> Callable:
-        """For variables without a rule: their gradients of each example, vectorised."""
+        """For variables without a rule: their gradients of each example, vectorised.
 
-        def of_variable(index: int) -> Callable[..., tf.Tensor]:
-            def function(*batch: tf.Tensor) -> tf.Tensor:
-                rows = [
-                    row if row.dtype == own.dtype else tf.cast(row, own.dtype)
-                    for row, own in zip(batch, graph.batch, strict=True)
-                ]
-                (gradients,) = self._vectorized.gradients_of_rows(
-                    graph, [handles[index]], [variables[index]], rows
+        Returns:
+          A function from the indices of such variables to functions that give their gradients,
+          `[n, ...]`, of n rows of the batch. The model is evaluated once for all of them.
+        """
+
+        def of_variables(indices: Sequence[int]) -> list[Callable[..., tf.Tensor]]:
+            def together(batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+                return self._vectorized.gradients_of_rows(
+                    graph, [handles[i] for i in indices], [variables[i] for i in indices], batch
                 )
-                return gradients
 
-            return function
+            def of_one(place: int) -> Callable[..., tf.Tensor]:
+                def function(*batch: tf.Tensor) -> tf.Tensor:
+                    key = ("vectorised", *indices, *[t.ref() for t in batch])
+                    return constants.shared(key, lambda: together(batch))[place]
 
-        return of_variable
+                return function
+
+            return [of_one(place) for place in range(len(indices))]
+
+        return of_variables
 
     def _clipped_sums(
         self,

@@ -12,7 +12,7 @@ from tfdp.clipping.report import Entry, Report
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Rows
 from tfdp.clipping.transfers import recurrent_transfer
-from tfdp.clipping.uses import CannotUse, Site, by_example, find_sites, make_use
+from tfdp.clipping.uses import CannotUse, Site, find_sites, make_use
 
 _CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
@@ -78,13 +78,13 @@ class Plan:
         return Report(tuple(self.entries))
 
     def contributions(
-        self, count: tf.Tensor, slow: Callable[[int], Callable[..., tf.Tensor]]
+        self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
     ) -> list[Contribution | None]:
         """The gradients of each variable for every example; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.
-          slow: From the index of a variable to a function that computes its gradients `[n, ...]`
+          slow: From the indices of variables to functions that compute their gradients `[n, ...]`
             from the batch's tensors of n examples.
         """
         sites: list[list[Site]] = []
@@ -97,27 +97,19 @@ class Plan:
                 sites.append([])
                 reasons.append(str(error))
         gradients, recurrent = self._gradients([site for own in sites for site in own])
-        known: dict = {}
-
-        def arranged(tensor: tf.Tensor, rows: Rows) -> tf.Tensor:
-            """What several operations have in common is arranged once."""
-            key = (tensor.ref(), rows)
-            if key not in known:
-                known[key] = by_example(tensor, rows, count)
-            return known[key]
-
         result: list[Contribution | None] = []
         for i, (variable, own) in enumerate(zip(self._variables, sites, strict=True)):
             contribution = None
             if reasons[i] is None:
                 try:
-                    contribution = self._contribution(variable, own, gradients, recurrent, arranged)
+                    contribution = self._contribution(variable, own, gradients, recurrent, count)
                 except CannotUse as error:
                     reasons[i] = str(error)
             result.append(contribution)
-        for i in self._connected([i for i, why in enumerate(reasons) if why is not None]):
+        without = self._connected([i for i, why in enumerate(reasons) if why is not None])
+        for i, function in zip(without, slow(without), strict=True):
             shape = self._variables[i].shape.as_list()
-            result[i] = Direct(self._graph.batch, shape, "vectorised", slow(i))
+            result[i] = Direct(self._graph.batch, shape, "vectorised", function, as_they_are=True)
         for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
             if contribution is not None:
                 self._record(variable, contribution, why)
@@ -173,23 +165,21 @@ class Plan:
         }
         return gradients, kept
 
-    def _contribution(self, variable, sites, gradients, recurrent, arranged) -> Contribution | None:
+    def _contribution(self, variable, sites, gradients, recurrent, count) -> Contribution | None:
         parts = []
         for site in sites:
             if site.op.name in self._calls:
                 part = self._recurrent_part(site, recurrent)
             else:
                 gradient = gradients[site.op.outputs[0].ref()]
-                part = None
-                if gradient is not None:
-                    part = self._part(site, gradient, variable, arranged)
+                part = None if gradient is None else self._part(site, gradient, variable, count)
             if part is not None:
                 part.view = site.view
                 parts.append(part)
         return combine(parts, variable.shape.as_list()) if parts else None
 
-    def _part(self, site: Site, gradient: tf.Tensor, variable, arranged) -> Contribution:
-        use = make_use(site, gradient, variable.shape.as_list(), self._analysis, arranged)
+    def _part(self, site: Site, gradient: tf.Tensor, variable, count) -> Contribution:
+        use = make_use(site, gradient, variable.shape.as_list(), self._analysis, count)
         rule = rules.find_rule(site.op.type, site.weight)
         part = (rule(use) if rule else None) or rules.generic.generic(use)
         if part is None:

@@ -1,11 +1,11 @@
 """Finds where the graph of a loss uses a variable, and what the examples' gradients follow from."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping.constants import constant, reshaped
+from tfdp.clipping.constants import constant, reshaped, shared
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Public, Rows
 
@@ -134,6 +134,13 @@ def by_example(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
     Returns:
       `[count, each, ...]`, followed by the other axes of the tensor in their order.
     """
+    if tf.executing_eagerly():
+        return _arranged(tensor, rows, count)
+    key = ("by_example", tensor.ref(), rows, count.ref())
+    return shared(key, lambda: _arranged(tensor, rows, count))
+
+
+def _arranged(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
     rank = tensor.shape.rank
     if rows.axis != 0:
         tensor = tf.transpose(tensor, [rows.axis, *[a for a in range(rank) if a != rows.axis]])
@@ -188,7 +195,7 @@ def make_use(
     gradient: tf.Tensor,
     shape: Sequence[int],
     analysis: RowAnalysis,
-    arranged: Callable[[tf.Tensor, Rows], tf.Tensor],
+    count: tf.Tensor,
 ) -> Use:
     """Reads what the graph proves about an operation.
 
@@ -197,7 +204,7 @@ def make_use(
       gradient: Gradient with respect to its first output.
       shape: Shape of the variable.
       analysis: Where the tensors hold the examples.
-      arranged: Gives a tensor the axes that `by_example` gives it.
+      count: Number of rows of the batch, a scalar.
 
     Returns:
       What a rule needs.
@@ -212,7 +219,7 @@ def make_use(
         raise CannotUse(f"the output of '{op.name}' ({op.type}) is not proven to hold examples")
     rows = [state if isinstance(state, Rows) else None for state in states]
     data = [
-        None if state is None else arranged(tensor, state)
+        None if state is None else by_example(tensor, state, count)
         for tensor, state in zip(op.inputs, rows, strict=True)
     ]
     weights = op.inputs[site.weight]
@@ -221,7 +228,7 @@ def make_use(
         weight=site.weight,
         data=data,
         rows=[*rows, output],
-        gradient=arranged(gradient, output),
+        gradient=by_example(gradient, output, count),
         shape=list(shape) if weights.dtype == tf.resource else weights.shape.as_list(),
         has_sizes=any(not isinstance(state, Rows | Public) for state in states),
     )

@@ -1,19 +1,10 @@
 """Rules for operations that use weights: one file per family of operations."""
 
-from tfdp.clipping.rules import (
-    convolutions,
-    depthwise,
-    elementwise,
-    generic,
-    lookup,
-    normalization,
-    products,
-)
+from tfdp.clipping.rules import convolutions, elementwise, generic, lookup, normalization, products
 from tfdp.clipping.rules.registry import find_rule, register_rule
 
 __all__ = [
     "convolutions",
-    "depthwise",
     "elementwise",
     "find_rule",
     "generic",

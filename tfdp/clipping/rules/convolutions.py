@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.constants import constant, reshaped
-from tfdp.clipping.contributions import Contribution, OuterProducts
+from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
+from tfdp.clipping.rules import depthwise
 from tfdp.clipping.rules.products import positions_of
 from tfdp.clipping.rules.registry import register_rule
 from tfdp.clipping.uses import Use
@@ -16,7 +17,7 @@ from tfdp.clipping.uses import Use
 _RUN_BYTES = 32
 
 
-def attributes_of(op: tf.Operation) -> dict:
+def _attributes(op: tf.Operation) -> dict:
     names = ("strides", "padding", "explicit_paddings", "dilations")
     known = {attr.name for attr in op.op_def.attr}
     return {name: op.get_attr(name) for name in names if name in known}
@@ -27,7 +28,7 @@ def _merge(tensor: tf.Tensor) -> tf.Tensor:
     return reshaped(tensor, [-1, *tensor.shape[2:]])
 
 
-def is_supported(use: Use, x: tf.Tensor) -> bool:
+def _is_supported(use: Use, x: tf.Tensor) -> bool:
     data_format = use.op.get_attr("data_format")
     return (
         data_format in (b"NHWC", b"NDHWC")
@@ -41,15 +42,19 @@ def is_supported(use: Use, x: tf.Tensor) -> bool:
 def conv2d(use: Use) -> Contribution | None:
     """Conv2D and, through it, Conv1D; any stride, padding and dilation."""
     x = use.data[0]
-    # Groups of channels: the generic rule.
-    if x is None or not is_supported(use, x) or x.shape[-1] != use.shape[2]:
+    if x is None or not _is_supported(use, x):
+        return None
+    if use.shape[2] == 1 and x.shape[-1] > 1:  # A group for each channel.
+        channels = x.shape[-1]
+        return _depthwise(use, x, [*use.shape[:2], channels, use.shape[3] // channels])
+    if x.shape[-1] != use.shape[2]:  # Other groups of channels: the generic rule.
         return None
     return _products_2d(x, use.gradient, use, "convolution")
 
 
 def _products_2d(image: tf.Tensor, outputs: tf.Tensor, use: Use, name: str) -> OuterProducts:
     """Products of the patches of `image` and of `outputs`, what is one for each patch."""
-    attributes = attributes_of(use.op)
+    attributes = _attributes(use.op)
 
     def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
@@ -94,7 +99,7 @@ def _patches_2d(
     """
     height, width, channels = image = tensor.shape[2:].as_list()
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
-    (top, bottom), (left, right) = paddings(image[:2], kernel, output, attributes)
+    (top, bottom), (left, right) = _paddings(image[:2], kernel, output, attributes)
     # Neighbouring pixels that every patch has together are moved together.
     run = strides[1] if dilations[1] == 1 and kernel[1] % strides[1] == 0 else 1
     right += -(left + width + right) % run
@@ -130,9 +135,7 @@ def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
     return tf.gather(tensor, constant(places.ravel()), axis=constant(1))
 
 
-def paddings(
-    image: list[int], kernel: list[int], output: list[int], attributes: dict
-) -> list[tuple[int, int]]:
+def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
     """Zeros before and after each of the two axes; SAME puts the odd one after."""
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     if attributes["padding"] == b"EXPLICIT":
@@ -164,7 +167,7 @@ def _patches_by_identity(
 def conv3d(use: Use) -> Contribution | None:
     """Conv3D without groups."""
     op, x = use.op, use.data[0]
-    if x is None or not is_supported(use, x) or x.shape[-1] != use.shape[3]:
+    if x is None or not _is_supported(use, x) or x.shape[-1] != use.shape[3]:
         return None
     return OuterProducts(
         x,
@@ -174,7 +177,7 @@ def conv3d(use: Use) -> Contribution | None:
         math.prod(use.shape[:4]),
         use.shape[4],
         "convolution",
-        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:4], attributes_of(op)),
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:4], _attributes(op)),
     )
 
 
@@ -182,7 +185,7 @@ def conv3d(use: Use) -> Contribution | None:
 def transposed_convolution(use: Use) -> Contribution | None:
     """Conv2DTranspose, Conv3DTranspose: input and output gradient have changed places."""
     op, x = use.op, use.data[2]
-    if x is None or not is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
+    if x is None or not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
         return None
     if len(use.shape) == 4:
         return _products_2d(use.gradient, x, use, "transposed convolution")
@@ -194,5 +197,32 @@ def transposed_convolution(use: Use) -> Contribution | None:
         math.prod(use.shape[:-1]),
         use.shape[-1],
         "transposed convolution",
-        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:-1], attributes_of(op)),
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:-1], _attributes(op)),
     )
+
+
+@register_rule("DepthwiseConv2dNative")
+def depthwise_conv2d(use: Use) -> Contribution | None:
+    """Depthwise convolution, in DepthwiseConv2D and SeparableConv."""
+    x = use.data[0]
+    if x is None or not _is_supported(use, x):
+        return None
+    return _depthwise(use, x, use.shape)
+
+
+def _depthwise(use: Use, x: tf.Tensor, kernel: list[int]) -> Contribution:
+    """A correlation for each channel of `x`; `kernel` is `[height, width, channels, multiplier]`.
+
+    (Of a convolution with groups, `[height, width, 1, channels * multiplier]` are the same numbers.)
+    """
+    attributes = _attributes(use.op)
+    output = use.gradient.shape[2:4].as_list()
+    window = depthwise.Window(
+        kernel=kernel,
+        strides=attributes["strides"][1:3],
+        dilations=attributes["dilations"][1:3],
+        pads=_paddings(x.shape[2:4].as_list(), kernel[:2], output, attributes),
+    )
+    floats = math.prod(use.shape) + sum(math.prod(t.shape[1:]) for t in (x, use.gradient))
+    name = "depthwise convolution, instantiated"
+    return Direct([x, use.gradient], use.shape, name, window.gradients, floats)
