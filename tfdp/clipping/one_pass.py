@@ -1,6 +1,6 @@
 """The engine for speed: one backward pass for the whole batch, norms and sums by rules."""
 
-import logging
+import warnings
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -10,11 +10,15 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.contributions import Contribution
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
 from tfdp.clipping.plan import Plan
-from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
+from tfdp.clipping.report import (
+    Report,
+    SlowClippingWarning,
+    of_last_step,
+    trace_for_report,
+    vectorized_report,
+)
 from tfdp.clipping.vectorized import VectorizedClipping
 from tfdp.clipping.weighted_sums import WeightedSums, cut
-
-_LOGGER = logging.getLogger("tfdp")
 
 
 class OnePassClipping(ClippingEngine):
@@ -60,6 +64,7 @@ class OnePassClipping(ClippingEngine):
         self._uncompared: tf.Variable | None = None
         self.compare_first_step = compare_first_step
         self._report: Report | None = None
+        self._warned: str | None = None
 
     @property
     def wide_sums(self) -> bool:
@@ -97,8 +102,7 @@ class OnePassClipping(ClippingEngine):
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)
         if plan.fallback:
-            _LOGGER.warning("%s", plan.fallback)
-            self._report = vectorized_report(variables, plan.fallback)
+            self._tell(vectorized_report(variables, plan.fallback))
             return self._vectorized.clipped_sum(loss, variables, group_seed, clip)
         rows = graph.checked_rows()
         mask = tf.ones([rows], tf.bool) if graph.mask is None else graph.mask
@@ -148,6 +152,13 @@ class OnePassClipping(ClippingEngine):
             trace_for_report(self, model)
         return of_last_step(self._report)
 
+    def _tell(self, report: Report) -> None:
+        """Keeps the report of a step, and warns of what is slow: once, however often it is traced."""
+        self._report = report
+        if report.warning is not None and report.warning != self._warned:
+            self._warned = report.warning
+            warnings.warn(report.warning, SlowClippingWarning, stacklevel=2)
+
     def _chunk_rows(self, plan: Plan, expected_rows: int | None) -> int | None:
         """The rows of a part, if the batch must be worked on in parts."""
         if self.chunk_size is not None:
@@ -163,7 +174,7 @@ class OnePassClipping(ClippingEngine):
         """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
-        self._report = plan.report()
+        self._tell(plan.report())
         present = [c for c in contributions if c is not None]
         group_of = [
             group
