@@ -76,7 +76,9 @@ def test_a_small_memory_budget_makes_chunks(monkeypatch):
     assert chunks and 1 <= chunks[0] < N
 
 
-@pytest.mark.parametrize("name", ["conv2d", "depthwise", "gram", "embedding", "shared layer, two inputs"])
+@pytest.mark.parametrize(
+    "name", ["conv2d", "depthwise", "gram", "embedding", "shared layer, two inputs"]
+)
 @pytest.mark.parametrize("working_set", [1, 10_000])
 def test_parts_of_norms_do_not_change_the_sum(name, working_set, monkeypatch):
     monkeypatch.setattr("tfdp.clipping.devices._CPU_BYTES", working_set)

@@ -86,9 +86,7 @@ def test_bad_rows_that_are_not_cleaned_are_caught(engine_class, case, monkeypatc
 def test_a_piece_that_is_left_out_of_the_norm_is_caught(case, monkeypatch):
     """Mutant: of gradients that lie side by side, the norm is that of the first."""
     original = weighted_sums.norms.of_rows
-    monkeypatch.setattr(
-        weighted_sums.norms, "of_rows", lambda flat, size: original(flat[:, :1], 1)
-    )
+    monkeypatch.setattr(weighted_sums.norms, "of_rows", lambda flat, size: original(flat[:, :1], 1))
     model, expected = case
     found = support.ClippedSum(ExpectsRows(CLIP), model, IMAGES)(IMAGES, Y)
     assert np.linalg.norm(found - expected) > 0.1

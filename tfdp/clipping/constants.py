@@ -23,7 +23,7 @@ def shared(key: Hashable, make: Callable[[], T]) -> T:
     return known[key]
 
 
-def constant(value: float | Sequence[int], dtype: tf.DType = tf.int32) -> tf.Tensor:
+def constant(value: float | Sequence[int] | np.ndarray, dtype: tf.DType = tf.int32) -> tf.Tensor:
     """Returns a constant of the graph being built, the same for equal arguments.
 
     Args:

@@ -95,9 +95,7 @@ class GramSums(NamedTuple):
     positions: int
 
 
-def gram_sums(
-    a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int
-) -> GramSums:
+def gram_sums(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int) -> GramSums:
     """Computes what `of_gram_sums` needs of `sum_t a[i, t] outer g[i, t]`.
 
     Args:

@@ -153,7 +153,7 @@ class OnePassClipping(ClippingEngine):
         return of_last_step(self._report)
 
     def _tell(self, report: Report) -> None:
-        """Keeps the report of a step, and warns of what is slow: once, however often it is traced."""
+        """Keeps the report of a step, and warns of what is slow: once for all tracings."""
         self._report = report
         if report.warning is not None and report.warning != self._warned:
             self._warned = report.warning
@@ -168,9 +168,7 @@ class OnePassClipping(ClippingEngine):
         chunk = max(1, budget // max(1, plan.bytes_per_row))
         return chunk if expected_rows is not None and expected_rows > chunk else None
 
-    def _sums_of(
-        self, plan, graph, handles, variables, mask, rows, clip, uniforms, expected_rows
-    ):
+    def _sums_of(self, plan, graph, handles, variables, mask, rows, clip, uniforms, expected_rows):
         """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
@@ -258,7 +256,7 @@ class OnePassClipping(ClippingEngine):
         """
 
         def of_variables(indices: Sequence[int]) -> list[Callable[..., tf.Tensor]]:
-            def together(batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            def together(batch: list[tf.Tensor]) -> list[tf.Tensor]:
                 return self._vectorized.gradients_of_rows(
                     graph, [handles[i] for i in indices], [variables[i] for i in indices], batch
                 )
@@ -266,7 +264,7 @@ class OnePassClipping(ClippingEngine):
             def of_one(place: int) -> Callable[..., tf.Tensor]:
                 def function(*batch: tf.Tensor) -> tf.Tensor:
                     key = ("vectorised", *indices, *[t.ref() for t in batch])
-                    return constants.shared(key, lambda: together(batch))[place]
+                    return constants.shared(key, lambda: together(list(batch)))[place]
 
                 return function
 

@@ -96,7 +96,8 @@ class Report:
         more = f" (and {others} more)" if others else ""
         return (
             f"The gradients of {len(self.slow)} of {len(self.entries)} variables are clipped by "
-            f"the slower vectorised engine. Received '{first.variable}'{more}, {first.how}. {remedy}"
+            f"the slower vectorised engine. Received '{first.variable}'{more}, {first.how}. "
+            f"{remedy}"
         )
 
 

@@ -45,7 +45,7 @@ def add_gaussian_noise(
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:
-    """Normal numbers in the shape and type of a tensor, scaled if there is what to scale them by."""
+    """Normal numbers in the shape and type of a tensor; scaled, unless `stddev` is None."""
     flat = flat if stddev is None else flat * tf.cast(stddev, flat.dtype)
     static = tensor.shape.is_fully_defined()
     shaped = tf.reshape(flat, tensor.shape if static else tf.shape(tensor))

@@ -213,7 +213,7 @@ def depthwise_conv2d(use: Use) -> Contribution | None:
 def _depthwise(use: Use, x: tf.Tensor, kernel: list[int]) -> Contribution:
     """A correlation for each channel of `x`; `kernel` is `[height, width, channels, multiplier]`.
 
-    (Of a convolution with groups, `[height, width, 1, channels * multiplier]` are the same numbers.)
+    (With groups, they are the same numbers as `[height, width, 1, channels * multiplier]`.)
     """
     attributes = _attributes(use.op)
     output = use.gradient.shape[2:4].as_list()
