@@ -3,9 +3,9 @@
     python -m benchmarks.fine_tuning --model mobilenet_v2,resnet50 --part head,last_block,whole
 
 The networks are those of `tf.keras.applications` with random weights; BatchNormalization runs on
-its moving statistics. Each case has a process of its own, in which plain and private steps take
-turns: compare the ratios, which are medians of the ratios of neighbouring turns. CPU time is that
-of all threads; on a machine that others use, it is the steadier measure.
+its moving statistics. Each first step has a new process; in a further one, plain and private steps
+take turns. Compare the ratios: those of steps are medians of the ratios of neighbouring turns. CPU
+time is that of all threads; on a machine that others use, it is the steadier measure.
 """
 
 import os
@@ -113,33 +113,60 @@ def timed(action: Callable[[], object]) -> Cost:
     return Cost(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def measure(case: Case) -> Result:
-    """Measures plain and private steps of a case in this process."""
-    rng = np.random.default_rng(0)
-    images = rng.random([case.batch, case.image_size, case.image_size, 3], np.float32)
-    data = tf.data.Dataset.from_tensors((images, rng.integers(0, CLASSES, case.batch))).repeat()
-    warm_up = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[2])])
-    warm_up.compile("sgd", "mse")
-    warm_up.fit(np.zeros([2, 2]), np.zeros([2, 2]), verbose=0)  # What is loaded once, for both.
-    steps, first, operations, variables = [], [], [], 0
-    for optimizer in (
-        tf.keras.optimizers.legacy.SGD(0.01),
-        tfdp.DPSGD(1.0, 1.0, case.batch, learning_rate=0.01),
-    ):
+class Step:
+    """A training step of a case.
+
+    Args:
+      case: The case.
+      private: Whether it is tfdp's, or plain Keras's.
+    """
+
+    def __init__(self, case: Case, private: bool):
+        rng = np.random.default_rng(0)
+        images = rng.random([case.batch, case.image_size, case.image_size, 3], np.float32)
+        labels = rng.integers(0, CLASSES, case.batch)
+        self._iterator = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
         tf.keras.utils.set_random_seed(0)
         model = network(case)
+        optimizer = tf.keras.optimizers.legacy.SGD(0.01)
+        if private:
+            optimizer = tfdp.DPSGD(1.0, 1.0, case.batch, learning_rate=0.01)
         model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        function, iterator = model.make_train_function(), iter(data)
-        steps.append(lambda function=function, iterator=iterator: function(iterator))
-        first.append(timed(steps[-1]))
-        graph = function.get_concrete_function(iterator).graph.as_graph_def()
-        inside = sum(len(f.node_def) for f in graph.library.function)
-        operations.append(len(graph.node) + inside)
-        variables = len(model.trainable_variables)
-    for step in steps:
+        self._function = model.make_train_function()
+        self.variables = len(model.trainable_variables)
+
+    def __call__(self) -> None:
+        self._function(self._iterator)
+
+    def operations(self) -> int:
+        """Number of operations of the traced graph, functions that it calls included."""
+        graph = self._function.get_concrete_function(self._iterator).graph.as_graph_def()
+        return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
+
+
+def first_step(case: Case, private: bool) -> tuple[int, int, Cost]:
+    """Measures the first step, with tracing, in a new process."""
+    step = Step(case, private)
+    cost = timed(step)
+    return step.variables, step.operations(), cost
+
+
+def turns(case: Case) -> list[tuple[Cost, Cost]]:
+    """Measures plain and private steps by turns."""
+    steps = [Step(case, private) for private in (False, True)]
+    for step in steps * 2:
         step()
-    pairs = [(timed(steps[0]), timed(steps[1])) for _ in range(case.repeats)]
-    return Result(variables, (operations[0], operations[1]), (first[0], first[1]), pairs)
+    return [(timed(steps[0]), timed(steps[1])) for _ in range(case.repeats)]
+
+
+def measure(case: Case) -> Result:
+    """Measures a case, in processes of its own."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        (variables, *plain), (_, *private) = pool.starmap(
+            first_step, [(case, False), (case, True)], chunksize=1
+        )
+        steps = pool.apply(turns, [case])
+    return Result(variables, (plain[0], private[0]), (plain[1], private[1]), steps)
 
 
 def table(cases: Sequence[Case], results: Sequence[Result]) -> str:
@@ -191,8 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Case(model, part, options.image_size, options.batch, options.repeats)
         for model, part in itertools.product(options.model.split(","), options.part.split(","))
     ]
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        results = pool.map(measure, cases, chunksize=1)
+    results = [measure(case) for case in cases]
     print(f"{machine()}\n- Images of {options.image_size} pixels, batches of {options.batch}\n")
     print(table(cases, results))
 

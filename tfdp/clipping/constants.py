@@ -48,9 +48,14 @@ def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
       tensor: The tensor.
       shape: Its new shape; only the first size may be a tensor.
     """
+    if not tf.executing_eagerly() and tensor.op.type == "ExpandDims":
+        tensor = tensor.op.inputs[0]  # The order in memory is the same.
     rest = [int(size) for size in shape[1:]]
     if not len(shape):
         return tf.reshape(tensor, constant([]))
+    is_any = tf.is_tensor(shape[0]) or shape[0] == -1
+    if is_any and tensor.shape.rank == len(shape) and tensor.shape[1:] == rest:
+        return tensor
     if not tf.is_tensor(shape[0]):
         return tf.reshape(tensor, constant([int(shape[0]), *rest]))
     if -1 not in rest and 0 not in rest:

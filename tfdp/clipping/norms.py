@@ -62,7 +62,8 @@ def raised(squares: tf.Tensor, size: int) -> tf.Tensor:
     """
     # No more than the measured loss of sums over all of a row: a quarter of that of products.
     share = _rounding(size) / 4 + 2.0**-22 + 8 * devices.product_rounding()
-    return squares * (1 + share) + size * TINY
+    least = constant(size * TINY, squares.dtype)
+    return squares * constant(1 + share, squares.dtype) + least
 
 
 def of_outer_products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> tf.Tensor:

@@ -22,6 +22,7 @@ from tfdp.clipping import (
     clipping_rules,
     step_check,
 )
+from tfdp.clipping.constants import constant
 from tfdp.optimizers import draw_use, record_ledger, record_table
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -415,7 +416,7 @@ class PrivateOptimizerMixin(PersistentState):
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
         for total, public, v in zip(noisy, clipped.regularizer_gradients, variables, strict=True):
-            parts = [] if total is None else [total / divisor]
+            parts = [] if total is None else [total / constant(divisor, total.dtype)]
             parts += (
                 [] if public is None else [tf.cast(public, parts[0].dtype if parts else v.dtype)]
             )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp import _chacha
+from tfdp.clipping.constants import reshaped
 
 
 def add_gaussian_noise(
@@ -47,6 +48,8 @@ def add_gaussian_noise(
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:
     """Normal numbers in the shape and type of a tensor; scaled, unless `stddev` is None."""
     flat = flat if stddev is None else flat * tf.cast(stddev, flat.dtype)
-    static = tensor.shape.is_fully_defined()
-    shaped = tf.reshape(flat, tensor.shape if static else tf.shape(tensor))
+    if tensor.shape.is_fully_defined():
+        shaped = reshaped(flat, tensor.shape.as_list())
+    else:
+        shaped = tf.reshape(flat, tf.shape(tensor))
     return tf.cast(shaped, tensor.dtype)

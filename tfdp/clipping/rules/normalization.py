@@ -27,7 +27,7 @@ def scale(use: Use) -> Contribution | None:
     if axes is None or x is None:
         return None
     mean, variance = use.op.inputs[3:5]
-    inverse = tf.math.rsqrt(variance + use.op.get_attr("epsilon"))
+    inverse = tf.math.rsqrt(variance + constant(use.op.get_attr("epsilon"), variance.dtype))
 
     def function(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         # Linear in x: one pass over memory less than to normalise x first.
