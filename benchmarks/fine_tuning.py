@@ -169,27 +169,27 @@ def measure(case: Case) -> Result:
     return Result(variables, (plain[0], private[0]), (plain[1], private[1]), steps)
 
 
-def table(cases: Sequence[Case], results: Sequence[Result]) -> str:
-    """A Markdown table of results."""
-    lines = [
-        "| network | trained | variables | operations, plain and private | first step s, plain and "
-        "private | ratio (CPU time) | step ms, plain and private | ratio (CPU time) |",
-        "|---|---|---|---|---|---|---|---|",
+HEADER = (
+    "| network | trained | variables | operations, plain and private | first step s, plain and "
+    "private | ratio (CPU time) | step ms, plain and private | ratio (CPU time) |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def row(case: Case, result: Result) -> str:
+    """A row of a Markdown table, under `HEADER`."""
+    plain, private = result.first
+    cells = [
+        f"`{case.model}`",
+        case.part.replace("_", " "),
+        str(result.variables),
+        " / ".join(f"{n:,}" for n in result.operations),
+        f"{plain.wall:.1f} / {private.wall:.1f}",
+        f"{private.wall / plain.wall:.2f} ({private.cpu / plain.cpu:.2f})",
+        f"{1e3 * result.median(0):.0f} / {1e3 * result.median(1):.0f}",
+        f"**{result.ratio('wall'):.2f}** ({result.ratio('cpu'):.2f})",
     ]
-    for case, result in zip(cases, results, strict=True):
-        plain, private = result.first
-        cells = [
-            f"`{case.model}`",
-            case.part.replace("_", " "),
-            str(result.variables),
-            " / ".join(f"{n:,}" for n in result.operations),
-            f"{plain.wall:.1f} / {private.wall:.1f}",
-            f"{private.wall / plain.wall:.2f} ({private.cpu / plain.cpu:.2f})",
-            f"{1e3 * result.median(0):.0f} / {1e3 * result.median(1):.0f}",
-            f"**{result.ratio('wall'):.2f}** ({result.ratio('cpu'):.2f})",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return f"| {' | '.join(cells)} |"
 
 
 def machine() -> str:
@@ -218,9 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Case(model, part, options.image_size, options.batch, options.repeats)
         for model, part in itertools.product(options.model.split(","), options.part.split(","))
     ]
-    results = [measure(case) for case in cases]
     print(f"{machine()}\n- Images of {options.image_size} pixels, batches of {options.batch}\n")
-    print(table(cases, results))
+    print(HEADER, flush=True)
+    for case in cases:
+        print(row(case, measure(case)), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from tfdp.clipping.engine import Factors
 
 # Gradients of at most so many weights are put side by side: copying larger ones would cost more.
 _SMALL = 2**13
-# Parts of fewer rows do not pay: then all rows are worked on at once, in so many times the memory
-# of a part.
+# Parts of fewer rows do not pay: then all rows are worked on at once, in at most so many times the
+# memory of a part.
 _FEWEST_ROWS, _MOST_PARTS = 8, 64
 
 # Gives the factors from squared norms, the group of each, the rows that count and the random
@@ -125,7 +125,8 @@ class WeightedSums:
         if expected_rows is None:
             return False
         limit = self._rows_of_part()
-        most = _MOST_PARTS * devices.working_set_bytes() // (4 * self._floats_per_row())
+        memory = min(_MOST_PARTS * devices.working_set_bytes(), devices.memory_budget())
+        most = memory // (4 * self._floats_per_row())
         return expected_rows <= (most if limit < _FEWEST_ROWS else limit)
 
     def _norms(
