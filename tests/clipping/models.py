@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import support
+from tfdp.clipping import OnePassClipping
 
 layers = tf.keras.layers
 N = 7
@@ -313,6 +314,27 @@ FAST = {
         sequential(lambda: layers.DepthwiseConv2D(3, depth_multiplier=2), layers.PReLU, FLAT),
         IMAGES,
     ),
+    "depthwise, large kernels": (
+        sequential(
+            lambda: layers.DepthwiseConv2D(5, padding="same", depth_multiplier=2),
+            lambda: layers.DepthwiseConv2D([4, 3], 2, "same"),
+            FLAT,
+        ),
+        IMAGES,
+    ),
+    "depthwise, dilated": (
+        sequential(lambda: layers.DepthwiseConv2D(2, dilation_rate=2, padding="same"), FLAT),
+        IMAGES,
+    ),
+    "conv2d, of single pixels": (
+        sequential(
+            lambda: layers.Conv2D(3, 1),
+            lambda: layers.Conv2D(20, 1, strides=2),
+            lambda: layers.Conv2D(2, 1),
+            FLAT,
+        ),
+        IMAGES,
+    ),
     "separable": (
         sequential(lambda: layers.SeparableConv2D(4, 3), lambda: layers.Reshape([-1])),
         IMAGES,
@@ -454,6 +476,13 @@ def built(make, x, seed=0):
     model = make()
     model(tf.nest.map_structure(lambda t: t[:1], x))
     return model
+
+
+class ExpectsRows(OnePassClipping):
+    """Is told how many rows to expect, as the optimizers tell it."""
+
+    def clipped_sum(self, loss, variables, group_seed, clip=None, expected_rows=N):
+        return super().clipped_sum(loss, variables, group_seed, clip, expected_rows)
 
 
 def assert_equals_loop(engine, make, x, **kwargs):

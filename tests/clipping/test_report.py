@@ -4,6 +4,7 @@ import tensorflow as tf
 from tests import support
 from tests.clipping.models import WeightsTwice
 from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping.report import Entry, Report
 
 layers = tf.keras.layers
 
@@ -17,6 +18,17 @@ def test_report_of_a_model():
     assert "SLOW" in text
     assert all(entry.variable in text for entry in report.entries)
     assert 0 < report.fast_fraction < 1
+    assert "2 of 3 variables" in report.summary and report.summary in text
+    assert "weight_norm/v" in report.warning and "register_rule" in report.warning
+
+
+def test_a_summary_never_says_all_where_one_is_slow():
+    fast = Entry("kernel", 10**6, "matmul", True, 10**9)
+    slow = Entry("gamma", 3, "vectorised: no rule", False, 3)
+    assert "99.9%" in Report((fast, slow)).summary and "100" not in Report((fast, slow)).summary
+    assert Report((fast, fast)).summary == "All of the 2 variables are on the fast path."
+    assert Report((fast, fast)).warning is None
+    assert "None of the 1" in Report((slow,)).summary
 
 
 def test_report_of_the_vectorised_engine():

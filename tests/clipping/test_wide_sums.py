@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.clipping.models import FAST, SEQUENCES, Y, built
 from tests.support import crossentropy, open_spec
-from tfdp.clipping import OnePassClipping, VectorizedClipping, devices, engine, one_pass
+from tfdp.clipping import OnePassClipping, VectorizedClipping, devices, engine, weighted_sums
 from tfdp.clipping.engine import sum_error
 
 CLIP = 0.3
@@ -100,7 +100,7 @@ def test_sums_of_float32_are_caught(monkeypatch):
     narrow = lambda flat, factors, wide: tf.cast(  # noqa: E731
         tf.matmul(factors[tf.newaxis], flat)[0], tf.float64
     )
-    monkeypatch.setattr(one_pass, "weighted_sum", narrow)
+    monkeypatch.setattr(weighted_sums, "weighted_sum", narrow)
     monkeypatch.setattr("tfdp.clipping.contributions.weighted_sum", narrow)
     with pytest.raises(AssertionError):
         check_sums(wide(OnePassClipping), MODEL)

@@ -16,7 +16,7 @@ from tfdp.clipping.clipping_rules import (
 )
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.one_pass import OnePassClipping
-from tfdp.clipping.plan import Report
+from tfdp.clipping.report import Report, SlowClippingWarning
 from tfdp.clipping.rules.registry import register_rule
 from tfdp.clipping.two_term_loss import Aggregation, TwoTermLoss
 from tfdp.clipping.vectorized import VectorizedClipping
@@ -36,6 +36,7 @@ __all__ = [
     "PerLayer",
     "Report",
     "Sensitivities",
+    "SlowClippingWarning",
     "TermWiseAggregation",
     "TwoTermLoss",
     "VectorizedClipping",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdp.clipping import norms
+from tfdp.clipping.constants import constant, reshaped
 from tfdp.clipping.uses import View
 
 # Instantiating a gradient writes and reads its entries: about as long as this many multiplications.
@@ -85,7 +86,7 @@ class Contribution(abc.ABC):
 
     def unflatten(self, flat: tf.Tensor) -> tf.Tensor:
         """From that order to the shape of the weights: `[..., size]` to `[..., *shape]`."""
-        return tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self.shape], 0))
+        return _with_trailing(flat, self.shape, 1)
 
     def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """The squared norms, `[n]`: upper bounds, see `tfdp.clipping.norms`."""
@@ -111,7 +112,18 @@ class Contribution(abc.ABC):
 def weighted_sum(flat: tf.Tensor, factors: tf.Tensor, wide: bool = False) -> tf.Tensor:
     """The sum of the rows of `[n, size]` times `factors`; in float64 if it is `wide`."""
     flat = tf.cast(flat, tf.float64) if wide else flat
-    return tf.matmul(tf.cast(factors, flat.dtype)[tf.newaxis], flat)[0]
+    row = tf.expand_dims(tf.cast(factors, flat.dtype), constant(0))
+    return reshaped(tf.matmul(row, flat), [-1])
+
+
+def _with_trailing(tensor: tf.Tensor, trailing: Sequence[int], old: int) -> tf.Tensor:
+    """Reshapes the last `old` axes of a tensor to `trailing`."""
+    lead = tensor.shape[: tensor.shape.rank - old]
+    if lead.num_elements() is not None:
+        return reshaped(tensor, [*lead, *trailing]) if lead.rank + len(trailing) else tensor
+    if lead.rank == 1:
+        return reshaped(tensor, [tf.shape(tensor)[0], *trailing])
+    return tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-old], trailing], 0))
 
 
 class OuterProducts(Contribution):
@@ -175,45 +187,57 @@ class OuterProducts(Contribution):
     def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """The vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
         inputs, outputs = (widen(t) for t in tensors)
-        a = inputs if self.expand is None else self.expand(inputs)
-        n = tf.shape(inputs)[0]
+        n: int | tf.Tensor = -1
+        if self.positions is None or 0 in (self.positions, self.fan_in, self.fan_out):
+            n = tf.shape(inputs)[0]
         positions = -1 if self.positions is None else self.positions
+        a = inputs if self.expand is None else self.expand(inputs)
         return (
-            tf.reshape(a, [n, positions, self.fan_in]),
-            tf.reshape(outputs, [n, positions, self.fan_out]),
+            reshaped(a, [n, positions, self.fan_in]),
+            reshaped(outputs, [n, positions, self.fan_out]),
         )
 
+    @property
+    def _narrow_first(self) -> bool:
+        """Whether gradients are instantiated as `[p, d]`, not `[d, p]`: the faster product."""
+        return self.fan_in < self.fan_out
+
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See `Contribution`; as `[d, p]`, which is the faster product."""
+        """See `Contribution`; as `[p, d]` or `[d, p]`, whichever is the faster product."""
         a, g = self.pairs(tensors)
-        return tf.reshape(tf.matmul(g, a, transpose_a=True), [-1, self.size])
+        first, second = (a, g) if self._narrow_first else (g, a)
+        return reshaped(tf.matmul(first, second, transpose_a=True), [-1, self.size])
 
     def unflatten(self, flat: tf.Tensor) -> tf.Tensor:
         """See `Contribution`."""
-        lead = tf.shape(flat)[:-1]
-        flat = tf.reshape(flat, tf.concat([lead, [self.fan_out, self.fan_in]], 0))
-        return self._arrange(tf.linalg.matrix_transpose(flat))
+        if self._narrow_first:
+            return self._arrange(flat, 1)
+        flat = _with_trailing(flat, [self.fan_out, self.fan_in], 1)
+        return self._arrange(tf.linalg.matrix_transpose(flat), 2)
 
-    def _arrange(self, products: tf.Tensor) -> tf.Tensor:
-        """From `[..., p, d]` to the shape of the weights."""
-        lead = tf.shape(products)[:-2]
-        ordered = [self.shape[axis] for axis in self.order]
-        products = tf.reshape(products, tf.concat([lead, ordered], 0))
+    def _arrange(self, products: tf.Tensor, trailing: int = 2) -> tf.Tensor:
+        """From `[..., p, d]`, or flattened `[..., p d]`, to the shape of the weights."""
+        products = _with_trailing(products, [self.shape[axis] for axis in self.order], trailing)
         if self.order == sorted(self.order):
             return products
         leading = products.shape.rank - len(self.order)
         back = [self.order.index(axis) + leading for axis in range(len(self.order))]
-        return tf.transpose(products, [*range(leading), *back])
+        return tf.transpose(products, constant([*range(leading), *back]))
 
     def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`."""
         if not self.factored:
             return super().squares(tensors)
-        a, g = self.pairs(tensors)
         if self.whole:
-            return norms.of_outer_products(a[:, 0], g[:, 0], self.fan_in, self.fan_out)
+            a, g = self._vectors(tensors)
+            return norms.of_outer_products(a, g, self.fan_in, self.fan_out)
+        return norms.of_gram_sums([self.gram_sums(tensors)])[0]
+
+    def gram_sums(self, tensors: Sequence[tf.Tensor]) -> norms.GramSums:
+        """Sums over Gram matrices, from which `norms.of_gram_sums` makes the squared norms."""
+        a, g = self.pairs(tensors)
         positions = self.positions or 1  # Known, as `factored` says.
-        return norms.of_sums_of_outer_products(a, g, self.fan_in, self.fan_out, positions)
+        return norms.gram_sums(a, g, self.fan_in, self.fan_out, positions)
 
     def sum_terms(self) -> tuple[int | tf.Tensor, float]:
         """See `Contribution`."""
@@ -227,19 +251,26 @@ class OuterProducts(Contribution):
         if wide:
             a, g = (tf.cast(t, tf.float64) for t in self.pairs(tensors))
             g *= tf.cast(factors, tf.float64)[:, tf.newaxis, tf.newaxis]
-            return self._arrange(_products(a, g, self.fan_in, self.fan_out))
+            return self._products(a, g)
         inputs, outputs = (widen(t) for t in tensors)
-        weights = tf.reshape(factors, [-1] + [1] * (outputs.shape.rank - 1))
+        weights = reshaped(factors, [-1] + [1] * (outputs.shape.rank - 1))
         outputs = outputs * tf.cast(weights, outputs.dtype)
         if self.ordinary is not None:
             return self.ordinary(inputs, outputs)
-        return self._arrange(_products(*self.pairs([inputs, outputs]), self.fan_in, self.fan_out))
+        return self._products(*self._vectors([inputs, outputs]))
 
+    def _vectors(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `pairs`, the positions of all examples one after the other: `[n T, ...]`."""
+        if self.expand is not None:
+            a, g = self.pairs(tensors)
+        else:
+            a, g = (widen(t) for t in tensors)
+        return reshaped(a, [-1, self.fan_in]), reshaped(g, [-1, self.fan_out])
 
-def _products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> tf.Tensor:
-    """The sum of outer products of `[n, T, p]` and `[n, T, d]` over examples and positions."""
-    a, g = tf.reshape(a, [-1, fan_in]), tf.reshape(g, [-1, fan_out])
-    return tf.matmul(a, g, transpose_a=True)
+    def _products(self, a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        """The sum of outer products over examples and positions, in the shape of the weights."""
+        a, g = reshaped(a, [-1, self.fan_in]), reshaped(g, [-1, self.fan_out])
+        return self._arrange(tf.matmul(a, g, transpose_a=True))
 
 
 class Direct(Contribution):
@@ -251,6 +282,7 @@ class Direct(Contribution):
       name: How they are computed.
       function: From those tensors of n examples to `[n, size]`.
       floats_per_row: See `Contribution`; the size by default.
+      as_they_are: Whether the function gets tensors of any type, and not of float32 at least.
     """
 
     def __init__(
@@ -260,9 +292,11 @@ class Direct(Contribution):
         name: str,
         function: Callable[..., tf.Tensor],
         floats_per_row: int | None = None,
+        as_they_are: bool = False,
     ):
         super().__init__(tensors, shape, name)
         self._function = function
+        self._as_they_are = as_they_are
         self._floats_per_row = floats_per_row
 
     @property
@@ -272,7 +306,9 @@ class Direct(Contribution):
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`."""
-        return tf.reshape(self._function(*[widen(t) for t in tensors]), [-1, self.size])
+        given = tensors if self._as_they_are else [widen(t) for t in tensors]
+        found = self._function(*given)
+        return found if found.shape.rank == 2 else reshaped(found, [-1, self.size])
 
 
 class Lookups(Contribution):

@@ -294,6 +294,14 @@ class Factors:
     within_clip: tf.Tensor
     group_of: list[int]
 
+    def __post_init__(self) -> None:
+        # Once for all variables, in the graph in which the factors were computed.
+        object.__setattr__(self, "_columns", tf.unstack(self.by_group, axis=1))
+
     def of_variable(self, index: int) -> tf.Tensor:
         """The factors for one variable, `[n]`."""
-        return self.by_group[:, self.group_of[index]]
+        return self.of_group(self.group_of[index])
+
+    def of_group(self, group: int) -> tf.Tensor:
+        """The factors for the variables of one group, `[n]`."""
+        return self._columns[group]  # type: ignore[attr-defined]

@@ -12,10 +12,13 @@ What overflows float32 becomes infinite or NaN, and such an example contributes 
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfdp.clipping import devices
+from tfdp.clipping.constants import constant
 
 # The smallest normal number of float32: processors and compilers may flush what is below it.
 TINY = 2.0**-126
@@ -38,9 +41,9 @@ def _rounding(terms: int) -> float:
 def of_rows(flat: tf.Tensor, size: int) -> tf.Tensor:
     """Squared norms of the rows of `[n, size]`, in one pass over memory: upper bounds, `[n]`."""
     if devices.compiled_by_xla():  # It makes one pass of the two, and has no EuclideanNorm.
-        squares = tf.reduce_sum(tf.square(flat), axis=1)
+        squares = tf.reduce_sum(tf.square(flat), axis=constant([1]))
     else:
-        squares = tf.square(tf.raw_ops.EuclideanNorm(input=flat, axis=[1]))
+        squares = tf.square(tf.raw_ops.EuclideanNorm(input=flat, axis=constant([1])))
     return raised(squares, size)
 
 
@@ -59,7 +62,8 @@ def raised(squares: tf.Tensor, size: int) -> tf.Tensor:
     """
     # No more than the measured loss of sums over all of a row: a quarter of that of products.
     share = _rounding(size) / 4 + 2.0**-22 + 8 * devices.product_rounding()
-    return squares * (1 + share) + size * TINY
+    least = constant(size * TINY, squares.dtype)
+    return squares * constant(1 + share, squares.dtype) + least
 
 
 def of_outer_products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> tf.Tensor:
@@ -70,16 +74,30 @@ def of_outer_products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> 
     return of_rows(a, fan_in) * of_rows(g, fan_out) + TINY
 
 
-def of_sums_of_outer_products(
-    a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int
-) -> tf.Tensor:
-    """Squared norms of `sum_t a[i, t] outer g[i, t]` by Gram matrices: upper bounds, `[n]`.
+class GramSums(NamedTuple):
+    """Sums over the positions t of examples, `[n]` each, of which a squared norm is made.
 
-    With computed products `A[t, s]` of the a and `B[t, s]` of the g, the squared norm is `sum A B`.
-    Each A is wrong by at most `r |a_t| |a_s| + 2 p TINY`, each B likewise with d, and their product
-    by one more TINY, so that the sum is wrong by at most
+    Attributes:
+      products: `sum_ts A[t, s] B[t, s]`, of the Gram matrices of inputs and output gradients.
+      lengths: `sum_t |a_t| |g_t|`.
+      of_a: `sum_t |a_t|`.
+      of_g: `sum_t |g_t|`.
+      fan_in: Length p of each a.
+      fan_out: Length d of each g.
+      positions: Number T of positions.
+    """
 
-        R (sum_t |a_t| |g_t|)^2 + 3 TINY (p (sum_t |g_t|)^2 + d (sum_t |a_t|)^2) + 4 T^2 TINY.
+    products: tf.Tensor
+    lengths: tf.Tensor
+    of_a: tf.Tensor
+    of_g: tf.Tensor
+    fan_in: int
+    fan_out: int
+    positions: int
+
+
+def gram_sums(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int) -> GramSums:
+    """Computes what `of_gram_sums` needs of `sum_t a[i, t] outer g[i, t]`.
 
     Args:
       a: Inputs, `[n, T, p]`.
@@ -90,12 +108,51 @@ def of_sums_of_outer_products(
     """
     grams = tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True)
     of_a, of_g = _lengths(a, fan_in), _lengths(g, fan_out)
-    lost = _guard(fan_in, fan_out, positions) * tf.square(tf.reduce_sum(of_a * of_g, axis=1))
+    return GramSums(
+        tf.reduce_sum(grams, axis=constant([1, 2])),
+        tf.reduce_sum(of_a * of_g, axis=constant([1])),
+        tf.reduce_sum(of_a, axis=constant([1])),
+        tf.reduce_sum(of_g, axis=constant([1])),
+        fan_in,
+        fan_out,
+        positions,
+    )
+
+
+def of_gram_sums(sums: Sequence[GramSums]) -> list[tf.Tensor]:
+    """Squared norms of `sum_t a[i, t] outer g[i, t]` by Gram matrices: upper bounds, `[n]` each.
+
+    With computed products `A[t, s]` of the a and `B[t, s]` of the g, the squared norm is `sum A B`.
+    Each A is wrong by at most `r |a_t| |a_s| + 2 p TINY`, each B likewise with d, and their product
+    by one more TINY, so that the sum is wrong by at most
+
+        R (sum_t |a_t| |g_t|)^2 + 3 TINY (p (sum_t |g_t|)^2 + d (sum_t |a_t|)^2) + 4 T^2 TINY.
+
+    Args:
+      sums: Of any number of such gradients of the same examples; all are worked on together.
+    """
+    if not sums:
+        return []
+    products, lengths, of_a, of_g = (
+        tf.stack(list(tensors), axis=1) for tensors in list(zip(*sums, strict=True))[:4]
+    )
+
+    def each(value: Callable[[GramSums], float]) -> tf.Tensor:
+        return tf.constant([value(s) for s in sums], products.dtype)
+
+    lost = each(lambda s: _guard(s.fan_in, s.fan_out, s.positions)) * tf.square(lengths)
     # Roots first: squares of the sums might overflow.
-    lost += tf.square(math.sqrt(3 * TINY * fan_in) * tf.reduce_sum(of_g, axis=1))
-    lost += tf.square(math.sqrt(3 * TINY * fan_out) * tf.reduce_sum(of_a, axis=1))
-    lost += 4 * TINY * positions**2
-    return tf.maximum(tf.reduce_sum(grams, axis=[1, 2]), 0.0) + lost
+    lost += tf.square(each(lambda s: math.sqrt(3 * TINY * s.fan_in)) * of_g)
+    lost += tf.square(each(lambda s: math.sqrt(3 * TINY * s.fan_out)) * of_a)
+    lost += each(lambda s: 4 * TINY * s.positions**2)
+    return tf.unstack(tf.maximum(products, 0.0) + lost, num=len(sums), axis=1)
+
+
+def of_sums_of_outer_products(
+    a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int
+) -> tf.Tensor:
+    """Squared norms of one gradient, `[n]`: see `gram_sums` and `of_gram_sums`."""
+    return of_gram_sums([gram_sums(a, g, fan_in, fan_out, positions)])[0]
 
 
 def of_lookups(same: tf.Tensor, g: tf.Tensor, width: int) -> tf.Tensor:
@@ -132,5 +189,5 @@ def _guard(fan_in: int, fan_out: int, positions: int) -> float:
 
 def _lengths(vectors: tf.Tensor, size: int) -> tf.Tensor:
     """Norms of the vectors of `[n, T, size]`: upper bounds, `[n, T]`."""
-    squares = tf.reduce_sum(tf.square(vectors), axis=2)
-    return tf.sqrt(squares + size * TINY)
+    squares = tf.reduce_sum(tf.square(vectors), axis=constant([2]))
+    return tf.sqrt(squares + constant(size * TINY, squares.dtype))

@@ -1,20 +1,24 @@
 """The engine for speed: one backward pass for the whole batch, norms and sums by rules."""
 
-import dataclasses
-import logging
+import warnings
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, loss_graph, norms, products
+from tfdp.clipping import constants, devices, loss_graph, products
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.contributions import Contribution, weighted_sum
+from tfdp.clipping.contributions import Contribution
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
 from tfdp.clipping.plan import NeedsWholeModel, Plan
-from tfdp.clipping.report import Report, of_last_step, trace_for_report, vectorized_report
+from tfdp.clipping.report import (
+    Report,
+    SlowClippingWarning,
+    of_last_step,
+    trace_for_report,
+    vectorized_report,
+)
 from tfdp.clipping.vectorized import VectorizedClipping
-
-_LOGGER = logging.getLogger("tfdp")
+from tfdp.clipping.weighted_sums import WeightedSums, cut
 
 
 class OnePassClipping(ClippingEngine):
@@ -60,6 +64,7 @@ class OnePassClipping(ClippingEngine):
         self._uncompared: tf.Variable | None = None
         self.compare_first_step = compare_first_step
         self._report: Report | None = None
+        self._warned: str | None = None
 
     @property
     def wide_sums(self) -> bool:
@@ -105,11 +110,12 @@ class OnePassClipping(ClippingEngine):
         mask = graph.keeps(rows)
         most = rows if most_rows is None else most_rows
         uniforms = self._draw_uniforms(rows, group_seed)
-        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or most_rows)
+        expected = graph.batch[0].shape[0] or most_rows
+        chunk = self._chunk_rows(plan, expected)
         try:
             if chunk is None:
                 sums, within, error = self._sums_of(
-                    plan, graph, handles, variables, mask, rows, most, clip, uniforms
+                    plan, graph, handles, variables, mask, rows, most, clip, uniforms, expected
                 )
             else:
                 sums, within, error = self._in_chunks(
@@ -131,8 +137,7 @@ class OnePassClipping(ClippingEngine):
         )
 
     def _left_to_vectorized(self, why, loss, variables, group_seed, clip, most_rows) -> ClippedSum:
-        _LOGGER.warning("%s", why)
-        self._report = vectorized_report(variables, why)
+        self._tell(vectorized_report(variables, why))
         return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
@@ -159,6 +164,13 @@ class OnePassClipping(ClippingEngine):
             trace_for_report(self, model)
         return of_last_step(self._report)
 
+    def _tell(self, report: Report) -> None:
+        """Keeps the report of a step, and warns of what is slow: once for all tracings."""
+        self._report = report
+        if report.warning is not None and report.warning != self._warned:
+            self._warned = report.warning
+            warnings.warn(report.warning, SlowClippingWarning, stacklevel=2)
+
     def _chunk_rows(self, plan: Plan, most_rows: int | None) -> int | None:
         """The rows of a part, if the batch must be worked on in parts."""
         if self.chunk_size is not None:
@@ -168,18 +180,18 @@ class OnePassClipping(ClippingEngine):
         chunk = max(1, budget // max(1, plan.bytes_per_row))
         return chunk if most_rows is not None and most_rows > chunk else None
 
-    def _sums_of(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms):
+    def _sums_of(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms, expected):
         """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
         slow = self._slow_gradients(graph, handles, variables)
         contributions = plan.contributions(rows, slow)
-        self._report = plan.report()
+        self._tell(plan.report())
         present = [c for c in contributions if c is not None]
         group_of = [
             group
             for group, c in zip(self._groups(variables), contributions, strict=True)
             if c is not None
         ]
-        found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms)
+        found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms, expected)
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
@@ -207,7 +219,7 @@ class OnePassClipping(ClippingEngine):
             plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
             numbers = cut(uniforms, start, size)
             new, more, lost = self._sums_of(
-                plan, part, local, variables, keep, size, most, clip, numbers
+                plan, part, local, variables, keep, size, most, clip, numbers, chunk
             )
             connected[:] = [n is not None for n in new]
             sums = [
@@ -248,22 +260,29 @@ class OnePassClipping(ClippingEngine):
             return [None if s is None else tf.identity(s) for s in sums]
 
     def _slow_gradients(self, graph, handles, variables) -> Callable:
-        """For variables without a rule: their gradients of each example, vectorised."""
+        """For variables without a rule: their gradients of each example, vectorised.
 
-        def of_variable(index: int) -> Callable[..., tf.Tensor]:
-            def function(*batch: tf.Tensor) -> tf.Tensor:
-                rows = [
-                    row if row.dtype == own.dtype else tf.cast(row, own.dtype)
-                    for row, own in zip(batch, graph.tensors, strict=True)
-                ]
-                (gradients,) = self._vectorized.gradients_of_rows(
-                    graph, [handles[index]], [variables[index]], rows
+        Returns:
+          A function from the indices of such variables to functions that give their gradients,
+          `[n, ...]`, of n rows of the batch. The model is evaluated once for all of them.
+        """
+
+        def of_variables(indices: Sequence[int]) -> list[Callable[..., tf.Tensor]]:
+            def together(batch: list[tf.Tensor]) -> list[tf.Tensor]:
+                return self._vectorized.gradients_of_rows(
+                    graph, [handles[i] for i in indices], [variables[i] for i in indices], batch
                 )
-                return gradients
 
-            return function
+            def of_one(place: int) -> Callable[..., tf.Tensor]:
+                def function(*batch: tf.Tensor) -> tf.Tensor:
+                    key = ("vectorised", *indices, *[t.ref() for t in batch])
+                    return constants.shared(key, lambda: together(list(batch)))[place]
 
-        return of_variable
+                return function
+
+            return [of_one(place) for place in range(len(indices))]
+
+        return of_variables
 
     def _clipped_sums(
         self,
@@ -273,184 +292,22 @@ class OnePassClipping(ClippingEngine):
         rows: tf.Tensor,
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
+        expected_rows: int | None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The clipped sum of each variable, and `ClippedSum.within_clip`."""
         if not contributions:
             return [], tf.zeros([])
-        early = {i: c.squares(c.tensors) for i, c in enumerate(contributions) if c.whole}
 
-        def factors(squares: Sequence[tf.Tensor], keep: tf.Tensor, uniforms: tf.Tensor) -> Factors:
-            return self._factors(squares, group_of, keep, clip, uniforms)
+        def factors_of(
+            squares: Sequence[tf.Tensor],
+            groups: Sequence[int],
+            keep: tf.Tensor,
+            uniforms: tf.Tensor,
+        ) -> Factors:
+            return self._factors(squares, groups, keep, clip, uniforms)
 
-        if len(early) == len(contributions):
-            sums: dict[int, tf.Tensor] = {}
-            all_factors = factors(list(early.values()), mask, uniforms)
-        else:
-            sums, all_factors = _in_parts(
-                contributions, early, mask, rows, uniforms, factors, group_of, self.wide_sums
-            )
-        sums = {i: c.unflatten(sums[i]) for i, c in enumerate(contributions) if i in sums}
-        rest = {i: c for i, c in enumerate(contributions) if i not in sums}
-        if self.wide_sums:
-            sums.update(_wide_totals(rest, all_factors, rows))
-        else:
-            sums.update(_totals(rest, all_factors))
-        totals = [c.view.pull_back(sums[i]) for i, c in enumerate(contributions)]
-        return totals, all_factors.within_clip
-
-
-def _in_parts(
-    contributions: list[Contribution],
-    early: dict[int, tf.Tensor],
-    mask: tf.Tensor,
-    rows: tf.Tensor,
-    uniforms: tf.Tensor,
-    factors_of: Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], Factors],
-    group_of: list[int],
-    wide: bool,
-) -> tuple[dict[int, tf.Tensor], Factors]:
-    """Norms and clip factors, part by part, each small enough for a processor's cache.
-
-    The last part begins early, so that all have the same size; its first rows, which have been
-    counted, are left out.
-
-    Args:
-      contributions: The gradients.
-      early: Squared norms that are known already, by index.
-      mask: Which rows are examples.
-      rows: Number of rows.
-      uniforms: For each row the random number of a random rule.
-      factors_of: Gives the factors from the squared norms, from which rows to count, and from the
-        random numbers.
-      group_of: Which contributions are clipped together.
-      wide: Whether to compute the sums in float64.
-
-    Returns:
-      Sums of those gradients that are instantiated, by index, not yet in the shape of the weights;
-      and the factors of all rows.
-    """
-    floats = sum(c.floats_per_row for i, c in enumerate(contributions) if i not in early)
-    limit = max(1, devices.working_set_bytes() // (4 * max(1, floats)))
-    count = (rows + limit - 1) // limit
-    size = (rows + count - 1) // tf.maximum(count, 1)
-    instantiated = [i for i, c in enumerate(contributions) if not (c.factored or i in early)]
-
-    def body(index, sums, by_group, bad, within):
-        start = tf.minimum(index * size, rows - size)
-        flats, squares = {}, []
-        for i, c in enumerate(contributions):
-            if i in early:
-                squares.append(cut(early[i], start, size))
-                continue
-            tensors = [cut(tensor, start, size) for tensor in c.tensors]
-            flats[i] = None if c.factored else c.flat(tensors)
-            known = c.squares(tensors) if c.factored else norms.of_rows(flats[i], c.size)
-            squares.append(known)
-        places = start + tf.range(size)
-        keep = tf.logical_and(cut(mask, start, size), places >= index * size)
-        part = factors_of(squares, keep, cut(uniforms, start, size))
-        new = _weighted_sums({i: flats[i] for i in instantiated}, part, wide)
-        sums = [s + n for s, n in zip(sums, new, strict=True)]
-        by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], part.by_group)
-        bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(part.bad, tf.int32))
-        return index + 1, sums, by_group, bad, within + part.within_clip
-
-    zeros = [
-        tf.zeros([contributions[i].size], tf.float64 if wide else contributions[i].dtype)
-        for i in instantiated
-    ]
-    _, sums, by_group, bad, within = tf.while_loop(
-        lambda index, *_: index < count,
-        body,
-        [0, zeros, tf.zeros([rows, max(group_of) + 1]), tf.zeros([rows], tf.int32), 0.0],
-        parallel_iterations=2,
-    )
-    factors = Factors(by_group, tf.cast(bad, tf.bool), within, group_of)
-    return dict(zip(instantiated, sums, strict=True)), factors
-
-
-def _weighted_sums(flats: dict[int, tf.Tensor], factors: Factors, wide: bool) -> list[tf.Tensor]:
-    """Sums over the rows of `[n, size]`; zero times NaN must be zero."""
-    if not flats:
-        return []
-
-    def sums(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-        return [
-            weighted_sum(clean(flat), factors.of_variable(i), wide) for i, flat in flats.items()
-        ]
-
-    found = tf.cond(
-        tf.reduce_any(factors.bad),
-        lambda: sums(lambda flat: _zeroed(flat, factors.bad)),
-        lambda: sums(lambda flat: flat),
-    )
-    return tf.nest.flatten(found)
-
-
-def cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Some rows of a tensor, as many in every part."""
-    rest = tensor.shape[1:]
-    begin = tf.pad([start], [[0, tensor.shape.rank - 1]])
-    piece = tf.slice(tensor, begin, tf.concat([[size], tf.shape(tensor)[1:]], 0))
-    return tf.ensure_shape(piece, [None, *rest])
-
-
-def _zeroed(tensor: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
-    """Zeros in the rows that are not finite: zero times NaN would not be zero."""
-    bad = tf.reshape(bad, [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.where(bad, tf.zeros_like(tensor), tensor)
-
-
-def _wide_totals(
-    contributions: dict[int, Contribution], factors: Factors, rows: tf.Tensor
-) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions in float64, which no more than a part's tensors are."""
-    if not contributions:
-        return {}
-    floats = max(c.sum_floats_per_row for c in contributions.values())
-    limit = max(1, devices.working_set_bytes() // (8 * max(1, floats)))
-    count = (rows + limit - 1) // limit
-    size = (rows + count - 1) // tf.maximum(count, 1)
-
-    def body(index: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        start = tf.minimum(index * size, rows - size)
-        counts = start + tf.range(size) >= index * size
-        by_group = cut(factors.by_group, start, size)
-        part = dataclasses.replace(
-            factors,
-            by_group=tf.where(counts[:, tf.newaxis], by_group, tf.zeros_like(by_group)),
-            bad=cut(factors.bad, start, size),
+        sums, factors = WeightedSums(contributions, group_of, self.wide_sums).compute(
+            mask, rows, uniforms, factors_of, expected_rows
         )
-        parts = {i: [cut(t, start, size) for t in c.tensors] for i, c in contributions.items()}
-        new = _totals(contributions, part, parts, wide=True)
-        return index + 1, [s + new[i] for i, s in zip(contributions, sums, strict=True)]
-
-    zeros = [tf.zeros(c.shape, tf.float64) for c in contributions.values()]
-    _, sums = tf.while_loop(lambda index, _: index < count, body, [0, zeros], parallel_iterations=1)
-    return dict(zip(contributions, sums, strict=True))
-
-
-def _totals(
-    contributions: dict[int, Contribution],
-    factors: Factors,
-    tensors: dict[int, list[tf.Tensor]] | None = None,
-    wide: bool = False,
-) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions, for all rows at once, or for those of `tensors`."""
-    if not contributions:
-        return {}
-
-    tensors = tensors or {i: c.tensors for i, c in contributions.items()}
-
-    def totals(clean: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-        return [
-            c.total([clean(tensor) for tensor in tensors[i]], factors.of_variable(i), wide)
-            for i, c in contributions.items()
-        ]
-
-    found = tf.cond(
-        tf.reduce_any(factors.bad),
-        lambda: totals(lambda tensor: _zeroed(tensor, factors.bad)),
-        lambda: totals(lambda tensor: tensor),
-    )
-    return dict(zip(contributions, tf.nest.flatten(found), strict=True))
+        totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]
+        return totals, factors.within_clip

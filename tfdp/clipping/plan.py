@@ -85,13 +85,13 @@ class Plan:
         return Report(tuple(self.entries))
 
     def contributions(
-        self, count: tf.Tensor, slow: Callable[[int], Callable[..., tf.Tensor]]
+        self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
     ) -> list[Contribution | None]:
         """The gradients of each variable for every example; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.
-          slow: From the index of a variable to a function that computes its gradients `[n, ...]`
+          slow: From the indices of variables to functions that compute their gradients `[n, ...]`
             from the batch's tensors of n examples.
         """
         sites: list[list[Site]] = []
@@ -123,9 +123,10 @@ class Plan:
                 "are clipped by the slower vectorised engine: "
                 f"'{self._variables[slow_ones[0]].name}', {reasons[slow_ones[0]]}."
             )
-        for i in slow_ones:
+        for i, function in zip(slow_ones, slow(slow_ones), strict=True):
             shape = self._variables[i].shape.as_list()
-            result[i] = Direct(self._graph.tensors, shape, "vectorised", slow(i))
+            tensors = self._graph.tensors
+            result[i] = Direct(tensors, shape, "vectorised", function, as_they_are=True)
         for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
             if contribution is not None:
                 self._record(variable, contribution, why)

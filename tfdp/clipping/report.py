@@ -1,10 +1,15 @@
 """Tells which rule clips the gradients of each variable of a model."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+
+class SlowClippingWarning(UserWarning):
+    """Some or all gradients are clipped by the slower engine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +58,47 @@ class Report:
         ]
         if self.fallback:
             lines.insert(0, self.fallback)
-        return "\n".join([*lines, f"On the fast path: {self.fast_fraction:.1%} of the work."])
+        return "\n".join([*lines, self.summary])
+
+    @property
+    def summary(self) -> str:
+        """How many variables have a rule, in one sentence."""
+        slow, count = len(self.slow), len(self.entries)
+        if not slow:
+            return f"All of the {count} variables are on the fast path."
+        if slow == count:
+            return f"None of the {count} variables is on the fast path."
+        share = math.floor(1000 * self.fast_fraction) / 10  # Never 100% of what is not all.
+        return (
+            f"On the fast path: {count - slow} of {count} variables, {min(share, 99.9)}% of the "
+            f"multiplications for gradients. For the other {slow}, the model is evaluated and "
+            "differentiated once more, example by example."
+        )
+
+    @property
+    def slow(self) -> list[Entry]:
+        """The variables without a rule."""
+        return [entry for entry in self.entries if not entry.fast]
+
+    @property
+    def warning(self) -> str | None:
+        """What is slow, why, and what to do; None if nothing is."""
+        remedy = (
+            "Steps take longer, often several times as long; the guarantee is the same. "
+            "`print(optimizer.clipping.report())` lists all variables. Write such a layer with "
+            "operations that have a rule, or register one (`tfdp.clipping.register_rule`)."
+        )
+        if self.fallback:
+            return f"{self.fallback} {remedy}"
+        if not self.slow:
+            return None
+        first, others = self.slow[0], len(self.slow) - 1
+        more = f" (and {others} more)" if others else ""
+        return (
+            f"The gradients of {len(self.slow)} of {len(self.entries)} variables are clipped by "
+            f"the slower vectorised engine. Received '{first.variable}'{more}, {first.how}. "
+            f"{remedy}"
+        )
 
 
 def vectorized_report(variables: Sequence[tf.Variable], why: str) -> Report:

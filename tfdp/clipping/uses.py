@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.clipping import graph_copy, step_graph
+from tfdp.clipping.constants import constant, reshaped, shared
 from tfdp.clipping.rows import RowAnalysis
 from tfdp.clipping.states import Public, Rows
 
@@ -61,7 +62,8 @@ class View:
                 gradient = tf.transpose(gradient, [*range(lead), *inverse])
             elif op.type not in ("Cast", "Identity"):
                 shape = op.inputs[0].shape.as_list()
-                gradient = tf.reshape(gradient, tf.concat([tf.shape(gradient)[:lead], shape], 0))
+                sizes = shape if not lead else tf.concat([tf.shape(gradient)[:lead], shape], 0)
+                gradient = tf.reshape(gradient, sizes)
         return gradient
 
 
@@ -255,17 +257,27 @@ def by_example(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
     Returns:
       `[count, each, ...]`, followed by the other axes of the tensor in their order.
     """
+    if tf.executing_eagerly():
+        return _arranged(tensor, rows, count)
+    key = ("by_example", tensor.ref(), rows, count.ref())
+    return shared(key, lambda: _arranged(tensor, rows, count))
+
+
+def _arranged(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
     rank = tensor.shape.rank
     if rows.axis != 0:
         tensor = tf.transpose(tensor, [rows.axis, *[a for a in range(rank) if a != rows.axis]])
     rest_shape = tensor.shape[1:]
-    rest = rest_shape.as_list() if rest_shape.is_fully_defined() else tf.shape(tensor)[1:]
+    static = rest_shape.is_fully_defined()
+    rest = rest_shape.as_list() if static else tf.shape(tensor)[1:]
     each = -1 if rows.each is None else rows.each
     if rows.interleaved:
         tensor = tf.reshape(tensor, tf.concat([[each, count], rest], 0))
         tensor = tf.transpose(tensor, [1, 0, *range(2, rank + 1)])
     elif rows.each == 1:
-        tensor = tensor[:, tf.newaxis]
+        tensor = tf.expand_dims(tensor, constant(1))
+    elif static:
+        tensor = reshaped(tensor, [count, each, *rest])
     else:
         tensor = tf.reshape(tensor, tf.concat([[count, each], rest], 0))
     tensor.set_shape([None, rows.each, *rest_shape])

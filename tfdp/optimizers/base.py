@@ -22,6 +22,7 @@ from tfdp.clipping import (
     clipping_rules,
     step_check,
 )
+from tfdp.clipping.constants import constant
 from tfdp.optimizers import draw_use, record_ledger, record_table
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -422,11 +423,12 @@ class PrivateOptimizerMixin(PersistentState):
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
         for total, public, v in zip(noisy, clipped.regularizer_gradients, variables, strict=True):
-            parts = [] if total is None else [total / divisor]
+            parts = [] if total is None else [total / constant(divisor, total.dtype)]
             parts += (
                 [] if public is None else [tf.cast(public, parts[0].dtype if parts else v.dtype)]
             )
-            update = self._transform_private_gradient(tf.add_n(parts)) if parts else None
+            summed = None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts)
+            update = None if summed is None else self._transform_private_gradient(summed)
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         return super().apply_gradients(gradients, name=name)
 
@@ -446,10 +448,10 @@ class PrivateOptimizerMixin(PersistentState):
             sums, self._clipping.sensitivity(), self._noise_multiplier, clipped.error, key, dtypes
         )
 
-    def _noise_stddevs(self, clipped: ClippedSum) -> list[float | tf.Tensor]:
-        """Standard deviation of the noise of each variable."""
+    def _noise_stddevs(self, clipped: ClippedSum) -> float | list[float | tf.Tensor]:
+        """Standard deviation of the noise, or that of each variable."""
         if self._noise_multiplier == 0 or clipped.noise_scales is None:
-            return [self.noise_stddev] * len(clipped.gradients)
+            return self.noise_stddev
         return [self._noise_multiplier * scale for scale in clipped.noise_scales]
 
     def _position(self) -> tf.Tensor:

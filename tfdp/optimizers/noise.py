@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp import _chacha
+from tfdp.clipping.constants import reshaped
 
 
 def add_gaussian_noise(
@@ -34,13 +35,21 @@ def add_gaussian_noise(
     dtypes = {tensor.dtype for tensor in present}
     dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
     noise = _chacha.normals(key, sum(sizes), dtype=dtype)
+    common = not isinstance(stddev, Sequence)
+    if common:
+        noise *= tf.cast(stddev, dtype)
     noises = iter(tf.split(noise, sizes))
     return [
-        None if tensor is None else tensor + tf.cast(_like(next(noises), tensor, s), tensor.dtype)
+        None if tensor is None else tensor + _like(next(noises), tensor, None if common else s)
         for tensor, s in zip(tensors, stddevs, strict=True)
     ]
 
 
-def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
-    """Standard normal numbers in the shape of a tensor, scaled."""
-    return tf.reshape(flat * tf.cast(stddev, flat.dtype), tf.shape(tensor))
+def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:
+    """Normal numbers in the shape and type of a tensor; scaled, unless `stddev` is None."""
+    flat = flat if stddev is None else flat * tf.cast(stddev, flat.dtype)
+    if tensor.shape.is_fully_defined():
+        shaped = reshaped(flat, tensor.shape.as_list())
+    else:
+        shaped = tf.reshape(flat, tf.shape(tensor))
+    return tf.cast(shaped, tensor.dtype)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping.constants import constant, reshaped
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts
+from tfdp.clipping.rules import depthwise
 from tfdp.clipping.rules.products import positions_of
 from tfdp.clipping.rules.registry import register_rule
 from tfdp.clipping.uses import Use
@@ -23,7 +25,7 @@ def _attributes(op: tf.Operation) -> dict:
 
 def _merge(tensor: tf.Tensor) -> tf.Tensor:
     """From `[n, each, ...]` to `[n * each, ...]`."""
-    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0))
+    return reshaped(tensor, [-1, *tensor.shape[2:]])
 
 
 def _is_supported(use: Use, x: tf.Tensor) -> bool:
@@ -42,6 +44,9 @@ def conv2d(use: Use) -> Contribution | None:
     x = use.data[0]
     if x is None or not _is_supported(use, x):
         return None
+    if use.shape[2] == 1 and x.shape[-1] > 1:  # A group for each channel.
+        channels = x.shape[-1]
+        return _depthwise(use, x, [*use.shape[:2], channels, use.shape[3] // channels])
     if x.shape[-1] != use.shape[2]:
         output = use.gradient.shape[2:4].as_list()
         patches, order = _patches_2d(x, output, use.shape[:2], _attributes(use.op))
@@ -55,7 +60,10 @@ def _products_2d(image: tf.Tensor, outputs: tf.Tensor, use: Use, name: str) -> O
 
     def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
-            input=_merge(inputs), filter_sizes=use.shape, out_backprop=_merge(outputs), **attributes
+            input=_merge(inputs),
+            filter_sizes=constant(use.shape),
+            out_backprop=_merge(outputs),
+            **attributes,
         )
 
     patches, order = _patches_2d(image, outputs.shape[2:4].as_list(), use.shape[:2], attributes)
@@ -102,6 +110,8 @@ def _patches_2d(
     steps = np.arange(kernel[1] // run) * dilations[1]
     columns = np.arange(output[1])[:, np.newaxis] * (strides[1] // run) + steps
     by_column = tensor.dtype.size * channels < _RUN_BYTES
+    if [1, 1] == kernel == list(strides) and not max(top, bottom, left, right):
+        return _merge, [0, 1, 2, 3]
     if by_column:  # [output row, run of the image's columns] by [run of the patch's columns]
         places = np.arange(output[0])[:, np.newaxis, np.newaxis] * (width // run) + columns
     else:  # [output row, output column] by [row of the patch, run of its columns]
@@ -113,14 +123,18 @@ def _patches_2d(
             x = tf.pad(x, [[0, 0], [top, bottom], [left, right], [0, 0]])
         entries = channels
         if by_column:
-            x = tf.gather(tf.reshape(x, [-1, height, width * channels]), rows.ravel(), axis=1)
-            x = tf.reshape(x, [-1, output[0], kernel[0], width, channels])
-            x = tf.transpose(x, [0, 1, 3, 2, 4])
+            x = _gather(reshaped(x, [-1, height, width * channels]), rows)
+            x = reshaped(x, [-1, output[0], kernel[0], width, channels])
+            x = tf.transpose(x, constant([0, 1, 3, 2, 4]))
             entries = kernel[0] * channels
-        x = tf.reshape(x, [-1, (output[0] if by_column else height) * width // run, run * entries])
-        return tf.gather(x, places.ravel(), axis=1)
+        x = reshaped(x, [-1, (output[0] if by_column else height) * width // run, run * entries])
+        return _gather(x, places)
 
     return gather, [1, 0, 2, 3] if by_column else [0, 1, 2, 3]
+
+
+def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
+    return tf.gather(tensor, constant(places.ravel()), axis=constant(1))
 
 
 def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
@@ -224,22 +238,26 @@ def transposed_convolution(use: Use) -> Contribution | None:
 
 @register_rule("DepthwiseConv2dNative")
 def depthwise_conv2d(use: Use) -> Contribution | None:
-    """Depthwise convolution, in DepthwiseConv2D and SeparableConv: a product for each channel."""
-    op, x = use.op, use.data[0]
+    """Depthwise convolution, in DepthwiseConv2D and SeparableConv."""
+    x = use.data[0]
     if x is None or not _is_supported(use, x):
         return None
-    attributes = _attributes(op)
-    height, width, channels, multiplier = use.shape
-    patch, positions = height * width, positions_of(use.gradient)
-    identity = np.eye(patch, dtype=np.float32).reshape([height, width, 1, patch])
+    return _depthwise(use, x, use.shape)
 
-    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        kernel = tf.tile(tf.constant(identity, x.dtype), [1, 1, channels, 1])
-        patches = tf.raw_ops.DepthwiseConv2dNative(input=_merge(x), filter=kernel, **attributes)
-        patches = tf.reshape(patches, [-1, positions, channels, patch])
-        g = tf.reshape(g, [-1, positions, channels, multiplier])
-        return tf.einsum("ntck,ntcm->nkcm", patches, g)
 
-    floats = (positions or 1) * channels * (patch + multiplier)
+def _depthwise(use: Use, x: tf.Tensor, kernel: list[int]) -> Contribution:
+    """A correlation for each channel of `x`; `kernel` is `[height, width, channels, multiplier]`.
+
+    (With groups, they are the same numbers as `[height, width, 1, channels * multiplier]`.)
+    """
+    attributes = _attributes(use.op)
+    output = use.gradient.shape[2:4].as_list()
+    window = depthwise.Window(
+        kernel=kernel,
+        strides=attributes["strides"][1:3],
+        dilations=attributes["dilations"][1:3],
+        pads=_paddings(x.shape[2:4].as_list(), kernel[:2], output, attributes),
+    )
+    floats = math.prod(use.shape) + sum(math.prod(t.shape[1:]) for t in (x, use.gradient))
     name = "depthwise convolution, instantiated"
-    return Direct([x, use.gradient], use.shape, name, function, floats)
+    return Direct([x, use.gradient], use.shape, name, window.gradients, floats)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp.clipping.constants import constant
 from tfdp.clipping.contributions import Contribution, Direct
 from tfdp.clipping.rules.registry import register_rule
 from tfdp.clipping.uses import Use
@@ -76,14 +77,25 @@ def reduced(
     name: str,
 ) -> Contribution:
     """Gradients that are sums over `axes` of a function of `tensors`, `[n, each, ...]`."""
+    return direct(
+        use,
+        tensors,
+        lambda *args: tf.reduce_sum(function(*args), axis=constant(axes)),
+        axes,
+        name,
+    )
+
+
+def direct(
+    use: Use,
+    tensors: list[tf.Tensor],
+    function: Callable[..., tf.Tensor],
+    axes: list[int],
+    name: str,
+) -> Contribution:
+    """Gradients that a function of `tensors`, `[n, each, ...]`, sums over `axes`."""
     small = use.each == 1 and all(use.gradient.shape[axis] == 1 for axis in axes)
     floats = None if small else use.gradient.shape[1:].num_elements()
-    contribution = Direct(
-        tensors,
-        use.shape,
-        name,
-        lambda *args: tf.reduce_sum(function(*args), axis=axes),
-        floats,
-    )
+    contribution = Direct(tensors, use.shape, name, function, floats)
     contribution.whole = small
     return contribution
