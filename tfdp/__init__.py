@@ -11,7 +11,11 @@ from tfdp.accounting import (  # noqa: E402
     calibrate_steps,
     privacy_statement,
 )
-from tfdp.models import SelectiveModel, TermWiseVAE  # noqa: E402
+from tfdp.models import (  # noqa: E402
+    SelectiveModel,
+    TermWiseVAE,
+    replace_batch_normalization,
+)
 from tfdp.optimizers import (  # noqa: E402
     DPSGD,
     DPSURSGD,
@@ -44,4 +48,5 @@ __all__ = [
     "data",
     "models",
     "privacy_statement",
+    "replace_batch_normalization",
 ]

@@ -2,6 +2,7 @@
 
 from tfdp.models import divergences, likelihoods, priors
 from tfdp.models.progress import TooManyAttemptsError
+from tfdp.models.batch_normalization import replace_batch_normalization
 from tfdp.models.selective_model import SelectiveModel
 from tfdp.models.term_wise_vae import TermWiseVAE
 
@@ -12,4 +13,5 @@ __all__ = [
     "divergences",
     "likelihoods",
     "priors",
+    "replace_batch_normalization",
 ]
