@@ -14,7 +14,9 @@ from tfdp.accounting import (  # noqa: E402
 from tfdp.models import (  # noqa: E402
     SelectiveModel,
     TermWiseVAE,
+    make_private,
     replace_batch_normalization,
+    validate,
 )
 from tfdp.optimizers import (  # noqa: E402
     DPSGD,
@@ -46,7 +48,9 @@ __all__ = [
     "callbacks",
     "clipping",
     "data",
+    "make_private",
     "models",
     "privacy_statement",
     "replace_batch_normalization",
+    "validate",
 ]

@@ -1,6 +1,8 @@
 """Keras models with a training step of their own."""
 
 from tfdp.models import divergences, likelihoods, priors
+from tfdp.models.model_check import validate
+from tfdp.models.private_training import make_private
 from tfdp.models.progress import TooManyAttemptsError
 from tfdp.models.batch_normalization import replace_batch_normalization
 from tfdp.models.selective_model import SelectiveModel
@@ -13,5 +15,7 @@ __all__ = [
     "divergences",
     "likelihoods",
     "priors",
+    "make_private",
     "replace_batch_normalization",
+    "validate",
 ]
