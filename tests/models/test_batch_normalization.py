@@ -72,8 +72,7 @@ def test_outputs_follow_from_the_example_alone():
 
 @pytest.mark.parametrize(
     ("channels", "has_positions", "groups"),
-    [(64, True, 16), (16, True, 4), (256, True, 32), (96, True, 24), (7, True, 1), (3, True, 1)]
-    + [(64, False, 1), (1, True, 1)],
+    [(64, True, 16), (16, True, 4), (256, True, 32), (96, True, 24), (7, True, 1), (64, False, 1)],
 )
 def test_number_of_groups(channels, has_positions, groups):
     assert batch_normalization.number_of_groups(channels, has_positions) == groups
@@ -87,7 +86,7 @@ def test_layers_in_inference_mode_are_left():
     kinds = [type(layer).__name__ for layer in new._flatten_layers(include_self=False)]
     assert kinds.count("BatchNormalization") == 2 and kinds.count("GroupNormalization") == 1
     x, _ = images([8, 8, 1])
-    inner = [layer for layer in new.layers if isinstance(layer, tf.keras.Sequential)][0]
+    inner = next(layer for layer in new.layers if isinstance(layer, tf.keras.Sequential))
     np.testing.assert_array_equal(inner(x), base(x))
 
 
@@ -139,8 +138,11 @@ def test_layers_that_make_their_own_are_refused_by_name():
 
 @pytest.mark.parametrize(
     ("model", "by", "message"),
-    [(convolutions, "layer", "'group' or 'frozen'"), (object, "group", "a model of Keras 2")]
-    + [(lambda: tf.keras.Sequential([layers.Dense(2)]), "group", "must be built")],
+    [
+        (convolutions, "layer", "'group' or 'frozen'"),
+        (object, "group", "a model of Keras 2"),
+        (lambda: tf.keras.Sequential([layers.Dense(2)]), "group", "must be built"),
+    ],
 )
 def test_arguments(model, by, message):
     with pytest.raises(ValueError, match=message):

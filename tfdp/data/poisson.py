@@ -12,6 +12,7 @@ from tfdp._streams import KeyStream
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
+from tfdp.data.checks import check_data
 from tfdp.data.source import PoissonSource, sample_places
 
 _sources = itertools.count()
@@ -19,7 +20,7 @@ _sources = itertools.count()
 
 def poisson_batches(
     data: Any,
-    *,
+    *others: Any,
     expected_batch_size: int,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
@@ -47,6 +48,7 @@ def poisson_batches(
       data: `(x, y)`, arrays or tensors, or nested tuples or dicts of them, with N rows each; or a
         finite `tf.data.Dataset` of single examples `(x, y)`, such as
         `tfds.load(..., as_supervised=True)`, which is read into memory.
+      *others: None: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
         `sampling.gradient_accumulation_steps` chunks are then one batch. None: whole batches.
@@ -64,6 +66,7 @@ def poisson_batches(
 
     Raises:
       ValueError: An argument is out of its range, or the data is not of one length.
+      TypeError: `x` and `y` are two arguments.
 
     Example:
       >>> import numpy as np, tfdp
@@ -72,6 +75,7 @@ def poisson_batches(
       >>> batches.sampling.padded_batch_size
       146
     """
+    check_data(data, others)
     x, y, dataset_size = _load(data)
     if transform is not None:
         _check_transform(transform, x, y)

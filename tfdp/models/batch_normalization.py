@@ -142,10 +142,9 @@ def _replacement(layer: Any, by: str) -> Any:
         )
     rank = layer.input_spec.ndim
     channels = layer.input_spec.axes[axes[0]]
-    kept = ("name", "epsilon", "center", "scale", "dtype")
-    parts = ("beta", "gamma")
-    kept += tuple(f"{p}_{kind}" for p in parts for kind in ("initializer", "regularizer"))
-    kept += tuple(f"{part}_constraint" for part in parts)
+    kinds = ("initializer", "regularizer", "constraint")
+    kept = [f"{weight}_{kind}" for weight in ("beta", "gamma") for kind in kinds]
+    kept += ["name", "epsilon", "center", "scale", "dtype"]
     return tf.keras.layers.GroupNormalization.from_config(
         {name: config[name] for name in kept}
         | {"axis": axes[0], "groups": number_of_groups(channels, has_positions=rank > 2)}

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp.accounting import calibrate_noise_multiplier
-from tfdp.accounting.ledger import Ledgers, as_ledgers
+from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
 from tfdp.models.model_check import check_is_model, validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD, record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "adam": DPAdam,
@@ -140,8 +141,9 @@ def make_private(
     batches = _batches(data, batch_size, transform, chunk_size)
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
-    _check_model(model, batches, loss, compiled)
+    _check_model(model, batches, loss)
     steps = epochs * max(1, round(size / batch_size))
+    spent = [*_spent(model), *as_ledgers(prior)]
     noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=delta,
@@ -149,13 +151,14 @@ def make_private(
         dataset_size=size,
         expected_batch_size=batch_size,
         truncation_probability=batches.sampling.truncation_probability,
-        prior=[*_spent(model), *as_ledgers(prior)],
+        prior=spent,
     )
     private = private_class(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
     _compile(model, private, loss, metrics, compiled)
     budget = PrivacyBudget(target_epsilon, delta, prior)
     if verbose:
-        _print(private, batches, budget, epochs, steps)
+        before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
+        _print(private, batches, budget, epochs, steps, before)
     return PrivateTraining(model, batches, budget)
 
 
@@ -202,6 +205,11 @@ def _private_optimizer(
             return _BY_NAME[optimizer.lower()], {}
         raise ValueError(
             f"Argument `optimizer` must have a private counterpart. {known} Received: {optimizer=}."
+        )
+    if isinstance(optimizer, type) and issubclass(optimizer, SelectiveUpdateMixin):
+        raise ValueError(
+            "Argument `optimizer` must not be selective, whose test has a noise of its own. "
+            f"Received: {optimizer.__name__}: use tfdp.SelectiveModel and PrivacyBudget."
         )
     if isinstance(optimizer, type) and issubclass(optimizer, PrivateOptimizerMixin):
         return optimizer, {}
@@ -251,12 +259,15 @@ def _batches(data: Any, batch_size: int, transform: Any, chunk_size: int | None)
             "Argument `data` must be the examples, of which batches are drawn here. Received "
             "Poisson batches: pass what they were made of."
         )
-    return poisson_batches(
-        data, expected_batch_size=batch_size, transform=transform, chunk_size=chunk_size
-    )
+    try:
+        return poisson_batches(
+            data, expected_batch_size=batch_size, transform=transform, chunk_size=chunk_size
+        )
+    except ValueError as error:
+        raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
 
 
-def _check_model(model: Any, batches: PoissonBatches, loss: Any, compiled: dict[str, Any]) -> None:
+def _check_model(model: Any, batches: PoissonBatches, loss: Any) -> None:
     """Raises an error with all that training would refuse; builds the model."""
     if not model.built or model.save_spec() is None:
         x = batches.element_spec[0]
@@ -270,11 +281,11 @@ def _spent(model: Any) -> list:
     return [] if ledger is None else [ledger]
 
 
-def _compile(
-    model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]
-) -> None:
+def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]) -> None:
     if metrics is None:
-        metrics = compiled.get("weighted_metrics") or compiled.get("metrics")
+        both = [compiled.get(name) or [] for name in ("weighted_metrics", "metrics")]
+        lists = all(isinstance(each, list) for each in both)
+        metrics = both[0] + both[1] if lists else both[0] or both[1]
     kept = {
         name: compiled[name]
         for name in ("loss_weights", "steps_per_execution", "jit_compile")
@@ -284,14 +295,20 @@ def _compile(
 
 
 def _print(
-    optimizer: Any, batches: PoissonBatches, budget: PrivacyBudget, epochs: int, steps: int
+    optimizer: Any,
+    batches: PoissonBatches,
+    budget: PrivacyBudget,
+    epochs: int,
+    steps: int,
+    before: float,
 ) -> None:
     sampling = batches.sampling
     rate = optimizer.get_config()["learning_rate"]
     rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
     print(
         f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
-        f"epochs, for adding or removing one of {sampling.dataset_size} examples.\n"
+        f"epochs, for adding or removing one of {sampling.dataset_size} examples"
+        f"{f' (spent before: {before:.4g})' if before else ''}.\n"
         f"Batches: Poisson sampled, {sampling.expected_batch_size} examples expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"Gradients: each example's is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
