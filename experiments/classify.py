@@ -222,9 +222,11 @@ def _define_what(values: flags.FlagValues) -> None:
 
 
 def _define_privacy(values: flags.FlagValues) -> None:
-    text = f"Epsilon that the run may cost; the noise is calibrated to it. {_default('target_epsilon')}"
+    text = "Epsilon that the run may cost; the noise is calibrated to it. "
+    text += _default("target_epsilon")
     _number(values, "target_epsilon", text)
-    _number(values, "delta", f"Delta of the guarantee, below 1/N. {_default('delta')}", high=1.0)
+    text = f"Delta of the guarantee, below 1/N. {_default('delta')}"
+    _number(values, "delta", text, high=1.0)
     text = f"Largest l2 norm of an example's gradient. {_default('l2_norm_clip')}"
     _number(values, "l2_norm_clip", text)
     text = "Groups of a batch whose mean gradients are clipped; by default examples are."

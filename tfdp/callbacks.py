@@ -143,10 +143,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             return
         ledger = self._ledger()
         self._reason = (
-            f"PrivacyBudget stops training after {ledger.steps} steps: epsilon = "
-            f"{ledger.epsilon(self.delta).epsilon:.4g} at delta = {self.delta:g}, and the next "
-            f"{'step' if self._most_batches == 1 else 'call'} would exceed target_epsilon = "
-            f"{self.target_epsilon:g}."
+            f"PrivacyBudget stops training after {ledger.steps} steps, at epsilon "
+            f"{ledger.epsilon(self.delta).epsilon:.4g} and delta {self.delta:g}: the next "
+            f"{'step' if self._most_batches == 1 else 'call'} would exceed "
+            f"target_epsilon={self.target_epsilon:g}."
         )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -22,6 +22,8 @@ _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "signadam": DPSignAdam,
     "signsgd": DPSignSGD,
 }
+# Where none is given; docs/choosing.md says how they were measured.
+_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002, DPSignSGD: 0.002}
 # Of a Keras optimizer; those of one kind have the same names in all of Keras 2.
 _TAKEN_OVER = {
     "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad"),
@@ -94,8 +96,9 @@ def make_private(
       optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.DPSignAdam`; or an
         Adam or SGD of Keras, whose parameters are taken over. None: that of the compiled model,
         otherwise "adam".
-      learning_rate: A number or schedule. None: that of the Keras optimizer, or the default of the
-        private one.
+      learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
+        taken over; otherwise 0.005 for Adam, 0.5 for SGD, and 0.002 for the sign optimizers, with
+        which a convolutional network learns MNIST (docs/choosing.md).
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: As in `model.compile`.
       metrics: As in `model.compile`; they become `weighted_metrics`, which leave out padding.
@@ -138,6 +141,8 @@ def make_private(
     parameters |= optimizer_arguments
     if learning_rate is not None:
         parameters["learning_rate"] = learning_rate
+    elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
+        parameters["learning_rate"] = _LEARNING_RATES[private_class]
     batches = _batches(data, batch_size, transform, chunk_size)
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
