@@ -12,20 +12,25 @@ others on held-out training examples (--eval_split=validation), never on the tes
 choice costs in privacy is not part of epsilon.
 """
 
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import os
 import sys
 from collections.abc import Callable
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
-
 from absl import app, flags, logging
 
 import tfdp
-from experiments import datasets, networks
+from experiments import (
+    datasets,
+    networks,
+)
 from experiments.methods import make_training
 from experiments.report import RunFolder
 from experiments.schedules import SCHEDULES
 from experiments.settings import (
+    DEFAULTS,
     METHODS,
     OBSERVABILITY,
     SELECTIVE_METHODS,
@@ -34,7 +39,7 @@ from experiments.settings import (
     resolve,
 )
 
-_PER_DATASET = "Default: by data set."
+_INTERRUPTED = 130  # The exit status of programs that Ctrl-C ends.
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -80,7 +85,9 @@ def run(values: flags.FlagValues) -> dict:
       RefusedError, datasets.DataError: It cannot be done; the message says why.
     """
     settings = settings_from(values)
-    folder = RunFolder(values["output_dir"].value or default_output_dir(settings))
+    path = values["output_dir"].value or default_output_dir(settings)
+    places = {name: values[name].value for name in ("data_dir", "features_dir")}
+    folder = RunFolder(path, {**places, "output_dir": path})
     if values["overwrite"].value:
         folder.clear()
     folder.check(settings)
@@ -91,6 +98,7 @@ def run(values: flags.FlagValues) -> dict:
         data = datasets.load(
             settings.dataset,
             data_dir=values["data_dir"].value,
+            download=values["download"].value,
             eval_split=settings.eval_split,
             validation_examples=settings.validation_examples or 0,
             features=settings.features,
@@ -159,6 +167,24 @@ def main(argv: list[str]) -> None:
         run(flags.FLAGS)
     except (RefusedError, datasets.DataError, tfdp.models.TooManyAttemptsError) as refusal:
         sys.exit(f"classify: {refusal}")
+    except KeyboardInterrupt:
+        print("\nclassify: interrupted; run the same command again to resume.", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+
+
+def _default(name: str) -> str:
+    """The default of a flag for each data set, for `--help`."""
+    by_value: dict[str, list[str]] = {}
+    for dataset, defaults in DEFAULTS.items():
+        value = getattr(defaults, name)
+        if isinstance(value, dict):
+            value = ", ".join(f"{rate:g} {method}" for method, rate in value.items())
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        by_value.setdefault(text, []).append(dataset)
+    if len(by_value) == 1:
+        return f"Default: {next(iter(by_value))}."
+    parts = [f"{value} ({', '.join(names)})" for value, names in by_value.items()]
+    return f"Default: {'; '.join(parts)}."
 
 
 def _define_what(values: flags.FlagValues) -> None:
@@ -171,7 +197,11 @@ def _define_what(values: flags.FlagValues) -> None:
     text = f"Network on features. Default with --features=scattering: {networks.HEADS[0]}."
     flags.DEFINE_enum("head", None, networks.HEADS, text, flag_values=values)
     flags.DEFINE_enum(
-        "activation", None, networks.ACTIVATIONS, f"Activation. {_PER_DATASET}", flag_values=values
+        "activation",
+        None,
+        networks.ACTIVATIONS,
+        f"Activation. {_default('activation')}",
+        flag_values=values,
     )
     for name, default, what in (("scale", 2.0, "s"), ("temperature", 2.0, "T")):
         text = f"{what} of the tempered sigmoid s / (1 + exp(-T x)) - o."
@@ -184,14 +214,20 @@ def _define_what(values: flags.FlagValues) -> None:
         "What accuracy is measured on: the test set, or held-out training examples.",
         flag_values=values,
     )
-    _integer(values, "validation_examples", f"Training examples to hold out. {_PER_DATASET}")
+    _integer(
+        values,
+        "validation_examples",
+        f"Training examples to hold out. {_default('validation_examples')}",
+    )
 
 
 def _define_privacy(values: flags.FlagValues) -> None:
-    text = f"Epsilon that the run may cost; the noise is calibrated to it. {_PER_DATASET}"
+    text = "Epsilon that the run may cost; the noise is calibrated to it. "
+    text += _default("target_epsilon")
     _number(values, "target_epsilon", text)
-    _number(values, "delta", f"Delta of the guarantee, below 1/N. {_PER_DATASET}", high=1.0)
-    text = f"Largest l2 norm of an example's gradient. {_PER_DATASET}"
+    text = f"Delta of the guarantee, below 1/N. {_default('delta')}"
+    _number(values, "delta", text, high=1.0)
+    text = f"Largest l2 norm of an example's gradient. {_default('l2_norm_clip')}"
     _number(values, "l2_norm_clip", text)
     text = "Groups of a batch whose mean gradients are clipped; by default examples are."
     _integer(values, "num_microbatches", text)
@@ -204,18 +240,19 @@ def _define_privacy(values: flags.FlagValues) -> None:
 
 
 def _define_how(values: flags.FlagValues) -> None:
-    _integer(values, "epochs", f"Epochs. {_PER_DATASET}")
-    text = f"Expected number of examples in a batch, at most all. {_PER_DATASET}"
+    _integer(values, "epochs", f"Epochs. {_default('epochs')}")
+    text = f"Expected number of examples in a batch, at most all. {_default('expected_batch_size')}"
     _integer(values, "expected_batch_size", text)
     text = "Rows of a batch that are worked on at a time, for large batches in little memory."
     _integer(values, "chunk_size", text)
-    _number(values, "learning_rate", f"Learning rate. {_PER_DATASET}")
+    _number(values, "learning_rate", f"Learning rate. {_default('learning_rate')}")
     text = (
         "Learning rate over the steps: constant; linear, down to zero; or cooldown, constant and "
-        f"in the last 30% of them linear down to zero. {_PER_DATASET}"
+        f"in the last 30% of them linear down to zero. {_default('learning_rate_schedule')}"
     )
     flags.DEFINE_enum("learning_rate_schedule", None, SCHEDULES, text, flag_values=values)
-    text = f"Momentum of the SGD methods, beta_1 of the Adam methods, in [0, 1). {_PER_DATASET}"
+    text = "Momentum of the SGD methods, beta_1 of the Adam methods, in [0, 1). "
+    text += _default("momentum")
     flags.DEFINE_float("momentum", None, text, flag_values=values)
     _validate(values, "momentum", lambda value: 0 <= value < 1, "in [0, 1)")
     text = "Fixes initial weights and sampling, but not the noise. By default nothing is fixed."
@@ -223,23 +260,30 @@ def _define_how(values: flags.FlagValues) -> None:
 
 
 def _define_selection(values: flags.FlagValues) -> None:
-    only = f"Only with --method={SELECTIVE_METHODS[0]} and its like. {_PER_DATASET}"
-    text = f"Expected number of examples in the batch that an update is tested on. {only}"
+    only = f"Only with --method={SELECTIVE_METHODS[0]} and its like."
+    text = f"Expected number of examples in the batch that an update is tested on. {only} "
+    text += _default("validation_batch_size")
     _integer(values, "validation_batch_size", text)
-    text = f"Noise of the test, over the range of what it is added to. {only}"
+    text = f"Noise of the test, over the range of what it is added to. {only} "
+    text += _default("validation_noise_multiplier")
     _number(values, "validation_noise_multiplier", text)
-    _number(values, "validation_clip", f"Largest difference of losses that the test sees. {only}")
-    text = f"Noisy difference of losses, over the clip, below which updates are kept. {only}"
+    text = f"Largest difference of losses that the test sees. {only} {_default('validation_clip')}"
+    _number(values, "validation_clip", text)
+    text = f"Noisy difference of losses, over the clip, below which updates are kept. {only} "
+    text += _default("threshold")
     _number(values, "threshold", text, low=None)
     text = "Attempts in a row that may be rejected. Default: so many that it never happens. "
     _integer(values, "max_attempts", f"{text}Only with selective methods.")
-    text = f"What can be observed: accepted updates alone, or every attempt. {only}"
+    text = f"What can be observed: accepted updates alone, or every attempt. {only} "
+    text += _default("selective_release")
     flags.DEFINE_enum("selective_release", None, OBSERVABILITY, text, flag_values=values)
 
 
 def _define_where(values: flags.FlagValues) -> None:
     text = "Folder of TensorFlow Datasets; its own default unless given."
     flags.DEFINE_string("data_dir", None, text, flag_values=values)
+    text = "Downloads the data set if it is not in --data_dir."
+    flags.DEFINE_bool("download", False, text, flag_values=values)
     text = "Folder in which --features are kept for the next run; empty: they are not kept."
     flags.DEFINE_string("features_dir", "results/features", text, flag_values=values)
     text = "Folder of this run. Default: results/classify/..., by data set, method and epsilon."

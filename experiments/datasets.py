@@ -7,6 +7,7 @@ releases of private data outside the privacy budget.
 
 import dataclasses
 import hashlib
+import os
 import re
 
 import numpy as np
@@ -56,6 +57,7 @@ def load(
     name: str,
     *,
     data_dir: str | None = None,
+    download: bool = False,
     eval_split: str = "test",
     validation_examples: int = 0,
     features: str = "none",
@@ -65,8 +67,9 @@ def load(
 
     Args:
       name: One of `DATASETS`. `digits` comes with scikit-learn; the others come through TensorFlow
-        Datasets, which downloads what is not in `data_dir`.
+        Datasets.
       data_dir: Folder of TensorFlow Datasets; None for its own default.
+      download: Whether to download what is not in `data_dir`.
       eval_split: "test", or "validation" to hold out a fixed random part of the *training* set,
         train on the rest, and not touch the test set: for choosing hyperparameters.
       validation_examples: How many training examples are held out for "validation".
@@ -83,9 +86,9 @@ def load(
     if name == "digits":
         train, test = _digits()
     elif name == "imdb_reviews":
-        train, test = _imdb_reviews(data_dir)
+        train, test = _imdb_reviews(data_dir, download)
     else:
-        train, test = _images(name, data_dir)
+        train, test = _images(name, data_dir, download)
     if features == "scattering":
         train, test = (
             (tfdp.data.scattering_features(x, cache_dir=features_dir), y) for x, y in (train, test)
@@ -147,26 +150,31 @@ def _digits():
     return (x[train], y[train]), (x[test], y[test])
 
 
-def _images(name: str, data_dir: str | None):
+def _images(name: str, data_dir: str | None, download: bool):
     def convert(split):
         x, y = split
         return (x / np.float32(255)).astype(np.float32), y.astype(np.int64)
 
-    train, test = _from_tfds(name, data_dir)
+    train, test = _from_tfds(name, data_dir, download)
     return convert(train), convert(test)
 
 
-def _imdb_reviews(data_dir: str | None):
+def _imdb_reviews(data_dir: str | None, download: bool):
     def convert(split):
         texts, y = split
         return np.stack([hash_tokens(text.decode()) for text in texts]), y.astype(np.int64)
 
-    train, test = _from_tfds("imdb_reviews/plain_text", data_dir)
+    train, test = _from_tfds("imdb_reviews/plain_text", data_dir, download)
     return convert(train), convert(test)
 
 
-def _from_tfds(name: str, data_dir: str | None):
-    """The splits `train` and `test` of a TFDS data set, each `(x, y)`; downloads if missing."""
+def _from_tfds(name: str, data_dir: str | None, download: bool):
+    """The splits `train` and `test` of a TFDS data set, each `(x, y)`."""
+    if data_dir is not None and not os.path.isdir(data_dir) and not download:
+        raise DataError(
+            f"--data_dir must be a folder of TensorFlow Datasets. Received: --data_dir={data_dir}, "
+            "which does not exist. Correct it, or add --download to make it."
+        )
     import tensorflow_datasets as tfds  # here: it takes seconds, and digits does without
 
     try:
@@ -176,13 +184,16 @@ def _from_tfds(name: str, data_dir: str | None):
                 split=["train", "test"],
                 data_dir=data_dir,
                 batch_size=-1,
+                download=download,
                 as_supervised=True,
             )
         )
     except Exception as error:  # TFDS raises whatever its downloads and file systems raise
         where = "TensorFlow Datasets' own folder" if data_dir is None else f"--data_dir={data_dir}"
         raise DataError(
-            f"{name} is not in {where} and cannot be downloaded to it "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}). "
-            "Give the folder of a prepared copy with --data_dir, or use --dataset=digits."
+            f"{name} is not in {where}{' and cannot be downloaded to it' if download else ''} "
+            f"({type(error).__name__}: {[*str(error).strip().splitlines(), ''][0][:200]}). "
+            "Give the folder of a prepared copy with --data_dir, "
+            f"{'' if download else 'download it with `experiments.classify --download`, '}"
+            "or use --dataset=digits."
         ) from error

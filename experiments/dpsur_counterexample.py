@@ -15,15 +15,15 @@ simulation of DPSUR's Algorithm 2 on such data gives. What is called "true, at l
 lower bound, from the laws in experiments/dpsur_laws.py.
 """
 
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import contextlib
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
 
 import dp_accounting
 import numpy as np

@@ -14,15 +14,15 @@ that are found there are not repeated. Unless --eval_split=test, accuracy is tha
 training examples, on which parameters are to be chosen.
 """
 
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import csv
 import dataclasses
 import io
-import os
 import statistics
 import sys
 from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
 
 from absl import app, flags, logging
 from matplotlib.figure import Figure

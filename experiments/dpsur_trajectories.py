@@ -8,11 +8,12 @@ updates. The weights after every (accepted) update are drawn on the contours of 
 them are released, and covered by epsilon. The contours are not: they show the data.
 """
 
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import os
 import sys
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
 
 import numpy as np
 import sklearn.datasets

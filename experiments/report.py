@@ -44,10 +44,13 @@ class RunFolder:
 
     Args:
       path: The folder; made when the first file is written.
+      places: Further flags that `flags.txt` holds, which say where things lie; a run can be resumed
+        with others.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, places: dict[str, str | None] | None = None):
         self.path = Path(path)
+        self._places = places or {}
 
     @property
     def checkpoint(self) -> Path:
@@ -81,9 +84,10 @@ class RunFolder:
           RefusedError: The folder holds a run of other settings, or cannot be written.
         """
         self.check(settings)
+        places = [f"--{name}={value}" for name, value in self._places.items() if value is not None]
         header = "# Does this run again: python -m experiments.classify --flagfile=flags.txt"
         try:
-            self._write("flags.txt", "\n".join([header, *_lines(settings), ""]))
+            self._write("flags.txt", "\n".join([header, *_lines(settings), *places, ""]))
         except OSError as error:
             raise RefusedError(
                 f"--output_dir must be a folder that can be written. Received: "
@@ -187,6 +191,7 @@ def _parse(lines: list[str]) -> dict[str, str]:
 
 
 def _check_same(old: dict[str, str], new: dict[str, str], path: Path) -> None:
+    old = {name: value for name, value in old.items() if name in Settings.__dataclass_fields__}
     for name in [*new, *(name for name in old if name not in new)]:
         if old.get(name) != new.get(name):
             began = f"--{name}={old[name]}" if name in old else f"no --{name}"

@@ -13,12 +13,12 @@ held-out training examples (--searches).
 Writes OUTPUT_DIR/tables.md, with all that the record holds, and pictures beside it.
 """
 
-import os
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import sys
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
 
 from absl import app, flags, logging
 

@@ -10,14 +10,14 @@ touched. What a search costs in privacy is not part of any epsilon: it reads hel
 the training set once per trial.
 """
 
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import math
-import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
 
 from absl import app, flags, logging
 

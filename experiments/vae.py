@@ -18,6 +18,9 @@ others on --eval_split=validation, never on the test set; what that choice costs
 part of epsilon.
 """
 
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
 import csv
 import dataclasses
 import io
@@ -26,8 +29,6 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
 
 import numpy as np
 import tensorflow as tf

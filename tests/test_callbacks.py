@@ -183,3 +183,24 @@ def test_the_steps_of_another_optimizer_count_while_training():
     callbacks = [Alternates(), tfdp.callbacks.PrivacyBudget(2.0, DELTA)]
     model.fit(data, epochs=30, callbacks=callbacks, verbose=0)
     assert 2.0 * 0.8 < model.optimizer.ledger.epsilon(DELTA).epsilon <= 2.0
+
+
+def test_one_line_says_why_training_was_stopped(capsys):
+    train(tfdp.callbacks.PrivacyBudget(2.0, DELTA))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line]
+    steps = allowed_steps(2.0)
+    assert line.startswith(f"PrivacyBudget stops training after {steps} steps, at epsilon ")
+    assert line.endswith("and the next step would exceed target_epsilon=2.")
+
+
+@pytest.mark.parametrize("epsilon", [50.0, None])
+def test_no_line_where_all_epochs_were_trained(epsilon, capsys):
+    data = batches()
+    if epsilon is None:  # Just enough.
+        ledger = tfdp.accounting.PrivacyLedger()
+        ledger.record(make(data).optimizer.release.event, 10, 1e-30)
+        epsilon = ledger.epsilon(DELTA).epsilon
+    model, budget = make(data), tfdp.callbacks.PrivacyBudget(epsilon, DELTA)
+    model.fit(data, epochs=2, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == 10
+    assert "PrivacyBudget" not in capsys.readouterr().out

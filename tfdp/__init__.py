@@ -11,7 +11,13 @@ from tfdp.accounting import (  # noqa: E402
     calibrate_steps,
     privacy_statement,
 )
-from tfdp.models import SelectiveModel, TermWiseVAE  # noqa: E402
+from tfdp.models import (  # noqa: E402
+    SelectiveModel,
+    TermWiseVAE,
+    make_private,
+    replace_batch_normalization,
+    validate,
+)
 from tfdp.optimizers import (  # noqa: E402
     DPSGD,
     DPSURSGD,
@@ -42,6 +48,9 @@ __all__ = [
     "callbacks",
     "clipping",
     "data",
+    "make_private",
     "models",
     "privacy_statement",
+    "replace_batch_normalization",
+    "validate",
 ]

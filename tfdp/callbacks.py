@@ -1,5 +1,6 @@
 """Keras callbacks that keep a training run within its privacy budget."""
 
+import math
 import warnings
 from typing import Any
 
@@ -54,6 +55,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self.delta = delta
         self._prior = as_ledgers(prior)
         self._last_step = 0
+        self._reason: str | None = None  # Why training is stopped.
+        self._epoch, self._batch = 0, 0
         self._before = PrivacyLedger()
         self._others = 0
         self._most_batches = 1
@@ -83,6 +86,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
             )
         self._last_step, self._before = taken + allowed, ledger
+        self._reason = None
         self._others = sum(optimizer.released_steps()) - taken
         sampling = optimizer.sampling
         padded = sampling is not None and sampling.padding != NONE
@@ -95,8 +99,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 stacklevel=2,
             )
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes how far training is."""
+        self._epoch = epoch
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops before a step that would overspend."""
+        self._batch = batch
         optimizer = self.model.optimizer
         if optimizer.released_steps()[1]:
             optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
@@ -116,7 +125,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             if new > 0:
                 now.record(release.event, new, release.truncation_probability)
         if now.epsilon(self.delta).epsilon > self.target_epsilon:
-            self.model.stop_training = True
+            self._stop()
         self._before = self._ledger()
         self._others = sum(self.model.optimizer.released_steps()) - self.model.optimizer.own_steps()
 
@@ -130,13 +139,33 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         batches = max(0, self._most_batches - missing_batches)
         begun = -(-batches // optimizer.gradient_accumulation_steps)
         if optimizer.own_steps() + begun > self._last_step:
-            self.model.stop_training = True
+            self._stop()
+
+    def _stop(self) -> None:
+        self.model.stop_training = True
+        if self._reason is not None:
+            return
+        ledger = self._ledger()
+        self._reason = (
+            f"PrivacyBudget stops training after {ledger.steps} steps, at epsilon "
+            f"{ledger.epsilon(self.delta).epsilon:.4g} and delta {self.delta:g}: the next "
+            f"{'step' if self._most_batches == 1 else 'call'} would exceed "
+            f"target_epsilon={self.target_epsilon:g}."
+        )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `epsilon` to the logs of the epoch."""
         self._stop_before_overspending(0)  # The next one may break a step off, and begin another.
         if logs is not None:
             logs["epsilon"] = self._ledger().epsilon(self.delta).epsilon
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Says, in one line, that the budget ended the training, and why."""
+        steps = self.params.get("steps")
+        is_last_epoch = self._epoch + 1 >= self.params.get("epochs", math.inf)
+        is_complete = is_last_epoch and steps is not None and self._batch + 1 >= steps
+        if self._reason is not None and not is_complete:
+            print(f"\n{self._reason}")
 
     def _ledger(self) -> PrivacyLedger:
         """Everything that was released of the model's variables, and `prior`."""

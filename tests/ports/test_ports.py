@@ -1,4 +1,4 @@
-"""Everyday Keras programs, as Keras users write them, with the optimizer and the batches changed."""
+"""Everyday Keras programs as users write them: the optimizer and the batches are changed."""
 
 import numpy as np
 import pytest
@@ -294,7 +294,6 @@ def test_callbacks(tmp_path):
             callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate),
             callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_best_only=True),
             callbacks.ReduceLROnPlateau("val_loss"),
-            callbacks.TensorBoard(str(tmp_path / "board")),
             callbacks.TerminateOnNaN(),
             tfdp.callbacks.PrivacyBudget(target_epsilon=20.0, delta=1e-3),
         ],

@@ -210,7 +210,7 @@ def _describe(release: Release, dataset_size: int | None, selective_release: str
         return f"{steps} of {event!r}"
     if isinstance(event.event, dp_accounting.GaussianDpEvent):
         mechanism = (
-            f"of the Gaussian mechanism with noise multiplier {event.event.noise_multiplier!r}"
+            f"of the Gaussian mechanism with noise multiplier {event.event.noise_multiplier:.6g}"
         )
     else:
         mechanism = f"of {event.event!r}"
@@ -225,17 +225,18 @@ def _describe_selective(
     attempts = selective_release == PER_ATTEMPT
     return (
         f"{_number(count, 'attempt' if attempts else 'accepted update')} of selective release: "
-        f"the Gaussian mechanism with noise multiplier {noise!r}, on "
+        f"the Gaussian mechanism with noise multiplier {noise:.6g}, on "
         f"{_describe_sampling(q, dataset_size)}, and accepted only if a test passes (the clipped "
-        f"change of the loss on another batch, sampled with q = {validation_q!r}, plus noise of "
-        f"multiplier {validation_noise!r}, is below {event.threshold!r} times the clipping bound)"
+        f"change of the loss on another batch, sampled with q = {validation_q:.6g}, plus noise of "
+        f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
+        "bound)"
     )
 
 
 def _describe_sampling(q: float, dataset_size: int | None) -> str:
     text = (
         "Poisson-sampled batches: each example is in each batch independently with probability "
-        f"q = {q!r}"
+        f"q = {q:.6g}"
     )
     if dataset_size is not None:
         text += f" (of {dataset_size} examples, {q * dataset_size:g} expected per batch)"

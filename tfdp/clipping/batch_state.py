@@ -30,6 +30,18 @@ def check(
     Raises:
       ValueError: There is such a layer.
     """
+    for variable in kept(graph, depends_on_data, unknown):
+        raise keeps_statistic(variable)
+
+
+def kept(
+    graph: tf.Graph, depends_on_data: Callable[[tf.Tensor], bool], unknown: bool = False
+) -> Iterator[tf.Variable | None]:
+    """Finds the variables that data are written into; for the arguments see `check`.
+
+    Yields:
+      The variables; None for those that the graph does not read.
+    """
     for op in graph.get_operations():
         if op.type.startswith(_WRITING):
             handles, inputs = op.inputs[:1], op.inputs[1:]
@@ -40,9 +52,8 @@ def check(
             continue
         written = [variable_of(handle) for handle in handles]
         written = [v for v in written if (unknown if v is None else not is_metric(v))]
-        if not written or not any(map(depends_on_data, inputs)):
-            continue
-        raise keeps_statistic(written[0])
+        if written and any(map(depends_on_data, inputs)):
+            yield written[0]
 
 
 def keeps_statistic(variable: tf.Variable | None, where: str = "") -> ValueError:

@@ -244,9 +244,8 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         if found is None:
             raise ValueError(
                 "Argument `loss` must hold one value per example, shape [batch], or be a scalar "
-                "that is their sum or mean. Received a scalar that was made by "
-                f"'{term.op.type}' ({term.op.name}), which is not known to be one: the gradients "
-                f"of the examples cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
+                f"that is their sum or mean. Received a scalar that {_made_by(term, data)}: the "
+                f"gradients of the examples cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
     kinds = {found.kind for found in reduced if found is not None} - {None}
     if len(kinds) > 1:
@@ -287,6 +286,20 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         mask=masks[-1] if masks else None,
         drawn=random_streams.drawn_in(operations),
     )
+
+
+def _made_by(term: tf.Tensor, data: set) -> str:
+    """Describes the operation that makes a scalar of the examples, which Keras may divide."""
+    op = term.op
+    while True:
+        inputs = [t for t in op.inputs if depends_on(t, data)]
+        if len(inputs) != 1 or inputs[0].shape.rank != 0:
+            break
+        op = inputs[0].op
+    known = {"Sum": "sum", "Mean": "mean", "Max": "maximum", "Min": "minimum", "Prod": "product"}
+    if op.type in known:
+        return f"reduces the examples to their {known[op.type]}, by '{op.name}'"
+    return f"is computed from several examples by '{op.name}' ({op.type})"
 
 
 def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:

@@ -13,6 +13,7 @@ from tfdp._streams import KeyStream
 from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling
 from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
+from tfdp.data.checks import check_data
 from tfdp.data.source import PoissonSource, draw_indices
 
 _sources = itertools.count()
@@ -20,7 +21,7 @@ _sources = itertools.count()
 
 def poisson_batches(
     data: Any,
-    *,
+    *others: Any,
     expected_batch_size: int,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
@@ -50,6 +51,7 @@ def poisson_batches(
         them, with N rows each; or a finite `tf.data.Dataset` of such single examples, such as
         `tfds.load(..., as_supervised=True)`, which is read into memory. A weight multiplies the
         loss of its example, before the example's gradient is clipped.
+      *others: None: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
         `sampling.gradient_accumulation_steps` chunks are then one batch. None: whole batches.
@@ -71,6 +73,7 @@ def poisson_batches(
 
     Raises:
       ValueError: An argument is out of its range, or the data is not of one length.
+      TypeError: `x` and `y` are two arguments.
 
     Example:
       >>> import numpy as np, tfdp
@@ -79,6 +82,7 @@ def poisson_batches(
       >>> batches.element_spec[0]
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
+    check_data(data, others)
     (x, y, *weights), dataset_size = _load(data)
     if transform is not None:
         _check_transform(transform, x, y)

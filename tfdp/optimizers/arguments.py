@@ -52,6 +52,21 @@ ENGINES: dict[str, type[ClippingEngine]] = {
 }
 
 
+def required(
+    optimizer: str, l2_norm_clip: float | None, noise_multiplier: float | None
+) -> tuple[float, float]:
+    """Returns the clip and the noise; raises a TypeError that names those that were not given."""
+    if l2_norm_clip is None or noise_multiplier is None:
+        given = {"l2_norm_clip": l2_norm_clip, "noise_multiplier": noise_multiplier}
+        missing = [f"`{name}`" for name, value in given.items() if value is None]
+        raise TypeError(
+            f"tfdp.{optimizer} must be given {' and '.join(missing)}. A clip of 1.0 is a good "
+            "start; `tfdp.calibrate_noise_multiplier` finds the noise for a privacy budget, and "
+            "`tfdp.make_private` does all of it."
+        )
+    return l2_norm_clip, noise_multiplier
+
+
 def check_privacy_arguments(
     l2_norm_clip: float,
     noise_multiplier: float,
@@ -219,6 +234,13 @@ def check_not_compiled() -> None:
 def check_variables(variables: Sequence[tf.Variable]) -> None:
     """Raises a ValueError if a variable is none that gradients and noise are real numbers for."""
     for variable in variables:
+        if not isinstance(getattr(variable, "dtype", None), tf.DType):
+            raise ValueError(
+                "Argument `var_list` must hold variables of TensorFlow. Received: "
+                f"{type(variable).__name__} of {type(variable).__module__}. Models of Keras 3 "
+                "(`import keras`) are not supported: build the model from `tf.keras`, which "
+                "`import tfdp` makes Keras 2."
+            )
         if not variable.dtype.is_floating:
             raise ValueError(
                 "Argument `var_list` must hold real floating-point variables. Received: "

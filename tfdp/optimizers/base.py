@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp import _draws
 from tfdp._streams import KeyStream
+from tfdp._warnings import warn_user
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
@@ -34,6 +35,7 @@ from tfdp.optimizers.arguments import (
     check_secure_noise,
     check_two_term_arguments,
     check_variables,
+    required,
     sampling_of,
 )
 from tfdp.optimizers.noise import add_gaussian_noise
@@ -46,7 +48,8 @@ _NOT_FRESH = (
     "optimizer was told: {}. It was used before (a step needs a batch of its own: no `cache`, no "
     "second `minimize` or `train_on_batch` on the same one), or changed after it was drawn (give "
     "`poisson_batches` a `transform=`, or change it in the function that calls `minimize`), or is "
-    "from elsewhere. Epsilon would not hold for it."
+    "from elsewhere, such as arrays in `fit(x, y)` in place of `fit(batches)`. Epsilon would not "
+    "hold for it."
 )
 
 
@@ -66,8 +69,8 @@ class PrivateOptimizerMixin(PersistentState):
 
     def __init__(
         self,
-        l2_norm_clip: float,
-        noise_multiplier: float,
+        l2_norm_clip: float | None = None,
+        noise_multiplier: float | None = None,
         expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
         gradient_accumulation_steps: int | None = None,
@@ -78,6 +81,9 @@ class PrivateOptimizerMixin(PersistentState):
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         **kwargs: Any,
     ):
+        l2_norm_clip, noise_multiplier = required(
+            type(self).__name__, l2_norm_clip, noise_multiplier
+        )
         known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
         expected_batch_size, gradient_accumulation_steps, self._sampled = known
         check_privacy_arguments(
@@ -112,12 +118,20 @@ class PrivateOptimizerMixin(PersistentState):
         self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
         self._accumulator: Accumulator | None = None
         self._lock: tf.Tensor | None = None  # Of the accumulator, in the graph being built.
+        self._has_warned = False
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
             self._kind, self._privacy_parameters(), noise_seed is not None
         )
 
     # What the optimizer is.
+
+    def __repr__(self) -> str:
+        # Keras 3 shows it in the error for optimizers that it does not know.
+        return (
+            f"<tfdp.{type(self).__name__}, for models of Keras 2 (`tf.keras`), with "
+            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
+        )
 
     @property
     def l2_norm_clip(self) -> float:
@@ -261,6 +275,7 @@ class PrivateOptimizerMixin(PersistentState):
         check_variables(variables)
         if self._sampled is not None and self._sampled.padding == NONE:
             check_not_compiled()
+        self._warn_without_sampling()
         step_check.check_step(loss)
         self._was_dp_gradients_called = True
         self.build(variables)
@@ -277,6 +292,12 @@ class PrivateOptimizerMixin(PersistentState):
                 use = self._count_before(clipped, variables)
         self._clipped = (clipped, variables, use)
         return list(zip(clipped.gradients, variables, strict=True))
+
+    def _warn_without_sampling(self) -> None:
+        """Warns once, at the first step, where training ends without an epsilon."""
+        if self._sampled is None and self._noise_multiplier > 0 and not self._has_warned:
+            self._has_warned = True
+            warn_user(draw_use.NO_EPSILON.format(type(self).__name__))
 
     def _count_before(self, clipped: ClippedSum, variables: list) -> _draws.Use:
         """Checks and counts the release before anything that depends on the batch can fail.

@@ -12,6 +12,13 @@ from tfdp.accounting.sampling import NONE, PoissonSampling
 from tfdp.clipping import ClippedSum, devices, step_check
 from tfdp.optimizers.accumulator import Accumulator
 
+NO_EPSILON = (
+    "No epsilon can be stated for this training: tfdp.{0} does not know how batches are sampled. "
+    "To get an epsilon, draw the batches with `batches = "
+    "tfdp.data.poisson_batches((x, y), expected_batch_size=...)`, make the optimizer with "
+    "`tfdp.{0}(..., sampling=batches.sampling)`, and train with `model.fit(batches)`; or use "
+    "`tfdp.make_private`."
+)
 _LOGGER = logging.getLogger("tfdp")
 # By enclosing graph and name of the compiled function: what was looked up, and for which traces.
 _found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp.models import private_training
+
+layers = tf.keras.layers
+X, Y = support.small_data(300)
+KERAS = tf.keras.optimizers
+
+
+def model(optimizer=None, **kwargs):
+    built = support.small_model()
+    if optimizer is not None:
+        kwargs.setdefault("loss", support.crossentropy("auto"))
+        built.compile(optimizer, **kwargs)
+    return built
+
+
+def make(built, **kwargs):
+    kwargs = {"epochs": 2, "target_epsilon": 2.0, "batch_size": 50, "verbose": False} | kwargs
+    return tfdp.make_private(built, (X, Y), **kwargs)
+
+
+def calibrated(**kwargs):
+    """The noise of the explicit way."""
+    return tfdp.calibrate_noise_multiplier(
+        target_epsilon=2.0, steps=12, dataset_size=300, expected_batch_size=50, **kwargs
+    )
+
+
+def test_training_for_the_epochs_costs_the_budget(capsys):
+    trained, batches, budget = make(model("adam", metrics=["accuracy"]), verbose=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith(f"Privacy: epsilon <= 2 at delta = {budget.delta:g} after 2 epochs")
+    history = trained.fit(batches, epochs=2, callbacks=[budget], verbose=0).history
+    assert "accuracy" in history and len(history["loss"]) == 2
+    epsilon = trained.optimizer.ledger.epsilon(budget.delta).epsilon
+    assert 1.98 < epsilon <= 2.0
+    assert trained.optimizer.ledger.steps == 12
+    assert "epsilon = " in tfdp.privacy_statement(trained, delta=budget.delta)
+    assert trained.optimizer.noise_multiplier == calibrated(delta=budget.delta)
+    assert "PrivacyBudget" not in capsys.readouterr().out  # All epochs were trained.
+    with pytest.raises(ValueError, match="allows no further step"):
+        trained.fit(batches, epochs=1, callbacks=[budget], verbose=0)
+
+
+def test_the_mutant_that_forgets_an_epoch_overspends(monkeypatch):
+    real = private_training.calibrate_noise_multiplier
+    monkeypatch.setattr(
+        private_training,
+        "calibrate_noise_multiplier",
+        lambda **kwargs: real(**{**kwargs, "steps": kwargs["steps"] // 2}),
+    )
+    trained, batches, budget = make(model("adam"))
+    trained.fit(batches, epochs=2, verbose=0)
+    assert trained.optimizer.ledger.epsilon(budget.delta).epsilon > 2.0
+
+
+def test_what_the_weights_have_cost_is_part_of_the_budget():
+    first, batches, budget = make(model("sgd"), target_epsilon=1.0)
+    first.fit(batches, epochs=2, verbose=0)
+    second, batches, budget = make(first, optimizer="sgd")
+    second.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert second.optimizer.ledger.steps == 24
+    assert 1.9 < second.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+    prior = tfdp.accounting.PrivacyLedger()
+    prior.record(second.optimizer.release.event, 1)
+    assert make(model("sgd"), prior=prior).model.optimizer.noise_multiplier > calibrated(
+        delta=budget.delta
+    )
+
+
+@pytest.mark.parametrize("adam", [KERAS.Adam, KERAS.legacy.Adam])
+def test_parameters_of_adam_are_taken_over(adam):
+    private = make(model(adam(0.02, beta_1=0.8, amsgrad=True))).model.optimizer
+    config = private.get_config()
+    assert isinstance(private, tfdp.DPAdam)
+    assert config["learning_rate"] == pytest.approx(0.02) and config["amsgrad"]
+    assert config["beta_1"] == pytest.approx(0.8)
+
+
+def test_parameters_of_sgd_are_taken_over():
+    schedule = KERAS.schedules.ExponentialDecay(0.5, 10, 0.9)
+    private = make(model(KERAS.SGD(schedule, momentum=0.7, nesterov=True))).model.optimizer
+    assert isinstance(private, tfdp.DPSGD)
+    assert private.get_config()["momentum"] == pytest.approx(0.7) and private.nesterov
+    assert float(private._decayed_lr(tf.float32)) == pytest.approx(0.5)
+
+
+def test_arguments_go_before_what_is_taken_over():
+    built = model("adam", loss="mse", loss_weights=0.5)
+    new = make(
+        built,
+        optimizer=tfdp.DPSignSGD,
+        learning_rate=0.01,
+        l2_norm_clip=0.5,
+        loss=support.crossentropy(),
+        metrics=["accuracy"],
+        clipping_rule="automatic",
+    ).model
+    assert new is built and isinstance(new.optimizer, tfdp.DPSignSGD)
+    assert new.optimizer.l2_norm_clip == 0.5
+    assert type(new.optimizer.clipping.rule).__name__ == "Automatic"
+    assert new.compiled_loss._user_loss_weights == 0.5
+
+
+def test_all_problems_of_the_model_are_in_one_error():
+    built = tf.keras.Sequential(
+        [
+            layers.Dense(4, input_shape=[4]),
+            layers.BatchNormalization(name="first"),
+            layers.BatchNormalization(name="second"),
+        ]
+    )
+    with pytest.raises(ValueError, match=r"(?s)'first'.*'second'.*the loss"):
+        make(built, loss=lambda y, p: tf.reduce_max(p))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "arguments", "message"),
+    [
+        ("rmsprop", {}, "Received: RMSprop, with which the model was compiled"),
+        (None, {}, "`loss` must be given"),
+        (KERAS.Adam(clipnorm=1.0), {}, "must not use `clipnorm`"),
+        ("adam", {"batch_size": 301}, "`batch_size` must be an integer .* at most 300"),
+        ("adam", {"batch_size": 2.5}, "`batch_size` must be a positive integer"),
+        ("adam", {"epochs": 0}, "`epochs` must be a positive integer"),
+        ("adam", {"target_epsilon": -1.0}, "`target_epsilon`"),
+        ("adam", {"optimizer": tfdp.DPSURSGD}, "must not be selective"),
+        ("adam", {"optimizer": tfdp.DPSGD(1.0, 1.0, 5)}, "Pass optimizer=tfdp.DPSGD"),
+        (tfdp.DPSGD(1.0, 1.0, 5), {}, "pass its class"),
+        ("adam", {"optimizer": "adadelta"}, "Known: adam, sgd, signadam, signsgd"),
+    ],
+)
+def test_refused_arguments(optimizer, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(model(optimizer), **arguments)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])
+def test_default_delta(size):
+    delta = private_training.default_delta(size)
+    assert 0 < delta < 1 / size
+    assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
