@@ -9,7 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._streams import KeyStream
+from tfdp.accounting.sampling import FULL
 from tfdp.clipping import OnePassClipping, batch_state, loss_graph, step_check
+from tfdp.data.batches import PoissonBatches
 from tfdp.models.batch_normalization import BATCH_NORMALIZATION
 
 _LOGGER = logging.getLogger("tfdp")
@@ -122,7 +125,8 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Va
         losses = model.compiled_loss._user_losses
         weights = model.compiled_loss._user_loss_weights
     with _quiet():
-        trace = _Trace()
+        padded = isinstance(data, PoissonBatches) and data.sampling.padding == FULL
+        trace = _Trace(None if padded else KeyStream(domain="validate"))
         error = trace.run(lambda args, kwargs: _surrogate(trace.forward(model, args, kwargs)), spec)
         findings += _of_model(model, trace, error)
         if losses is not None and trace.outputs is not None:
@@ -148,11 +152,12 @@ def check_is_model(model: Any) -> None:
 class _Trace:
     """One tracing of a step by the engine, and what is known when it fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: KeyStream | None = None) -> None:
         self.kept: list[tf.Variable | None] = []
         self.outputs: Any = None
         self.variables: list[tf.Variable] = []
         self.engine = OnePassClipping(1.0)
+        self.engine.streams = streams
 
     def forward(self, model: Any, args: Any, kwargs: Any) -> Any:
         """Calls a model in training mode; keeps the specs of its outputs."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp.accounting import calibrate_noise_multiplier
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
+from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
@@ -87,7 +88,8 @@ def make_private(
       model: A built model of Keras 2. It is compiled in place; its weights are kept. If it was
         compiled, what is not given is taken over: the loss, the metrics, and of Adam or SGD the
         learning rate and other parameters.
-      data: `(x, y)`, or a `tf.data.Dataset` of single examples; see `tfdp.data.poisson_batches`.
+      data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
+        `tfdp.data.poisson_batches`.
       epochs: Epochs that will be trained, of N / `batch_size` steps each.
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
@@ -101,7 +103,8 @@ def make_private(
         which a convolutional network learns MNIST (docs/choosing.md).
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: As in `model.compile`.
-      metrics: As in `model.compile`; they become `weighted_metrics`, which leave out padding.
+      metrics: As in `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
+        become `weighted_metrics`, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
       chunk_size: See `tfdp.data.poisson_batches`.
       prior: What else was released about the same examples: a `PrivacyLedger`, or several.
@@ -143,7 +146,12 @@ def make_private(
         parameters["learning_rate"] = learning_rate
     elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
         parameters["learning_rate"] = _LEARNING_RATES[private_class]
-    batches = _batches(data, batch_size, transform, chunk_size)
+    padding = NONE
+    if compiled.get("jit_compile"):
+        padding = BUCKETS if chunk_size is None else FULL
+    batches = _batches(
+        data, batch_size, transform=transform, chunk_size=chunk_size, padding=padding
+    )
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
     _check_model(model, batches, loss)
@@ -258,16 +266,14 @@ def _learning_rate(optimizer: Any) -> Any:
     return float(tf.keras.backend.get_value(optimizer.learning_rate))
 
 
-def _batches(data: Any, batch_size: int, transform: Any, chunk_size: int | None) -> PoissonBatches:
+def _batches(data: Any, batch_size: int, **kwargs: Any) -> PoissonBatches:
     if isinstance(data, PoissonBatches):
         raise ValueError(
             "Argument `data` must be the examples, of which batches are drawn here. Received "
             "Poisson batches: pass what they were made of."
         )
     try:
-        return poisson_batches(
-            data, expected_batch_size=batch_size, transform=transform, chunk_size=chunk_size
-        )
+        return poisson_batches(data, expected_batch_size=batch_size, **kwargs)
     except ValueError as error:
         raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
 
@@ -287,16 +293,14 @@ def _spent(model: Any) -> list:
 
 
 def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]) -> None:
-    if metrics is None:
-        both = [compiled.get(name) or [] for name in ("weighted_metrics", "metrics")]
-        lists = all(isinstance(each, list) for each in both)
-        metrics = both[0] + both[1] if lists else both[0] or both[1]
-    kept = {
-        name: compiled[name]
-        for name in ("loss_weights", "steps_per_execution", "jit_compile")
-        if compiled.get(name) is not None
-    }
-    model.compile(optimizer=optimizer, loss=loss, weighted_metrics=metrics, **kept)
+    names = ("weighted_metrics", "loss_weights", "steps_per_execution", "jit_compile")
+    kept = {name: compiled[name] for name in names if compiled.get(name) is not None}
+    metrics = compiled.get("metrics") if metrics is None else metrics
+    if metrics and optimizer.sampling.padding != NONE:
+        weighted = kept.get("weighted_metrics") or []
+        both = isinstance(metrics, list) and isinstance(weighted, list)
+        kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
+    model.compile(optimizer=optimizer, loss=loss, metrics=metrics, **kept)
 
 
 def _print(
