@@ -110,6 +110,8 @@ PROVEN = {
     "looked up": (V, lambda x: OF_NAMES.lookup(names(x)), FIRST),
     "looked up, transposed": (V, lambda x: OF_NAMES.lookup(tf.transpose(names(x))), Rows(1)),
     "names": (M, lambda x: OF_NUMBERS.lookup(integers(x)), FIRST),
+    "of a shape": (V, lambda x: tf.ensure_shape(OF_NAMES.lookup(names(x)), [None, 6]), FIRST),
+    "of a shape, transposed": (V, lambda x: tf.ensure_shape(tf.transpose(x), [6, None]), Rows(1)),
     # Counts.
     "count": (V, counted, FIRST),
     "multi hot": (V, lambda x: counted(x, binary_output=True), FIRST),
@@ -130,6 +132,13 @@ PROVEN = {
     "word ids": (
         V,
         lambda x: tf.ragged.map_flat_values(OF_NAMES.lookup, words(x)).to_tensor(shape=[None, 4]),
+        FIRST,
+    ),
+    "words of a shape": (
+        V,
+        lambda x: tf.ragged.map_flat_values(
+            lambda w: tf.ensure_shape(w, [None]), words(x)
+        ).to_tensor("", shape=[None, 3]),
         FIRST,
     ),
     "no words": (V, lambda x: words(x).to_tensor("", shape=[None, 0]), FIRST),

@@ -11,7 +11,7 @@ from tfdp.clipping.states import BatchSize, Public, Rows, State
 ELEMENTWISE = frozenset(
     "Abs Acos Acosh Add AddN AddV2 AsString Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr "  # noqa: SIM905
     "Bucketize Cast Ceil CheckNumerics ClipByValue Cos Cosh Digamma Div DivNoNan Elu "
-    "EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual "
+    "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual "
     "Identity Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd "
     "LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NotEqual OnesLike Pow "
     "PreventGradient RealDiv Reciprocal RegexFullMatch RegexReplace Relu Relu6 Rint Round "

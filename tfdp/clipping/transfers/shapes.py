@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping import sizes
-from tfdp.clipping.rows import mixes, transfers, unproven
+from tfdp.clipping.rows import mixes, ragged_transfers, transfers, unproven
 from tfdp.clipping.states import Public, Rows, Size, State
 from tfdp.clipping.transfers.common import aligned, axes_of, moved, of_rows
 
@@ -73,6 +73,16 @@ def _rows_by_count(op: tf.Operation, rows: Rows, axis: int, rest: list[Size]) ->
 
 def _is_suffix(short: list[int], shape: tf.TensorShape) -> bool:
     return len(short) <= shape.rank and shape[shape.rank - len(short) :].as_list() == short
+
+
+@transfers("EnsureShape")
+@ragged_transfers("EnsureShape")
+def ensure_shape(op: tf.Operation, inputs: list[State]) -> State:
+    """The same entries, of a shape that TensorFlow may not have known."""
+    rank = op.outputs[0].shape.rank
+    if rank is None or (isinstance(inputs[0], Rows) and inputs[0].axis >= rank):
+        return unproven(op, "the rank of its result is unknown")
+    return inputs[0]
 
 
 @of_rows("ExpandDims")
