@@ -224,11 +224,21 @@ def test_tensors_of_the_step_are_refused(number, term):
 
 @pytest.mark.parametrize("term", FUNCTIONS)
 def test_functions_that_a_term_calls_may_not_see_the_step(term):
+    axes = None if term == "batch_wise" else [1]  # Also what keeps the rows apart.
+
     def changes(model, x, y, mask):
-        called = tf.function(lambda loss: tf.reduce_max(x) * loss, autograph=False)
+        called = tf.function(lambda loss: tf.reduce_max(x, axes) * loss, autograph=False)
         return {term: lambda *rows: called(getattr(model, term)(*rows))}
 
     refused(of_outside(term), changes)
+
+
+def test_functions_that_a_term_calls_may_not_mix_the_step():
+    def changes(model, x, y, mask):
+        called = tf.function(lambda loss: tf.reduce_max(x) * loss, autograph=False)
+        return {"sample_wise": lambda *rows: called(model.sample_wise(*rows))}
+
+    refused("mixes examples", changes)
 
 
 @pytest.mark.parametrize("term", FUNCTIONS)

@@ -559,7 +559,7 @@ KERAS = {
         (None, 3, 6),
         layers.GRU(2, reset_after=False, return_sequences=True),
     ),
-    "LSTM with relu": (T, layers.LSTM(2, activation="relu", recurrent_activation="swish")),
+    "LSTM with relu": (T, layers.LSTM(2, activation="relu", recurrent_activation="tanh")),
     "Bidirectional": (T, layers.Bidirectional(layers.SimpleRNN(2))),
     "ConvLSTM1D": ((None, 3, 4, 2), layers.ConvLSTM1D(2, 2)),
     "grouped Conv2D": (I, layers.Conv2D(4, 2, groups=2)),

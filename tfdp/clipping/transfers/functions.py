@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import graph_copy, step_graph
+from tfdp.clipping import custom_gradients, graph_copy, step_graph
 from tfdp.clipping.rows import RowAnalysis, function_transfers, unproven
 from tfdp.clipping.states import BatchSize, Public, RowList, Rows, State, Unproven
 from tfdp.clipping.transfers.common import constant_along
@@ -51,11 +51,14 @@ def loop(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], Ro
 
 
 def _graph(op: tf.Operation, attribute: str) -> tf.Graph | None:
-    """The graph of a function that an operation calls, or None if it cannot be read."""
+    """The graph of a function that an operation calls; None if its gradient cannot be read."""
     try:
-        return step_graph.function_graph(op.graph, op.get_attr(attribute).name)
+        graph = step_graph.function_graph(op.graph, op.get_attr(attribute).name)
     except ValueError:
         return None
+    # Tracing such a gradient may give the function's graph more arguments.
+    own = any(custom_gradients.is_custom(inner) for inner in graph.get_operations())
+    return None if own else graph
 
 
 def _analyse(graph: tf.Graph, states: Sequence[State]) -> RowAnalysis:
