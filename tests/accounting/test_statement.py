@@ -170,7 +170,7 @@ def test_describes_selective_release_and_what_is_assumed():
         float(f"{256 / 60000:.6g}"),
         1.3,
     ]
-    assert "is below -1.0 times the clipping bound" in text
+    assert "is below -1 times the clipping bound" in text
     assert (
         "only accepted updates are observable: rejected attempts, their number and the time they "
         "took are not released" in text
