@@ -190,7 +190,7 @@ def test_one_line_says_why_training_was_stopped(capsys):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line]
     steps = allowed_steps(2.0)
     assert line.startswith(f"PrivacyBudget stops training after {steps} steps, at epsilon ")
-    assert line.endswith("and the next step would exceed target_epsilon=2.")
+    assert line.endswith(": the next step would exceed target_epsilon=2.")
 
 
 @pytest.mark.parametrize("epsilon", [50.0, None])

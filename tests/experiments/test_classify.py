@@ -315,3 +315,26 @@ def test_importance_sampling_has_the_ledger_of_the_method_below(tmp_path, method
     assert (
         optimizers[0].get_config()["clipping_rule"] != optimizers[1].get_config()["clipping_rule"]
     )
+
+
+def test_the_help_has_the_defaults():
+    text = classify._default("expected_batch_size")
+    assert text == "Default: 256 (digits); 2048 (mnist, fashion_mnist); 1024 (imdb_reviews)."
+    assert classify._default("delta") == "Default: 1e-05."
+
+
+def test_an_interrupted_run_says_how_to_resume(monkeypatch, capsys):
+    def interrupted(values):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(classify, "run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        classify.main(["classify"])
+    assert ended.value.code == 130
+    assert "run the same command again to resume" in capsys.readouterr().err
+
+
+def test_flags_of_a_run_hold_its_folders(finished):
+    folder, _ = finished
+    flags = (folder / "flags.txt").read_text()
+    assert f"--output_dir={folder}" in flags and "--features_dir=" in flags

@@ -147,3 +147,16 @@ def test_reviews():
     assert data.train_x.dtype == np.int32
     assert data.train_x.min() >= 0 and data.train_x.max() < datasets.VOCABULARY_SIZE
     assert abs(data.train_y.mean() - 0.5) < 0.02
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_anything_is_downloaded(tmp_path):
+    missing = tmp_path / "mistyped"
+    with pytest.raises(datasets.DataError, match=r"Received: --data_dir=.*mistyped, which does"):
+        datasets.load("mnist", data_dir=str(missing))
+    assert not missing.exists()
+
+
+def test_nothing_is_downloaded_unless_it_is_asked_for(tmp_path):
+    with pytest.raises(datasets.DataError, match=r"download it with `experiments.classify --down"):
+        datasets.load("mnist", data_dir=str(tmp_path))
+    assert not any(tmp_path.iterdir())

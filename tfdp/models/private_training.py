@@ -24,7 +24,7 @@ _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "signsgd": DPSignSGD,
 }
 # Where none is given; docs/choosing.md says how they were measured.
-_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002, DPSignSGD: 0.002}
+_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
 # Of a Keras optimizer; those of one kind have the same names in all of Keras 2.
 _TAKEN_OVER = {
     "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad"),
@@ -99,8 +99,8 @@ def make_private(
         Adam or SGD of Keras, whose parameters are taken over. None: that of the compiled model,
         otherwise "adam".
       learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
-        taken over; otherwise 0.005 for Adam, 0.5 for SGD, and 0.002 for the sign optimizers, with
-        which a convolutional network learns MNIST (docs/choosing.md).
+        taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
+        convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: As in `model.compile`.
       metrics: As in `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
