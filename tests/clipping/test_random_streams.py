@@ -203,3 +203,44 @@ def test_without_sampling_the_layers_seeds_hold():
         model.fit(X, np.zeros(N, int), batch_size=N, verbose=0)
         runs.append(support.flat(model.get_weights()))
     np.testing.assert_array_equal(*runs)
+
+
+def two_term_updates():
+    """As `updates`, by a TwoTermLoss, whose functions are traced in graphs of their own."""
+    data, dropout = batches(), layers.Dropout(0.5, seed=1)
+    tf.keras.utils.set_random_seed(1)
+    weights = tf.Variable(tf.zeros([FEATURES]))
+    optimizer = tfdp.DPSGD(1e6, 0.0, learning_rate=1.0, sampling=data.sampling)
+
+    @tf.function(input_signature=data.element_spec)
+    def step(x, y):
+        loss = tfdp.clipping.TwoTermLoss(
+            lambda x: tf.linalg.matvec(dropout(x, training=True), weights),
+            None,
+            batch=(x,),
+            aggregation=tfdp.clipping.TermWiseAggregation(1.0, 2),
+        )
+        optimizer.minimize(loss, [weights])
+
+    found = [weights.numpy()]
+    for batch in data:
+        step(*batch)
+        found.append(weights.numpy())
+    assert optimizer.released_steps() == (2, 0)
+    return [N * (a - b) for a, b in itertools.pairwise(found)]
+
+
+def assert_two_term_streams_are_secret():
+    found = [*two_term_updates(), *two_term_updates()]
+    for some, other in itertools.combinations(found, 2):
+        assert np.abs(some - other).max() > 0.01
+
+
+def test_streams_of_a_two_term_loss_are_secret():
+    assert_two_term_streams_are_secret()
+
+
+def test_known_streams_of_a_two_term_loss_are_caught(monkeypatch):
+    monkeypatch.setattr(random_streams, "make_secret", lambda loss, stream: None)
+    with pytest.raises(AssertionError):
+        assert_two_term_streams_are_secret()
