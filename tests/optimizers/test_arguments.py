@@ -12,7 +12,9 @@ from tfdp.optimizers import arguments
     [({}, "`l2_norm_clip` and `noise_multiplier`"), ({"l2_norm_clip": 1.0}, "`noise_multiplier`")],
 )
 def test_missing_arguments_are_named_for_the_users_class(cls, given, missing):
-    with pytest.raises(TypeError, match=f"^tfdp.{cls.__name__} must be given {missing}"):
+    with pytest.raises(
+        ValueError, match=f"^Argument {missing} must be given to tfdp.{cls.__name__}"
+    ):
         cls(**given)
 
 

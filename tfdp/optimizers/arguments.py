@@ -55,14 +55,14 @@ ENGINES: dict[str, type[ClippingEngine]] = {
 def required(
     optimizer: str, l2_norm_clip: float | None, noise_multiplier: float | None
 ) -> tuple[float, float]:
-    """Returns the clip and the noise; raises a TypeError that names those that were not given."""
+    """Returns the clip and the noise; raises a ValueError that names those that were not given."""
     if l2_norm_clip is None or noise_multiplier is None:
         given = {"l2_norm_clip": l2_norm_clip, "noise_multiplier": noise_multiplier}
         missing = [f"`{name}`" for name, value in given.items() if value is None]
-        raise TypeError(
-            f"tfdp.{optimizer} must be given {' and '.join(missing)}. A clip of 1.0 is a good "
-            "start; `tfdp.calibrate_noise_multiplier` finds the noise for a privacy budget, and "
-            "`tfdp.make_private` does all of it."
+        raise ValueError(
+            f"Argument {' and '.join(missing)} must be given to tfdp.{optimizer}. Received: None. "
+            "A clip of 1.0 is a good start; `tfdp.calibrate_noise_multiplier` finds the noise for "
+            "a privacy budget, and `tfdp.make_private` does all of it."
         )
     return l2_norm_clip, noise_multiplier
 
