@@ -56,6 +56,19 @@ def test_compiled_by_xla(name, options):
     assert_equals_loop(OnePassClipping(CLIP, **options), *FAST[name], jit_compile=True)
 
 
+def test_a_weight_without_dimensions_keeps_its_shape():
+    weight = tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def clipped(x):
+        losses, key = tf.reduce_sum(x, axis=1) * weight, tf.constant([1, 2], tf.int64)
+        return OnePassClipping(1.0).clipped_sum(losses, [weight], key).gradients[0]
+
+    found = clipped(tf.ones([4, 3]))
+    assert found.shape == []
+    assert float(found) == pytest.approx(4, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["swish", "custom gradients"])
 def test_custom_gradients_are_copied_for_the_vectorised_engine(name):
     assert_equals_loop(VectorizedClipping(CLIP), *FAST[name])
@@ -413,7 +426,8 @@ def test_poisson_batches_trace_the_step_once(jit_compile):
             return x
 
     x, y = support.small_data(300)
-    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=0)
+    padding = "buckets" if jit_compile else "none"
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=30, seed=0, padding=padding)
     model = tf.keras.Sequential([layers.Input([4]), Counting(), layers.Dense(3)])
     optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
     support.compiled(optimizer, model, jit_compile=jit_compile)

@@ -153,6 +153,10 @@ RULE_MODELS = {
     ("ResourceGather", 0): "embedding",
     ("FusedBatchNormV3", 1): "batch normalization, frozen statistics",
     ("FusedBatchNormV3", 2): "batch normalization, frozen statistics",
+    ("BroadcastTo", 0): "learned first state",
+    ("Tile", 0): "positions and a class token",
+    ("SparseMatMul", 1): "locally connected, 1d, 2",
+    ("SparseTensorDenseMatMul", 1): "locally connected, 1d, 3",
 }
 
 

@@ -120,7 +120,7 @@ def _with_trailing(tensor: tf.Tensor, trailing: Sequence[int], old: int) -> tf.T
     """Reshapes the last `old` axes of a tensor to `trailing`."""
     lead = tensor.shape[: tensor.shape.rank - old]
     if lead.num_elements() is not None:
-        return reshaped(tensor, [*lead, *trailing]) if lead.rank + len(trailing) else tensor
+        return reshaped(tensor, [*lead, *trailing])
     if lead.rank == 1:
         return reshaped(tensor, [tf.shape(tensor)[0], *trailing])
     return tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-old], trailing], 0))

@@ -118,6 +118,8 @@ class OnePassClipping(ClippingEngine):
                     plan, graph, handles, variables, mask, rows, most, clip, uniforms, expected
                 )
             else:
+                if plan.has_loops:  # Raises here, not once copies of the loops were differentiated.
+                    plan.contributions(rows, self._slow_gradients(graph, handles, variables))
                 sums, within, error = self._in_chunks(
                     graph, handles, variables, mask, rows, most, clip, uniforms, chunk
                 )

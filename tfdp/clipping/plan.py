@@ -80,6 +80,11 @@ class Plan:
             total += steps * _bytes_per_row(inner)
         return total
 
+    @property
+    def has_loops(self) -> bool:
+        """Whether the model has a loop."""
+        return self._graph.has_operation(_LOOP_TYPES)
+
     def report(self) -> Report:
         """What was decided, once `contributions` was called."""
         return Report(tuple(self.entries))
@@ -117,7 +122,7 @@ class Plan:
                     reasons[i] = str(error)
             result.append(contribution)
         slow_ones = self._connected([i for i, why in enumerate(reasons) if why is not None])
-        if slow_ones and self._graph.has_operation(_LOOP_TYPES):  # Not to be vectorised with them.
+        if slow_ones and self.has_loops:  # Not to be vectorised with them.
             raise NeedsWholeModel(
                 "The model has a loop, and one of its variables has no rule, so that all gradients "
                 "are clipped by the slower vectorised engine: "
