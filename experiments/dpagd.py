@@ -48,7 +48,7 @@ from experiments.dpagd_settings import DescentSettings, grown_precision, iterati
 from tfdp import _chacha
 from tfdp._streams import KeyStream
 from tfdp.accounting import RdpFilter
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.clipping import OnePassClipping
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.clipping.plan import Plan
@@ -121,8 +121,8 @@ class AdaptiveGradientDescent(tf.Module):
         self.budget = budget
         self._loss = loss
         self._source = dataclasses.replace(source, x=x, y=y)
-        self._sampling = sampling
-        self._selection = PoissonSampling(size, settings.selection_batch_size)
+        self._sampling = dataclasses.replace(sampling, padding=FULL)
+        self._selection = PoissonSampling(size, settings.selection_batch_size, padding=FULL)
         self._engine = OnePassClipping(settings.l2_norm_clip)
         use = next(source.uses)
         self._learning = KeyStream(source.seed, f"iterations {use}: learning")
@@ -263,9 +263,9 @@ class AdaptiveGradientDescent(tf.Module):
         return add_gaussian_noise(sums, [stddev] * len(sums), self._noise.next_key(position))
 
     @tf.autograph.experimental.do_not_convert
-    def _traced_sum(self, x: Any, y: Any) -> list[tf.Tensor]:
+    def _traced_sum(self, x: Any, y: Any, mask: tf.Tensor) -> list[tf.Tensor]:
         variables = self.model.trainable_variables
-        losses = self._loss(y, self.model(x, training=True))
+        losses = self._loss(y, self.model(x, training=True), sample_weight=mask)
         clipped = self._engine.clipped_sum(
             losses,
             variables,
@@ -313,13 +313,13 @@ class AdaptiveGradientDescent(tf.Module):
         return tf.minimum(index, tf.size(scores) - 1)
 
     @tf.autograph.experimental.do_not_convert
-    def _traced_loss(self, x: Any, y: Any) -> tf.Tensor:
+    def _traced_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tf.Tensor:
         """The sum of clipped losses of a batch, float64: what an example adds is in [0, clip]."""
-        losses = self._loss(y, self.model(x, training=False))
+        losses = self._loss(y, self.model(x, training=False), sample_weight=mask)
         losses = tf.cast(_by_row(losses), tf.float64)
         clip = tf.constant(self.settings.loss_clip, tf.float64)
         clipped = tf.where(tf.math.is_finite(losses), tf.clip_by_value(losses, 0.0, clip), clip)
-        return tf.reduce_sum(clipped)
+        return tf.reduce_sum(tf.where(mask, clipped, 0.0))
 
     # The state.
 

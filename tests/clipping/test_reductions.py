@@ -264,7 +264,7 @@ def _largest(y, prediction, sample_weight):
     ],
 )
 def test_other_reductions_are_refused(loss):
-    with pytest.raises(ValueError, match=r"one value per example.*sum or mean.*not known to be"):
+    with pytest.raises(ValueError, match=r"one value per example.*sum or mean"):
         clipped_sum(loss)
 
 
