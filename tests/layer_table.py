@@ -37,6 +37,9 @@ trainable weights in front of the layer and behind it:
 - **refused**: an error before the first step, because no gradient would belong to one example, or
   because the layer would keep a statistic of the batch.
 
+`RandomCrop`, and `recurrent_dropout` or the dropout of a cell in `RNN`, draw random numbers in
+loops or branches: on Poisson batches they need `padding="full"`.
+
 `print(optimizer.clipping.report(model))` says the same of your own model. This page is written by
 `python -m tests.layer_table --write`; a test compares it with what happens.
 

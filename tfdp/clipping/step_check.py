@@ -86,6 +86,7 @@ _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
 _minimizing: weakref.WeakSet = weakref.WeakSet()  # Functions in which `minimize` is called.
+_with_private_rows: weakref.WeakSet = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -114,11 +115,12 @@ def mark_data(tensors: Iterable[tf.Tensor]) -> None:
         _data_names.setdefault(tensor.graph, set()).add(tensor.name)
 
 
-def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
+def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) -> None:
     """Checks where a step is traced; and, once that is finished, all of its graph.
 
     Args:
       loss: What the step learns from.
+      rows_are_private: Whether the number of rows is that of the examples that were drawn.
 
     Raises:
       ValueError: The step is traced where data may have been mixed, or a statistic of the batch
@@ -146,6 +148,8 @@ def check_step(loss: tf.Tensor | TwoTermLoss) -> None:
     _check_place(here)
     _anchors.setdefault(here, set()).add(tf.no_op(name="minimize").name)
     _minimizing.update(step_graph.graphs_around(here))
+    if rows_are_private:
+        _with_private_rows.update(step_graph.graphs_around(here))
     _tie_to_outermost(here)
     watch(here)
 
@@ -236,7 +240,7 @@ def check_graph(graph: tf.Graph) -> None:
             return False
         _check_passed(op, inputs)
         check_type(op)
-        _check_write(flow, op, inputs, control)
+        _check_write(flow, op, inputs, control, graph in _with_private_rows)
         return True
 
     flow = Flow(visit, _own_loops, lambda g: _data_names.get(g, set()))
@@ -279,13 +283,19 @@ def is_allowed(kind: str) -> bool:
     return kind not in _PYTHON and definition is not None and not definition.is_stateful
 
 
-def _check_write(flow: Flow, op: tf.Operation, inputs: Sequence[Value], control: int) -> None:
-    if not (op.type.startswith(step_graph.WRITES) or (op.type in step_graph.GENERATORS and inputs)):
+def _check_write(
+    flow: Flow, op: tf.Operation, inputs: Sequence[Value], control: int, rows_are_private: bool
+) -> None:
+    forbidden = PRIVATE
+    if op.type in step_graph.GENERATORS and inputs:
+        # How many numbers are drawn may follow from the number of rows, if that is public.
+        forbidden = PRIVATE if rows_are_private else DATA
+    elif not op.type.startswith(step_graph.WRITES):
         return
     colors = control
     for value in inputs[1:]:
         colors |= value.colors
-    if not colors & PRIVATE:
+    if not colors & forbidden:
         return
     for handle in inputs[0].handles or {None}:
         if handle is None or not flow.is_metric(handle):

@@ -13,7 +13,7 @@ from tfdp._streams import KeyStream
 from tfdp._warnings import warn_user
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantile,
     ClippedSum,
@@ -276,7 +276,8 @@ class PrivateOptimizerMixin(PersistentState):
         if self._sampled is not None and self._sampled.padding == NONE:
             check_not_compiled()
         self._warn_without_sampling()
-        step_check.check_step(loss)
+        padding = None if self._sampled is None else self._sampled.padding
+        step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
         self._was_dp_gradients_called = True
         self.build(variables)
         self._inherit_from_graph()
