@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
-import logging
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,11 +11,10 @@ import tensorflow as tf
 
 from tfdp._streams import KeyStream
 from tfdp.accounting.sampling import FULL
-from tfdp.clipping import OnePassClipping, batch_state, loss_graph, step_check
+from tfdp.clipping import OnePassClipping, SlowClippingWarning, batch_state, loss_graph, step_check
 from tfdp.data.batches import PoissonBatches
 from tfdp.models.batch_normalization import BATCH_NORMALIZATION
 
-_LOGGER = logging.getLogger("tfdp")
 _REPLACE = "Use `model = tfdp.replace_batch_normalization(model)`."
 _STATELESS = "Use `stateful=False`."
 _NO_STATISTIC = "Normalize within the example: GroupNormalization, LayerNormalization."
@@ -420,9 +419,6 @@ def _text(error: Exception) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Leaves out warnings that are findings already."""
-    level = _LOGGER.level
-    _LOGGER.setLevel(logging.ERROR)
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowClippingWarning)
         yield
-    finally:
-        _LOGGER.setLevel(level)
