@@ -161,7 +161,8 @@ def test_slow_layers_have_a_remedy():
             self.w = self.add_weight("w", [shape[-1]])
 
         def call(self, x):
-            return tf.where(x > 0, self.w, 2 * self.w)
+            w = self.w.value()
+            return x * tf.where(x > 0, w, w)
 
     model = tf.keras.Sequential([layers.Dense(3, input_shape=[4]), Unknown(name="unknown")])
     with warnings.catch_warnings():
