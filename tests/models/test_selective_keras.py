@@ -147,15 +147,21 @@ def test_batches_of_its_own_are_not_taken():
 
 def test_a_fixed_dropout_seed_is_refused():
     base = tf.keras.Sequential([layers.Dropout(0.5, seed=1), layers.Dense(3)])
+    data = batches(padding="full")
     with pytest.raises(ValueError, match="fixed seed"):
-        compiled(optimizer(), base).fit(batches(), verbose=0)
+        compiled(optimizer(data=data), base).fit(data, verbose=0)
+    model = compiled(optimizer(), base)  # Without padding, streams are secret.
+    model.fit(batches(), steps_per_epoch=2, verbose=0)
+    assert model.optimizer.ledger.steps == 2
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_cap_that_is_reached_is_an_error_and_charged(jit_compile):
-    model = compiled(optimizer(threshold=NEVER, max_attempts=2), jit_compile=jit_compile)
+    data = batches(padding="buckets" if jit_compile else "none")
+    opt = optimizer(data=data, threshold=NEVER, max_attempts=2)
+    model = compiled(opt, jit_compile=jit_compile)
     with pytest.raises(tfdp.models.TooManyAttemptsError, match="max_attempts=2"):
-        model.fit(batches(), steps_per_epoch=2, verbose=0)
+        model.fit(data, steps_per_epoch=2, verbose=0)
     assert model.optimizer.ledger.steps == 1
 
 

@@ -92,16 +92,17 @@ class Accumulator:
                 use.fresh, new, tf.zeros_like(new)
             )
 
-        self._within_clip.assign(added(self._within_clip, clipped.within_clip))
+        written = [self._within_clip.assign(added(self._within_clip, clipped.within_clip))]
         if clipped.error is not None:
-            self._error.assign(added(self._error, clipped.error))
+            written.append(self._error.assign(added(self._error, clipped.error)))
         for variable, gradient in zip(variables, clipped.gradients, strict=True):
             if gradient is not None:
                 total = self._sums[variable.ref()]
-                total.assign(added(total, gradient))
-        self._draw.assign(use.draw)
+                written.append(total.assign(added(total, gradient)))
+        written.append(self._draw.assign(use.draw))
         count = self._count.assign(tf.where(use.fresh, tf.cast(use.chunk, tf.int32) + 1, 0))
-        return count >= self._steps
+        with tf.control_dependencies(written):  # The lock is kept until then.
+            return count >= self._steps
 
     def take(
         self, like: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]
