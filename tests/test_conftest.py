@@ -16,7 +16,7 @@ SEEN = []
 def drawn():
     """Secrets of tfdp: a key, and who is in the batches."""
     data = tfdp.data.poisson_batches(support.small_data(40), expected_batch_size=20)
-    batches = [x.numpy().tobytes() for x, _, _ in data]
+    batches = [x.numpy().tobytes() for x, _ in data]
     return KeyStream().secret().numpy().tobytes(), *batches
 
 

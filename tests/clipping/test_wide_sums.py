@@ -163,3 +163,19 @@ def test_clip_factors_without_a_margin_are_caught(monkeypatch):
     factors = made._factors([tf.square(rows[:, 0])], [0], tf.ones([2000], tf.bool), None, None)
     longest = np.max(np.abs(np.float64(factors.of_variable(0)) * rows[:, 0]))
     assert longest > 0.3 and longest <= 0.3 * (1 + 2.0**-21)
+
+
+@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_the_bound_says_nothing_of_the_number_of_rows(engine, chunk_size):
+    """Without padding that is private, and the noise follows from the bound."""
+    weights, clipping = tf.Variable(tf.ones([3])), engine(1.0, chunk_size=chunk_size)
+    clipping.wide_sums = True
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def error(x):
+        key = tf.constant([1, 2], tf.int64)
+        losses = tf.linalg.matvec(x, weights)
+        return clipping.clipped_sum(losses, [weights], key, most_rows=50).error
+
+    assert len({float(error(tf.ones([rows, 3]))) for rows in (1, 7, 50)}) == 1

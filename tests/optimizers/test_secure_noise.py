@@ -161,7 +161,12 @@ class NoGrid(tfdp.DPSGD):
 def sums_are_on_the_grid(cls=tfdp.DPSGD, jit_compile=None, chunk_size=None, **kwargs):
     """Checks what the base optimizer gets, times the divisor, in one step."""
     data = tfdp.data.poisson_batches(
-        (X, Y), expected_batch_size=32, seed=0, steps_per_epoch=1, chunk_size=chunk_size
+        (X, Y),
+        expected_batch_size=32,
+        seed=0,
+        steps_per_epoch=1,
+        chunk_size=chunk_size,
+        padding="buckets" if jit_compile else "none",
     )
     optimizer = cls(
         0.5, 1.0, learning_rate=1.0, sampling=data.sampling, secure_noise=True, **kwargs
