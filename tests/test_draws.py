@@ -97,7 +97,7 @@ def leave_a_second_chunk(monkeypatch):
     monkeypatch.setattr(_draws, "RECORD", _draws.DrawRecord())
     next(iter(batches(chunk_size=20, padding="full")))
     known = _draws.RECORD._variables[1]
-    known.assign(tf.where(tf.range(8) == _draws._CHUNK, tf.ones_like(known), known))
+    known.assign(tf.where(tf.range(9) == _draws._CHUNK, tf.ones_like(known), known))
 
 
 def test_an_unknown_batch_counts_whatever_the_record_holds(monkeypatch):
@@ -137,6 +137,33 @@ def test_a_forgotten_mask_is_refused():
     data = batches(padding="full")
     x, y, _ = next(iter(data))
     assert counted(trained(data.sampling), [(x, y)]) == (0, 0)
+
+
+def movement_by_an_empty_draw(monkeypatch):
+    """How far a step moves the weights, without noise, when nothing was drawn."""
+    nothing = tf.zeros([0], tf.int64)
+    monkeypatch.setattr("tfdp.data.poisson.draw_indices", lambda key, sampling: nothing)
+    x, y = np.random.default_rng(0).random([64, 6, 6, 1], dtype="float32"), Y
+    data = tfdp.data.poisson_batches((x, y), expected_batch_size=1, steps_per_epoch=2)
+    # (On no rows at all, TensorFlow's convolutions fail on CPUs.)
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Conv2D(2, 3), tf.keras.layers.Flatten(), tf.keras.layers.Dense(3)]
+    )
+    model.build([None, 6, 6, 1])
+    support.compiled(tfdp.DPSGD(1.0, 0.0, sampling=data.sampling, learning_rate=1.0), model)
+    before = support.flat(model.get_weights())
+    model.fit(data, verbose=0)
+    assert model.optimizer.released_steps() == (2, 0)
+    return np.linalg.norm(support.flat(model.get_weights()) - before)
+
+
+def test_an_empty_draw_is_a_step_without_examples(monkeypatch):
+    assert movement_by_an_empty_draw(monkeypatch) == 0
+
+
+def test_the_row_that_stands_for_none_is_told_from_an_example(monkeypatch):
+    monkeypatch.setattr("tfdp.clipping.ClippedSum.unless", lambda clipped, empty: clipped)
+    assert movement_by_an_empty_draw(monkeypatch) > 0.1
 
 
 def test_a_batch_without_its_weights_is_a_draw():

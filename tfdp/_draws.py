@@ -29,7 +29,7 @@ _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
 _ENTRIES = 2**13
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE = slice(0, 4), 4, 5, 6, 7
+_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 4), 4, 5, 6, 7, 8
 # Of what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
@@ -48,11 +48,14 @@ class Use:
       fresh: Whether it is an unused draw, sampled as the optimizer says; a scalar bool.
       draw: Number of the draw, a scalar int64.
       chunk: Which of the chunks of that draw it is, from 0, a scalar int64.
+      empty: Whether nothing was drawn, so that its only row is no example, a scalar bool; None if
+        that cannot be.
     """
 
     fresh: tf.Tensor
     draw: tf.Tensor
     chunk: tf.Tensor
+    empty: tf.Tensor | None = None
 
 
 class DrawRecord:
@@ -74,7 +77,7 @@ class DrawRecord:
                         shape=[_SLOTS, None],
                     ),
                     tf.Variable(
-                        tf.fill([_SLOTS, 8], tf.constant(_NOTHING, tf.int64)), trainable=False
+                        tf.fill([_SLOTS, 9], tf.constant(_NOTHING, tf.int64)), trainable=False
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
                     tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
@@ -96,6 +99,7 @@ class DrawRecord:
         chunk: tf.Tensor | int,
         mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
+        rows: tf.Tensor | int = 1,
     ) -> tf.Operation:
         """Enters a draw, in the graph being built.
 
@@ -106,6 +110,7 @@ class DrawRecord:
           chunk: Which of its chunks this is.
           mask: Weights by which rows of padding are left out, `[rows]`; None without padding.
           tensors: The tensors of the batch, `[rows, ...]` each.
+          rows: How many rows were drawn; 0 if the only row stands for none.
         """
         prints, known, counter, _, _ = self._made()
         entry = _next_number(counter)
@@ -113,7 +118,7 @@ class DrawRecord:
         own = own if mask is not None else tf.pad(own, [[1, 0]], constant_values=_NOTHING)
         width = tf.shape(prints.read_value())[1]
         own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
-        facts = [*_facts(sampling), draw, chunk, entry + 1, source]
+        facts = [*_facts(sampling), draw, chunk, entry + 1, source, rows]
         facts = tf.stack([tf.cast(fact, tf.int64) for fact in facts])
         where = tf.reshape(entry % _SLOTS, [1, 1])
         with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
@@ -181,7 +186,7 @@ class DrawRecord:
             with tf.control_dependencies([before]):
                 mark = tf.IndexedSlices(tf.where(fresh, number, before), slot)
                 marks.scatter_update(mark)
-            return Use(fresh, use.draw, use.chunk)
+            return dataclasses.replace(use, fresh=fresh)
 
     def _marks_on_device(self) -> tf.Variable:
         """Numbers of the draws that were used, where compiled functions can write them."""
@@ -209,7 +214,7 @@ class DrawRecord:
 
     def _look_up(
         self, wanted: tf.Tensor, of_mask: tf.Tensor, own: tf.Tensor, following: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Looks fingerprints up, of the mask `[0 or 1]`, and marks what is found as used."""
         prints, known, _, _, uses = self._made()
         with tf.control_dependencies([of_mask, own]):  # Once the batch is there, so is its entry.
@@ -237,7 +242,7 @@ class DrawRecord:
         with tf.control_dependencies([counted]):
             after = tf.gather(uses.read_value(), slot)
         fresh = tf.logical_and(tf.reduce_any(found), after == unused + 1)
-        return fresh, facts[_DRAW], facts[_CHUNK]
+        return fresh, facts[_DRAW], facts[_CHUNK], facts[_ROWS] == 0
 
     def _made(self) -> tuple[tf.Variable, ...]:
         if not self._variables:

@@ -320,13 +320,15 @@ class SameInEveryStep(OnePassClipping):
 class NumberForEachVariable(OnePassClipping):
     """Mutant: variables have numbers of their own."""
 
+    def _groups(self, variables):
+        return [i % 2 for i in range(len(variables))]
+
     def _factors(self, squares, group_of, keep, clip, uniforms):
-        factors = super()._factors(squares, group_of, keep, clip, uniforms)
-        other = super()._factors(squares, group_of, keep, clip, tf.reverse(uniforms, [0]))
+        together = [0] * len(group_of)
+        factors = super()._factors(squares, together, keep, clip, uniforms)
+        other = super()._factors(squares, together, keep, clip, tf.reverse(uniforms, [0]))
         by_group = tf.concat([factors.by_group, other.by_group], axis=1)
-        return type(factors)(
-            by_group, factors.bad, factors.within_clip, [i % 2 for i in range(len(group_of))]
-        )
+        return type(factors)(by_group, factors.bad, factors.within_clip, list(group_of))
 
 
 @pytest.mark.parametrize("mutant", [OneNumberForAll, SameInEveryStep, NumberForEachVariable])

@@ -153,7 +153,11 @@ def test_chunks_hold_the_same_batches():
     chunks = collect(parts)
     assert max(map(len, chunks)) <= 7
     joined = [sum(chunks[i : i + steps], ()) for i in range(0, len(chunks), steps)]
-    assert joined == collect(whole)
+
+    def without_zeros(drawn):  # A row of zeros stands for a chunk of no examples.
+        return [[label for label in batch if label] for batch in drawn]
+
+    assert without_zeros(joined) == without_zeros(collect(whole))
 
 
 def test_padded_chunks_have_one_size():

@@ -73,6 +73,20 @@ class ClippedSum:
     noise_scales: list[float | tf.Tensor] | None = None
     error: tf.Tensor | None = None
 
+    def unless(self, empty: tf.Tensor | None) -> "ClippedSum":
+        """Returns the sum over no examples if `empty`, a scalar bool, is true; else this one."""
+        if empty is None:
+            return self
+
+        sums = [self.within_clip, *[g for g in self.gradients if g is not None]]
+        found = tf.cond(  # Nothing is copied where there are examples.
+            empty, lambda: [tf.zeros_like(total) for total in sums], lambda: list(sums)
+        )
+        within, *rest = tf.nest.flatten(found)
+        left = iter(rest)
+        gradients = [None if g is None else next(left) for g in self.gradients]
+        return dataclasses.replace(self, gradients=gradients, within_clip=within)
+
 
 class ClippingEngine(abc.ABC):
     """Computes sums of clipped gradients, and knows their sensitivity.

@@ -129,7 +129,7 @@ def _batches(
         batch = source.rows(indices, padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
         entered = _draws.RECORD.enter(
-            sampling, own_number, number, chunk, mask, tf.nest.flatten(tensors)
+            sampling, own_number, number, chunk, mask, tf.nest.flatten(tensors), tf.size(indices)
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)

@@ -60,25 +60,32 @@ class PoissonSource:
 
         Returns:
           `(x, y)`; with padding or weights `(x, y, weights)`. Without weights of the examples,
-          `weights` is a mask, bool.
+          `weights` is a mask, bool. If there are no indices, one row of zeros: some of TensorFlow's
+          operations, convolutions among them, fail on none.
         """
-        mask = indices < self.dataset_size
-        safe = tf.where(mask, indices, 0) if padded else indices
-        data = (
-            (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
-        )
-        rows = tf.nest.map_structure(lambda values: tf.gather(values, safe), data)
+        if padded:
+            return _open(self._padded(indices))
+        rows = self._gathered(indices)
+        zeros = tf.nest.map_structure(lambda t: tf.zeros([1, *t.shape[1:]], t.dtype), rows)
+        return _open(tf.cond(tf.size(indices) > 0, lambda: rows, lambda: zeros))
+
+    def _gathered(self, indices: tf.Tensor) -> tuple:
+        weights = () if self.sample_weight is None else (self.sample_weight,)
+        data = (self.x, self.y, *weights)
+        rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
         if self.transform is not None:
             rows = (*_transformed(rows[:2], self.transform), *rows[2:])
-        if padded:
+        return rows
 
-            def masked(taken: tf.Tensor) -> tf.Tensor:
-                keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
-                return tf.where(keep, taken, tf.zeros([], taken.dtype))
+    def _padded(self, indices: tf.Tensor) -> tuple:
+        mask = indices < self.dataset_size
 
-            rows = tf.nest.map_structure(masked, rows)
-            rows = rows if len(rows) == 3 else (*rows, mask)
-        return _open(rows)
+        def masked(taken: tf.Tensor) -> tf.Tensor:
+            keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
+            return tf.where(keep, taken, tf.zeros([], taken.dtype))
+
+        rows = tf.nest.map_structure(masked, self._gathered(tf.where(mask, indices, 0)))
+        return rows if len(rows) == 3 else (*rows, mask)
 
 
 def draw_indices(key: tf.Tensor, sampling: PoissonSampling) -> tf.Tensor:

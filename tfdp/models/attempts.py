@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._streams import KeyStream
-from tfdp.accounting.sampling import NONE, PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, NONE, PoissonSampling
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import read_loss
 from tfdp.data.source import PoissonSource
@@ -29,6 +29,8 @@ class Attempts:
     def __init__(self, model: tf.keras.Model, data: PoissonSource, padding: str):
         self._model = model
         self.data = data
+        # With weights, by which a batch of no examples is told; and no random places are needed.
+        padding = BUCKETS if padding == NONE else padding
         self._sampling = PoissonSampling(data.dataset_size, 1, padding=padding)
         x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
         self._on_device = dataclasses.replace(data, x=x, y=y)
@@ -40,7 +42,7 @@ class Attempts:
         batch = tf.nest.map_structure(_open_spec, (x, y))
         if data.sample_weight is not None:
             batch = (*batch, _open_spec(data.sample_weight))
-        elif padding != NONE:
+        else:
             batch = (*batch, tf.TensorSpec([None], tf.bool))
         self.traced_step: Any = None  # The model's training step, for `run_eagerly`.
         self._prepared: tuple[Any, Any, Shadows, Shadows] | None = None
@@ -72,7 +74,7 @@ class Attempts:
             old = _loss_on(validation, validate, scratch)
             candidate.call(update, *train, position)
             new = _loss_on(validation, validate, scratch)
-            accepted = optimizer.accepts(old, new, self._examples(validation, old), position)
+            accepted = optimizer.accepts(old, new, tf.cast(validation[-1], tf.bool), position)
             # A rejected update is kept nowhere.
             tf.cond(accepted, lambda: self._commit(candidate), candidate.reset)
             scratch.reset()
@@ -81,12 +83,6 @@ class Attempts:
     def _draw(self, key: tf.Tensor, expected_batch_size: int) -> tuple:
         sampling = dataclasses.replace(self._sampling, expected_batch_size=expected_batch_size)
         return self._on_device.draw(key, sampling)
-
-    def _examples(self, batch: tuple, loss: ValidationLoss) -> tf.Tensor:
-        """Which rows of a batch are examples, bool `[rows]`."""
-        if self._sampling.padding == NONE:
-            return tf.ones_like(loss.rows, tf.bool)
-        return tf.cast(batch[-1], tf.bool)
 
     def prepare(self) -> tuple[Any, Any, Shadows, Shadows]:
         """Traces and checks what attempts are made of; best outside of graphs, and only once.

@@ -291,6 +291,7 @@ class PrivateOptimizerMixin(PersistentState):
                 clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
             with step_check.own_operations():
                 use = self._count_before(clipped, variables)
+                clipped = clipped.unless(use.empty)
         self._clipped = (clipped, variables, use)
         return list(zip(clipped.gradients, variables, strict=True))
 

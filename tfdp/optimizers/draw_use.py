@@ -47,6 +47,8 @@ def use_of(
         others = [tensor for tensor in clipped.batch if tensor is not mask]
         following = None if accumulator is None else accumulator.next
         use = _draws.RECORD.take(sampling, mask, others, following)
+    if sampling.padding != NONE:
+        use = dataclasses.replace(use, empty=None)  # The weights of its rows say so.
     if accumulator is None:
         return use
     return dataclasses.replace(use, fresh=tf.logical_and(use.fresh, accumulator.fits(use)))
