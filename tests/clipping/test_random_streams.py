@@ -132,6 +132,42 @@ def test_all_engines_use_the_numbers_of_the_forward_pass():
         assert optimizer.own_steps() == 2
 
 
+def by_time(x):
+    """Draws with the examples on the second axis."""
+    return tf.transpose(tf.nn.dropout(tf.transpose(x, [1, 0, 2]), 0.5), [1, 0, 2])
+
+
+LAYOUTS = {
+    "several rows for an example": lambda: layers.TimeDistributed(layers.Dropout(0.5)),
+    "examples on another axis": lambda: layers.Lambda(by_time),
+    "shared by all examples": lambda: layers.Lambda(lambda x: x + tf.random.normal([10, 5])),
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "chunk_size"), [("one_pass", None), ("one_pass", 7), ("vectorized", None)]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numbers_may_be_laid_out_in_any_way(layout, engine, chunk_size):
+    data = batches()
+    model = tf.keras.Sequential(
+        [
+            layers.Input([FEATURES]),
+            layers.Reshape([10, 5]),
+            layers.Dense(5),
+            LAYOUTS[layout](),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+    optimizer = tfdp.DPSGD(1.0, 0.0, sampling=data.sampling, engine=engine)
+    optimizer.clipping.chunk_size = chunk_size
+    model.compile(optimizer, lambda y, out: tf.square(out[:, 0] - 1))
+    model.fit(data, verbose=0)
+    assert optimizer.own_steps() == 2
+    assert all(np.all(np.isfinite(w)) for w in model.get_weights())
+
+
 def in_a_loop(x):
     def body(i, h):
         return i + 1, h + tf.random.uniform([])

@@ -33,6 +33,21 @@ _HOW_TO_FIX_THE_LOSS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Random numbers from a secret stream; see `random_streams`.
+
+    Attributes:
+      numbers: What an operation drew.
+      shape: The tensor that says of which shape.
+      of_rows: The numbers of each row, `[rows, numbers]`; None if all rows share them.
+    """
+
+    numbers: tf.Tensor
+    shape: tf.Tensor
+    of_rows: tf.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
 class LossGraph:
     """The loss of a batch, split into examples and what is public.
 
@@ -48,7 +63,7 @@ class LossGraph:
         is zero do not count. None if there is none.
       sources: Of operations that were copied from another graph, by name: the originals, where
         these are calls of functions.
-      drawn: Random numbers of the rows, `[rows, ...]`, from a secret stream; see `random_streams`.
+      drawn: The random numbers that the losses are computed from.
     """
 
     terms: list[tf.Tensor]
@@ -57,12 +72,12 @@ class LossGraph:
     batch: list[tf.Tensor]
     mask: tf.Tensor | None
     sources: dict[str, tf.Operation] = dataclasses.field(default_factory=dict)
-    drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    drawn: list[Drawn] = dataclasses.field(default_factory=list)
 
     @property
     def tensors(self) -> list[tf.Tensor]:
         """All that belongs to the rows: the batch, and the random numbers that were drawn."""
-        return [*self.batch, *self.drawn]
+        return [*self.batch, *[d.of_rows for d in self.drawn if d.of_rows is not None]]
 
     def keeps(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns which rows count, bool `[rows]`.
@@ -107,8 +122,11 @@ class LossGraph:
           ValueError: The graph holds the batch's size, so that it cannot compute other rows.
         """
         target = tf.compat.v1.get_default_graph()
-        operations, boundary = cone(self.terms, self._inputs() | {t.ref() for t in self.drawn})
         of_row = {t.name: row for t, row in zip(self.tensors, rows, strict=True)}
+        drawn = self._drawn_at(of_row)
+        of_row |= {a.numbers.name: b.numbers for a, b in zip(self.drawn, drawn, strict=True)}
+        stop = self._inputs() | {d.numbers.ref() for d in self.drawn}
+        operations, boundary = cone(self.terms, stop)
         known = {t.name: of_row[t.name] if t.name in of_row else bring(t, target) for t in boundary}
         replaced = vectorizable.gradient_of if vectorizable_gradients else lambda op: None
         try:
@@ -121,10 +139,32 @@ class LossGraph:
             terms=copies[: len(self.terms)],
             vectors=copies[len(self.terms) :],
             regularizer=None,
-            batch=list(rows),
+            batch=list(rows[: len(self.batch)]),
             mask=None if self.mask is None else of_row[self.mask.name],
             sources=originals,
+            drawn=drawn,
         )
+
+    def _drawn_at(self, of_row: dict[str, tf.Tensor]) -> list[Drawn]:
+        """Returns what the rows have drawn, shaped as the computation of these rows asks for.
+
+        Which number of a row goes where makes no difference: they are independent and alike.
+        """
+        target = tf.compat.v1.get_default_graph()
+        shapes = [d.shape for d in self.drawn]
+        operations, boundary = cone(shapes, self._inputs())
+        known = {t.name: of_row[t.name] if t.name in of_row else bring(t, target) for t in boundary}
+        copies = graph_copy.copy(operations, shapes, known)[0]
+        drawn = []
+        for known_as, shape in zip(self.drawn, copies, strict=True):
+            if known_as.of_rows is None:
+                drawn.append(Drawn(bring(known_as.numbers, target), shape, None))
+                continue
+            own = of_row[known_as.of_rows.name]
+            numbers = tf.reshape(own, shape)
+            numbers.set_shape(known_as.numbers.shape)
+            drawn.append(Drawn(numbers, shape, own))
+        return drawn
 
     def regularizer_gradients(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
         """The gradients of the regulariser by variables, given by their handles, or None."""
@@ -278,13 +318,23 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         and t.shape.rank == 1
         and all(reductions.is_factor(t, vector) for vector in vectors)
     ]
+    with loss.graph.as_default():
+        rows = tf.shape(batch[0])[0]
+        drawn = [
+            Drawn(
+                numbers,
+                random_streams.shape_of(numbers),
+                None if numbers.shape.is_fully_defined() else tf.reshape(numbers, [rows, -1]),
+            )
+            for numbers in random_streams.drawn_in(operations)
+        ]
     return LossGraph(
         terms=terms,
         vectors=vectors,
         regularizer=tf.add_n(public) if public else None,
         batch=batch,
         mask=masks[-1] if masks else None,
-        drawn=random_streams.drawn_in(operations),
+        drawn=drawn,
     )
 
 

@@ -121,7 +121,7 @@ class OnePassClipping(ClippingEngine):
                 if plan.has_loops:  # Raises here, not once copies of the loops were differentiated.
                     plan.contributions(rows, self._slow_gradients(graph, handles, variables))
                 sums, within, error = self._in_chunks(
-                    graph, handles, variables, mask, rows, most, clip, uniforms, chunk
+                    plan, graph, handles, variables, mask, rows, most, clip, uniforms, chunk
                 )
         except NeedsWholeModel as reason:
             return self._left_to_vectorized(
@@ -202,7 +202,7 @@ class OnePassClipping(ClippingEngine):
         error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))
         return [None if c is None else next(sums) for c in contributions], within, error
 
-    def _in_chunks(self, graph, handles, variables, mask, rows, most, clip, uniforms, chunk):
+    def _in_chunks(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms, chunk):
         """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
         count = (rows + chunk - 1) // chunk
         size = (rows + count - 1) // tf.maximum(count, 1)
@@ -218,10 +218,11 @@ class OnePassClipping(ClippingEngine):
             local = [loss_graph.bring(handle, here) for handle in handles]
             keep = cut(mask, start, size)
             keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
-            plan = Plan(part, local, variables)  # The same operations: as proven as the whole.
+            # The same operations: as proven as the whole.
+            part_plan = Plan(part, local, variables, whole=plan)
             numbers = cut(uniforms, start, size)
             new, more, lost = self._sums_of(
-                plan, part, local, variables, keep, size, most, clip, numbers, chunk
+                part_plan, part, local, variables, keep, size, most, clip, numbers, chunk
             )
             connected[:] = [n is not None for n in new]
             sums = [

@@ -30,6 +30,7 @@ class Plan:
       graph: The loss.
       handles: The variables' handles in its graph.
       variables: The variables.
+      whole: Of a part of a batch, the plan for all of it.
 
     Attributes:
       fallback: Why nothing is proven of the model, or None.
@@ -43,6 +44,7 @@ class Plan:
         graph: loss_graph.LossGraph,
         handles: Sequence[tf.Tensor],
         variables: Sequence[tf.Variable],
+        whole: "Plan | None" = None,
     ):
         self._graph, self._handles, self._variables = graph, handles, variables
         operations = graph.operations()
@@ -53,9 +55,15 @@ class Plan:
         found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
         self._calls: dict[str, RecurrentCall] = {k: v for k, v in found.items() if v is not None}
         special = {name: recurrent_transfer(call) for name, call in self._calls.items()}
-        self._analysis = RowAnalysis(operations, graph.batch, special)
+        given = {} if whole is None else whole.states_of_drawn(graph)
+        self._analysis = RowAnalysis(operations, graph.batch, special, given)
         self.fallback = self._unproven()
         self.entries: list[Entry] = []
+
+    def states_of_drawn(self, part: loss_graph.LossGraph) -> dict:
+        """Returns where the random numbers of a part hold the examples, by reference: as here."""
+        pairs = zip(part.drawn, self._graph.drawn, strict=True)
+        return {own.numbers.ref(): self._analysis.state(d.numbers) for own, d in pairs}
 
     def _unproven(self) -> str | None:
         for vector in self._graph.vectors:

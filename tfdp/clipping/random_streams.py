@@ -79,15 +79,17 @@ def make_secret(loss: tf.Tensor, stream: KeyStream) -> None:
 
 
 def drawn_in(operations: Iterable[tf.Operation]) -> list[tf.Tensor]:
-    """Returns the random numbers of rows, `[rows, ...]`, that operations draw by secret keys."""
+    """Returns the random numbers that operations draw by secret keys."""
     return [
         op.outputs[0]
         for op in operations
-        if op.outputs
-        and op.outputs[0].name in _secret.get(op.graph, ())
-        and op.outputs[0].shape.rank
-        and op.outputs[0].shape[0] is None
+        if op.outputs and op.outputs[0].name in _secret.get(op.graph, ())
     ]
+
+
+def shape_of(drawn: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor that says of which shape random numbers are drawn."""
+    return drawn.op.inputs[0]
 
 
 def hide_counts(graph: tf.Graph) -> None:

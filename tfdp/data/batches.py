@@ -11,9 +11,9 @@ from tfdp.data.source import PoissonSource
 
 # What leaves every element as it was drawn, and no draw delivered twice.
 _KEEPING = ("prefetch", "repeat", "skip", "take", "with_options")
-# What reads the elements, or says something of them. (`for` in a `tf.function` reads by the last.)
 # The function by which Keras weighs classes.
 _OF_CLASS_WEIGHTS = "_make_class_weight_map_fn.<locals>._class_weights_map_fn"
+# What reads the elements, or says something of them. (`for` in a `tf.function` reads by the last.)
 _READING = frozenset(
     {"as_numpy_iterator", "cardinality", "element_spec", "options", "name"}
     | {"reduce", "scan", "take_while"}
