@@ -40,7 +40,7 @@ CLASSES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What to train.
+    """A case to train.
 
     Attributes:
       model: A key of `MODELS`.
@@ -59,7 +59,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a step took: wall-clock seconds, and CPU seconds of all threads."""
+    """The time of a step: wall-clock seconds, and CPU seconds of all threads."""
 
     wall: float
     cpu: float
@@ -67,7 +67,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was measured of a case.
+    """The measurements of a case.
 
     Attributes:
       variables: Number of trained variables.

@@ -55,7 +55,7 @@ Layers of `tf.keras.layers.experimental` that are not listed are those above.
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a step did with a layer.
+    """The outcome of a step with a layer.
 
     Attributes:
       engine: `ONE_PASS`, `VECTORIZED`, `REFUSED`, or `DEFECT` if it failed otherwise.

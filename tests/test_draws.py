@@ -140,7 +140,7 @@ def test_a_forgotten_mask_is_refused():
 
 
 def movement_by_an_empty_draw(monkeypatch):
-    """How far a step moves the weights, without noise, when nothing was drawn."""
+    """Returns the length of the update of noise-free steps in which nothing was drawn."""
     nothing = tf.zeros([0], tf.int64)
     monkeypatch.setattr("tfdp.data.poisson.draw_indices", lambda key, sampling: nothing)
     x, y = np.random.default_rng(0).random([64, 6, 6, 1], dtype="float32"), Y

@@ -96,7 +96,7 @@ class Traced:
 
 
 def row_lengths(part, array, count):
-    """How many entries each of `count` examples has, by a part of a ragged tensor."""
+    """Returns the number of entries of each of `count` examples, by a part of a ragged tensor."""
     if part in ("ids", "indices"):
         ids = array[:, 0] if part == "indices" else array
         if list(ids) != sorted(ids) or not all(0 <= i < count for i in ids):
@@ -115,7 +115,7 @@ def joined(arrays, rows):
 
 
 def may_be(values, array):
-    """Whether what is known of the entries of a public array is true."""
+    """Returns whether what is known of the entries of a public array is true."""
     if values is None:
         return True
     entries = np.ravel(array)

@@ -15,7 +15,7 @@ def classifier(layer):
 
 
 def differences(model, x, jit_compile=False):
-    """How far the unclipped sum is from TensorFlow's gradient, of the same random numbers."""
+    """Returns the distance of the unclipped sum from TensorFlow's gradient, of the same draws."""
     loss, weights = support.crossentropy(), model.trainable_variables
 
     def run(x, y):

@@ -20,7 +20,7 @@ def test_equal_constants_are_one_operation():
 
 
 def test_constants_wait_for_nothing():
-    """What else uses them may have to run before the first user."""
+    """Tests that they wait for nothing: other users may have to run first."""
     with tf.Graph().as_default(), tf.control_dependencies([tf.no_op()]):
         assert not constant(7).op.control_inputs
 

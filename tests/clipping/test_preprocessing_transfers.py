@@ -187,7 +187,7 @@ PROVEN = {
 
 
 def stored(x):
-    """What examples have stored in a table."""
+    """Returns values that examples have stored in a table."""
     MUTABLE.insert(names(x), x)
     return MUTABLE.lookup(names(x))
 

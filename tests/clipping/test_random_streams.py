@@ -25,7 +25,7 @@ def batches(padding="none", **kwargs):
 
 
 def updates(layer, data, jit_compile=False, engine="one_pass"):
-    """What two steps add to the weights behind a layer: sums of the values that it returns."""
+    """Returns two updates of the weights behind a layer: sums of the values that it returns."""
     tf.keras.utils.set_random_seed(1)
     dense = layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = tf.keras.Sequential([layers.Input([FEATURES]), layer(), dense])

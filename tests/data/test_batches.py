@@ -59,7 +59,7 @@ CLASS_WEIGHTS = {0: 0.25, 1: 0.0, 2: 2.0}
 
 
 def update_with(class_weight=None, sample_weight=None, padding="none"):
-    """What a step adds to the weights, all examples in its batch; and how many steps count."""
+    """Returns the update of a step with all examples in its batch, and the steps that count."""
     parts = (X, Y) if sample_weight is None else (X, Y, sample_weight)
     data = tfdp.data.poisson_batches(
         parts, expected_batch_size=64, steps_per_epoch=1, padding=padding

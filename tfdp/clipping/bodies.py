@@ -20,7 +20,7 @@ from tfdp.clipping.uses import CannotUse, Site, by_example, rows_of, unchanged
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What a rule needs of a site.
+    """The tensors of a site that its rule needs.
 
     Attributes:
       data: Its inputs that hold examples, `[rows, each, ...]`, others None.

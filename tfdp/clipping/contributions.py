@@ -199,7 +199,7 @@ class OuterProducts(Contribution):
 
     @property
     def _narrow_first(self) -> bool:
-        """Whether gradients are instantiated as `[p, d]`, not `[d, p]`: the faster product."""
+        """Returns whether gradients are instantiated as `[p, d]`, which is then faster."""
         return self.fan_in < self.fan_out
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def has_loops(self) -> bool:
-        """Whether the model has a loop."""
+        """Returns whether the model has a loop."""
         return self._graph.has_operation(_LOOP_TYPES)
 
     def report(self) -> Report:

@@ -62,7 +62,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """How many variables have a rule, in one sentence."""
+        """Says in one sentence how many variables have a rule."""
         slow, count = len(self.slow), len(self.entries)
         if not slow:
             return f"All of the {count} variables are on the fast path."
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def warning(self) -> str | None:
-        """What is slow, why, and what to do; None if nothing is."""
+        """Says what is slow, why, and what to do; None if nothing is."""
         remedy = (
             "Steps take longer, often several times as long; the guarantee is the same. "
             "`print(optimizer.clipping.report())` lists all variables. Write such a layer with "

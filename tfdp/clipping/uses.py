@@ -22,7 +22,7 @@ class CannotUse(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """How the weights of a site follow from the value of a variable.
+    """The way in which the weights of a site follow from the value of a variable.
 
     The same numbers in another shape, or negated: norms of gradients are the same. Or, if there is
     an `end`, what is computed from the variable and from public values.

@@ -119,7 +119,7 @@ class WeightedSums:
         return max(1, devices.working_set_bytes() // (4 * max(1, self._floats_per_row())))
 
     def _fits(self, expected_rows: int | None) -> bool:
-        """Whether all rows are worked on at once."""
+        """Returns whether all rows are worked on at once."""
         if not self._floats_per_row():
             return True
         if expected_rows is None:
@@ -246,7 +246,7 @@ class Part:
         return self._known[tensor.ref()]
 
     def _limits_of(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """What all tensors of a shape have in common."""
+        """Returns the limits of a part, which all tensors of a shape share."""
         rest = tensor.shape[1:]
         if not rest.is_fully_defined():
             begin = tf.pad([self._start], [[0, rest.rank]])

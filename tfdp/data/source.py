@@ -169,7 +169,7 @@ def _permutation(words: tf.Tensor) -> tf.Tensor:
 
 
 def _transformed(rows: tuple, transform: Transform) -> tuple:
-    """What a function of one example makes of rows, each by itself."""
+    """Applies a function of one example to each row."""
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
     outputs = tf.function(transform).get_concrete_function(*specs).structured_outputs
     made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)

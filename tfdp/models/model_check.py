@@ -63,7 +63,7 @@ class Validation:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing would be refused."""
+        """Returns whether nothing would be refused."""
         return not any(finding.refused for finding in self.findings)
 
     def check(self) -> None:
@@ -401,7 +401,7 @@ def _named(layer: Any) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether an error is raised by the library, and not by Keras or TensorFlow."""
+    """Returns whether an error is raised by the library, and not by Keras or TensorFlow."""
     trace = error.__traceback__
     module = ""
     while trace is not None:

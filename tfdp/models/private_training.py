@@ -287,7 +287,7 @@ def _check_model(model: Any, batches: PoissonBatches, loss: Any) -> None:
 
 
 def _spent(model: Any) -> list:
-    """What the model's weights have cost already."""
+    """Returns the ledgers of the steps that the model's weights have cost already."""
     ledger = record_ledger.ledger_of_model(model)
     return [] if ledger is None else [ledger]
 

@@ -15,7 +15,7 @@ _PASSES = 8
 
 @function_transfers("PartitionedCall", "StatefulPartitionedCall")
 def call(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], RowAnalysis | None]:
-    """What the function makes of the states of its arguments."""
+    """Returns the states of the results, from those of the arguments."""
     graph = _graph(op, "f")
     if graph is None:
         return unproven(op, "its function cannot be read"), None

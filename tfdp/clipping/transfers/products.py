@@ -7,7 +7,7 @@ from tfdp.clipping.states import Public, Rows, State
 
 
 def transposes(op: tf.Operation) -> tuple[bool, bool]:
-    """Whether a matrix product transposes its sides."""
+    """Returns whether a matrix product transposes its sides."""
     plain = op.type in ("MatMul", "SparseMatMul")
     names = ("transpose_a", "transpose_b") if plain else ("adj_x", "adj_y")
     return op.get_attr(names[0]), op.get_attr(names[1])
