@@ -76,6 +76,25 @@ def truncation_probability(rows: int, dataset_size: int, sampling_probability: f
     return float(scipy.stats.binom.sf(rows, sizes, sampling_probability).max())
 
 
+@functools.cache
+def padded_part_size(sampling: "PoissonSampling") -> int:
+    """The most rows of the batch of one part, where a data set is in parts that sample apart.
+
+    All parts together exceed their rows with no more probability than the whole data set exceeds
+    its own, which is what ledgers charge: this holds by the union bound.
+    """
+    whole = dataclasses.replace(sampling, parts=1, largest_part=None)
+    low, high = 1, sampling.part_size + 1
+    while low < high:
+        middle = (low + high) // 2
+        tau = truncation_probability(middle, sampling.part_size, sampling.sampling_probability)
+        if sampling.parts * tau <= whole.truncation_probability:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling:
     """How batches are sampled: each example is in each batch with probability q = B / N.
@@ -86,17 +105,28 @@ class PoissonSampling:
       gradient_accumulation_steps: Chunks that one logical batch is delivered in.
       padding: "none": a batch has as many rows as it has examples. "buckets": it is padded to one
         of `bucket_sizes`, by rows whose weight is zero. "full": to `padded_batch_size`.
+      parts: Disjoint parts of the data set, each with a batch of its own in every step; together
+        they are one Poisson sample of the whole. See `tfdp.data.distributed_poisson_batches`.
+      largest_part: Number of examples in the largest part; None: all.
     """
 
     dataset_size: int
     expected_batch_size: int
     gradient_accumulation_steps: int = 1
     padding: str = NONE
+    parts: int = 1
+    largest_part: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dataset_size", "expected_batch_size", "gradient_accumulation_steps"):
+        for name in ("dataset_size", "expected_batch_size", "gradient_accumulation_steps", "parts"):
             value = _validation.positive_integer(name, getattr(self, name))
             object.__setattr__(self, name, value)
+        if not self.dataset_size / self.parts <= self.part_size <= self.dataset_size:
+            raise _validation.error(
+                "largest_part",
+                f"from 1/{self.parts} of dataset_size={self.dataset_size} to all of it",
+                self.largest_part,
+            )
         if self.padding not in PADDINGS:
             raise _validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
         if self.expected_batch_size > self.dataset_size:
@@ -112,8 +142,15 @@ class PoissonSampling:
         return self.expected_batch_size / self.dataset_size
 
     @property
+    def part_size(self) -> int:
+        """The number of examples in the largest part."""
+        return self.dataset_size if self.largest_part is None else self.largest_part
+
+    @property
     def padded_batch_size(self) -> int:
-        """The most rows of a logical batch; with `padding="full"`, all have as many."""
+        """The most rows of a (part's) logical batch; with `padding="full"`, all have as many."""
+        if self.parts > 1:
+            return padded_part_size(self)
         return padded_batch_size(self.dataset_size, self.expected_batch_size)
 
     @property
@@ -133,6 +170,6 @@ class PoissonSampling:
 
         On the data set, and on neighbours with one example more.
         """
-        return truncation_probability(
-            self.padded_batch_size, self.dataset_size, self.sampling_probability
+        return self.parts * truncation_probability(
+            self.padded_batch_size, self.part_size, self.sampling_probability
         )

@@ -296,7 +296,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     vectors = [found.losses for found in reduced if found is not None]
     with loss.graph.as_default():
         terms = [
-            tf.reduce_sum(found.losses) if found.kind == reductions.SUM else found.losses
+            tf.reduce_sum(found.losses) if found.kind == reductions.SUM else found.of_all_replicas()
             for found in reduced
             if found is not None
         ]

@@ -1,6 +1,7 @@
 """Batches whose sampling is the one that is accounted for, and features free of privacy cost."""
 
+from tfdp.data.distributed import distributed_poisson_batches
 from tfdp.data.features import scattering_features
 from tfdp.data.poisson import poisson_batches
 
-__all__ = ["poisson_batches", "scattering_features"]
+__all__ = ["distributed_poisson_batches", "poisson_batches", "scattering_features"]

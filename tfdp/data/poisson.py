@@ -82,17 +82,14 @@ def poisson_batches(
       >>> batches.element_spec[0]
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
-    check_data(data, others)
-    (x, y, *weights), dataset_size = _load(data)
-    if transform is not None:
-        _check_transform(transform, x, y)
-    source = PoissonSource(x, y, dataset_size, seed, transform, *weights)
-    _check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
-    _check_integer("chunk_size", chunk_size, 1, None, optional=True)
-    _check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
-    _check_integer("seed", seed, None, None, optional=True)
-    _check_integer("first_step", first_step, 0, None)
-    _check_padding(padding, chunk_size, weights)
+    source = source_of(data, others, seed, transform)
+    dataset_size = source.dataset_size
+    check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
+    check_integer("chunk_size", chunk_size, 1, None, optional=True)
+    check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
+    check_integer("seed", seed, None, None, optional=True)
+    check_integer("first_step", first_step, 0, None)
+    _check_padding(padding, chunk_size, source.sample_weight)
     sampling = PoissonSampling(dataset_size, expected_batch_size, padding=padding)
     chunks = -(-sampling.padded_batch_size // (chunk_size or sampling.padded_batch_size))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
@@ -102,22 +99,39 @@ def poisson_batches(
         keys = KeyStream(seed, "batches", first_step)
 
     def make(source: PoissonSource) -> PoissonBatches:
-        batches = _batches(source, sampling, keys, steps_per_epoch)
+        batches = drawn_batches(source, sampling, keys, steps_per_epoch).prefetch(2)
         return PoissonBatches(batches, sampling, source, make)
 
     return make(source)
 
 
-def _batches(
-    source: PoissonSource, sampling: PoissonSampling, keys: KeyStream, steps: int
+def source_of(data: Any, others: tuple, seed: int | None, transform: Any) -> PoissonSource:
+    """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
+    check_data(data, others)
+    (x, y, *weights), dataset_size = _load(data)
+    if transform is not None:
+        _check_transform(transform, x, y)
+    return PoissonSource(x, y, dataset_size, seed, transform, *weights)
+
+
+def drawn_batches(
+    source: PoissonSource, sampling: PoissonSampling, keys: KeyStream, steps: int, part: int = 0
 ) -> tf.data.Dataset:
-    """Batches that are drawn from a source when they are asked for, each entered as a draw."""
+    """Returns batches that are drawn from a source when they are asked for, each entered as a draw.
+
+    Args:
+      source: The data set, or one part of it.
+      sampling: How to sample.
+      keys: Gives every draw its key.
+      steps: Batches in one iteration.
+      part: Which part the source is.
+    """
     chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
-    own_number = next(_sources)
+    own_number, size = next(_sources), source.dataset_size
     _draws.RECORD.prepare(len(tf.nest.flatten((source.x, source.y))) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
-        number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling)
+        number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling, size)
         if chunks == 1:
             return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), indices))
         ends = tf.range(chunks + 1, dtype=tf.int64) * tf.size(indices, tf.int64) // chunks
@@ -128,19 +142,19 @@ def _batches(
     def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor) -> tuple:
         batch = source.rows(indices, padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
+        flat, rows = tf.nest.flatten(tensors), tf.size(indices)
         entered = _draws.RECORD.enter(
-            sampling, own_number, number, chunk, mask, tf.nest.flatten(tensors), tf.size(indices)
+            sampling, own_number, number, chunk, mask, flat, rows, part
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
 
     batches = tf.data.Dataset.range(steps).flat_map(draw)
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
-    return batches.prefetch(2)
+    return batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
 
 
-def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor]) -> None:
+def _check_padding(padding: Any, chunk_size: int | None, weights: tf.Tensor | None) -> None:
     if padding not in PADDINGS:
         raise ValueError(
             f"Argument `padding` must be one of {list(PADDINGS)}. Received: {padding=}."
@@ -150,10 +164,10 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor
             'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
             f"{padding=}, {chunk_size=}."
         )
-    if padding != NONE and weights and weights[0].shape.rank != 1:
+    if padding != NONE and weights is not None and weights.shape.rank != 1:
         raise ValueError(
             'Argument `padding` must be "none" with sample weights of several dimensions. '
-            f"Received: {padding=}, and sample weights of shape {weights[0].shape}."
+            f"Received: {padding=}, and sample weights of shape {weights.shape}."
         )
 
 
@@ -236,9 +250,10 @@ def _weights(given: Any) -> tf.Tensor:
     return tf.cast(given, tf.float32)
 
 
-def _check_integer(
+def check_integer(
     name: str, value: Any, lowest: int | None, highest: int | None, optional: bool = False
 ) -> None:
+    """Raises a ValueError if an argument is no integer in its range, or None where it may be."""
     if value is None and optional:
         return
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

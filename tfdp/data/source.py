@@ -39,6 +39,14 @@ class PoissonSource:
     sample_weight: tf.Tensor | None = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
+    @property
+    def element_spec(self) -> Any:
+        """Types and shapes of the examples."""
+        weights = () if self.sample_weight is None else (self.sample_weight,)
+        return tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (self.x, self.y, *weights)
+        )
+
     def draw(self, key: tf.Tensor, sampling: PoissonSampling) -> tuple:
         """Draws a Poisson batch, whole, as those of `poisson_batches`.
 
@@ -49,7 +57,7 @@ class PoissonSource:
         Returns:
           `(x, y)`; with padding or weights `(x, y, weights)`.
         """
-        return self.rows(draw_indices(key, sampling), sampling.padding != NONE)
+        return self.rows(draw_indices(key, sampling, self.dataset_size), sampling.padding != NONE)
 
     def rows(self, indices: tf.Tensor, padded: bool) -> tuple:
         """Returns the examples with these indices.
@@ -88,18 +96,18 @@ class PoissonSource:
         return rows if len(rows) == 3 else (*rows, mask)
 
 
-def draw_indices(key: tf.Tensor, sampling: PoissonSampling) -> tf.Tensor:
+def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Tensor:
     """Draws a Poisson sample, with as many rows as its padding asks for.
 
     Args:
       key: Secret of this draw; see `tfdp._chacha.random_words`.
       sampling: How to sample and to pad it.
+      size: Number of examples: of the data set, or of this part of it.
 
     Returns:
-      For each row the index of its example, int64 `[rows]`; at least `dataset_size` where it is
-      padding.
+      For each row the index of its example, int64 `[rows]`; at least `size` where it is padding.
     """
-    size, q = sampling.dataset_size, sampling.sampling_probability
+    q = sampling.sampling_probability
     most = sampling.padded_batch_size
     if sampling.padding == FULL:  # As many for each chunk.
         chunks = sampling.gradient_accumulation_steps

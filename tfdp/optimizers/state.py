@@ -30,9 +30,10 @@ class PersistentState(_Optimizer):
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         super()._create_all_weights(var_list)
         if not self._released.created:
-            self._weights.extend(self._released.create(self.add_weight))
-            if self._adaptive is not None:
-                self._weights.extend(self._adaptive.create(self.add_weight))
+            with plain_variables():  # Counted and moved once, for all replicas.
+                self._weights.extend(self._released.create(self.add_weight))
+                if self._adaptive is not None:
+                    self._weights.extend(self._adaptive.create(self.add_weight))
         if self._state_to_load:
             state, self._state_to_load = self._state_to_load, {}
             self._assign_state(state)
