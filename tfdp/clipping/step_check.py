@@ -296,7 +296,9 @@ def check_types(graph: tf.Graph) -> None:
 
 def is_allowed(kind: str) -> bool:
     """Whether operations of a type may be in a training step."""
-    if kind in _HARMLESS or kind in _ITERATORS or kind.startswith(step_graph.WRITES):
+    if kind in _HARMLESS or kind in _ITERATORS:
+        return True
+    if kind.startswith((*step_graph.WRITES, *step_graph.COLLECTIVES)):
         return True
     definition = op_def_registry.get(kind)
     return kind not in _PYTHON and definition is not None and not definition.is_stateful

@@ -81,6 +81,10 @@ def distributed_poisson_batches(
             f"Argument `padding` must be one of {list(_PADDINGS)}. Received: {padding=}."
         )
     sources = _opened(strategy, open_shard, seed, transform)
+    given = {"dataset_size": dataset_size, "expected_batch_size": expected_batch_size}
+    given |= {"chunk_size": chunk_size, "steps_per_epoch": steps_per_epoch, "padding": padding}
+    specs = sorted({str(source.element_spec) for source in sources.values()})
+    check_alike(strategy, {**given, "examples": specs}, "`distributed_poisson_batches`")
     sizes = [int(size) for (size,) in gathered(strategy, lambda i: [sources[i].dataset_size])]
     if sum(sizes) != dataset_size:
         raise ValueError(
@@ -88,10 +92,6 @@ def distributed_poisson_batches(
             f"{sum(sizes)}, of {len(sizes)} parts. Received: {dataset_size=}. Every part must be "
             "opened by one replica: `open_shard(index, count)` gets which one of how many."
         )
-    given = {"dataset_size": dataset_size, "expected_batch_size": expected_batch_size}
-    given |= {"chunk_size": chunk_size, "steps_per_epoch": steps_per_epoch, "padding": padding}
-    specs = {str(source.element_spec) for source in sources.values()}
-    check_alike(strategy, {**given, "examples": specs}, "`distributed_poisson_batches`")
     sampling = PoissonSampling(
         dataset_size, expected_batch_size, padding=padding, parts=len(sizes), largest_part=max(sizes)
     )
