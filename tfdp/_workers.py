@@ -18,6 +18,8 @@ def gathered(strategy: tf.distribute.Strategy, value: Callable[[int], Sequence[i
     Returns:
       int64 `[replicas, integers]`, in the order of the replicas.
     """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return np.array([value(replica) for replica in range(strategy.num_replicas_in_sync)])
 
     def of(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
         return tf.constant([value(context.replica_id_in_sync_group)], tf.int64)

@@ -93,6 +93,12 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def method(self: PoissonBatches, *args: Any, **kwargs: Any) -> NoReturn:
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # Which would split batches.
+            raise TypeError(
+                "Under a distribution strategy of several replicas, each replica must sample its "
+                "own part of the data set: use `tfdp.data.distributed_poisson_batches(strategy, "
+                "...)`. Received: batches of `poisson_batches`."
+            )
         raise TypeError(
             f"`{name}` must not be used on Poisson batches: the epsilon of the training holds for "
             "batches that are used as they were drawn, each once. To change examples, give "

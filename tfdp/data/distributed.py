@@ -93,7 +93,11 @@ def distributed_poisson_batches(
             "opened by one replica: `open_shard(index, count)` gets which one of how many."
         )
     sampling = PoissonSampling(
-        dataset_size, expected_batch_size, padding=padding, parts=len(sizes), largest_part=max(sizes)
+        dataset_size,
+        expected_batch_size,
+        padding=padding,
+        parts=len(sizes),
+        largest_part=max(sizes),
     )
     chunks = -(-sampling.padded_batch_size // (chunk_size or sampling.padded_batch_size))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)

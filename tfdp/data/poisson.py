@@ -143,9 +143,7 @@ def drawn_batches(
         batch = source.rows(indices, padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
         flat, rows = tf.nest.flatten(tensors), tf.size(indices)
-        entered = _draws.RECORD.enter(
-            sampling, own_number, number, chunk, mask, flat, rows, part
-        )
+        entered = _draws.RECORD.enter(sampling, own_number, number, chunk, mask, flat, rows, part)
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
 

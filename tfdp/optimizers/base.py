@@ -269,7 +269,6 @@ class PrivateOptimizerMixin(PersistentState):
                 "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
                 "or decorate your training step with `@tf.function`."
             )
-        replicas.check(type(self).__name__)
         if callable(loss):
             loss = loss()
         if callable(var_list):
@@ -278,8 +277,8 @@ class PrivateOptimizerMixin(PersistentState):
         check_variables(variables)
         if self._sampled is not None and self._sampled.padding == NONE:
             check_not_compiled()
-        self._warn_without_sampling()
         self._check_replicas()
+        self._warn_without_sampling()
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
         self._was_dp_gradients_called = True
@@ -300,15 +299,20 @@ class PrivateOptimizerMixin(PersistentState):
         return list(zip(clipped.gradients, variables, strict=True))
 
     def _check_replicas(self) -> None:
-        parts = 1 if self._sampled is None else self._sampled.parts
-        if parts == replicas.count() or self._sampled is None:
-            return
-        raise ValueError(
-            "Argument `sampling` must be of as many parts as there are replicas, each of which "
-            "samples a part of the data set: `sampling=batches.sampling` of `batches = "
-            "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
-            f"{parts} parts, in a distribution strategy of {replicas.count()} replicas."
-        )
+        """Checks that a step can be taken by the replicas for which the graph is being built."""
+        replicas.check(type(self).__name__)
+        if self._sampled is not None and self._sampled.parts != replicas.count():
+            raise ValueError(
+                "Argument `sampling` must be of as many parts as there are replicas, each of which "
+                "samples a part of the data set: `sampling=batches.sampling` of `batches = "
+                "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
+                f"{self._sampled.parts} parts, with {replicas.count()} replicas."
+            )
+        if self._clipping.num_microbatches is not None and replicas.count() > 1:
+            raise ValueError(
+                "Argument `num_microbatches` must be None under a distribution strategy of several "
+                f"replicas. Received: num_microbatches={self._clipping.num_microbatches}."
+            )
 
     def _warn_without_sampling(self) -> None:
         """Warns once, at the first step, where training ends without an epsilon."""

@@ -85,14 +85,10 @@ def add_secure_noise(
     sizes = [tensor.shape.num_elements() for tensor in present]
     grid = grid_of(sensitivity)
     scale = noise_multiplier * moved_sensitivity(sensitivity, error, sum(sizes)) / grid
-    noise = replicas.own_share(
-        lambda size: rounded_normals(key, size, scale * _SLACK), sum(sizes)
-    )
+    noise = replicas.own_share(lambda size: rounded_normals(key, size, scale * _SLACK), sum(sizes))
     noises = iter(tf.split(noise, sizes))
     steps = [
-        None
-        if tensor is None
-        else tf.round(tensor / grid) + tf.reshape(next(noises), tensor.shape)
+        None if tensor is None else tf.round(tensor / grid) + tf.reshape(next(noises), tensor.shape)
         for tensor in tensors
     ]
     return [  # Sums of integers are exact.

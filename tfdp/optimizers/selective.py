@@ -18,7 +18,7 @@ from tfdp.accounting.selective_release import (
     default_max_attempts,
 )
 from tfdp.clipping import ClippedSum
-from tfdp.optimizers import record_table
+from tfdp.optimizers import record_table, replicas
 from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.validation import ValidationLoss, ValidationTest
@@ -123,6 +123,15 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     def show_attempts(self) -> None:
         """Notes in the ledger that the number of attempts is shown to whoever trains."""
         self._released.show_attempts()
+
+    def _check_replicas(self) -> None:
+        super()._check_replicas()
+        if replicas.count() > 1:
+            raise ValueError(
+                f"{type(self).__name__} must run on one replica: whether to keep an update is "
+                "decided on one batch of the whole data set. Received a distribution strategy of "
+                f"{replicas.count()} replicas."
+            )
 
     # One attempt.
 
