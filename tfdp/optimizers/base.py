@@ -367,6 +367,12 @@ class PrivateOptimizerMixin(PersistentState):
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
     ) -> ClippedSum:
         """The clipped sum of a loss with a batch-wise term."""
+        if replicas.count() > 1:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
+                "are of the whole batch. Received a distribution strategy of "
+                f"{replicas.count()} replicas."
+            )
         check_two_term_arguments(
             self._clipping.rule, self._gradient_accumulation_steps, self._clipping.wide_sums
         )
