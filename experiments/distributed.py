@@ -13,10 +13,8 @@ from experiments import startup  # noqa: F401  # It comes first.
 
 # isort: split
 import contextlib
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 import tfdp
-from experiments import datasets
+from experiments import datasets, workers
 from experiments.settings import Settings, make_network, resolve
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of processes.", lower_bound=1)
@@ -39,15 +37,14 @@ _RESTARTS = flags.DEFINE_integer("restarts", 0, "How often to start dead workers
 _KILL_AT_STEP = flags.DEFINE_integer("kill_at_step", None, "Kills the last worker there, once.")
 _THREADS = flags.DEFINE_integer("threads", 1, "Threads of each worker.", lower_bound=1)
 
-_CLUSTER = "TF_CONFIG"
-
 
 def main(argv: Sequence[str]) -> None:
     """Starts workers, or is one."""
     del argv
-    if _CLUSTER in os.environ:
+    task = workers.index()
+    if task is not None:
         with contextlib.suppress(KeyboardInterrupt):
-            work()
+            work(task)
         return
     for attempt in range(_RESTARTS.value + 1):
         if supervise(kill=attempt == 0):
@@ -59,52 +56,34 @@ def main(argv: Sequence[str]) -> None:
 
 def supervise(kill: bool) -> bool:
     """Runs all workers to their end; returns whether all ended well."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(_WORKERS.value)]
-    workers = []
-    for index in range(len(addresses)):
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        command = [sys.executable, "-m", "experiments.distributed", *sys.argv[1:]]
-        if not kill:
-            command.append("--kill_at_step=0")
-        environment = {**os.environ, _CLUSTER: json.dumps(cluster)}
-        quiet = None if index == 0 else subprocess.DEVNULL
-        workers.append(subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet))
+    command = [sys.executable, "-m", "experiments.distributed", *sys.argv[1:]]
+    if not kill:
+        command.append("--kill_at_step=0")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    count = _WORKERS.value
+    running = workers.start([command] * count, [{}, *[quiet] * (count - 1)])
+    first = None
     try:
-        started = time.monotonic()
-        first = None
-        while any(worker.poll() is None for worker in workers):
+        while any(worker.poll() is None for worker in running):
             time.sleep(0.1)
-            if first is None and any(worker.poll() for worker in workers):
+            if first is None and any(worker.poll() for worker in running):
                 first = time.monotonic()
-        if first is not None:
-            print(
-                f"A worker ended {first - started:.0f} s after the start, the last "
-                f"{time.monotonic() - first:.0f} s later.",
-                flush=True,
-            )
-        return not any(worker.returncode for worker in workers)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        for worker in workers:
+        for worker in running:
             worker.kill()
+    if first is not None:
+        seconds = time.monotonic() - first
+        print(f"The last worker ended {seconds:.0f} s after the first that died.", flush=True)
+    return first is None
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def work() -> None:
+def work(task: int) -> None:
     """Is one worker."""
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # Before TensorFlow does anything else.
-    task = json.loads(os.environ[_CLUSTER])["task"]["index"]
     given = {"dataset": _DATASET.value, "epochs": _EPOCHS.value, "target_epsilon": _EPSILON.value}
     settings = resolve(given)
     data = datasets.load(settings.dataset, data_dir=_DATA_DIR.value)

@@ -42,8 +42,8 @@ def check_alike(strategy: tf.distribute.Strategy, facts: Any, what: str) -> None
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return
-    digest = hashlib.sha256(repr(facts).encode()).digest()
-    all_digests = gathered(strategy, lambda _: np.frombuffer(digest, np.int64))
+    digest = np.frombuffer(hashlib.sha256(repr(facts).encode()).digest(), np.int64).tolist()
+    all_digests = gathered(strategy, lambda _: digest)
     if np.any(all_digests != all_digests[0]):
         raise ValueError(
             f"All workers must give {what} the same arguments. Received others in some worker than "

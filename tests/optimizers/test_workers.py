@@ -2,20 +2,18 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 
-from experiments.distributed import free_ports
+from experiments import workers
 
 PROGRAM = """
 import json, sys
 import numpy as np
+import tfdp
 import tensorflow as tf
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-import tfdp
-
 given = {"noise_multiplier": 1.0, **json.loads(sys.argv[1])}
 x = np.arange(360, dtype="float32").reshape([90, 4]) / 360
 batches = tfdp.data.distributed_poisson_batches(
@@ -35,22 +33,13 @@ print(json.dumps([optimizer.released_steps(), float(tf.reduce_sum(model.weights[
 
 def run(*differences):
     """Runs one worker for each of the differences from what workers are given."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(len(differences))]
+    commands = [[sys.executable, "-c", PROGRAM, json.dumps(given)] for given in differences]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with contextlib.ExitStack() as stack:
-        workers = []
-        for index, given in enumerate(differences):
-            task = {"type": "worker", "index": index}
-            cluster = json.dumps({"cluster": {"worker": addresses}, "task": task})
-            worker = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, json.dumps(given)],
-                env={**os.environ, "TF_CONFIG": cluster, "TF_USE_LEGACY_KERAS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+        started = workers.start(commands, [pipes] * len(commands))
+        for worker in started:
             stack.callback(worker.kill)
-            workers.append(worker)
-        return [(*worker.communicate(timeout=300), worker.returncode) for worker in workers]
+        return [(*worker.communicate(timeout=300), worker.returncode) for worker in started]
 
 
 def test_all_workers_have_one_model_and_one_count():

@@ -81,8 +81,13 @@ def distributed_poisson_batches(
             f"Argument `padding` must be one of {list(_PADDINGS)}. Received: {padding=}."
         )
     sources = _opened(strategy, open_shard, seed, transform)
-    given = {"dataset_size": dataset_size, "expected_batch_size": expected_batch_size}
-    given |= {"chunk_size": chunk_size, "steps_per_epoch": steps_per_epoch, "padding": padding}
+    given = {
+        "dataset_size": dataset_size,
+        "expected_batch_size": expected_batch_size,
+        "chunk_size": chunk_size,
+        "steps_per_epoch": steps_per_epoch,
+        "padding": padding,
+    }
     specs = sorted({str(source.element_spec) for source in sources.values()})
     check_alike(strategy, {**given, "examples": specs}, "`distributed_poisson_batches`")
     sizes = [int(size) for (size,) in gathered(strategy, lambda i: [sources[i].dataset_size])]

@@ -103,12 +103,13 @@ class AdaptiveClip:
 
     def _move(self, clip: tf.Tensor, count: tf.Tensor, noisy: list[tf.Tensor | None]) -> None:
         """Moves the clip by a noisy count, after it was used."""
-        if self._clip is None:
+        variable = self._clip
+        if variable is None:
             raise RuntimeError("The clip has no variable yet. Call `build` first.")
         share = count / self._expected_batch_size + 0.5
 
         def move(clips: Sequence, shares: Sequence, *used: Sequence) -> None:
             with tf.control_dependencies(tf.nest.flatten(used)):
-                self._clip.assign(self._rule.next_clip(clips[0], shares[0]))
+                variable.assign(self._rule.next_clip(clips[0], shares[0]))
 
         replicas.once(move, clip, share, *(s for s in noisy if s is not None))

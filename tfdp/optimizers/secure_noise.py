@@ -92,8 +92,8 @@ def add_secure_noise(
         for tensor in tensors
     ]
     return [  # Sums of integers are exact.
-        None if noisy is None else tf.cast(noisy * grid, dtype)
-        for noisy, dtype in zip(replicas.total(steps), dtypes, strict=True)
+        None if total is None else tf.cast(tf.multiply(total, grid), dtype)
+        for total, dtype in zip(replicas.total(steps), dtypes, strict=True)
     ]
 
 
@@ -111,4 +111,4 @@ def add_secure_noise_to_count(count: tf.Tensor, stddev: float, key: tf.Tensor) -
     step = 2.0**-23
     noise = replicas.own_share(lambda size: rounded_normals(key, size, stddev / step, use=1), 1)
     (steps,) = replicas.total([tf.cast(count, tf.float64) / step + noise[0]])
-    return tf.cast(steps * step, tf.float32)
+    return tf.cast(tf.multiply(steps, step), tf.float32)

@@ -187,11 +187,11 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             )
         return super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients)
 
-    def _use_of(self, clipped: ClippedSum) -> Use:
+    def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
         """The batch is a draw of the attempt's own, made in the same graph."""
         padded = self._sampled is not None and self._sampled.padding != NONE
         zero = tf.constant(0, tf.int64)
-        return Use(tf.constant(not padded or clipped.mask is not None), zero, zero)
+        return Use(tf.constant(not padded or clipped.mask is not None), zero, zero), None
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt
