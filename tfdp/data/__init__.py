@@ -3,5 +3,12 @@
 from tfdp.data.distributed import distributed_poisson_batches
 from tfdp.data.features import scattering_features
 from tfdp.data.poisson import poisson_batches
+from tfdp.data.stored import read_examples, write_examples
 
-__all__ = ["distributed_poisson_batches", "poisson_batches", "scattering_features"]
+__all__ = [
+    "distributed_poisson_batches",
+    "poisson_batches",
+    "read_examples",
+    "scattering_features",
+    "write_examples",
+]

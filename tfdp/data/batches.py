@@ -80,6 +80,12 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
     if getattr(map_func, "__qualname__", "") != _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source
+    if source.stored is not None:
+        raise ValueError(
+            "Argument `class_weight` must not be given with data that are not in memory, since a "
+            "label without a weight must be found before training. Give `poisson_batches` "
+            "weights: data=(x, y, sample_weight)."
+        )
     if source.transform is not None:
         raise ValueError(
             "Argument `class_weight` must not be given with batches that have a `transform`, which "

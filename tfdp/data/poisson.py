@@ -1,8 +1,8 @@
-"""Poisson-sampled batches of a data set that fits in memory."""
+"""Poisson-sampled batches of a data set."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data
 from tfdp.data.source import PoissonSource, draw_indices
+from tfdp.data.stored import stored
 
 _sources = itertools.count()
 
@@ -48,9 +49,12 @@ def poisson_batches(
 
     Args:
       data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
-        them, with N rows each; or a finite `tf.data.Dataset` of such single examples, such as
-        `tfds.load(..., as_supervised=True)`, which is read into memory. A weight multiplies the
-        loss of its example, before the example's gradient is clipped.
+        them, with N rows each. A weight multiplies the loss of its example, before the example's
+        gradient is clipped. If they are memory-mapped arrays, or those of HDF5 or Zarr, only the
+        rows of a batch are read. So are those of a random-access source: any object with
+        `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that gives such examples, and what
+        `tfdp.data.read_examples` opens. A finite `tf.data.Dataset` of single examples, such as
+        `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: None: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
@@ -89,7 +93,7 @@ def poisson_batches(
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
     check_integer("first_step", first_step, 0, None)
-    _check_padding(padding, chunk_size, source.sample_weight)
+    _check_padding(padding, chunk_size, source.element_spec[2:])
     sampling = PoissonSampling(dataset_size, expected_batch_size, padding=padding)
     chunks = -(-sampling.padded_batch_size // (chunk_size or sampling.padded_batch_size))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
@@ -108,10 +112,15 @@ def poisson_batches(
 def source_of(data: Any, others: tuple, seed: int | None, transform: Any) -> PoissonSource:
     """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
     check_data(data, others)
-    (x, y, *weights), dataset_size = _load(data)
+    examples = stored(data)
+    if examples is None:
+        (x, y, *weights), size = _load(data)
+        source = PoissonSource(x, y, size, seed, transform, *weights)
+    else:
+        source = PoissonSource(None, None, len(examples), seed, transform, stored=examples)
     if transform is not None:
-        _check_transform(transform, x, y)
-    return PoissonSource(x, y, dataset_size, seed, transform, *weights)
+        _check_transform(transform, *source.element_spec[:2])
+    return source
 
 
 def drawn_batches(
@@ -128,7 +137,7 @@ def drawn_batches(
     """
     chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
     own_number, size = next(_sources), source.dataset_size
-    _draws.RECORD.prepare(len(tf.nest.flatten((source.x, source.y))) + 2)
+    _draws.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
         number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling, size)
@@ -152,7 +161,7 @@ def drawn_batches(
     return batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
 
 
-def _check_padding(padding: Any, chunk_size: int | None, weights: tf.Tensor | None) -> None:
+def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
     if padding not in PADDINGS:
         raise ValueError(
             f"Argument `padding` must be one of {list(PADDINGS)}. Received: {padding=}."
@@ -162,10 +171,10 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: tf.Tensor | No
             'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
             f"{padding=}, {chunk_size=}."
         )
-    if padding != NONE and weights is not None and weights.shape.rank != 1:
+    if padding != NONE and weights and weights[0].shape.rank != 0:
         raise ValueError(
             'Argument `padding` must be "none" with sample weights of several dimensions. '
-            f"Received: {padding=}, and sample weights of shape {weights.shape}."
+            f"Received: {padding=}, and sample weights of shape {weights[0].shape} each."
         )
 
 
@@ -176,8 +185,7 @@ def _check_transform(transform: Any, x: Any, y: Any) -> None:
             "Argument `transform` must be a function of one example, (x, y) -> (x, y), or None. "
             f"Received: transform={transform!r}."
         )
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (x, y))
-    outputs = isolation.trace("transform", transform, specs).structured_outputs
+    outputs = isolation.trace("transform", transform, (x, y)).structured_outputs
     if not (isinstance(outputs, tuple) and len(outputs) == 2):
         raise ValueError(
             "Argument `transform` must return a pair (x, y). Received a function that returns: "
@@ -222,7 +230,7 @@ def _read(data: tf.data.Dataset) -> tuple:
             "Argument `data` must be a finite dataset of single examples. Received an "
             f"infinite one: {data}."
         )
-    examples = list(data.as_numpy_iterator())
+    examples = list(_as_far_as_memory(data))
     if not examples or not isinstance(examples[0], tuple) or len(examples[0]) not in (2, 3):
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
@@ -236,6 +244,31 @@ def _read(data: tf.data.Dataset) -> tuple:
             "Argument `data` must hold examples of one shape. Received elements: "
             f"{data.element_spec}."
         ) from error
+
+
+def _as_far_as_memory(data: tf.data.Dataset) -> Iterator[Any]:
+    """Yields the examples of a data set that is not too large for memory."""
+    size, most = 0, _available_bytes() // 3  # They are copied once.
+    for example in data.as_numpy_iterator():
+        size += sum(np.asarray(value).nbytes for value in tf.nest.flatten(example))
+        if size > most:
+            raise ValueError(
+                "Argument `data` must fit in memory if it is a tf.data.Dataset, of which single "
+                f"examples cannot be read. Received one of more than {size / 2**30:.1f} GiB, a "
+                "third of what is free. Write it once, with `tfdp.data.write_examples(dataset, "
+                "folder)`, and give `tfdp.data.read_examples(folder)`."
+            )
+        yield example
+
+
+def _available_bytes() -> int:
+    """Memory that is free, or would be; where the system does not tell, any amount."""
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 2**63
 
 
 def _weights(given: Any) -> tf.Tensor:

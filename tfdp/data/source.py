@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp import _chacha
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.data.stored import Examples
 
 # Random words for each row: of its distance to the row before, and of its place.
 _OF_INDEX, _OF_PLACE = 4, 4
@@ -19,16 +20,18 @@ Transform = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSource:
-    """A data set in memory, of which Poisson batches can be drawn, also inside a graph.
+    """A data set of which Poisson batches can be drawn, also inside a graph.
 
     Attributes:
-      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each.
+      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each; None
+        where examples are not in memory.
       y: Targets, likewise.
       dataset_size: Number of examples N.
       seed: What was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
       sample_weight: Weights of the examples, `[dataset_size, ...]`, floating; or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
+      stored: Reads examples that are not in memory, or None.
     """
 
     x: Any
@@ -38,10 +41,14 @@ class PoissonSource:
     transform: Transform | None = None
     sample_weight: tf.Tensor | None = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    stored: Examples | None = None
 
     @property
     def element_spec(self) -> Any:
         """Types and shapes of the examples."""
+        if self.stored is not None:
+            x, y, *weights = self.stored.element_spec
+            return (x, y, *(tf.TensorSpec(weight.shape, tf.float32) for weight in weights))
         weights = () if self.sample_weight is None else (self.sample_weight,)
         return tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (self.x, self.y, *weights)
@@ -78,9 +85,13 @@ class PoissonSource:
         return _open(tf.cond(tf.size(indices) > 0, lambda: rows, lambda: zeros))
 
     def _gathered(self, indices: tf.Tensor) -> tuple:
-        weights = () if self.sample_weight is None else (self.sample_weight,)
-        data = (self.x, self.y, *weights)
-        rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
+        if self.stored is not None:
+            x, y, *weights = self.stored.gather(indices)
+            rows = (x, y, *(tf.cast(weight, tf.float32) for weight in weights))
+        else:
+            weights = [] if self.sample_weight is None else [self.sample_weight]
+            data = (self.x, self.y, *weights)
+            rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
         if self.transform is not None:
             rows = (*_transformed(rows[:2], self.transform), *rows[2:])
         return rows

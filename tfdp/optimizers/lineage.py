@@ -95,14 +95,8 @@ def connected(records: Iterable[Any]) -> list[Any]:
 
 
 def value_of(variable: Any) -> np.ndarray:
-    """Returns the values of a variable, outside of graphs.
-
-    The variables of one distribution strategy cannot be read as they are in the scope of another;
-    what one of its devices holds can.
-    """
+    """Returns the values of a variable, outside of graphs."""
     with tf.init_scope():
-        if isinstance(variable, tf.distribute.DistributedValues):
-            variable = variable.values[0]
         return variable.numpy()
 
 
