@@ -379,7 +379,7 @@ def test_models_of_several_distribution_strategies():
 
 def test_records_that_belong_to_a_strategy_are_caught(monkeypatch):
     monkeypatch.setattr(release_count, "plain_variables", tf.init_scope)
-    with pytest.raises((RuntimeError, ValueError), match="Mixing different|MirroredVariable"):
+    with pytest.raises((RuntimeError, ValueError), match=r"Mixing different|MirroredVariable"):
         steps_of_a_copy("mirrored", "one device")
 
 
