@@ -62,23 +62,25 @@ def take_turns(
     Args:
       trainings: By name, what takes so many steps in one call of `fit`.
       repeats: Turns of each.
-      turn_seconds: About how long a turn takes.
+      turn_seconds: About how long a turn of the slowest takes.
       steps_per_epoch: The most steps of a turn.
 
     Returns:
       The turns of each training.
     """
-    steps = {}
-    for name, train in trainings.items():
+    slowest = 0.0
+    for train in trainings.values():
         for _ in range(2):  # The first traces.
             last = _timed(train, 1)
         for _ in range(2):  # Shapes are new in the first steps.
             last = _timed(train, max(1, min(8, round(turn_seconds / last.wall))))
-        steps[name] = max(2, min(steps_per_epoch, round(turn_seconds / last.wall)))
+        slowest = max(slowest, last.wall)
+    # As many for all: the start of `fit` is part of the time.
+    steps = max(2, min(steps_per_epoch, round(turn_seconds / slowest)))
     result: Result = {name: [] for name in trainings}
     for _ in range(repeats):
         for name, train in trainings.items():
-            result[name].append(_timed(train, steps[name]))
+            result[name].append(_timed(train, steps))
     return result
 
 
