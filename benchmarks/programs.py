@@ -190,11 +190,8 @@ def several_labels(n: int, features: int = 6, units: int = 8) -> Program:
             layers.Dense(4, activation="sigmoid"),
         ]
     )
-    return model, "binary_crossentropy", (random.random([n, features]), _labels(n))
-
-
-def _labels(n: int) -> np.ndarray:
-    return random.integers(0, 2, [n, 4])
+    x = random.random([n, features], dtype="float32")
+    return model, "binary_crossentropy", (x, random.integers(0, 2, [n, 4]))
 
 
 class WithTrainStep(tf.keras.Model):

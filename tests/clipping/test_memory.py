@@ -73,3 +73,42 @@ def test_a_frozen_base_of_large_outputs_makes_no_chunks(monkeypatch):
     model.compile(optimizer, loss)
     with pytest.raises(AssertionError, match="in chunks"):
         model.fit(batches, verbose=0)
+
+
+def test_memory_is_planned_for_usual_batches():
+    """Of 64 expected of 6,000 examples: 88 rows, not the 174 that may be drawn once in 1e30 steps.
+
+    A chunk size that was chosen holds for all batches.
+    """
+    x, y = np.ones([6000, 4], "float32"), np.zeros([6000], int)
+    for padding, rows in (("none", 88), ("full", 174)):
+        batches = tfdp.data.poisson_batches((x, y), expected_batch_size=64, padding=padding)
+        optimizer = tfdp.DPSGD(1.0, 1.0, learning_rate=0.1, sampling=batches.sampling)
+        assert optimizer.clipping.usual_rows == rows
+        assert batches.sampling.padded_batch_size == 174
+    engine = OnePassClipping(1.0, memory_budget=100)
+
+    class Plan:
+        bytes_per_row = 1
+
+    assert engine._chunk_rows(Plan, most_rows=174, expected_rows=88) is None
+    assert engine._chunk_rows(Plan, most_rows=174, expected_rows=101) == 100
+    engine.chunk_size = 100
+    assert engine._chunk_rows(Plan, most_rows=174, expected_rows=88) == 100
+    assert engine._chunk_rows(Plan, most_rows=100, expected_rows=88) is None
+
+
+def test_a_batch_that_is_larger_than_usual_is_whole():
+    """It takes more memory; its sum and its bounds are those of the most rows."""
+    w = tf.Variable(tf.ones([3]))
+    engine = OnePassClipping(1.0)
+    engine.usual_rows = 2
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def clipped(x):
+        losses, key = tf.reduce_sum(x * w, axis=1), tf.constant([1, 2], tf.int64)
+        return engine.clipped_sum(losses, [w], key, most_rows=50).gradients[0]
+
+    x = np.random.default_rng(0).normal(size=[50, 3]).astype("float32")
+    expected = (x / np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))).sum(axis=0)
+    np.testing.assert_allclose(clipped(x), expected, rtol=1e-5)
