@@ -23,6 +23,8 @@ TRUNCATION_PROBABILITY = 1e-30
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
 # Sizes of buckets, in standard deviations of the number of examples above its expectation.
 _BUCKETS = (1.0, 3.0)
+# Likewise, of what memory is planned for.
+_USUAL = 3.0
 
 
 @functools.cache
@@ -159,10 +161,20 @@ class PoissonSampling:
 
         Five of six batches have the first of three, for large data sets.
         """
-        deviation = math.sqrt(self.expected_batch_size * (1 - self.sampling_probability))
-        sizes = [self.expected_batch_size + math.ceil(z * deviation) for z in _BUCKETS]
         most = self.padded_batch_size
-        return (*sorted({size for size in sizes if size < most}), most)
+        return (*sorted({size for z in _BUCKETS if (size := self._size(z)) < most}), most)
+
+    @property
+    def usual_batch_size(self) -> int:
+        """The rows that few batches exceed: about 1 in 1,000, for large data sets."""
+        if self.padding == FULL:
+            return self.padded_batch_size
+        return min(self._size(_USUAL), self.padded_batch_size)
+
+    def _size(self, deviations: float) -> int:
+        """Rows of a batch that is larger than expected by so many standard deviations."""
+        deviation = math.sqrt(self.expected_batch_size * (1 - self.sampling_probability))
+        return self.expected_batch_size + math.ceil(deviations * deviation)
 
     @property
     def truncation_probability(self) -> float:

@@ -122,6 +122,9 @@ class PrivateOptimizerMixin(PersistentState):
         check_secure_noise(secure_noise, *noises)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and noise_multiplier > 0
+        if self._sampled is not None:
+            usual = self._sampled.usual_batch_size
+            self._clipping.usual_rows = -(-usual // gradient_accumulation_steps)
         if self._sampled is not None and self._sampled.padding != FULL:
             self._clipping.streams = KeyStream(noise_seed, "layers")
         self._noise = KeyStream(noise_seed, "noise")
