@@ -51,6 +51,7 @@ def test_program(name):
 NETWORKS = {"mobilenet_v2": 14, "resnet50": 14, "convnext_tiny": 13, "vgg16": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_fine_tuning_in_two_phases(network):
     """A new head on a frozen base; then the base's last block as well, at a smaller rate."""
