@@ -9,6 +9,7 @@ import pytest
 from tfdp.accounting import PldAccountant, RdpAccountant, SelectiveReleaseDpEvent, bounds
 from tfdp.accounting.bounds import Release, tightest_epsilon
 from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.sampling import PoissonSampling
 
 _STEP = sampled_gaussian(0.01, 1.0)
 _DELTA = 1e-5
@@ -67,16 +68,17 @@ def test_equal_releases_that_are_not_consecutive_cost_as_one():
 # Truncation.
 
 
-def _delta_of_truncated(epsilon, truncation):
-    """The delta at which `epsilon` holds for the mechanism that can be truncated."""
-    accounted = PldAccountant().compose(_STEP, 1000).get_delta(epsilon)
-    return accounted + (1 + math.exp(epsilon)) * truncation
+def _least_of_truncated(epsilon, truncation):
+    """The least epsilon that can be stated for what may be truncated, if it is about `epsilon`."""
+    left = _DELTA - (1 + math.exp(epsilon)) * truncation
+    return PldAccountant().compose(_STEP, 1000).get_epsilon(left)
 
 
 @pytest.mark.parametrize("tau", [1e-20, 1e-16, 1e-12, 3e-12, 1e-10, 3e-10])
 def test_truncation_is_within_the_stated_delta(tau):
     bound = tightest_epsilon([Release(_STEP, 1000, tau)], _DELTA)
-    assert _delta_of_truncated(bound.by_accountant["PLD"], 1000 * tau) <= _DELTA
+    stated = bound.by_accountant["PLD"]
+    assert _least_of_truncated(stated, 1000 * tau) <= stated
     clean = tightest_epsilon([Release(_STEP, 1000)], _DELTA)
     for name, epsilon in bound.by_accountant.items():
         assert clean.by_accountant[name] < epsilon < 1.1 * clean.by_accountant[name]
@@ -84,7 +86,7 @@ def test_truncation_is_within_the_stated_delta(tau):
 
 def test_mutant_that_ignores_truncation_is_caught():
     ignoring = tightest_epsilon([Release(_STEP, 1000)], _DELTA).epsilon
-    assert _delta_of_truncated(ignoring, 1000 * 1e-10) > _DELTA
+    assert _least_of_truncated(ignoring, 1000 * 1e-20) > ignoring
 
 
 def test_frequent_truncation_leaves_no_guarantee():
@@ -105,6 +107,29 @@ def test_huge_epsilons_with_truncation_do_not_overflow():
 
 
 # Selective release.
+
+
+@pytest.mark.parametrize(
+    ("sigma", "steps", "delta"), [(0.24, 1000, 1e-5), (0.85, 10**6, 1e-15), (2.0, 10**7, 1e-15)]
+)
+def test_large_epsilons_are_exact_without_padding(sigma, steps, delta):
+    """Epsilons of 60 to 100, with the truncation of a batch without padding."""
+    event = sampled_gaussian(256 / 60000, sigma)
+    tau = PoissonSampling(60000, 256).truncation_probability
+    whole = bounds.pld_epsilon([Release(event, steps)], delta)
+    assert 60 < whole < 100
+    assert bounds.pld_epsilon([Release(event, steps, tau)], delta) < whole * (1 + 1e-6)
+    # With padding, it has no bound.
+    tau = PoissonSampling(60000, 256, padding="full").truncation_probability
+    assert bounds.pld_epsilon([Release(event, steps, tau)], delta) == math.inf
+
+
+def test_truncation_costs_little_at_small_epsilons():
+    """A thousandth of delta for it would add 40%."""
+    event, delta = dp_accounting.GaussianDpEvent(3.97), 0.1
+    exact = bounds.pld_epsilon([Release(event, 1)], delta)
+    assert 0 < exact < 0.001
+    assert bounds.pld_epsilon([Release(event, 1, 1e-30)], delta) < exact * 1.001
 
 
 def test_selective_release_is_priced_by_what_can_be_observed():

@@ -3,12 +3,17 @@
 import fractions
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
+from scipy import special
 
 from tfdp.accounting import sampling
 from tfdp.accounting.sampling import (
+    FULL,
+    NONE,
     TRUNCATION_PROBABILITY,
+    UNPADDED_TRUNCATION_PROBABILITY,
     PoissonSampling,
     padded_batch_size,
     truncation_probability,
@@ -33,12 +38,28 @@ def _no_cache():
     padded_batch_size.cache_clear()
 
 
+_MOST = {NONE: UNPADDED_TRUNCATION_PROBABILITY, FULL: TRUNCATION_PROBABILITY}
+
+
+@pytest.mark.parametrize("padding", _MOST)
 @pytest.mark.parametrize(("n", "b"), _SIZES)
-def test_padding_is_large_enough_and_no_larger(n, b):
-    rows = padded_batch_size(n, b)
+def test_padding_is_large_enough_and_no_larger(n, b, padding):
+    rows = PoissonSampling(n, b, padding=padding).padded_batch_size
     for size in (n - 1, n, n + 1):
-        assert scipy.stats.binom.sf(rows, size, b / n) <= TRUNCATION_PROBABILITY
-    assert scipy.stats.binom.sf(rows - 1, n + 1, b / n) > TRUNCATION_PROBABILITY
+        assert scipy.stats.binom.sf(rows, size, b / n) <= _MOST[padding]
+    assert scipy.stats.binom.sf(rows - 1, n + 1, b / n) > _MOST[padding]
+
+
+@pytest.mark.parametrize(("n", "b"), [*_SIZES[:3], (10**9, 1), (10**9, 10**5), (10**12, 1000)])
+def test_the_tail_is_as_precise_where_nothing_but_the_unpadded_is(n, b):
+    """Against its terms in logarithms, whose sum no float64 loses."""
+    rows, q = PoissonSampling(n, b).padded_batch_size, b / n
+    k = np.arange(rows + 1, rows + 2000)
+    k = k[k <= n + 1]
+    terms = special.betaln(k + 1, n + 2 - k) + math.log(n + 2)
+    terms = k * math.log(q) + (n + 1 - k) * math.log1p(-q) - terms
+    stated = PoissonSampling(n, b).truncation_probability
+    assert math.log(stated) == pytest.approx(special.logsumexp(terms), abs=3e-3)
 
 
 @pytest.mark.parametrize(("n", "b"), [(64, 16), (50, 8), (11, 10), (10, 10), (1, 1)])
@@ -49,9 +70,10 @@ def test_the_charge_covers_both_data_sets_of_a_pair(n, b):
         tails = [_exact_tail(rows, size, q) for size in (n - 1, n, n + 1)]
         assert all(tail <= charge * (1 + 1e-9) for tail in tails)
         assert charge == pytest.approx(max(tails), rel=1e-9)
-    stated = PoissonSampling(n, b)
-    largest = max(_exact_tail(stated.padded_batch_size, size, q) for size in (n - 1, n, n + 1))
-    assert largest * (1 - 1e-9) <= stated.truncation_probability <= TRUNCATION_PROBABILITY
+    for padding, most in _MOST.items():
+        stated = PoissonSampling(n, b, padding=padding)
+        largest = max(_exact_tail(stated.padded_batch_size, size, q) for size in (n - 1, n, n + 1))
+        assert largest * (1 - 1e-9) <= stated.truncation_probability <= most
 
 
 def test_a_neighbour_may_fill_more_rows_than_there_are_examples():
@@ -78,7 +100,7 @@ def test_mutant_that_charges_for_this_data_set_only_is_caught(monkeypatch, size)
 def test_mutant_that_pads_for_this_data_set_only_is_caught(monkeypatch, size):
     monkeypatch.setattr(sampling, "truncation_probability", _of_this_data_set_only)
     with pytest.raises(AssertionError):
-        test_padding_is_large_enough_and_no_larger(*size)
+        test_padding_is_large_enough_and_no_larger(*size, FULL)
 
 
 @pytest.mark.parametrize(("n", "b"), _SIZES)

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tfdp import _chacha
-from tfdp.accounting.sampling import padded_batch_size
-from tfdp.data.source import sample_indices
+from tfdp.accounting.sampling import PoissonSampling, padded_batch_size, truncation_probability
+from tfdp.data.source import draw_indices, sample_indices
 
 N, B = 50, 8
 X = np.arange(N, dtype="float32")[:, None] * np.ones([1, 3], "float32")
@@ -54,6 +54,17 @@ def assert_poisson_sampling(included, q):
 @pytest.mark.parametrize(("n", "q"), [(50, 0.16), (20, 0.5), (40, 0.9), (400, 0.02)])
 def test_each_example_is_in_each_batch_independently(n, q):
     assert_poisson_sampling(draw_many(4000, n=n, q=q), q)
+
+
+@pytest.mark.parametrize("padding", ["none", "full"])
+def test_a_draw_has_room_for_all_that_is_not_charged(padding, monkeypatch):
+    """A sample of all examples, with the gaps of a huge data set, is cut off where charged."""
+    n, b = 60000, 256
+    sampling = PoissonSampling(n, b, padding=padding)
+    monkeypatch.setattr(_chacha, "exponentials", lambda words: tf.zeros([len(words[0])]))
+    rows = len(draw_indices(tf.constant([1, 2], tf.int64), sampling))
+    assert truncation_probability(rows, n, b / n) == sampling.truncation_probability
+    assert rows == {"none": 614, "full": 459}[padding]
 
 
 def test_all_examples_with_probability_one():

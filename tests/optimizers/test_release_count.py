@@ -1,6 +1,7 @@
 """What was released stays counted: across restores, copies, threads and optimizers."""
 
 import copy
+import dataclasses
 import threading
 
 import numpy as np
@@ -11,8 +12,19 @@ import tfdp
 from tests import support
 from tfdp import _streams
 from tfdp.accounting import PrivacyLedger
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.optimizers import lineage, record_table, release_count
-from tfdp.optimizers.record_table import COLUMNS, COUNTS, GAUSSIAN, KIND, MIXED, STEPS, UID
+from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.record_table import (
+    COLUMNS,
+    COUNTS,
+    GAUSSIAN,
+    GAUSSIAN_UNPADDED,
+    KIND,
+    MIXED,
+    STEPS,
+    UID,
+)
 from tfdp.optimizers.release_count import ReleaseRecord
 
 X, Y = support.small_data(64)
@@ -412,6 +424,34 @@ def test_other_noise_and_other_classes_are_composed(tmp_path):
     model.save(tmp_path / "m.keras")
     loaded = tf.keras.models.load_model(tmp_path / "m.keras")
     assert set(loaded.optimizer.ledger.releases) == set(expected.releases)
+
+
+@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
+def test_the_ledger_charges_the_truncation_of_what_ran(padding, tmp_path):
+    """Padded batches are cut off more often, and so were all batches of older records."""
+    drawn = tfdp.data.poisson_batches((X, Y), expected_batch_size=16, padding=padding)
+    model = compiled(tfdp.DPSGD(1.0, 1.0, sampling=drawn.sampling, learning_rate=0.1))
+    model.fit(drawn, steps_per_epoch=2, verbose=0)
+    (release,) = model.optimizer.ledger.releases
+    assert release.truncation_probability == drawn.sampling.truncation_probability
+    assert release == dataclasses.replace(model.optimizer.release, count=2)
+    assert (release.truncation_probability > 1e-60) == (padding != "none")
+    # A checkpoint of an older version, of steps of kind 1, stays what it was in a new optimizer.
+    saved = model.optimizer._released.rows()
+    saved[:, [KIND, UID]] = GAUSSIAN, 77
+    model.optimizer._released.absorb(saved)
+    ledger = model.optimizer.ledger
+    assert ledger.steps == 4
+    old = PoissonSampling(64, 16, padding="full").truncation_probability
+    expected = release.count * release.truncation_probability + 2 * old
+    found = sum(r.count * r.truncation_probability for r in ledger.releases)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_mutant_that_charges_padded_batches_as_others_is_caught(monkeypatch, tmp_path):
+    monkeypatch.setattr(PrivateOptimizerMixin, "_kind", lambda self: GAUSSIAN_UNPADDED)
+    with pytest.raises(AssertionError):
+        test_the_ledger_charges_the_truncation_of_what_ran("full", tmp_path)
 
 
 def test_optimizers_that_alternate_see_each_other(tmp_path):

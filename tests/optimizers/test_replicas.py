@@ -241,7 +241,8 @@ def test_steps_are_counted_once_for_all_replicas(kwargs):
     model.fit(batches, steps_per_epoch=batches.steps_per_epoch, epochs=2, verbose=0)
     assert model.optimizer.released_steps() == (10, 0)
     alone = tfdp.accounting.PrivacyLedger()
-    release = tfdp.DPSGD(CLIP, 1.0, sampling={"dataset_size": N, "expected_batch_size": 40}).release
+    whole = tfdp.accounting.sampling.PoissonSampling(N, 40, padding=kwargs.get("padding", "none"))
+    release = tfdp.DPSGD(CLIP, 1.0, sampling=whole).release
     alone.record(release.event, 10, release.truncation_probability)
     assert model.optimizer.ledger.epsilon(1e-5).epsilon == alone.epsilon(1e-5).epsilon
 

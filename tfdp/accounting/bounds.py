@@ -201,7 +201,7 @@ def _with_truncation(
     """
     if truncation == 0:
         return _not_nan(epsilon_at(delta))
-    share = 0.999
+    share = 1 - 1e-9
     for _ in range(_MOST_SHARES):
         epsilon = _not_nan(epsilon_at(share * delta))
         charge = truncation * (1 + math.exp(min(epsilon, 700.0))) / delta

@@ -6,7 +6,7 @@ from tfdp.accounting import _validation, budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
-from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
+from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
 
 
 def calibrate_noise_multiplier(
@@ -17,7 +17,7 @@ def calibrate_noise_multiplier(
     sampling_probability: float | None = None,
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
-    truncation_probability: float = TRUNCATION_PROBABILITY,
+    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
 ) -> float:
     """The smallest noise multiplier with which training stays within a privacy budget.
@@ -34,8 +34,9 @@ def calibrate_noise_multiplier(
         both of the next two.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
-      truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
-        The default holds for `tfdp.data.poisson_batches`.
+      truncation_probability: Probability, at most, that a batch is cut off. The default holds for
+        `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above 30, give
+        `batches.sampling.truncation_probability`.
       prior: What was released before, on the same data: a `PrivacyLedger`, or several.
 
     Raises:
@@ -64,7 +65,7 @@ def calibrate_steps(
     sampling_probability: float | None = None,
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
-    truncation_probability: float = TRUNCATION_PROBABILITY,
+    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
 ) -> int:
     """The most steps that a privacy budget allows.
@@ -80,8 +81,9 @@ def calibrate_steps(
         both of the next two.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
-      truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
-        The default holds for `tfdp.data.poisson_batches`.
+      truncation_probability: Probability, at most, that a batch is cut off. The default holds for
+        `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above 30, give
+        `batches.sampling.truncation_probability`.
       prior: What was released before, on the same data: a `PrivacyLedger`, or several.
 
     Returns:

@@ -14,10 +14,13 @@ import scipy.stats
 
 from tfdp.accounting import _validation
 
-# Largest probability that one batch has more examples than rows. It is charged to delta by the
+# Largest probability that a padded batch has more examples than rows. It is charged to delta by the
 # ledger; at 1e-30 the charge is below a thousandth of delta = 1e-15 for a million steps at
 # epsilon 12, and of delta = 1e-5 at epsilon 36.
 TRUNCATION_PROBABILITY = 1e-30
+# The same of batches without padding, for which rows that are not used cost nothing: the charge is
+# below a thousandth of delta = 1e-15 for 10^7 steps at any epsilon up to 125.
+UNPADDED_TRUNCATION_PROBABILITY = 1e-80
 
 # How batches are padded: not at all; to one of a few sizes; to one size.
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
@@ -28,8 +31,10 @@ _USUAL = 3.0
 
 
 @functools.cache
-def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
-    """The smallest number of rows that a Poisson batch exceeds with probability at most 1e-30.
+def padded_batch_size(
+    dataset_size: int, expected_batch_size: int, truncation: float = TRUNCATION_PROBABILITY
+) -> int:
+    """Returns the least number of rows that a Poisson batch exceeds with a small probability.
 
     This holds for the data set of N examples and for its neighbours of N + 1, sampled with the same
     probability q = B / N.
@@ -37,9 +42,10 @@ def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
     Args:
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N.
+      truncation: The probability, at most. By default 1e-30.
 
     Returns:
-      Rows P with `truncation_probability(P, N, q)` <= `TRUNCATION_PROBABILITY`: N + 1 for q = 1.
+      Rows P with `truncation_probability(P, N, q)` <= `truncation`: N + 1 for q = 1.
 
     Example:
       >>> padded_batch_size(60000, 256)
@@ -49,9 +55,7 @@ def padded_batch_size(dataset_size: int, expected_batch_size: int) -> int:
     low, high = expected_batch_size, dataset_size + 1
     while low < high:
         middle = (low + high) // 2
-        if truncation_probability(middle, dataset_size, sampling_probability) <= (
-            TRUNCATION_PROBABILITY
-        ):
+        if truncation_probability(middle, dataset_size, sampling_probability) <= truncation:
             high = middle
         else:
             low = middle + 1
@@ -150,10 +154,16 @@ class PoissonSampling:
 
     @property
     def padded_batch_size(self) -> int:
-        """The most rows of a (part's) logical batch; with `padding="full"`, all have as many."""
+        """The most rows of a (part's) logical batch; with `padding="full"`, all have as many.
+
+        Larger samples are cut off: with padding, with a probability of at most
+        `TRUNCATION_PROBABILITY`; without, of at most `UNPADDED_TRUNCATION_PROBABILITY`.
+        """
         if self.parts > 1:
             return padded_part_size(self)
-        return padded_batch_size(self.dataset_size, self.expected_batch_size)
+        unpadded = self.padding == NONE
+        truncation = UNPADDED_TRUNCATION_PROBABILITY if unpadded else TRUNCATION_PROBABILITY
+        return padded_batch_size(self.dataset_size, self.expected_batch_size, truncation)
 
     @property
     def bucket_sizes(self) -> tuple[int, ...]:
@@ -172,9 +182,10 @@ class PoissonSampling:
         return min(self._size(_USUAL), self.padded_batch_size)
 
     def _size(self, deviations: float) -> int:
-        """Rows of a batch that is larger than expected by so many standard deviations."""
-        deviation = math.sqrt(self.expected_batch_size * (1 - self.sampling_probability))
-        return self.expected_batch_size + math.ceil(deviations * deviation)
+        """Rows of a (part's) batch that is larger than expected by so many standard deviations."""
+        q = self.sampling_probability
+        expected = self.expected_batch_size * self.part_size / self.dataset_size
+        return math.ceil(expected + deviations * math.sqrt(expected * (1 - q)))
 
     @property
     def truncation_probability(self) -> float:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp import _draws
 from tfdp._streams import KeyStream
-from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling, padded_batch_size
 from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data
@@ -95,7 +95,9 @@ def poisson_batches(
     check_integer("first_step", first_step, 0, None)
     _check_padding(padding, chunk_size, source.element_spec[2:])
     sampling = PoissonSampling(dataset_size, expected_batch_size, padding=padding)
-    chunks = -(-sampling.padded_batch_size // (chunk_size or sampling.padded_batch_size))
+    # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
+    most = padded_batch_size(dataset_size, expected_batch_size)
+    chunks = -(-most // (chunk_size or most))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))

@@ -74,9 +74,6 @@ class PrivateOptimizerMixin(PersistentState):
     docstrings describe the arguments.
     """
 
-    # What a step is.
-    _kind = record_table.GAUSSIAN
-
     def __init__(
         self,
         l2_norm_clip: float | None = None,
@@ -133,7 +130,7 @@ class PrivateOptimizerMixin(PersistentState):
         self._has_warned = False
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
-            self._kind, self._privacy_parameters(), noise_seed is not None
+            self._kind(), self._privacy_parameters(), noise_seed is not None
         )
 
     # What the optimizer is.
@@ -234,12 +231,17 @@ class PrivateOptimizerMixin(PersistentState):
           ValueError: The optimizer was not given `sampling`.
         """
         self._sampling(self._expected_batch_size)
-        return record_ledger.release_of(self._kind, self._privacy_parameters())
+        return record_ledger.release_of(self._kind(), self._privacy_parameters())
 
     @property
     def event(self) -> dp_accounting.DpEvent:
         """What one logical step does to its batch: a Gaussian mechanism."""
         return dp_accounting.GaussianDpEvent(self._noise_multiplier)
+
+    def _kind(self) -> int:
+        """What a step is, as `record_table` says it."""
+        unpadded = self._sampled is not None and self._sampled.padding == NONE
+        return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
 
     def _observability(self) -> str:
         return record_ledger.observability(self._privacy_parameters())

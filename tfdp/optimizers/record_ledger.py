@@ -8,7 +8,7 @@ import numpy as np
 from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import compose_ledgers
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     OBSERVABILITY,
@@ -16,7 +16,15 @@ from tfdp.accounting.selective_release import (
     selective_truncation_probability,
 )
 from tfdp.optimizers import lineage, record_table
-from tfdp.optimizers.record_table import FIXED_SEED, KIND, NOT_POISSON, SELECTIVE, SHOWN, STEPS
+from tfdp.optimizers.record_table import (
+    FIXED_SEED,
+    GAUSSIAN_UNPADDED,
+    KIND,
+    NOT_POISSON,
+    SELECTIVE,
+    SHOWN,
+    STEPS,
+)
 
 _NOT_POISSON = (
     "Some steps were taken on batches that were no unused draws of `tfdp.data.poisson_batches`: no "
@@ -40,15 +48,16 @@ def release_of(kind: int, parameters: dict[str, float]) -> Release:
     """Returns what one step of these privacy parameters releases.
 
     Args:
-      kind: `record_table.GAUSSIAN`: a Gaussian mechanism on a Poisson batch; or `SELECTIVE`.
+      kind: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
       parameters: The privacy parameters by the names of their arguments.
     """
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
-    update = PoissonSampling(size, int(parameters["expected_batch_size"]))
+    padding = NONE if kind == GAUSSIAN_UNPADDED else FULL
+    update = PoissonSampling(size, int(parameters["expected_batch_size"]), padding=padding)
     event = event_codec.sampled_gaussian(update.sampling_probability, noise)
     if kind != SELECTIVE:
         return Release(event, 1, update.truncation_probability)
-    test = PoissonSampling(size, int(parameters["validation_batch_size"]))
+    test = PoissonSampling(size, int(parameters["validation_batch_size"]), padding=padding)
     test_noise, threshold = parameters["validation_noise_multiplier"], parameters["threshold"]
     selection = event_codec.sampled_gaussian(test.sampling_probability, test_noise)
     truncation = update.truncation_probability + test.truncation_probability

@@ -25,8 +25,10 @@ _PARAMETERS_FROM = FIXED_SEED + 1
 COLUMNS = _PARAMETERS_FROM + len(PARAMETERS)
 # Rows of a table that is saved.
 ROWS = 256
-# Kinds of releases. `MIXED` is what is left when a table has no room for other parameters.
-GAUSSIAN, SELECTIVE, MIXED = 1, 2, 3
+# Kinds of releases: a Gaussian mechanism on a padded batch (before tfdp 0.2, on any), a selective
+# release, what is left when a table has no room for other parameters, and a Gaussian mechanism on a
+# batch without padding, which is cut off with a smaller probability.
+GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED = 1, 2, 3, 4
 # Below, every integer is a float64.
 LARGEST_UID = 2**52
 _MIX = (-7046029254386353131, -4658895280553007687)

@@ -44,8 +44,6 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
     """
 
-    _kind = record_table.SELECTIVE
-
     def __init__(
         self,
         l2_norm_clip: float,
@@ -195,6 +193,9 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt
+
+    def _kind(self) -> int:
+        return record_table.SELECTIVE
 
     def _check_max_attempts(self, max_attempts: int | None) -> int:
         if max_attempts is None:
