@@ -6,6 +6,10 @@ Weak scaling: each worker has so many rows, whatever the number of workers; its 
 time of a step on one worker over that on several. Strong scaling: the rows are shared among them.
 Workers are processes of this machine, which add their sums up over the loopback interface: with
 more workers than cores, they wait for each other.
+
+    python -m benchmarks.distributed --predict --parameters 26010 --step_ms 100
+
+Predicts steps of many replicas by a ring all-reduce, from what was measured on one.
 """
 
 import os
@@ -13,6 +17,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -109,6 +114,50 @@ def table(arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """What a step of R replicas takes, each with as many rows as one that was measured.
+
+    Attributes:
+      step_ms: A step of one replica, noise included.
+      parameters: Number of parameters.
+      noise_ns: Noise of one parameter, on a replica's processors.
+      gigabits: Bandwidth between two replicas, each way, in Gbit/s.
+      latency_us: Of one message.
+    """
+
+    step_ms: float
+    parameters: int
+    noise_ns: float
+    gigabits: float
+    latency_us: float
+
+    def parts(self, replicas: int) -> dict[str, float]:
+        """Returns the milliseconds of a step's parts."""
+        noise = 1e-6 * self.noise_ns * self.parameters
+        # A ring: each replica sends all slices but one, twice.
+        sent = 2 * (replicas - 1) / replicas * 4 * self.parameters
+        return {
+            "clipped sum": self.step_ms - noise,
+            "noise": noise / replicas,
+            "bytes": 1e3 * sent * 8 / (self.gigabits * 1e9),
+            "latency": 1e-3 * self.latency_us * 2 * (replicas - 1),
+        }
+
+    def table(self, counts: Sequence[int]) -> str:
+        """Returns a Markdown table, a row for each number of replicas."""
+        names = list(self.parts(1))
+        lines = [f"| replicas | {' ms | '.join(names)} ms | step ms | efficiency |"]
+        lines.append("|---|" + "---|" * (len(names) + 2))
+        for count in counts:
+            parts = self.parts(count)
+            total = sum(parts.values())
+            cells = [f"{parts[name]:.2f}" for name in names]
+            efficiency = self.step_ms / total
+            lines.append(f"| {count:,} | {' | '.join(cells)} | {total:.1f} | {efficiency:.2f} |")
+        return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints, or is a worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -117,8 +166,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs=1, default=[2048], help="Of one worker.")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--turn_seconds", type=float, default=1.0, help="About.")
+    parser.add_argument("--predict", action="store_true", help="Predicts instead of measuring.")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 8, 64, 1000])
+    parser.add_argument("--step_ms", type=float, default=100.0, help="Measured, of one replica.")
+    parser.add_argument("--parameters", type=int, default=26_010)
+    parser.add_argument("--noise_ns", type=float, default=20.0, help="Of one parameter.")
+    parser.add_argument("--gigabits", type=float, default=10.0, help="Between two replicas.")
+    parser.add_argument("--latency_us", type=float, default=50.0, help="Of a message.")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if arguments.predict:
+        fields = [field.name for field in dataclasses.fields(CostModel)]
+        cost = CostModel(**{name: getattr(arguments, name) for name in fields})
+        print(cost.table(arguments.replicas))
+        return
     if workers.index() is None:
         print(table(arguments))
         return
