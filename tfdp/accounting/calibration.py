@@ -95,7 +95,7 @@ def calibrate_steps(
     Example:
       >>> calibrate_steps(
       ...     target_epsilon=2.0, delta=1e-5, noise_multiplier=1.0, sampling_probability=0.01)
-      1201
+      1202
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)

@@ -77,7 +77,7 @@ def calibrate_selective_release(
       ...     target_epsilon=1.0, delta=1e-5, noise_multiplier=4.0,
       ...     validation_noise_multiplier=1.3, dataset_size=60000, expected_batch_size=2048,
       ...     validation_batch_size=256)
-      388
+      389
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     if prior is not None and selective_release != left.selective_release:
