@@ -33,6 +33,7 @@ MODELS = {
     "mobilenet_v2": ("MobileNetV2", "block_16_expand"),
     "resnet50": ("ResNet50", "conv5_block3_1_conv"),
     "convnext_tiny": ("ConvNeXtTiny", "convnext_tiny_stage_3_block_2_depthwise_conv"),
+    "vgg16": ("VGG16", "block5_conv1"),
 }
 PARTS = ("head", "last_block", "whole")
 CLASSES = 10
@@ -94,16 +95,27 @@ class Result:
 
 def network(case: Case) -> tf.keras.Model:
     """Builds a network of which a part is trained."""
-    name, last_block = MODELS[case.model]
+    name, _ = MODELS[case.model]
     shape = (case.image_size, case.image_size, 3)
     build = getattr(tf.keras.applications, name)
     base = build(weights=None, include_top=False, input_shape=shape, pooling="avg")
-    names = [layer.name for layer in base.layers]
-    first = {"head": len(names), "last_block": names.index(last_block), "whole": 0}[case.part]
-    for layer in base.layers[:first]:
-        layer.trainable = False
+    train_part(base, case.model, case.part)
     images = tf.keras.Input(shape)
     return tf.keras.Model(images, tf.keras.layers.Dense(CLASSES)(base(images, training=False)))
+
+
+def train_part(base: tf.keras.Model, model: str, part: str) -> None:
+    """Freezes the layers of a network without its head that are in front of a part.
+
+    Args:
+      base: The network.
+      model: A key of `MODELS`.
+      part: One of `PARTS`.
+    """
+    names = [layer.name for layer in base.layers]
+    places = {"head": len(names), "last_block": names.index(MODELS[model][1]), "whole": 0}
+    for place, layer in enumerate(base.layers):
+        layer.trainable = place >= places[part]
 
 
 def timed(action: Callable[[], object]) -> Cost:
@@ -125,7 +137,8 @@ class Step:
         rng = np.random.default_rng(0)
         images = rng.random([case.batch, case.image_size, case.image_size, 3], np.float32)
         labels = rng.integers(0, CLASSES, case.batch)
-        self._iterator = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
+        data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(case.batch)
+        self._iterator = iter(data.cache().repeat())  # The number of rows is open, as of a draw.
         tf.keras.utils.set_random_seed(0)
         model = network(case)
         optimizer = tf.keras.optimizers.legacy.SGD(0.01)

@@ -3,11 +3,13 @@
     python -m benchmarks.step --model mnist_cnn --batch 256 2048
     python -m benchmarks.step --model mnist_cnn --batch 32 256 2048 --user
 
-Prints a Markdown table. Every contestant runs in a process of its own, with the same network, rows
-and batch size; they take turns, so that a noisy machine disturbs all of them. Contestants that are
-not installed get a row that says so: with `--peer_python`, PyTorch, Opacus, JAX and JAX-Privacy are
-looked for in another Python. With `--user`, `fit` on Poisson batches of expected size B is timed
-beside plain `fit` at B, sampling included, in turns within one process: see `benchmarks.user`.
+Prints a Markdown table. Contestants have the same network, rows and batch size, and take turns, so
+that a noisy machine disturbs all of them: plain Keras and tfdp in one process, contestants of other
+frameworks each in its own. Memory and the first step are measured in processes of their own. Those
+that are not installed get a row that says so: with `--peer_python`, PyTorch, Opacus, JAX and
+JAX-Privacy are looked for in another Python. With `--user`, `fit` on Poisson batches of expected
+size B is timed beside plain `fit` at B, sampling included, in turns within one process: see
+`benchmarks.user`.
 """
 
 import argparse

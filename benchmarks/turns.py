@@ -1,4 +1,4 @@
-"""Starts a process for each contestant, and lets them take turns."""
+"""Starts processes of contestants, and lets them take turns."""
 
 import contextlib
 import dataclasses
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import together
 from benchmarks.contestants import CONTESTANTS, MEMORY_FRACTION, Contestant
 from benchmarks.problems import problem
 from benchmarks.settings import Settings
@@ -186,14 +187,39 @@ class Rounds:
     timeout: float = 600.0
 
     def measure(self, measurements: Iterable[Measurement]) -> None:
-        """Fills in the measurements: the fast contestants in turns, then the slow ones."""
-        fast, slow = [], []
+        """Fills in the measurements.
+
+        Contestants of other frameworks take turns, each in a process of its own; then those of
+        Keras, which have one process together, after one turn alone for memory and the first step;
+        then the slow ones.
+        """
+        keras, others, slow = [], [], []
         for measurement in measurements:
-            is_slow = CONTESTANTS[measurement.contestant].slow
-            (slow if is_slow else fast).append(measurement)
-        self._take_turns(fast, self.repeats)
+            contestant = CONTESTANTS[measurement.contestant]
+            group = keras if contestant.framework == "keras" else others
+            (slow if contestant.slow else group).append(measurement)
+        self._take_turns(others, self.repeats)
+        self._take_turns(keras, 1)
+        self._take_turns_together([m for m in keras if m.reason is None])
         for measurement in slow:
             self._take_turns([measurement], min(self.repeats, SLOW_TURNS))
+
+    def _take_turns_together(self, measurements: Sequence[Measurement]) -> None:
+        """Replaces the times of Keras's contestants by those of turns in one process."""
+        groups: dict[tuple, list[Measurement]] = {}
+        for measurement in measurements:
+            groups.setdefault((measurement.problem, measurement.settings), []).append(measurement)
+        for (problem_name, settings), group in groups.items():
+            names = [measurement.contestant for measurement in group]
+            limits = (self.repeats, self.turn_seconds, self.timeout * len(names))
+            try:
+                seconds = together.take_turns(names, problem_name, settings, *limits)
+            except (RuntimeError, TimeoutError) as error:
+                for measurement in group:
+                    measurement.seconds, measurement.reason = [], f"failed: {error}"
+                continue
+            for measurement in group:
+                measurement.seconds = seconds[measurement.contestant]
 
     def _take_turns(self, measurements: Sequence[Measurement], repeats: int) -> None:
         workers: list[Worker] = []

@@ -31,6 +31,7 @@ class Turn:
 
 
 Result = dict[str, list[Turn]]
+Trainings = dict[str, Callable[[int], Any]]
 
 
 def measure(
@@ -50,21 +51,40 @@ def measure(
       The turns of each training.
     """
     trainings = _trainings(problem, batch, dataset_size, jit)
-    steps = {}
-    for name, train in trainings.items():
-        for warm_up in (1, 8, 8):  # Shapes are new in the first steps.
-            last = _timed(train, warm_up)
-        steps[name] = max(2, min(dataset_size // batch, round(turn_seconds / last.wall)))
+    return take_turns(trainings, repeats, turn_seconds, dataset_size // batch)
+
+
+def take_turns(
+    trainings: Trainings, repeats: int, turn_seconds: float, steps_per_epoch: int
+) -> Result:
+    """Times trainings, which take turns.
+
+    Args:
+      trainings: By name, what takes so many steps in one call of `fit`.
+      repeats: Turns of each.
+      turn_seconds: About how long a turn of the slowest takes.
+      steps_per_epoch: The most steps of a turn.
+
+    Returns:
+      The turns of each training.
+    """
+    slowest = 0.0
+    for train in trainings.values():
+        for _ in range(2):  # The first traces.
+            last = _timed(train, 1)
+        for _ in range(2):  # Shapes are new in the first steps.
+            last = _timed(train, max(1, min(8, round(turn_seconds / last.wall))))
+        slowest = max(slowest, last.wall)
+    # As many for all: the start of `fit` is part of the time.
+    steps = max(2, min(steps_per_epoch, round(turn_seconds / slowest)))
     result: Result = {name: [] for name in trainings}
     for _ in range(repeats):
         for name, train in trainings.items():
-            result[name].append(_timed(train, steps[name]))
+            result[name].append(_timed(train, steps))
     return result
 
 
-def _trainings(
-    problem: Problem, batch: int, dataset_size: int, jit: bool
-) -> dict[str, Callable[[int], Any]]:
+def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool) -> Trainings:
     x, y = problem.rows(dataset_size)
     plain = _compiled(problem, make_optimizer(PLAIN, batch), jit)
     batches = tfdp.data.poisson_batches(
@@ -109,19 +129,30 @@ def table(results: dict[int, Result]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for batch, result in results.items():
-        plain, private = ([turn.wall for turn in result[name]] for name in (PLAIN, PRIVATE))
         cells = [
-            f"{1e3 * statistics.median(plain):.1f}",
-            f"{1e3 * statistics.median(private):.1f}",
-            _ratio(result, PRIVATE, "wall"),
-            _ratio(result, PRIVATE, "cpu"),
-            _ratio(result, SAME_ROWS, "cpu"),
+            milliseconds(result, PLAIN),
+            milliseconds(result, PRIVATE),
+            ratio(result, PRIVATE, "wall"),
+            ratio(result, PRIVATE, "cpu"),
+            ratio(result, SAME_ROWS, "cpu"),
         ]
         lines.append(f"| {batch} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _ratio(result: Result, name: str, clock: str) -> str:
+def milliseconds(result: Result, name: str) -> str:
+    """The median time of a step on the clock."""
+    return f"{1e3 * statistics.median(turn.wall for turn in result[name]):.1f}"
+
+
+def ratio(result: Result, name: str, clock: str) -> str:
+    """The median, and the quartiles, of the ratios to plain steps, turn by turn.
+
+    Args:
+      result: The turns.
+      name: Of the training.
+      clock: "wall" or "cpu".
+    """
     pairs: Sequence[tuple[Turn, Turn]] = list(zip(result[name], result[PLAIN], strict=True))
     ratios = [getattr(turn, clock) / getattr(plain, clock) for turn, plain in pairs]
     low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3

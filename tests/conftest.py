@@ -13,12 +13,14 @@ keeps one for each `fit`, once in 100 tests: it took a sixth of all time.
 
 import gc
 import os
-import sys
 
 import hypothesis
 import pytest
 
 from tests.entropy_support import RepeatableEntropy
+from tfdp.optimizers import lineage  # Before TensorFlow, for which it chooses Keras 2.
+
+import tensorflow as tf  # isort: skip
 
 hypothesis.settings.register_profile("explore", derandomize=False)
 hypothesis.settings.register_profile("repeatable", derandomize=True)
@@ -26,6 +28,11 @@ hypothesis.settings.load_profile("repeatable")
 
 ENTROPY = RepeatableEntropy(os.urandom)
 os.urandom = ENTROPY
+
+# For the replicas of distribution strategies: it must be said before TensorFlow uses a device.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
+)
 
 _TESTS_PER_COLLECTION = 100
 _run = 0
@@ -57,10 +64,8 @@ def _nothing_of_another_test():
     another whose step was counted, but failed.
     """
     yield
-    if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].random.set_seed(None)
-    if "tfdp" in sys.modules:
-        sys.modules["tfdp.optimizers.lineage"]._lineages.clear()
+    tf.random.set_seed(None)
+    lineage._lineages.clear()
 
 
 @pytest.fixture(autouse=True)

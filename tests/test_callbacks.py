@@ -204,3 +204,18 @@ def test_no_line_where_all_epochs_were_trained(epsilon, capsys):
     model.fit(data, epochs=2, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.steps == 10
     assert "PrivacyBudget" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("budget_comes_first", [True, False])
+def test_a_restored_training_has_what_is_left_of_the_budget(budget_comes_first, tmp_path):
+    def train(epochs):
+        data = batches()
+        model = make(data)
+        backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
+        callbacks = [tfdp.callbacks.PrivacyBudget(2.0, DELTA), backup]
+        callbacks = callbacks if budget_comes_first else callbacks[::-1]
+        model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+        return model.optimizer.ledger.steps
+
+    assert train(2) == 10
+    assert train(30) == allowed_steps(2.0)

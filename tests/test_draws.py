@@ -97,7 +97,7 @@ def leave_a_second_chunk(monkeypatch):
     monkeypatch.setattr(_draws, "RECORD", _draws.DrawRecord())
     next(iter(batches(chunk_size=20, padding="full")))
     known = _draws.RECORD._variables[1]
-    known.assign(tf.where(tf.range(9) == _draws._CHUNK, tf.ones_like(known), known))
+    known.assign(tf.where(tf.range(known.shape[1]) == _draws._CHUNK, tf.ones_like(known), known))
 
 
 def test_an_unknown_batch_counts_whatever_the_record_holds(monkeypatch):
@@ -119,8 +119,8 @@ class Forgets(_draws.DrawRecord):
 class LooksAtMasksOnly(_draws.DrawRecord):
     """Mutant: what stands in the rows does not matter."""
 
-    def take(self, sampling, mask, tensors, following=None):
-        return super().take(sampling, mask, [], following)
+    def take(self, sampling, mask, tensors, following=None, part=0):
+        return super().take(sampling, mask, [], following, part)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_forgotten_mask_is_refused():
 def movement_by_an_empty_draw(monkeypatch):
     """Returns the length of the update of noise-free steps in which nothing was drawn."""
     nothing = tf.zeros([0], tf.int64)
-    monkeypatch.setattr("tfdp.data.poisson.draw_indices", lambda key, sampling: nothing)
+    monkeypatch.setattr("tfdp.data.poisson.draw_indices", lambda key, sampling, size: nothing)
     x, y = np.random.default_rng(0).random([64, 6, 6, 1], dtype="float32"), Y
     data = tfdp.data.poisson_batches((x, y), expected_batch_size=1, steps_per_epoch=2)
     # (On no rows at all, TensorFlow's convolutions fail on CPUs.)

@@ -29,7 +29,7 @@ _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
 _ENTRIES = 2**13
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 4), 4, 5, 6, 7, 8
+_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 6), 6, 7, 8, 9, 10
 # Of what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
@@ -77,7 +77,7 @@ class DrawRecord:
                         shape=[_SLOTS, None],
                     ),
                     tf.Variable(
-                        tf.fill([_SLOTS, 9], tf.constant(_NOTHING, tf.int64)), trainable=False
+                        tf.fill([_SLOTS, 11], tf.constant(_NOTHING, tf.int64)), trainable=False
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
                     tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
@@ -100,6 +100,7 @@ class DrawRecord:
         mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
         rows: tf.Tensor | int = 1,
+        part: int = 0,
     ) -> tf.Operation:
         """Enters a draw, in the graph being built.
 
@@ -111,6 +112,7 @@ class DrawRecord:
           mask: Weights by which rows of padding are left out, `[rows]`; None without padding.
           tensors: The tensors of the batch, `[rows, ...]` each.
           rows: How many rows were drawn; 0 if the only row stands for none.
+          part: Of which of the parts of the data set.
         """
         prints, known, counter, _, _ = self._made()
         entry = _next_number(counter)
@@ -118,7 +120,7 @@ class DrawRecord:
         own = own if mask is not None else tf.pad(own, [[1, 0]], constant_values=_NOTHING)
         width = tf.shape(prints.read_value())[1]
         own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
-        facts = [*_facts(sampling), draw, chunk, entry + 1, source, rows]
+        facts = [*_facts(sampling, part), draw, chunk, entry + 1, source, rows]
         facts = tf.stack([tf.cast(fact, tf.int64) for fact in facts])
         where = tf.reshape(entry % _SLOTS, [1, 1])
         with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
@@ -130,6 +132,7 @@ class DrawRecord:
         mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
         following: tuple[tf.Tensor, tf.Tensor] | None = None,
+        part: int = 0,
     ) -> Use:
         """Looks a batch up and marks it as used, each time that the graph being built runs.
 
@@ -139,10 +142,11 @@ class DrawRecord:
           tensors: Those of its tensors that are used, in any order.
           following: Of draws with equal contents, the number of that which was begun, and how many
             of its chunks were used; scalars.
+          part: Of which of the parts of the data set it should be.
         """
         self.prepare(len(tensors) + 1)
         with tf.name_scope(_SCOPE):
-            return self._take(sampling, mask, tensors, following)
+            return self._take(sampling, mask, tensors, following, part)
 
     def take_drawn(
         self, sampling: PoissonSampling, following: tuple[tf.Tensor, tf.Tensor] | None
@@ -202,11 +206,12 @@ class DrawRecord:
         mask: tf.Tensor | None,
         tensors: Sequence[tf.Tensor],
         following: tuple[tf.Tensor, tf.Tensor] | None,
+        part: int,
     ) -> Use:
         self._made()
         own = _all_fingerprints(tensors)
         of_mask = _all_fingerprints([] if mask is None else [mask])
-        wanted = tf.constant(_facts(sampling), tf.int64)
+        wanted = tf.constant(_facts(sampling, part), tf.int64)
         none = tf.constant(_NOTHING - 1, tf.int64)  # No chunk has this number.
         draw, chunk = (none, none) if following is None else following
         following = tf.stack([tf.cast(draw, tf.int64), tf.cast(chunk, tf.int64)])
@@ -250,10 +255,11 @@ class DrawRecord:
         return self._variables
 
 
-def _facts(sampling: PoissonSampling) -> tuple[int, ...]:
-    """The numbers by which samplings are told apart."""
+def _facts(sampling: PoissonSampling, part: int) -> tuple[int, ...]:
+    """The numbers by which samplings are told apart, and parts of the data set."""
+    sizes = sampling.dataset_size, sampling.expected_batch_size
     steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
-    return sampling.dataset_size, sampling.expected_batch_size, steps, padding
+    return *sizes, steps, padding, sampling.parts, part
 
 
 def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -60,6 +60,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._before = PrivacyLedger()
         self._others = 0
         self._most_batches = 1
+        self._is_first = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Works out how many more steps the budget allows."""
@@ -71,6 +72,22 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         if self.model.built:  # So that it knows what the variables have cost.
             optimizer.build(self.model.trainable_variables)
+        self._plan()
+        self._is_first = True
+        sampling = optimizer.sampling
+        padded = sampling is not None and sampling.padding != NONE
+        if isinstance(optimizer, SelectiveUpdateMixin):  # It shows no metrics.
+            padded = False
+        if padded and getattr(self.model.compiled_metrics, "_user_metrics", None):
+            warnings.warn(
+                "Keras computes `metrics` over the padding of the batches too. Pass "
+                "`weighted_metrics` to `model.compile` instead.",
+                stacklevel=2,
+            )
+
+    def _plan(self) -> None:
+        """Works out how many more steps the budget allows, after what has been released."""
+        optimizer = self.model.optimizer
         ledger, taken = self._ledger(), optimizer.own_steps()
         release = optimizer.release
         event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
@@ -87,21 +104,16 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         self._last_step, self._before = taken + allowed, ledger
         self._reason = None
-        self._others = sum(optimizer.released_steps()) - taken
-        sampling = optimizer.sampling
-        padded = sampling is not None and sampling.padding != NONE
-        if isinstance(optimizer, SelectiveUpdateMixin):  # It shows no metrics.
-            padded = False
-        if padded and getattr(self.model.compiled_metrics, "_user_metrics", None):
-            warnings.warn(
-                "Keras computes `metrics` over the padding of the batches too. Pass "
-                "`weighted_metrics` to `model.compile` instead.",
-                stacklevel=2,
-            )
+        self._others = self._released_elsewhere()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes how far training is."""
         self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Takes over what another callback restored when training began."""
+        if self._is_first and self._released_elsewhere() != self._others:
+            self._plan()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops before a step that would overspend."""
@@ -110,8 +122,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if optimizer.released_steps()[1]:
             optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
         self._stop_before_overspending(optimizer.missing_batches())
-        if sum(optimizer.released_steps()) - optimizer.own_steps() != self._others:
-            self._expect_as_much_again()
+        if self._released_elsewhere() != self._others:
+            if self._is_first:  # A model that had no variables was restored.
+                self._plan()
+            else:
+                self._expect_as_much_again()
+        self._is_first = False
 
     def _expect_as_much_again(self) -> None:
         """Stops if what was released since the beginning, once more, would overspend.
@@ -127,7 +143,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if now.epsilon(self.delta).epsilon > self.target_epsilon:
             self._stop()
         self._before = self._ledger()
-        self._others = sum(self.model.optimizer.released_steps()) - self.model.optimizer.own_steps()
+        self._others = self._released_elsewhere()
+
+    def _released_elsewhere(self) -> int:
+        optimizer = self.model.optimizer
+        return sum(optimizer.released_steps()) - optimizer.own_steps()
 
     def _stop_before_overspending(self, missing_batches: int) -> None:
         """Stops if the next call may begin a step that is not allowed.

@@ -101,3 +101,12 @@ def test_mutant_that_pads_for_this_data_set_only_is_caught(monkeypatch, size):
     monkeypatch.setattr(sampling, "truncation_probability", _of_this_data_set_only)
     with pytest.raises(AssertionError):
         test_padding_is_large_enough_and_no_larger(*size, FULL)
+
+
+@pytest.mark.parametrize(("n", "b"), _SIZES)
+def test_few_batches_have_more_rows_than_is_usual(n, b):
+    stated = PoissonSampling(n, b)
+    assert b <= stated.usual_batch_size <= stated.padded_batch_size
+    assert scipy.stats.binom.sf(stated.usual_batch_size, n, b / n) < 0.005
+    full = PoissonSampling(n, b, padding="full")
+    assert full.usual_batch_size == full.padded_batch_size

@@ -59,10 +59,13 @@ def test_reshaped(name, expanded):
 
 
 def test_reshaped_to_a_number_of_rows():
-    @tf.function(input_signature=[tf.TensorSpec([None, 6]), tf.TensorSpec([None, 3, 0])])
-    def in_graph(x, empty):
-        n = tf.shape(x)[0]
-        return reshaped(x, [n, 3, 2]), reshaped(x, [n, -1, 2]), reshaped(empty, [n, 0, 5])
+    specs = [tf.TensorSpec([None, 6]), tf.TensorSpec([None, 3, 0]), tf.TensorSpec([None] * 3)]
 
-    shapes = [t.shape.as_list() for t in in_graph(tf.zeros([4, 6]), tf.zeros([4, 3, 0]))]
-    assert shapes == [[4, 3, 2], [4, 3, 2], [4, 0, 5]]
+    @tf.function(input_signature=specs)
+    def in_graph(x, empty, unknown):
+        n = tf.shape(x)[0]
+        several = [reshaped(x, [n, 3, 2]), reshaped(x, [n, -1, 2]), reshaped(empty, [n, 0, 5])]
+        return [*several, reshaped(unknown, [n, -1, 2])]
+
+    found = in_graph(tf.zeros([4, 6]), tf.zeros([4, 3, 0]), tf.zeros([4, 2, 3]))
+    assert [t.shape.as_list() for t in found] == [[4, 3, 2], [4, 3, 2], [4, 0, 5], [4, 3, 2]]

@@ -82,6 +82,24 @@ def test_chunks_do_not_change_the_sum(name, chunk_size):
     assert_equals_loop(OnePassClipping(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
 
 
+def test_chunks_know_the_shapes_that_layers_state():
+    """Which are not all inferred again of a copy: the same rules are used as for the whole."""
+    model = tf.keras.Sequential([layers.Input([3, 4, 2])])
+    for _ in range(3):
+        model.add(layers.Dense(20, activation="gelu"))
+    model.add(layers.GlobalAveragePooling2D())
+    model.add(layers.Dense(2))
+    model.build()
+    x, y = np.random.default_rng(0).random([7, 3, 4, 2], "float32"), np.zeros([7], int)
+    reports = []
+    for chunk_size in (None, 3):
+        engine = OnePassClipping(CLIP, chunk_size=chunk_size)
+        support.ClippedSum(engine, model, x)(x, y)
+        reports.append(engine.report())
+    assert reports[0] == reports[1]
+    assert "Gram" in reports[0].entries[2].how
+
+
 def test_a_small_memory_budget_makes_chunks(monkeypatch):
     chunks = []
     original = OnePassClipping._in_chunks

@@ -149,10 +149,10 @@ def test_accumulated_sums_are_in_no_checkpoint(tmp_path):
     """They are private: noise is added only when the logical batch is complete."""
     model = compiled(make(tfdp.DPSGD, chunk_size=10))
     model.fit(batches(chunk_size=10).take(1), verbose=0)
-    assert any(np.any(v.numpy()) for v in model.optimizer._accumulator.sums)
+    assert any(np.any(v.numpy()) for v in model.optimizer._accumulators[0].sums)
     assert model.optimizer.ledger.steps == 1  # Counted at its first chunk.
     path = tf.train.Checkpoint(optimizer=model.optimizer).save(tmp_path / "c")
-    secret = [v.numpy() for v in model.optimizer._accumulator.sums]
+    secret = [v.numpy() for v in model.optimizer._accumulators[0].sums]
     reader = tf.train.load_checkpoint(path)
     for name in reader.get_variable_to_shape_map():
         value = np.asarray(reader.get_tensor(name))

@@ -26,6 +26,8 @@ UNPADDED_TRUNCATION_PROBABILITY = 1e-80
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
 # Sizes of buckets, in standard deviations of the number of examples above its expectation.
 _BUCKETS = (1.0, 3.0)
+# Likewise, of what memory is planned for.
+_USUAL = 3.0
 
 
 @functools.cache
@@ -80,6 +82,25 @@ def truncation_probability(rows: int, dataset_size: int, sampling_probability: f
     return float(scipy.stats.binom.sf(rows, sizes, sampling_probability).max())
 
 
+@functools.cache
+def padded_part_size(sampling: "PoissonSampling") -> int:
+    """The most rows of the batch of one part, where a data set is in parts that sample apart.
+
+    All parts together exceed their rows with no more probability than the whole data set exceeds
+    its own, which is what ledgers charge: this holds by the union bound.
+    """
+    whole = dataclasses.replace(sampling, parts=1, largest_part=None)
+    low, high = 1, sampling.part_size + 1
+    while low < high:
+        middle = (low + high) // 2
+        tau = truncation_probability(middle, sampling.part_size, sampling.sampling_probability)
+        if sampling.parts * tau <= whole.truncation_probability:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling:
     """How batches are sampled: each example is in each batch with probability q = B / N.
@@ -90,17 +111,28 @@ class PoissonSampling:
       gradient_accumulation_steps: Chunks that one logical batch is delivered in.
       padding: "none": a batch has as many rows as it has examples. "buckets": it is padded to one
         of `bucket_sizes`, by rows whose weight is zero. "full": to `padded_batch_size`.
+      parts: Disjoint parts of the data set, each with a batch of its own in every step; together
+        they are one Poisson sample of the whole. See `tfdp.data.distributed_poisson_batches`.
+      largest_part: Number of examples in the largest part; None: all.
     """
 
     dataset_size: int
     expected_batch_size: int
     gradient_accumulation_steps: int = 1
     padding: str = NONE
+    parts: int = 1
+    largest_part: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dataset_size", "expected_batch_size", "gradient_accumulation_steps"):
+        for name in ("dataset_size", "expected_batch_size", "gradient_accumulation_steps", "parts"):
             value = _validation.positive_integer(name, getattr(self, name))
             object.__setattr__(self, name, value)
+        if not self.dataset_size / self.parts <= self.part_size <= self.dataset_size:
+            raise _validation.error(
+                "largest_part",
+                f"from 1/{self.parts} of dataset_size={self.dataset_size} to all of it",
+                self.largest_part,
+            )
         if self.padding not in PADDINGS:
             raise _validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
         if self.expected_batch_size > self.dataset_size:
@@ -116,12 +148,19 @@ class PoissonSampling:
         return self.expected_batch_size / self.dataset_size
 
     @property
+    def part_size(self) -> int:
+        """The number of examples in the largest part."""
+        return self.dataset_size if self.largest_part is None else self.largest_part
+
+    @property
     def padded_batch_size(self) -> int:
-        """The most rows of a logical batch; with `padding="full"`, all have as many.
+        """The most rows of a (part's) logical batch; with `padding="full"`, all have as many.
 
         Larger samples are cut off: with padding, with a probability of at most
         `TRUNCATION_PROBABILITY`; without, of at most `UNPADDED_TRUNCATION_PROBABILITY`.
         """
+        if self.parts > 1:
+            return padded_part_size(self)
         unpadded = self.padding == NONE
         truncation = UNPADDED_TRUNCATION_PROBABILITY if unpadded else TRUNCATION_PROBABILITY
         return padded_batch_size(self.dataset_size, self.expected_batch_size, truncation)
@@ -132,10 +171,21 @@ class PoissonSampling:
 
         Five of six batches have the first of three, for large data sets.
         """
-        deviation = math.sqrt(self.expected_batch_size * (1 - self.sampling_probability))
-        sizes = [self.expected_batch_size + math.ceil(z * deviation) for z in _BUCKETS]
         most = self.padded_batch_size
-        return (*sorted({size for size in sizes if size < most}), most)
+        return (*sorted({size for z in _BUCKETS if (size := self._size(z)) < most}), most)
+
+    @property
+    def usual_batch_size(self) -> int:
+        """The rows that few batches exceed: about 1 in 1,000, for large data sets."""
+        if self.padding == FULL:
+            return self.padded_batch_size
+        return min(self._size(_USUAL), self.padded_batch_size)
+
+    def _size(self, deviations: float) -> int:
+        """Rows of a (part's) batch that is larger than expected by so many standard deviations."""
+        q = self.sampling_probability
+        expected = self.expected_batch_size * self.part_size / self.dataset_size
+        return math.ceil(expected + deviations * math.sqrt(expected * (1 - q)))
 
     @property
     def truncation_probability(self) -> float:
@@ -143,6 +193,6 @@ class PoissonSampling:
 
         On the data set, and on neighbours with one example more.
         """
-        return truncation_probability(
-            self.padded_batch_size, self.dataset_size, self.sampling_probability
+        return self.parts * truncation_probability(
+            self.padded_batch_size, self.part_size, self.sampling_probability
         )

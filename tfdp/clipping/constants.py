@@ -54,7 +54,8 @@ def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
     if not len(shape):
         return tf.reshape(tensor, constant([]))
     is_any = tf.is_tensor(shape[0]) or shape[0] == -1
-    if is_any and tensor.shape.rank == len(shape) and tensor.shape[1:] == rest:
+    static = tensor.shape.as_list() if tensor.shape.rank else []
+    if is_any and -1 not in rest and len(static) == len(shape) and static[1:] == rest:
         return tensor
     if not tf.is_tensor(shape[0]):
         return tf.reshape(tensor, constant([int(shape[0]), *rest]))

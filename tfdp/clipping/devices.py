@@ -11,6 +11,11 @@ _CPU_BYTES, _GPU_BYTES = 16 * 2**20, 1024 * 2**20
 _CPU_BUDGET, _GPU_BUDGET = 2 * 2**30, 8 * 2**30
 
 
+def replicas() -> int:
+    """Returns how many replicas of a distribution strategy take each step together."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
 def compiled_by_xla() -> bool:
     """Whether the graph that is being built is part of a function with `jit_compile=True`."""
     graph = tf.compat.v1.get_default_graph()

@@ -111,11 +111,14 @@ class ClippingEngine(abc.ABC):
         clipped with a margin for the rounding of their factors. Then the computed sums of
         neighbours are at most `sensitivity(relation)` apart, plus `ClippedSum.error` twice. To be
         set before tracing.
+      usual_rows: The rows that few batches exceed, for which memory is planned; None: the most that
+        there can be. To be set before tracing.
       streams: The keys of the random numbers that the model draws, which layers then take from
         them and not from their own seeds; None: layers draw as they do. To be set before tracing.
     """
 
     wide_sums = False
+    usual_rows: int | None = None
     streams: KeyStream | None = None
 
     def __init__(

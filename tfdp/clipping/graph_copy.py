@@ -13,6 +13,7 @@ def copy(
     wanted: Sequence[tf.Tensor],
     known: dict[str, tf.Tensor],
     gradient_of: Callable[[tf.Operation], Callable | None] = lambda op: None,
+    same_shapes: bool = False,
 ) -> tuple[list[tf.Tensor], dict[str, tf.Operation]]:
     """Copies operations into the default graph.
 
@@ -21,6 +22,8 @@ def copy(
       wanted: Their outputs whose copies to return, or tensors of `known`.
       known: What to put in place of the tensors that they begin with, by name.
       gradient_of: Gets an operation without a gradient function of its own; may give it one.
+      same_shapes: Whether the copies have the static shapes of the operations. Not all follow from
+        those of `known`: layers state shapes that operations compute.
 
     Returns:
       The copies of `wanted`; and of calls of functions the originals, by the names of the copies.
@@ -39,7 +42,7 @@ def copy(
     named = [name for name, gradient in gradients.items() if gradient or name in custom]
     made = [tensor for tensor in wanted if tensor.name not in known]
     imported = tf.graph_util.import_graph_def(
-        _definition(operations),
+        _definition(operations, same_shapes),
         input_map=known,
         return_elements=[*[tensor.name for tensor in made], *named],
         name="part_of_batch",
@@ -114,11 +117,11 @@ def _copied_gradient(
     return gradient
 
 
-def _definition(operations: Sequence[tf.Operation]) -> tf.compat.v1.GraphDef:
+def _definition(operations: Sequence[tf.Operation], shapes: bool) -> tf.compat.v1.GraphDef:
     """The definition of a part of a graph, without the order of side effects."""
     complete = operations[0].graph.as_graph_def()
     graph_def = tf.compat.v1.GraphDef(versions=complete.versions, library=complete.library)
-    names = {op.name for op in operations}
+    names = {op.name: op for op in operations}
     for node in complete.node:
         if node.name in names:
             copy = graph_def.node.add()
@@ -127,6 +130,9 @@ def _definition(operations: Sequence[tf.Operation]) -> tf.compat.v1.GraphDef:
             del copy.input[:]
             copy.input.extend(name for name in node.input if not name.startswith("^"))
             copy.attr.pop("_class", None)
+            if shapes:
+                known = [t.shape.as_proto() for t in names[node.name].outputs]
+                copy.attr["_output_shapes"].list.shape.extend(known)
     return graph_def
 
 

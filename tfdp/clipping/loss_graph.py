@@ -129,9 +129,10 @@ class LossGraph:
         operations, boundary = cone(self.terms, stop)
         known = {t.name: of_row[t.name] if t.name in of_row else bring(t, target) for t in boundary}
         replaced = vectorizable.gradient_of if vectorizable_gradients else lambda op: None
+        is_open = all(tensor.shape[0] is None for tensor in self.tensors)
         try:
             copies, originals = graph_copy.copy(
-                operations, [*self.terms, *self.vectors], known, replaced
+                operations, [*self.terms, *self.vectors], known, replaced, same_shapes=is_open
             )
         except ValueError as error:
             raise _holds_batch_size(error) from error
@@ -296,7 +297,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     vectors = [found.losses for found in reduced if found is not None]
     with loss.graph.as_default():
         terms = [
-            tf.reduce_sum(found.losses) if found.kind == reductions.SUM else found.losses
+            tf.reduce_sum(found.losses) if found.kind == reductions.SUM else found.of_all_replicas()
             for found in reduced
             if found is not None
         ]

@@ -38,8 +38,8 @@ class OnePassClipping(ClippingEngine):
       rule: See `ClippingEngine`.
       chunk_size: Rows that one backward pass works on; larger batches are worked on in parts of
         this size, for which the model is evaluated again. None: as many as `memory_budget` allows.
-      memory_budget: Bytes that the layers' outputs and their gradients may take; by default 2 GiB
-        on a CPU and 8 GiB on a GPU.
+      memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
+        batch of `usual_rows`; by default 2 GiB on a CPU and 8 GiB on a GPU.
       compare_first_step: Whether to clip the first batch with `VectorizedClipping` as well, and to
         stop with an error if the two sums differ by more than 1 in 1,000. For debugging; layers
         that draw random numbers (Dropout) must be off. Both engines get the same numbers for a
@@ -110,8 +110,8 @@ class OnePassClipping(ClippingEngine):
         mask = graph.keeps(rows)
         most = rows if most_rows is None else most_rows
         uniforms = self._draw_uniforms(rows, group_seed)
-        expected = graph.batch[0].shape[0] or most_rows
-        chunk = self._chunk_rows(plan, expected)
+        expected = graph.batch[0].shape[0] or self.usual_rows or most_rows
+        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or most_rows, expected)
         try:
             if chunk is None:
                 sums, within, error = self._sums_of(
@@ -173,14 +173,16 @@ class OnePassClipping(ClippingEngine):
             self._warned = report.warning
             warnings.warn(report.warning, SlowClippingWarning, stacklevel=2)
 
-    def _chunk_rows(self, plan: Plan, most_rows: int | None) -> int | None:
+    def _chunk_rows(
+        self, plan: Plan, most_rows: int | None, expected_rows: int | None
+    ) -> int | None:
         """The rows of a part, if the batch must be worked on in parts."""
         if self.chunk_size is not None:
             known_to_fit = most_rows is not None and most_rows <= self.chunk_size
             return None if known_to_fit else self.chunk_size
         budget = self.memory_budget or devices.memory_budget()
         chunk = max(1, budget // max(1, plan.bytes_per_row))
-        return chunk if most_rows is not None and most_rows > chunk else None
+        return chunk if expected_rows is not None and expected_rows > chunk else None
 
     def _sums_of(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms, expected):
         """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""

@@ -1,11 +1,10 @@
 """What the one-pass engine does for each variable of a model: which rule, or why none."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import computed, loss_graph, recording, rules
+from tfdp.clipping import computed, loss_graph, memory, recording, rules
 from tfdp.clipping.bodies import Body, Taken, body_of
 from tfdp.clipping.contributions import Contribution, Direct, OuterProducts, combine
 from tfdp.clipping.recurrent import RecurrentCall, recognise
@@ -78,15 +77,8 @@ class Plan:
 
     @property
     def bytes_per_row(self) -> int:
-        """About how many bytes what the model computes of one example takes, and its gradient."""
-        total = _bytes_per_row(self._analysis)
-        for name, inner in self._analysis.inner.items():
-            op, steps = self._in_cone[name], 1
-            if op.type in recording.LOOP_TYPES:
-                known = recording.number_of_steps(op, inner.graph)
-                steps = known if isinstance(known, int) else 64
-            total += steps * _bytes_per_row(inner)
-        return total
+        """About how many bytes the backward pass of one example takes."""
+        return memory.bytes_per_row(self._analysis, self._handles)
 
     @property
     def has_loops(self) -> bool:
@@ -282,15 +274,3 @@ class Plan:
             floats = g.shape[1:].num_elements()
             return Direct([g], shape, "recurrent bias", lambda g: tf.reduce_sum(g, 1), floats)
         return OuterProducts(a, g, shape, g.shape[1], a.shape[2], g.shape[2], "recurrent")
-
-
-def _bytes_per_row(analysis: RowAnalysis) -> int:
-    """Returns about how many bytes an example's part of all tensors takes, and its gradient."""
-    total = 0
-    for tensor in [t for op in analysis.operations.values() for t in op.outputs]:
-        state = analysis.state(tensor)
-        if isinstance(state, Rows):
-            rest = [64 if d is None else d for d in tensor.shape]
-            rest[state.axis] = state.each or 64
-            total += 2 * math.prod(rest) * tensor.dtype.size
-    return total

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping import devices
 from tfdp.clipping.graph_copy import cone
 
 SUM, MEAN = "sum", "mean"
@@ -23,6 +24,15 @@ class Reduction:
 
     losses: tf.Tensor
     kind: str | None
+
+    def of_all_replicas(self) -> tf.Tensor:
+        """Returns the losses as they are without a distribution strategy.
+
+        As the mean of several replicas is the sum of theirs, each has divided its own by how many
+        there are.
+        """
+        replicas = devices.replicas()
+        return self.losses * replicas if self.kind == MEAN and replicas > 1 else self.losses
 
 
 def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:

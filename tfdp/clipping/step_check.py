@@ -10,6 +10,7 @@ may be written only into metrics and by the optimizer itself.
 import contextlib
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -82,6 +83,7 @@ _ENCLOSING_CALLBACKS = "old_scope_exit_callbacks"
 
 _anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_sections = threading.local()  # Of this thread: graphs and where in them `own_operations` began.
 _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
@@ -96,12 +98,29 @@ def own_operations() -> Iterator[None]:
     It may write what depends on data: a noisy update, a sum that waits for noise.
     """
     graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
+    sections = _sections.__dict__.setdefault("open", [])
+    sections.append((graph, len(graph.get_operations())))
     try:
         yield
     finally:
-        names = _own_names.setdefault(graph, set())
-        names.update(op.name for op in graph.get_operations()[before:])
+        _mark_own(*sections.pop())
+
+
+@contextlib.contextmanager
+def pause_own_operations() -> Iterator[None]:
+    """Ends `own_operations` for a while, in which other replicas add to the same graph."""
+    sections = _sections.__dict__.setdefault("open", [])
+    for section in sections:
+        _mark_own(*section)
+    try:
+        yield
+    finally:
+        sections[:] = [(graph, len(graph.get_operations())) for graph, _ in sections]
+
+
+def _mark_own(graph: tf.Graph, first: int) -> None:
+    names = _own_names.setdefault(graph, set())
+    names.update(op.name for op in graph.get_operations()[first:])
 
 
 def mark_own_loop() -> None:
@@ -277,7 +296,9 @@ def check_types(graph: tf.Graph) -> None:
 
 def is_allowed(kind: str) -> bool:
     """Whether operations of a type may be in a training step."""
-    if kind in _HARMLESS or kind in _ITERATORS or kind.startswith(step_graph.WRITES):
+    if kind in _HARMLESS or kind in _ITERATORS:
+        return True
+    if kind.startswith((*step_graph.WRITES, *step_graph.COLLECTIVES)):
         return True
     definition = op_def_registry.get(kind)
     return kind not in _PYTHON and definition is not None and not definition.is_stateful

@@ -34,7 +34,12 @@ GENERATORS = frozenset(
     | {"StatefulTruncatedNormal", "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt"}
 )
 _HANDED_ON = frozenset({"Identity", "IdentityN"})
-_FROM_DATA = ("Iterator", "OptionalGetValue", "MultiDeviceIterator", "DatasetTo", "ReduceDataset")
+# Sums over the workers of a distribution strategy, and the like.
+COLLECTIVES = ("Collective",)
+_FROM_DATA = (
+    *("Iterator", "OptionalGetValue", "MultiDeviceIterator", "DatasetTo", "ReduceDataset"),
+    *COLLECTIVES,  # Of other workers.
+)
 _SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 # Operations whose output has a shape that follows from the values of all inputs, and of those
 # from an index on.

@@ -1,6 +1,14 @@
 """Batches whose sampling is the one that is accounted for, and features free of privacy cost."""
 
+from tfdp.data.distributed import distributed_poisson_batches
 from tfdp.data.features import scattering_features
 from tfdp.data.poisson import poisson_batches
+from tfdp.data.stored import read_examples, write_examples
 
-__all__ = ["poisson_batches", "scattering_features"]
+__all__ = [
+    "distributed_poisson_batches",
+    "poisson_batches",
+    "read_examples",
+    "scattering_features",
+    "write_examples",
+]

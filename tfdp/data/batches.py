@@ -80,6 +80,12 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
     if getattr(map_func, "__qualname__", "") != _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source
+    if source.stored is not None:
+        raise ValueError(
+            "Argument `class_weight` must not be given with data that are not in memory, since a "
+            "label without a weight must be found before training. Give `poisson_batches` "
+            "weights: data=(x, y, sample_weight)."
+        )
     if source.transform is not None:
         raise ValueError(
             "Argument `class_weight` must not be given with batches that have a `transform`, which "
@@ -93,6 +99,12 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def method(self: PoissonBatches, *args: Any, **kwargs: Any) -> NoReturn:
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # Which would split batches.
+            raise TypeError(
+                "Under a distribution strategy of several replicas, each replica must sample its "
+                "own part of the data set: use `tfdp.data.distributed_poisson_batches(strategy, "
+                "...)`. Received: batches of `poisson_batches`."
+            )
         raise TypeError(
             f"`{name}` must not be used on Poisson batches: the epsilon of the training holds for "
             "batches that are used as they were drawn, each once. To change examples, give "

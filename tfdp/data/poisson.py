@@ -1,8 +1,8 @@
-"""Poisson-sampled batches of a data set that fits in memory."""
+"""Poisson-sampled batches of a data set."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tfdp.clipping import isolation
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data
 from tfdp.data.source import PoissonSource, draw_indices
+from tfdp.data.stored import stored
 
 _sources = itertools.count()
 
@@ -48,9 +49,12 @@ def poisson_batches(
 
     Args:
       data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
-        them, with N rows each; or a finite `tf.data.Dataset` of such single examples, such as
-        `tfds.load(..., as_supervised=True)`, which is read into memory. A weight multiplies the
-        loss of its example, before the example's gradient is clipped.
+        them, with N rows each. A weight multiplies the loss of its example, before the example's
+        gradient is clipped. If they are memory-mapped arrays, or those of HDF5 or Zarr, only the
+        rows of a batch are read. So are those of a random-access source: any object with
+        `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that gives such examples, and what
+        `tfdp.data.read_examples` opens. A finite `tf.data.Dataset` of single examples, such as
+        `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: None: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
@@ -82,17 +86,14 @@ def poisson_batches(
       >>> batches.element_spec[0]
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
-    check_data(data, others)
-    (x, y, *weights), dataset_size = _load(data)
-    if transform is not None:
-        _check_transform(transform, x, y)
-    source = PoissonSource(x, y, dataset_size, seed, transform, *weights)
-    _check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
-    _check_integer("chunk_size", chunk_size, 1, None, optional=True)
-    _check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
-    _check_integer("seed", seed, None, None, optional=True)
-    _check_integer("first_step", first_step, 0, None)
-    _check_padding(padding, chunk_size, weights)
+    source = source_of(data, others, seed, transform)
+    dataset_size = source.dataset_size
+    check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
+    check_integer("chunk_size", chunk_size, 1, None, optional=True)
+    check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
+    check_integer("seed", seed, None, None, optional=True)
+    check_integer("first_step", first_step, 0, None)
+    _check_padding(padding, chunk_size, source.element_spec[2:])
     sampling = PoissonSampling(dataset_size, expected_batch_size, padding=padding)
     # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
     most = padded_batch_size(dataset_size, expected_batch_size)
@@ -104,22 +105,44 @@ def poisson_batches(
         keys = KeyStream(seed, "batches", first_step)
 
     def make(source: PoissonSource) -> PoissonBatches:
-        batches = _batches(source, sampling, keys, steps_per_epoch)
+        batches = drawn_batches(source, sampling, keys, steps_per_epoch).prefetch(2)
         return PoissonBatches(batches, sampling, source, make)
 
     return make(source)
 
 
-def _batches(
-    source: PoissonSource, sampling: PoissonSampling, keys: KeyStream, steps: int
+def source_of(data: Any, others: tuple, seed: int | None, transform: Any) -> PoissonSource:
+    """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
+    check_data(data, others)
+    examples = stored(data)
+    if examples is None:
+        (x, y, *weights), size = _load(data)
+        source = PoissonSource(x, y, size, seed, transform, *weights)
+    else:
+        source = PoissonSource(None, None, len(examples), seed, transform, stored=examples)
+    if transform is not None:
+        _check_transform(transform, *source.element_spec[:2])
+    return source
+
+
+def drawn_batches(
+    source: PoissonSource, sampling: PoissonSampling, keys: KeyStream, steps: int, part: int = 0
 ) -> tf.data.Dataset:
-    """Batches that are drawn from a source when they are asked for, each entered as a draw."""
+    """Returns batches that are drawn from a source when they are asked for, each entered as a draw.
+
+    Args:
+      source: The data set, or one part of it.
+      sampling: How to sample.
+      keys: Gives every draw its key.
+      steps: Batches in one iteration.
+      part: Which part the source is.
+    """
     chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
-    own_number = next(_sources)
-    _draws.RECORD.prepare(len(tf.nest.flatten((source.x, source.y))) + 2)
+    own_number, size = next(_sources), source.dataset_size
+    _draws.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
-        number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling)
+        number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling, size)
         if chunks == 1:
             return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), indices))
         ends = tf.range(chunks + 1, dtype=tf.int64) * tf.size(indices, tf.int64) // chunks
@@ -130,19 +153,17 @@ def _batches(
     def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor) -> tuple:
         batch = source.rows(indices, padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
-        entered = _draws.RECORD.enter(
-            sampling, own_number, number, chunk, mask, tf.nest.flatten(tensors), tf.size(indices)
-        )
+        flat, rows = tf.nest.flatten(tensors), tf.size(indices)
+        entered = _draws.RECORD.enter(sampling, own_number, number, chunk, mask, flat, rows, part)
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
 
     batches = tf.data.Dataset.range(steps).flat_map(draw)
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
-    return batches.prefetch(2)
+    return batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
 
 
-def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor]) -> None:
+def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
     if padding not in PADDINGS:
         raise ValueError(
             f"Argument `padding` must be one of {list(PADDINGS)}. Received: {padding=}."
@@ -152,10 +173,10 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: list[tf.Tensor
             'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
             f"{padding=}, {chunk_size=}."
         )
-    if padding != NONE and weights and weights[0].shape.rank != 1:
+    if padding != NONE and weights and weights[0].shape.rank != 0:
         raise ValueError(
             'Argument `padding` must be "none" with sample weights of several dimensions. '
-            f"Received: {padding=}, and sample weights of shape {weights[0].shape}."
+            f"Received: {padding=}, and sample weights of shape {weights[0].shape} each."
         )
 
 
@@ -166,8 +187,7 @@ def _check_transform(transform: Any, x: Any, y: Any) -> None:
             "Argument `transform` must be a function of one example, (x, y) -> (x, y), or None. "
             f"Received: transform={transform!r}."
         )
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (x, y))
-    outputs = isolation.trace("transform", transform, specs).structured_outputs
+    outputs = isolation.trace("transform", transform, (x, y)).structured_outputs
     if not (isinstance(outputs, tuple) and len(outputs) == 2):
         raise ValueError(
             "Argument `transform` must return a pair (x, y). Received a function that returns: "
@@ -212,7 +232,7 @@ def _read(data: tf.data.Dataset) -> tuple:
             "Argument `data` must be a finite dataset of single examples. Received an "
             f"infinite one: {data}."
         )
-    examples = list(data.as_numpy_iterator())
+    examples = list(_as_far_as_memory(data))
     if not examples or not isinstance(examples[0], tuple) or len(examples[0]) not in (2, 3):
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
@@ -228,6 +248,31 @@ def _read(data: tf.data.Dataset) -> tuple:
         ) from error
 
 
+def _as_far_as_memory(data: tf.data.Dataset) -> Iterator[Any]:
+    """Yields the examples of a data set that is not too large for memory."""
+    size, most = 0, _available_bytes() // 3  # They are copied once.
+    for example in data.as_numpy_iterator():
+        size += sum(np.asarray(value).nbytes for value in tf.nest.flatten(example))
+        if size > most:
+            raise ValueError(
+                "Argument `data` must fit in memory if it is a tf.data.Dataset, of which single "
+                f"examples cannot be read. Received one of more than {size / 2**30:.1f} GiB, a "
+                "third of what is free. Write it once, with `tfdp.data.write_examples(dataset, "
+                "folder)`, and give `tfdp.data.read_examples(folder)`."
+            )
+        yield example
+
+
+def _available_bytes() -> int:
+    """Memory that is free, or would be; where the system does not tell, any amount."""
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 2**63
+
+
 def _weights(given: Any) -> tf.Tensor:
     """The weights of the examples, as numbers that losses are multiplied by."""
     if not tf.is_tensor(given) or not (given.dtype.is_floating or given.dtype.is_integer):
@@ -238,9 +283,10 @@ def _weights(given: Any) -> tf.Tensor:
     return tf.cast(given, tf.float32)
 
 
-def _check_integer(
+def check_integer(
     name: str, value: Any, lowest: int | None, highest: int | None, optional: bool = False
 ) -> None:
+    """Raises a ValueError if an argument is no integer in its range, or None where it may be."""
     if value is None and optional:
         return
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

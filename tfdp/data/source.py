@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp import _chacha
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.data.stored import Examples
 
 # Random words for each row: of its distance to the row before, and of its place.
 _OF_INDEX, _OF_PLACE = 4, 4
@@ -19,16 +20,18 @@ Transform = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSource:
-    """A data set in memory, of which Poisson batches can be drawn, also inside a graph.
+    """A data set of which Poisson batches can be drawn, also inside a graph.
 
     Attributes:
-      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each.
+      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each; None
+        where examples are not in memory.
       y: Targets, likewise.
       dataset_size: Number of examples N.
       seed: What was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
       sample_weight: Weights of the examples, `[dataset_size, ...]`, floating; or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
+      stored: Reads examples that are not in memory, or None.
     """
 
     x: Any
@@ -38,6 +41,18 @@ class PoissonSource:
     transform: Transform | None = None
     sample_weight: tf.Tensor | None = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    stored: Examples | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """Types and shapes of the examples."""
+        if self.stored is not None:
+            x, y, *weights = self.stored.element_spec
+            return (x, y, *(tf.TensorSpec(weight.shape, tf.float32) for weight in weights))
+        weights = () if self.sample_weight is None else (self.sample_weight,)
+        return tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (self.x, self.y, *weights)
+        )
 
     def draw(self, key: tf.Tensor, sampling: PoissonSampling) -> tuple:
         """Draws a Poisson batch, whole, as those of `poisson_batches`.
@@ -49,7 +64,7 @@ class PoissonSource:
         Returns:
           `(x, y)`; with padding or weights `(x, y, weights)`.
         """
-        return self.rows(draw_indices(key, sampling), sampling.padding != NONE)
+        return self.rows(draw_indices(key, sampling, self.dataset_size), sampling.padding != NONE)
 
     def rows(self, indices: tf.Tensor, padded: bool) -> tuple:
         """Returns the examples with these indices.
@@ -70,9 +85,13 @@ class PoissonSource:
         return _open(tf.cond(tf.size(indices) > 0, lambda: rows, lambda: zeros))
 
     def _gathered(self, indices: tf.Tensor) -> tuple:
-        weights = () if self.sample_weight is None else (self.sample_weight,)
-        data = (self.x, self.y, *weights)
-        rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
+        if self.stored is not None:
+            x, y, *weights = self.stored.gather(indices)
+            rows = (x, y, *(tf.cast(weight, tf.float32) for weight in weights))
+        else:
+            weights = [] if self.sample_weight is None else [self.sample_weight]
+            data = (self.x, self.y, *weights)
+            rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
         if self.transform is not None:
             rows = (*_transformed(rows[:2], self.transform), *rows[2:])
         return rows
@@ -88,18 +107,18 @@ class PoissonSource:
         return rows if len(rows) == 3 else (*rows, mask)
 
 
-def draw_indices(key: tf.Tensor, sampling: PoissonSampling) -> tf.Tensor:
+def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Tensor:
     """Draws a Poisson sample, with as many rows as its padding asks for.
 
     Args:
       key: Secret of this draw; see `tfdp._chacha.random_words`.
       sampling: How to sample and to pad it.
+      size: Number of examples: of the data set, or of this part of it.
 
     Returns:
-      For each row the index of its example, int64 `[rows]`; at least `dataset_size` where it is
-      padding.
+      For each row the index of its example, int64 `[rows]`; at least `size` where it is padding.
     """
-    size, q = sampling.dataset_size, sampling.sampling_probability
+    q = sampling.sampling_probability
     most = sampling.padded_batch_size
     if sampling.padding == FULL:  # As many for each chunk.
         chunks = sampling.gradient_accumulation_steps

@@ -32,17 +32,18 @@ class Attempts:
         # With weights, by which a batch of no examples is told; and no random places are needed.
         padding = BUCKETS if padding == NONE else padding
         self._sampling = PoissonSampling(data.dataset_size, 1, padding=padding)
-        x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
-        self._on_device = dataclasses.replace(data, x=x, y=y)
+        self._on_device = data
+        if data.stored is None:
+            x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
+            self._on_device = dataclasses.replace(data, x=x, y=y)
         use = next(data.uses)
         self._learning = KeyStream(data.seed, f"attempts {use}: learning")
         self._testing = KeyStream(data.seed, f"attempts {use}: testing")
         if not model.built:  # On zeros: a layer must not see an example when it is made.
-            model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
-        batch = tf.nest.map_structure(_open_spec, (x, y))
-        if data.sample_weight is not None:
-            batch = (*batch, _open_spec(data.sample_weight))
-        else:
+            zeros = lambda spec: tf.zeros([1, *spec.shape], spec.dtype)  # noqa: E731
+            model(tf.nest.map_structure(zeros, data.element_spec[0]))
+        batch = tf.nest.map_structure(_open_spec, data.element_spec)
+        if len(batch) == 2:
             batch = (*batch, tf.TensorSpec([None], tf.bool))
         self.traced_step: Any = None  # The model's training step, for `run_eagerly`.
         self._prepared: tuple[Any, Any, Shadows, Shadows] | None = None
@@ -130,5 +131,5 @@ def _loss_on(batch: tuple, validate: Any, scratch: Shadows) -> ValidationLoss:
     return ValidationLoss(*scratch.call(validate, *batch))
 
 
-def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+def _open_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *spec.shape], spec.dtype)

@@ -321,15 +321,6 @@ def _settings(model: Any) -> list[Finding]:
         findings.append(
             Finding("run_eagerly", "the graph of the step is not known.", "Use run_eagerly=False.")
         )
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
-        findings.append(
-            Finding(
-                "the distribution strategy",
-                f"noise would be added on each of {replicas} replicas.",
-                "Build the model outside of its scope.",
-            )
-        )
     if not model.trainable_variables:
         findings.append(
             Finding("the model", "it has no trainable variables.", "Set `trainable = True`.")

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._draws import Use
+from tfdp._plain_variables import plain_variables
 from tfdp.clipping import ClippedSum, devices
 from tfdp.clipping.engine import sum_error_of_chunks
 
@@ -30,10 +31,11 @@ class Accumulator:
     def __init__(self, steps: int, dtype: tf.DType = tf.float32):
         self._steps, self._dtype = steps, dtype
         self._sums: dict[Any, tf.Variable] = {}
-        self._within_clip = tf.Variable(0.0, trainable=False)
-        self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        self._count = tf.Variable(0, trainable=False)
-        self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
+        with plain_variables():
+            self._within_clip = tf.Variable(0.0, trainable=False)
+            self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+            self._count = tf.Variable(0, trainable=False)
+            self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
 
     def lock(self) -> tf.Tensor | None:
@@ -58,7 +60,8 @@ class Accumulator:
         """Makes room for the sums of `variables`, outside of any graph."""
         for variable in variables:
             if variable.ref() not in self._sums:
-                total = tf.Variable(tf.zeros(variable.shape, self._dtype), trainable=False)
+                with plain_variables():
+                    total = tf.Variable(tf.zeros(variable.shape, self._dtype), trainable=False)
                 self._sums[variable.ref()] = total
 
     def count(self) -> int:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdp.clipping import AdaptiveQuantile
 from tfdp.clipping.clipping_rules import within_range
+from tfdp.optimizers import replicas
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.secure_noise import add_secure_noise, add_secure_noise_to_count
 
@@ -70,14 +71,9 @@ class AdaptiveClip:
           The noisy sums.
         """
         clip = self.value()
-        noises = add_gaussian_noise(
-            [None if s is None else tf.zeros_like(s) for s in [*sums, within_clip]], 1.0, key
-        )
-        noisy = [
-            None if s is None else s + tf.cast(self.sum_noise * clip, s.dtype) * noise
-            for s, noise in zip(sums, noises[:-1], strict=True)
-        ]
-        self._move(clip, within_clip + self.count_noise * tf.convert_to_tensor(noises[-1]), noisy)
+        stddevs = [self.sum_noise * clip] * len(sums) + [self.count_noise]
+        *noisy, count = add_gaussian_noise([*sums, within_clip], stddevs, key)
+        self._move(clip, tf.convert_to_tensor(count), noisy)
         return noisy
 
     def secure_step(
@@ -107,8 +103,13 @@ class AdaptiveClip:
 
     def _move(self, clip: tf.Tensor, count: tf.Tensor, noisy: list[tf.Tensor | None]) -> None:
         """Moves the clip by a noisy count, after it was used."""
-        if self._clip is None:
+        variable = self._clip
+        if variable is None:
             raise RuntimeError("The clip has no variable yet. Call `build` first.")
         share = count / self._expected_batch_size + 0.5
-        with tf.control_dependencies([s for s in noisy if s is not None]):
-            self._clip.assign(self._rule.next_clip(clip, share))
+
+        def move(clips: Sequence, shares: Sequence, *used: Sequence) -> None:
+            with tf.control_dependencies(tf.nest.flatten(used)):
+                variable.assign(self._rule.next_clip(clips[0], shares[0]))
+
+        replicas.once(move, clip, share, *(s for s in noisy if s is not None))

@@ -24,7 +24,7 @@ from tfdp.clipping import (
     step_check,
 )
 from tfdp.clipping.constants import constant
-from tfdp.optimizers import draw_use, record_ledger, record_table
+from tfdp.optimizers import draw_use, record_ledger, record_table, replicas
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
@@ -51,6 +51,16 @@ _NOT_FRESH = (
     "from elsewhere, such as arrays in `fit(x, y)` in place of `fit(batches)`. Epsilon would not "
     "hold for it."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step that is being built."""
+
+    clipped: ClippedSum
+    variables: list[tf.Variable]
+    use: _draws.Use
+    lock: tf.Tensor | None  # Of the accumulator.
 
 
 class PrivateOptimizerMixin(PersistentState):
@@ -109,12 +119,14 @@ class PrivateOptimizerMixin(PersistentState):
         check_secure_noise(secure_noise, *noises)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and noise_multiplier > 0
+        if self._sampled is not None:
+            usual = self._sampled.usual_batch_size
+            self._clipping.usual_rows = -(-usual // gradient_accumulation_steps)
         if self._sampled is not None and self._sampled.padding != FULL:
             self._clipping.streams = KeyStream(noise_seed, "layers")
         self._noise = KeyStream(noise_seed, "noise")
-        self._clipped: tuple[ClippedSum, list[tf.Variable], _draws.Use] | None = None
-        self._accumulator: Accumulator | None = None
-        self._lock: tf.Tensor | None = None  # Of the accumulator, in the graph being built.
+        self._steps: dict[int, _Step] = {}  # Being built, of each replica.
+        self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
         self._has_warned = False
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
@@ -185,9 +197,8 @@ class PrivateOptimizerMixin(PersistentState):
 
     def missing_batches(self) -> int:
         """Returns how many batches the logical batch lacks that was begun, and counted; or 0."""
-        if self._accumulator is None:
-            return 0
-        return -self._accumulator.count() % self._gradient_accumulation_steps
+        counts = [accumulator.count() for accumulator in self._accumulators.values()]
+        return -max(counts, default=0) % self._gradient_accumulation_steps
 
     @property
     def clipping(self) -> ClippingEngine:
@@ -247,6 +258,7 @@ class PrivateOptimizerMixin(PersistentState):
 
     # One step.
 
+    @tf.autograph.experimental.do_not_convert
     def _compute_gradients(
         self,
         loss: tf.Tensor,
@@ -257,12 +269,6 @@ class PrivateOptimizerMixin(PersistentState):
         """Clipped sums of gradients, not yet private: `apply_gradients` adds the noise."""
         if grad_loss is not None:
             raise ValueError("Argument `grad_loss` must be None: weights would undo the clipping.")
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise ValueError(
-                f"{type(self).__name__} must run on one replica: noise would be added on each. "
-                "Received a distribution strategy with "
-                f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas."
-            )
         if tf.executing_eagerly():
             raise ValueError(
                 f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
@@ -277,11 +283,12 @@ class PrivateOptimizerMixin(PersistentState):
         check_variables(variables)
         if self._sampled is not None and self._sampled.padding == NONE:
             check_not_compiled()
+        self._check_replicas()
         self._warn_without_sampling()
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
         self._was_dp_gradients_called = True
-        self.build(variables)
+        replicas.once(lambda: self.build(variables))
         self._inherit_from_graph()
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
@@ -292,10 +299,26 @@ class PrivateOptimizerMixin(PersistentState):
             else:
                 clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
             with step_check.own_operations():
-                use = self._count_before(clipped, variables)
+                use, lock = self._count_before(clipped)
                 clipped = clipped.unless(use.empty)
-        self._clipped = (clipped, variables, use)
+        self._steps[replicas.index()] = _Step(clipped, variables, use, lock)
         return list(zip(clipped.gradients, variables, strict=True))
+
+    def _check_replicas(self) -> None:
+        """Checks that a step can be taken by the replicas for which the graph is being built."""
+        replicas.check(type(self).__name__)
+        if self._sampled is not None and self._sampled.parts != replicas.count():
+            raise ValueError(
+                "Argument `sampling` must be of as many parts as there are replicas, each of which "
+                "samples a part of the data set: `sampling=batches.sampling` of `batches = "
+                "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
+                f"{self._sampled.parts} parts, with {replicas.count()} replicas."
+            )
+        if self._clipping.num_microbatches is not None and replicas.count() > 1:
+            raise ValueError(
+                "Argument `num_microbatches` must be None under a distribution strategy of several "
+                f"replicas. Received: num_microbatches={self._clipping.num_microbatches}."
+            )
 
     def _warn_without_sampling(self) -> None:
         """Warns once, at the first step, where training ends without an epsilon."""
@@ -303,31 +326,42 @@ class PrivateOptimizerMixin(PersistentState):
             self._has_warned = True
             warn_user(draw_use.NO_EPSILON.format(type(self).__name__))
 
-    def _count_before(self, clipped: ClippedSum, variables: list) -> _draws.Use:
+    def _count_before(self, clipped: ClippedSum) -> tuple[_draws.Use, tf.Tensor | None]:
         """Checks and counts the release before anything that depends on the batch can fail.
 
         An operation that fails on an example, and so ends the step, is a release as well.
+
+        Returns:
+          How the batch was drawn, and the accumulator's lock.
         """
         data = [op for t in clipped.batch for op in t.consumers() if not _draws.is_own(op)]
-        use = self._use_of(clipped)
-        checks, begins = [self._released.check()], use.chunk == 0
-        if self._sampled is not None:  # Counted apart, and not only asserted: XLA drops assertions.
-            checks.append(check_now(use.fresh, _NOT_FRESH.format(self._sampled)))
-            begins = tf.logical_or(begins, tf.logical_not(use.fresh))
-        with tf.control_dependencies(checks):
-            counted = self._released.add(use.fresh, begins)
+        use, lock = self._use_of(clipped)
+        counted = replicas.once(self._count, use.fresh, use.chunk)
         for op in data:
-            op._add_control_input(counted)
-        return use
+            op._add_control_input(counted.op)
+        return use, lock
 
-    def _use_of(self, clipped: ClippedSum) -> _draws.Use:
+    def _count(self, fresh: Sequence[tf.Tensor], chunks: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Counts a step whose batches, one for each replica, have these uses."""
+        all_fresh = tf.reduce_all(tf.stack(fresh))
+        begins = tf.reduce_any(tf.stack(chunks) == 0)
+        checks = [self._released.check()]
+        if self._sampled is not None:  # Counted apart, and not only asserted: XLA drops assertions.
+            checks.append(check_now(all_fresh, _NOT_FRESH.format(self._sampled)))
+            begins = tf.logical_or(begins, tf.logical_not(all_fresh))
+        with tf.control_dependencies(checks):
+            counted = self._released.add(all_fresh, begins)
+        with tf.control_dependencies([counted]):
+            return tf.identity(begins)
+
+    def _use_of(self, clipped: ClippedSum) -> tuple[_draws.Use, tf.Tensor | None]:
         """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
         if self._gradient_accumulation_steps == 1:
-            return draw_use.use_of(clipped, self._sampled, None)
+            return draw_use.use_of(clipped, self._sampled, None), None
         accumulator = self._prepared_accumulator([])
-        self._lock = accumulator.lock()
-        with tf.control_dependencies([] if self._lock is None else [self._lock]):
-            return draw_use.use_of(clipped, self._sampled, accumulator)
+        lock = accumulator.lock()
+        with tf.control_dependencies([] if lock is None else [lock]):
+            return draw_use.use_of(clipped, self._sampled, accumulator), lock
 
     def _most_rows(self) -> int | None:
         """The most rows of a batch, which follow from how it was sampled."""
@@ -339,6 +373,12 @@ class PrivateOptimizerMixin(PersistentState):
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
     ) -> ClippedSum:
         """The clipped sum of a loss with a batch-wise term."""
+        if replicas.count() > 1:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
+                "are of the whole batch. Received a distribution strategy of "
+                f"{replicas.count()} replicas."
+            )
         check_two_term_arguments(
             self._clipping.rule, self._gradient_accumulation_steps, self._clipping.wide_sums
         )
@@ -377,9 +417,9 @@ class PrivateOptimizerMixin(PersistentState):
           RuntimeError: The gradients are not this optimizer's own clipped sums.
         """
         given = [gradient for gradient, _ in grads_and_vars]
-        known = self._clipped
-        if known is None or any(
-            g is not own for g, own in zip(given, known[0].gradients, strict=True)
+        step = self._steps.pop(replicas.index(), None)  # It would keep the graph alive.
+        if step is None or any(
+            g is not own for g, own in zip(given, step.clipped.gradients, strict=True)
         ):
             raise RuntimeError(
                 f"{type(self).__name__}.apply_gradients must be given the clipped sums that its "
@@ -387,52 +427,45 @@ class PrivateOptimizerMixin(PersistentState):
                 "private. Call `optimizer.minimize(loss, variables, tape=tape)` with one loss "
                 "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
             )
-        clipped, variables, use = known
-        self._clipped = None
+        clipped = step.clipped
         step_check.check_update([*clipped.gradients, *clipped.regularizer_gradients])
         with step_check.own_operations():
-            return self._release(clipped, variables, use, name)
-
-    def _release(
-        self, clipped: ClippedSum, variables: list, use: _draws.Use, name: str | None
-    ) -> tf.Operation | tf.Tensor:
-        """Takes a logical step, or adds to one."""
-        if self._gradient_accumulation_steps == 1:
-            return self._logical_step(
-                clipped.gradients, clipped.within_clip, clipped, variables, name
-            )
-        return self._accumulate(clipped, variables, use, name)
+            if self._gradient_accumulation_steps == 1:
+                return self._logical_step(
+                    clipped.gradients, clipped.within_clip, clipped, step.variables, name
+                )
+            return self._accumulate(step, name)
 
     def _prepared_accumulator(self, variables: list) -> Accumulator:
         with tf.init_scope():
-            if self._accumulator is None:
-                wide = self._clipping.wide_sums
-                self._accumulator = Accumulator(
-                    self._gradient_accumulation_steps, tf.float64 if wide else tf.float32
-                )
-            self._accumulator.prepare(variables)
-        return self._accumulator
+            dtype = tf.float64 if self._clipping.wide_sums else tf.float32
+            accumulator = self._accumulators.setdefault(
+                replicas.index(), Accumulator(self._gradient_accumulation_steps, dtype)
+            )
+            accumulator.prepare(variables)
+        return accumulator
 
-    def _accumulate(
-        self, clipped: ClippedSum, variables: list, use: _draws.Use, name: str | None
-    ) -> tf.Operation | tf.Tensor:
+    def _accumulate(self, step: "_Step", name: str | None) -> tf.Tensor:
         """Adds to the sum of a logical batch; the last of its batches makes the step."""
+        clipped, variables, use = step.clipped, step.variables, step.use
         accumulator = self._prepared_accumulator(variables)
         if self._sampled is None:  # Any batches: no epsilon is stated.
             use = dataclasses.replace(use, fresh=tf.constant(True))
-        lock, self._lock = self._lock, None  # It would keep the graph alive, and hinder copies.
-        with tf.control_dependencies([] if lock is None else [lock]):  # Sums are read after it.
-            complete = accumulator.add(clipped, variables, use)
+        with tf.control_dependencies([] if step.lock is None else [step.lock]):
+            complete = accumulator.add(clipped, variables, use)  # Sums are read after it.
 
-        def step() -> tf.Tensor:
-            sums, within_clip, error = accumulator.take(clipped.gradients, variables)
-            logical = dataclasses.replace(clipped, error=error)
-            self._logical_step(sums, within_clip, logical, variables, name)
-            return tf.constant(True)
-
-        done = tf.cond(complete, step, lambda: tf.constant(False))
-        accumulator.unlock(lock, done)
+        self._steps[replicas.index()] = step
+        done = replicas.all_if(complete, lambda: self._take_logical_step(name))
+        accumulator.unlock(step.lock, done)
         return done
+
+    def _take_logical_step(self, name: str | None) -> None:
+        """Takes the step of a logical batch that is complete."""
+        step = self._steps.pop(replicas.index())
+        accumulator = self._prepared_accumulator([])
+        sums, within_clip, error = accumulator.take(step.clipped.gradients, step.variables)
+        logical = dataclasses.replace(step.clipped, error=error)
+        self._logical_step(sums, within_clip, logical, step.variables, name)
 
     def _logical_step(
         self,
@@ -449,13 +482,20 @@ class PrivateOptimizerMixin(PersistentState):
         gradients = []
         for total, public, v in zip(noisy, clipped.regularizer_gradients, variables, strict=True):
             parts = [] if total is None else [total / constant(divisor, total.dtype)]
-            parts += (
-                [] if public is None else [tf.cast(public, parts[0].dtype if parts else v.dtype)]
-            )
+            if public is not None:  # As in Keras, each replica has its share.
+                dtype = parts[0].dtype if parts else v.dtype
+                parts.append(tf.cast(public, dtype) * constant(replicas.count(), dtype))
             summed = None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts)
             update = None if summed is None else self._transform_private_gradient(summed)
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
-        return super().apply_gradients(gradients, name=name)
+        with step_check.pause_own_operations():  # Replicas meet in it.
+            return super().apply_gradients(
+                gradients, name=name, experimental_aggregate_gradients=False
+            )
+
+    def _distributed_apply(self, *args: Any, **kwargs: Any) -> tf.Operation:
+        with step_check.own_operations():
+            return super()._distributed_apply(*args, **kwargs)
 
     def _add_noise(
         self, sums: list, within_clip: tf.Tensor, clipped: ClippedSum, variables: list
@@ -480,8 +520,9 @@ class PrivateOptimizerMixin(PersistentState):
         return [self._noise_multiplier * scale for scale in clipped.noise_scales]
 
     def _position(self) -> tf.Tensor:
-        """The number of the step being taken, by which a test's `noise_seed` counts."""
-        return tf.cast(self.iterations, tf.int64)
+        """The number of the step, and of the replica, by which a test's `noise_seed` counts."""
+        step = tf.cast(self.iterations, tf.int64)
+        return step * replicas.count() + replicas.index()
 
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Post-processing of the noisy gradient before the base optimizer sees it."""

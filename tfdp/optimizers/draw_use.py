@@ -10,6 +10,7 @@ from tfdp import _draws
 from tfdp._draws import Use
 from tfdp.accounting.sampling import NONE, PoissonSampling
 from tfdp.clipping import ClippedSum, devices, step_check
+from tfdp.optimizers import replicas
 from tfdp.optimizers.accumulator import Accumulator
 
 NO_EPSILON = (
@@ -46,7 +47,7 @@ def use_of(
         mask = None if sampling.padding == NONE else clipped.mask
         others = [tensor for tensor in clipped.batch if tensor is not mask]
         following = None if accumulator is None else accumulator.next
-        use = _draws.RECORD.take(sampling, mask, others, following)
+        use = _draws.RECORD.take(sampling, mask, others, following, replicas.index())
     if sampling.padding != NONE:
         use = dataclasses.replace(use, empty=None)  # The weights of its rows say so.
     if accumulator is None:

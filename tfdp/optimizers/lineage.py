@@ -64,7 +64,7 @@ _lineages: dict[int, Lineage] = {}
 
 def of(variables: Iterable[Any]) -> list[Lineage]:
     """Returns the lineages of variables, or of their handles; looks for originals of copies."""
-    handles = [getattr(variable, "handle", variable) for variable in variables]
+    handles = [handle for variable in variables for handle in _handles(variable)]
     found = [_of(handle) for handle in handles if _type_of(handle) is not None]
     # Under a test seed, equal values may be those of a repeated training.
     counts = functools.cache(lambda record: record.has_steps() and not record.fixed_seed)
@@ -95,14 +95,8 @@ def connected(records: Iterable[Any]) -> list[Any]:
 
 
 def value_of(variable: Any) -> np.ndarray:
-    """Returns the values of a variable, outside of graphs.
-
-    The variables of one distribution strategy cannot be read as they are in the scope of another;
-    what one of its devices holds can.
-    """
+    """Returns the values of a variable, outside of graphs."""
     with tf.init_scope():
-        if isinstance(variable, tf.distribute.DistributedValues):
-            variable = variable.values[0]
         return variable.numpy()
 
 
@@ -114,6 +108,13 @@ def captured_variables() -> Iterator[Any]:
             if outer.dtype == tf.resource and tf.is_tensor(outer) and hasattr(outer, "numpy"):
                 yield outer
         graph = graph.outer_graph
+
+
+def _handles(variable: Any) -> list[Any]:
+    """The handles of a variable: of each device, if it is mirrored."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return [part.handle for part in variable.values]
+    return [getattr(variable, "handle", variable)]
 
 
 def _of(handle: Any) -> Lineage:

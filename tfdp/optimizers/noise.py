@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdp import _chacha
 from tfdp.clipping.constants import reshaped
+from tfdp.optimizers import replicas
 
 
 def add_gaussian_noise(
@@ -13,7 +14,9 @@ def add_gaussian_noise(
     stddev: float | Sequence[float | tf.Tensor],
     key: tf.Tensor,
 ) -> list[tf.Tensor | None]:
-    """Adds independent N(0, stddev^2) to every coordinate of every tensor.
+    """Adds independent N(0, stddev^2) to every coordinate of tensors, summed over all replicas.
+
+    Each replica draws the noise of one slice of the coordinates, with a key of its own.
 
     Args:
       tensors: Tensors of any shapes; None is left as it is.
@@ -21,28 +24,29 @@ def add_gaussian_noise(
       key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
 
     Returns:
-      The noisy tensors.
+      The noisy sums, the same in each replica.
     """
     stddevs = list(stddev) if isinstance(stddev, Sequence) else [stddev] * len(tensors)
     present = [tensor for tensor in tensors if tensor is not None]
     silent = all(not tf.is_tensor(value) and value == 0 for value in stddevs)
     if silent or not present:
-        return tensors
+        return replicas.total(tensors)
     # One draw for all: much faster than many small ones.
     sizes = [tensor.shape.num_elements() for tensor in present]
     if None in sizes:
         sizes = [tf.size(tensor) for tensor in present]
     dtypes = {tensor.dtype for tensor in present}
     dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
-    noise = _chacha.normals(key, sum(sizes), dtype=dtype)
+    noise = replicas.own_share(lambda size: _chacha.normals(key, size, dtype=dtype), sum(sizes))
     common = not isinstance(stddev, Sequence)
     if common:
         noise *= tf.cast(stddev, dtype)
     noises = iter(tf.split(noise, sizes))
-    return [
+    noisy = [
         None if tensor is None else tensor + _like(next(noises), tensor, None if common else s)
         for tensor, s in zip(tensors, stddevs, strict=True)
     ]
+    return replicas.total(noisy)
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:

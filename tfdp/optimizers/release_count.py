@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._plain_variables import plain_variables
 from tfdp._shared_function import shared_function
 from tfdp.accounting import PrivacyParametersChangedError
 from tfdp.optimizers import lineage, record_table
@@ -45,7 +46,7 @@ class ReleaseRecord:
         self.lineages: list[Lineage] = []
         self._waiting: list[np.ndarray] = []
         self._taken: dict[float, np.ndarray] = {}
-        with tf.init_scope():
+        with plain_variables():
             self._uid = tf.Variable(_new_uid(), dtype=tf.float64, trainable=False)
             # Steps on unused draws, other steps, and whether attempts were shown.
             self._own = tf.Variable(tf.zeros([3], tf.int64), trainable=False)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp._rounded_normals import LARGEST_SCALE, float64, rounded_normals
+from tfdp.optimizers import replicas
 
 # Steps of the grid in a sensitivity: at least so many, less than twice as many.
 STEPS = 2.0**22
@@ -84,14 +85,15 @@ def add_secure_noise(
     sizes = [tensor.shape.num_elements() for tensor in present]
     grid = grid_of(sensitivity)
     scale = noise_multiplier * moved_sensitivity(sensitivity, error, sum(sizes)) / grid
-    noises = iter(tf.split(rounded_normals(key, sum(sizes), scale * _SLACK), sizes))
-
-    def noisy(tensor: tf.Tensor) -> tf.Tensor:
-        return (tf.round(tensor / grid) + tf.reshape(next(noises), tensor.shape)) * grid
-
-    return [
-        None if tensor is None else tf.cast(noisy(tensor), dtype)
-        for tensor, dtype in zip(tensors, dtypes, strict=True)
+    noise = replicas.own_share(lambda size: rounded_normals(key, size, scale * _SLACK), sum(sizes))
+    noises = iter(tf.split(noise, sizes))
+    steps = [
+        None if tensor is None else tf.round(tensor / grid) + tf.reshape(next(noises), tensor.shape)
+        for tensor in tensors
+    ]
+    return [  # Sums of integers are exact.
+        None if total is None else tf.cast(tf.multiply(total, grid), dtype)
+        for total, dtype in zip(replicas.total(steps), dtypes, strict=True)
     ]
 
 
@@ -107,5 +109,6 @@ def add_secure_noise_to_count(count: tf.Tensor, stddev: float, key: tf.Tensor) -
       The noisy number, a float32 scalar.
     """
     step = 2.0**-23
-    (noise,) = tf.unstack(rounded_normals(key, 1, stddev / step, use=1))
-    return tf.cast((tf.cast(count, tf.float64) / step + noise) * step, tf.float32)
+    noise = replicas.own_share(lambda size: rounded_normals(key, size, stddev / step, use=1), 1)
+    (steps,) = replicas.total([tf.cast(count, tf.float64) / step + noise[0]])
+    return tf.cast(tf.multiply(steps, step), tf.float32)

@@ -18,7 +18,7 @@ from tfdp.accounting.selective_release import (
     default_max_attempts,
 )
 from tfdp.clipping import ClippedSum
-from tfdp.optimizers import record_table
+from tfdp.optimizers import record_table, replicas
 from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.validation import ValidationLoss, ValidationTest
@@ -122,6 +122,15 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         """Notes in the ledger that the number of attempts is shown to whoever trains."""
         self._released.show_attempts()
 
+    def _check_replicas(self) -> None:
+        super()._check_replicas()
+        if replicas.count() > 1:
+            raise ValueError(
+                f"{type(self).__name__} must run on one replica: whether to keep an update is "
+                "decided on one batch of the whole data set. Received a distribution strategy of "
+                f"{replicas.count()} replicas."
+            )
+
     # One attempt.
 
     @contextlib.contextmanager
@@ -176,11 +185,11 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             )
         return super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients)
 
-    def _use_of(self, clipped: ClippedSum) -> Use:
+    def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
         """The batch is a draw of the attempt's own, made in the same graph."""
         padded = self._sampled is not None and self._sampled.padding != NONE
         zero = tf.constant(0, tf.int64)
-        return Use(tf.constant(not padded or clipped.mask is not None), zero, zero)
+        return Use(tf.constant(not padded or clipped.mask is not None), zero, zero), None
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._plain_variables import plain_variables
+from tfdp._workers import check_alike
 from tfdp.optimizers import lineage
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.record_table import NOT_POISSON, STEPS
@@ -30,9 +31,10 @@ class PersistentState(_Optimizer):
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         super()._create_all_weights(var_list)
         if not self._released.created:
-            self._weights.extend(self._released.create(self.add_weight))
-            if self._adaptive is not None:
-                self._weights.extend(self._adaptive.create(self.add_weight))
+            with plain_variables():  # Counted and moved once, for all replicas.
+                self._weights.extend(self._released.create(self.add_weight))
+                if self._adaptive is not None:
+                    self._weights.extend(self._adaptive.create(self.add_weight))
         if self._state_to_load:
             state, self._state_to_load = self._state_to_load, {}
             self._assign_state(state)
@@ -45,6 +47,10 @@ class PersistentState(_Optimizer):
         Args:
           var_list: The variables that will be trained: `model.trainable_variables`.
         """
+        if not self._released.created and tf.distribute.has_strategy():
+            facts = {type(self).__name__: self.get_config()}
+            facts["variables"] = [(v.dtype.name, tuple(v.shape)) for v in var_list]
+            check_alike(tf.distribute.get_strategy(), facts, "the optimizer")
         # A tf.function that sees variables being created is traced twice: it does not see these.
         with tf.init_scope() if tf.distribute.has_strategy() else plain_variables():
             self._create_all_weights(list(var_list))

@@ -1,0 +1,44 @@
+"""Processes of this machine that train together, over the loopback interface."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+CLUSTER = "TF_CONFIG"  # The environment variable by which TensorFlow knows what to be.
+
+
+def start(commands: Sequence[Sequence[str]], options: Sequence[dict[str, Any]]) -> list:
+    """Starts the workers of one cluster.
+
+    Args:
+      commands: The command line of each.
+      options: Further arguments of `subprocess.Popen` for each.
+
+    Returns:
+      The processes.
+    """
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(commands))]
+    workers = []
+    for index, (command, others) in enumerate(zip(commands, options, strict=True)):
+        task = {"type": "worker", "index": index}
+        cluster = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        workers.append(subprocess.Popen(command, env={**os.environ, CLUSTER: cluster}, **others))
+    return workers
+
+
+def index() -> int | None:
+    """Returns which worker this process is, or None if it is none."""
+    cluster = os.environ.get(CLUSTER)
+    return None if cluster is None else int(json.loads(cluster)["task"]["index"])
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

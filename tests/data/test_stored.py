@@ -1,0 +1,263 @@
+"""Data sets of which only the rows of a batch are read."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp.data import stored
+
+N = 90
+X = np.arange(N * 4, dtype="float32").reshape([N, 4]) / 100
+Y = np.arange(N)
+
+
+class Items:
+    """As the data sets of PyTorch are."""
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return X[index], Y[index]
+
+
+class ManyItems(Items):
+    """As those that read several examples at once."""
+
+    def __getitems__(self, indices):
+        self.read += indices
+        return [(X[i], Y[i]) for i in indices]
+
+
+class Table:
+    """As an array of HDF5: rows in increasing order, each once."""
+
+    def __init__(self, array):
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __getitem__(self, rows):
+        assert isinstance(rows, np.ndarray) and np.all(np.diff(rows) > 0)
+        return self._array[rows]
+
+
+def mapped(folder):
+    np.save(folder / "x.npy", X)
+    return np.load(folder / "x.npy", mmap_mode="r"), Y
+
+
+def written(folder, part_rows=40):
+    original, stored._PART_BYTES = stored._PART_BYTES, 24 * part_rows
+    try:
+        tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((X, Y)), folder)
+    finally:
+        stored._PART_BYTES = original
+    return tfdp.data.read_examples(folder)
+
+
+SOURCES = {
+    "memory map": mapped,
+    "items": lambda folder: Items(),
+    "many items": lambda folder: ManyItems(),
+    "table": lambda folder: (Table(X), Table(Y)),
+    "written": written,
+}
+
+
+def drawn(data, count=3, **kwargs):
+    batches = tfdp.data.poisson_batches(data, expected_batch_size=20, seed=3, **kwargs)
+    return [tf.nest.map_structure(np.asarray, batch) for batch in batches.take(count)]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"padding": "full"}, {"chunk_size": 9}])
+@pytest.mark.parametrize("name", SOURCES)
+def test_batches_are_those_from_memory(name, kwargs, tmp_path):
+    expected, found = drawn((X, Y), **kwargs), drawn(SOURCES[name](tmp_path), **kwargs)
+    for one, other in zip(expected, found, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+def test_rows_in_another_order_are_caught(monkeypatch, tmp_path):
+    """Mutant: rows stay in the order in which they were read."""
+    unique = np.unique
+
+    def in_order(values, **kwargs):
+        found, places = unique(values, **kwargs)
+        return found, np.sort(places)
+
+    monkeypatch.setattr(np, "unique", in_order)
+    expected, found = drawn((X, Y), padding="full"), drawn(Items(), padding="full")
+    assert any(np.any(a[1] != b[1]) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("kind", [Items, ManyItems])
+def test_only_the_rows_of_a_batch_are_read(kind):
+    items = kind()
+    batches = tfdp.data.poisson_batches(items, expected_batch_size=5, steps_per_epoch=1)
+    ((_, y),) = list(batches)
+    y = [] if not items.read[1:] else y.numpy().tolist()
+    assert sorted(items.read[1:]) == sorted(y)  # The first was read for its type.
+
+
+def test_weights_and_transform():
+    data = [(X[i], Y[i], i + 1) for i in range(N)]
+
+    class Weighted(Items):
+        def __getitem__(self, index):
+            return data[index]
+
+    ((x, y, w), *_) = drawn(Weighted(), transform=lambda x, y: (2 * x, y))
+    np.testing.assert_array_equal(w, (y + 1).astype("float32"))
+    np.testing.assert_array_equal(x, 2 * X[y])
+
+
+@pytest.mark.parametrize("name", ["memory map", "written"])
+def test_training_counts_its_steps(name, tmp_path):
+    batches = tfdp.data.poisson_batches(SOURCES[name](tmp_path), expected_batch_size=20)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(N, input_shape=(4,))])
+    support.compiled(optimizer, model).fit(batches, epochs=2, verbose=0)
+    assert optimizer.released_steps() == (8, 0)
+
+
+def test_selective_training():
+    batches = tfdp.data.poisson_batches(Items(), expected_batch_size=20)
+    model = tfdp.SelectiveModel(tf.keras.Sequential([tf.keras.layers.Dense(N, input_shape=(4,))]))
+    optimizer = tfdp.DPSURSGD(
+        1.0,
+        1.0,
+        sampling=batches.sampling,
+        validation_batch_size=10,
+        validation_noise_multiplier=1.0,
+        threshold=0.5,
+    )
+    model.compile(optimizer, support.crossentropy())
+    model.fit(batches, steps_per_epoch=3, verbose=0)
+    assert optimizer.ledger.steps == 3
+
+
+def test_an_example_that_cannot_be_read_ends_training_and_is_named():
+    class Broken(Items):
+        def __getitem__(self, index):
+            if index > 50:
+                raise OSError("no such file")
+            return super().__getitem__(index)
+
+    batches = tfdp.data.poisson_batches(Broken(), expected_batch_size=20)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(N, input_shape=(4,))])
+    support.compiled(optimizer, model)
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ could not be read: .*no such file"):
+        model.fit(batches, verbose=0)
+    assert optimizer.released_steps()[1] == 0
+
+
+def test_an_example_of_another_shape_is_named():
+    class Uneven(Items):
+        def __getitem__(self, index):
+            return (X[index, : 3 + (index < 50)], Y[index])
+
+    with pytest.raises(tf.errors.OpError, match=r"as the first, .* example \d+, of shapes"):
+        drawn(Uneven())
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [({"x": 1, "y": 2}, r"a dict of \['x', 'y'\]"), (3.0, "of type float")],
+)
+def test_examples_must_be_pairs(first, message):
+    class Other(Items):
+        def __getitem__(self, index):
+            return first
+
+    with pytest.raises(ValueError, match=message):
+        drawn(Other())
+
+
+def test_arrays_must_have_one_length():
+    with pytest.raises(ValueError, match="one positive length"):
+        drawn((Table(X), Table(Y[:-1])))
+
+
+def test_class_weights_need_data_in_memory():
+    batches = tfdp.data.poisson_batches(Items(), expected_batch_size=20)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(N, input_shape=(4,))])
+    support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling), model)
+    with pytest.raises(ValueError, match="not in memory"):
+        model.fit(batches, class_weight=dict.fromkeys(range(N), 1.0), verbose=0)
+
+
+def test_a_data_set_that_is_too_large_for_memory_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(tfdp.data.poisson, "_available_bytes", lambda: 3 * 1000)
+    with pytest.raises(ValueError, match="write_examples"):
+        drawn(tf.data.Dataset.from_tensor_slices((X, Y)))
+
+
+# Folders of examples.
+
+
+def test_a_written_folder_that_is_not_complete_is_gone_on_with(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def interrupted():
+        for i in range(N):
+            if i == 60:
+                raise Killed
+            yield X[i], Y[i]
+
+    spec = (tf.TensorSpec([4]), tf.TensorSpec([], tf.int64))
+    broken = tf.data.Dataset.from_generator(interrupted, output_signature=spec)
+    original, stored._PART_BYTES = stored._PART_BYTES, 24 * 25
+    try:
+        with pytest.raises(tf.errors.OpError):
+            tfdp.data.write_examples(broken, tmp_path)
+    finally:
+        stored._PART_BYTES = original
+    with pytest.raises(ValueError, match="Call `write_examples` again"):
+        tfdp.data.read_examples(tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+    assert before[:2] == ["00000", "00001"]
+    times = [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]]
+    examples = written(tmp_path)  # Its own part size does not count: the folder's goes on.
+    assert [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]] == times
+    assert len(examples) == N
+    for i in (0, 24, 25, 74, N - 1):
+        np.testing.assert_array_equal(examples[i][0], X[i])
+        assert examples[i][1] == Y[i]
+    tfdp.data.write_examples(broken, tmp_path)  # It is complete: nothing is read.
+
+
+def test_nested_examples_and_strings(tmp_path):
+    data = ({"a": X, "b": (Y, Y.astype("S"))}, Y)
+    tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices(data), tmp_path)
+    examples = tfdp.data.read_examples(tmp_path)
+    x, y = examples[7]
+    assert x["b"] == (7, b"7") and y == 7
+    ((x, y), *_) = drawn(examples)
+    np.testing.assert_array_equal(x["b"][1], y.astype("S").astype(object))
+
+
+def test_a_folder_of_other_examples_is_refused(tmp_path):
+    written(tmp_path)
+    other = tf.data.Dataset.from_tensor_slices((Y, Y))
+    with pytest.raises(ValueError, match="Argument `folder` must be empty"):
+        tfdp.data.write_examples(other, tmp_path)
+    assert json.loads((tmp_path / "examples.json").read_text())["complete"]
+
+
+def test_examples_without_a_fixed_shape_are_refused(tmp_path):
+    data = tf.data.Dataset.from_generator(
+        lambda: [(X[0], 0)], output_signature=(tf.TensorSpec([None]), tf.TensorSpec([], tf.int64))
+    )
+    with pytest.raises(ValueError, match="fixed shapes"):
+        tfdp.data.write_examples(data, tmp_path)

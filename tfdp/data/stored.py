@@ -1,0 +1,379 @@
+"""Data sets that stay where they are: of which only the rows of a batch are read."""
+
+import abc
+import concurrent.futures
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping import step_check
+
+_THREADS = 16  # That read single examples at the same time: they mostly wait.
+_PART_BYTES = 2**28
+_INDEX = "examples.json"
+
+
+class Examples(abc.ABC):
+    """Examples that are read by their indices.
+
+    Attributes:
+      element_spec: Types and shapes of an example: of `(x, y)` or `(x, y, sample_weight)`.
+    """
+
+    element_spec: Any
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+
+    @abc.abstractmethod
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Reads examples.
+
+        Args:
+          indices: Increasing, no two equal, int64 `[rows]`.
+
+        Returns:
+          The tensors of the flattened structure, `[rows, ...]` each.
+        """
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns one example."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"There are {len(self)} examples. Received: {index}.")
+        flat = self.read(np.array([index % len(self)]))
+        return tf.nest.pack_sequence_as(self.element_spec, [values[0] for values in flat])
+
+    def gather(self, indices: tf.Tensor) -> Any:
+        """Reads examples in the graph being built.
+
+        Args:
+          indices: In any order, int64 `[rows]`.
+
+        Returns:
+          Nested tensors, `[rows, ...]` each.
+        """
+        specs = tf.nest.flatten(self.element_spec)
+
+        def read(indices: np.ndarray) -> list[np.ndarray]:
+            ordered, places = np.unique(indices, return_inverse=True)
+            return [
+                self._checked(values, spec)[places]
+                for values, spec in zip(self.read(ordered), specs, strict=True)
+            ]
+
+        with step_check.own_operations():  # Python code is refused elsewhere in a step.
+            tensors = tf.numpy_function(read, [indices], [spec.dtype for spec in specs])
+        for tensor, spec in zip(tensors, specs, strict=True):
+            tensor.set_shape([indices.shape[0], *spec.shape])
+        return tf.nest.pack_sequence_as(self.element_spec, tensors)
+
+    @staticmethod
+    def _checked(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
+        if tf.as_dtype(values.dtype) == tf.string:
+            return values.astype(object)
+        return values.astype(spec.dtype.as_numpy_dtype, copy=False)
+
+
+class Arrays(Examples):
+    """Arrays on disk, or elsewhere, of which rows can be read: memory maps, HDF5, Zarr.
+
+    Args:
+      data: `(x, y)` or `(x, y, sample_weight)`, nested arrays with one row for each example.
+    """
+
+    def __init__(self, data: Any):
+        self._arrays = tf.nest.flatten(data)
+        lengths = {array.shape[0] if array.shape else None for array in self._arrays}
+        if len(lengths) != 1 or not lengths.pop():
+            raise ValueError(
+                "Argument `data` must hold arrays whose first dimension is the example, all of one "
+                f"positive length. Received shapes: {[tuple(a.shape) for a in self._arrays]}."
+            )
+        self.element_spec = tf.nest.map_structure(
+            lambda array: tf.TensorSpec(array.shape[1:], tf.as_dtype(array.dtype)), data
+        )
+
+    def __len__(self) -> int:
+        return int(self._arrays[0].shape[0])
+
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """See the base class."""
+        return [np.asarray(array[indices]) for array in self._arrays]
+
+
+class Items(Examples):
+    """Any object with `__len__` and `__getitem__`, read by several threads.
+
+    Args:
+      items: Gives `(x, y)` or `(x, y, sample_weight)`, nested arrays or numbers.
+    """
+
+    def __init__(self, items: Any):
+        self._items, self._size = items, len(items)
+        if not self._size:
+            raise ValueError("Argument `data` must have examples. Received one of length 0.")
+        first = items[0]
+        if not (isinstance(first, tuple) and len(first) in (2, 3)):
+            raise ValueError(
+                "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
+                f"object whose `data[0]` is {_described(first)}. Wrap it in a class with `__len__` "
+                "and `__getitem__` that returns such a tuple."
+            )
+        self.element_spec = tf.nest.map_structure(_spec_of, first)
+        arrays = [np.asarray(value) for value in tf.nest.flatten(first)]
+        self._kinds = [(array.shape, array.dtype) for array in arrays]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """See the base class."""
+        numbers = indices.tolist()
+        if hasattr(self._items, "__getitems__"):
+            examples = list(self._items.__getitems__(numbers)) if numbers else []
+        else:
+            parts = [numbers[i::_THREADS] for i in range(_THREADS)]
+            with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+                read = list(pool.map(self._read_each, parts))
+            examples = [read[i % _THREADS][i // _THREADS] for i in range(len(numbers))]
+        rows = [self._flat(index, e) for index, e in zip(numbers, examples, strict=True)]
+        return [
+            np.stack([row[i] for row in rows]) if rows else np.zeros([0, *shape], dtype)
+            for i, (shape, dtype) in enumerate(self._kinds)
+        ]
+
+    def _read_each(self, indices: list[int]) -> list[Any]:
+        return [self._read_one(index) for index in indices]
+
+    def _read_one(self, index: int) -> Any:
+        try:
+            return self._items[index]
+        except Exception as error:
+            raise RuntimeError(f"Example {index} could not be read: {error!r}") from error
+
+    def _flat(self, index: int, example: Any) -> list[np.ndarray]:
+        arrays = [np.asarray(value) for value in tf.nest.flatten(example)]
+        kinds = [(array.shape, array.dtype) for array in arrays]
+        if kinds != self._kinds and not self._are_strings(kinds):
+            raise ValueError(
+                f"All examples must be as the first, {self.element_spec}. Received example "
+                f"{index}, of shapes and types {[(s, str(d)) for s, d in kinds]}."
+            )
+        return arrays
+
+    def _are_strings(self, kinds: list) -> bool:
+        """Whether the examples differ in the lengths of strings alone."""
+
+        def plain(kind: tuple) -> tuple:
+            shape, dtype = kind
+            return shape, "strings" if dtype.kind in "OSU" else dtype
+
+        return list(map(plain, kinds)) == list(map(plain, self._kinds))
+
+
+class Parts(Examples):
+    """Examples in several parts, one after the other.
+
+    Args:
+      parts: The parts, of the same types.
+    """
+
+    def __init__(self, parts: Sequence[Examples]):
+        self._parts = list(parts)
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.element_spec = parts[0].element_spec
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """See the base class."""
+        bounds = np.searchsorted(indices, self._ends)
+        starts = [0, *self._ends[:-1]]
+        read = [
+            part.read(indices[first:last] - start)
+            for part, first, last, start in zip(
+                self._parts, [0, *bounds[:-1]], bounds, starts, strict=True
+            )
+            if last > first
+        ]
+        if not read:
+            return self._parts[0].read(indices)
+        return [np.concatenate(values) for values in zip(*read, strict=True)]
+
+
+def stored(data: Any) -> Examples | None:
+    """Returns what reads data that are not in memory, or None where they are.
+
+    Args:
+      data: The argument `data` of `poisson_batches`.
+    """
+    if isinstance(data, Examples):
+        return data
+    if isinstance(data, (tuple, list)):
+        is_pair = len(data) in (2, 3)
+        return Arrays(tuple(data)) if is_pair and any(map(_is_stored, _leaves(data))) else None
+    if isinstance(data, (dict, np.ndarray, str, tf.Tensor, tf.data.Dataset)):
+        return None
+    return Items(data) if hasattr(data, "__len__") and hasattr(data, "__getitem__") else None
+
+
+def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
+    """Writes a data set of single examples to a folder, as memory-mapped arrays.
+
+    It shows its progress, and holds one part at a time in memory. If it is interrupted, the next
+    call goes on with the part that was not complete; the data set must then give the same examples
+    in the same order.
+
+    Args:
+      dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
+      folder: Where to write; it is made if it does not exist.
+
+    Raises:
+      ValueError: The examples have no fixed shapes, or the folder has other ones.
+
+    Example:
+      >>> import tempfile, tensorflow as tf, tfdp
+      >>> folder = tempfile.mkdtemp()
+      >>> tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1])), folder)
+      >>> len(tfdp.data.read_examples(folder))
+      2
+    """
+    place = pathlib.Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(spec.shape.is_fully_defined() for spec in specs):
+        raise ValueError(
+            "Argument `dataset` must have examples of fixed shapes. Received elements: "
+            f"{dataset.element_spec}: fix them with `map` and `tf.ensure_shape`, or pad them."
+        )
+    row = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+    index = {
+        "structure": _encoded(dataset.element_spec),
+        "rows": max(1, _PART_BYTES // max(1, row)),
+    }
+    path = place / _INDEX
+    if path.exists():
+        known = json.loads(path.read_text())
+        if known["structure"] != index["structure"]:
+            raise ValueError(
+                f"Argument `folder` must be empty or hold a part of these examples. Received "
+                f"{str(folder)!r}, which holds examples of {known['structure']}."
+            )
+        index = known
+    else:
+        _write_text(path, json.dumps(index))
+    if index.get("complete"):
+        return
+    done = len(_part_folders(place))
+    total = int(dataset.cardinality())
+    bar = tf.keras.utils.Progbar(None if total < 0 else total, unit_name="example")
+    batches = dataset.skip(done * index["rows"]).batch(index["rows"]).as_numpy_iterator()
+    written = done * index["rows"]
+    for number, batch in enumerate(batches, done):
+        _write_part(place / f"{number:05d}", tf.nest.flatten(batch))
+        written += len(tf.nest.flatten(batch)[0])
+        bar.update(written)
+    _write_text(path, json.dumps({**index, "complete": True}))
+
+
+def read_examples(folder: str | os.PathLike) -> Examples:
+    """Opens what `write_examples` has written, without reading it.
+
+    Args:
+      folder: The folder.
+
+    Returns:
+      An object for `tfdp.data.poisson_batches`, with `len` and `[index]`.
+
+    Raises:
+      ValueError: There is no such folder, or it is not complete.
+    """
+    place = pathlib.Path(folder)
+    index = json.loads((place / _INDEX).read_text()) if (place / _INDEX).exists() else {}
+    if not index.get("complete"):
+        raise ValueError(
+            "Argument `folder` must be one that `tfdp.data.write_examples` has completed. "
+            f"Received: {str(folder)!r}. Call `write_examples` again to go on with it."
+        )
+    parts = []
+    for part in _part_folders(place):
+        arrays = iter(
+            np.load(part / f"{i}.npy", mmap_mode="r") for i in range(len(list(part.glob("*.npy"))))
+        )
+        parts.append(Arrays(_decoded(index["structure"], arrays)))
+    if not parts:
+        raise ValueError(f"Argument `folder` must hold examples. Received: {str(folder)!r}: none.")
+    return Parts(parts)
+
+
+def _write_part(folder: pathlib.Path, arrays: Sequence[np.ndarray]) -> None:
+    """Writes a part so that it is there with all of its rows, or not at all."""
+    unfinished = folder.with_suffix(".unfinished")
+    unfinished.mkdir(exist_ok=True)
+    for i, array in enumerate(arrays):
+        fixed = array.astype("S") if array.dtype == object else array
+        np.save(unfinished / f"{i}.npy", fixed)
+    unfinished.rename(folder)
+
+
+def _part_folders(place: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(part for part in place.iterdir() if part.is_dir() and part.name.isdigit())
+
+
+def _write_text(path: pathlib.Path, text: str) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def _encoded(structure: Any) -> Any:
+    """A nested structure of specs as JSON has it."""
+    if isinstance(structure, dict):
+        return {"dict": {key: _encoded(structure[key]) for key in sorted(structure)}}
+    if isinstance(structure, (tuple, list)):
+        return {"tuple": [_encoded(part) for part in structure]}
+    return [structure.dtype.name, structure.shape.as_list()]
+
+
+def _decoded(structure: Any, leaves: Iterator[Any]) -> Any:
+    if isinstance(structure, list):
+        return next(leaves)
+    if "dict" in structure:
+        return {key: _decoded(part, leaves) for key, part in structure["dict"].items()}
+    return tuple(_decoded(part, leaves) for part in structure["tuple"])
+
+
+def _leaves(data: Any) -> list[Any]:
+    if isinstance(data, dict):
+        return [leaf for part in data.values() for leaf in _leaves(part)]
+    if isinstance(data, (tuple, list)):
+        return [leaf for part in data for leaf in _leaves(part)]
+    return [data]
+
+
+def _is_stored(array: Any) -> bool:
+    if isinstance(array, np.memmap):
+        return True
+    if isinstance(array, (np.ndarray, np.generic)) or tf.is_tensor(array):
+        return False
+    return all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__")) and not hasattr(
+        array, "__array_priority__"
+    )
+
+
+def _spec_of(value: Any) -> tf.TensorSpec:
+    array = np.asarray(value)
+    return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a dict of {sorted(value)}"
+    return f"of type {type(value).__name__}"

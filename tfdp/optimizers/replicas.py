@@ -1,0 +1,154 @@
+"""What the replicas of a distribution strategy do together in one step.
+
+Replicas are traced one after the other into one graph, each in a thread that waits where they
+meet: in `once` and `total`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.clipping import devices, step_check
+from tfdp.clipping.devices import replicas as count
+
+_SUM = tf.distribute.ReduceOp.SUM
+_SUPPORTED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+
+
+def index() -> int:
+    """Returns which of the replicas of all workers the graph is being built for, from 0."""
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group)) if count() > 1 else 0
+
+
+def check(name: str) -> None:
+    """Checks that a step can be taken where the graph is being built.
+
+    Args:
+      name: Of the optimizer's class, for messages.
+
+    Raises:
+      ValueError: The distribution strategy is not supported, or this is not in its replicas.
+    """
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, _SUPPORTED):
+        raise ValueError(
+            f"{name} must run under a tf.distribute.MirroredStrategy or "
+            "MultiWorkerMirroredStrategy, or under none: others do not take each step with all "
+            f"replicas at once. Received: a {type(strategy).__name__}."
+        )
+    if tf.distribute.get_replica_context() is None:
+        raise ValueError(
+            f"{name} must be called in the replicas of the distribution strategy. Call the step "
+            "with `strategy.run(step, args=(batch,))`, as `model.fit` does."
+        )
+    if count() > 1 and devices.compiled_by_xla():
+        raise ValueError(
+            f"{name} must not be compiled by XLA under a distribution strategy of several "
+            "replicas. Use jit_compile=False."
+        )
+
+
+def once(function: Callable[..., Any], *values: Any) -> Any:
+    """Calls a function once for all replicas of this process, when each has come this far.
+
+    Args:
+      function: Gets, for each of the values, those of the replicas in a tuple. What it adds to
+        the graph is marked as the library's own.
+      *values: Tensors, or nested tuples and lists of them.
+
+    Returns:
+      What the function returns, to each replica.
+    """
+    if not tf.distribute.has_strategy():
+        return function(*((value,) for value in values))
+
+    def call(strategy: tf.distribute.Strategy, *grouped: Any) -> Any:
+        return function(*map(strategy.experimental_local_results, grouped))
+
+    return _merged(call, *values)
+
+
+def all_if(condition: tf.Tensor, function: Callable[[], Any]) -> tf.Tensor:
+    """Calls a function in each replica where a condition holds, which is the same in all.
+
+    Args:
+      condition: A scalar bool tensor.
+      function: Takes no arguments; replicas may meet in it.
+
+    Returns:
+      The condition, after the function was called.
+    """
+
+    def call() -> tf.Tensor:
+        if tf.distribute.has_strategy():
+            tf.distribute.get_strategy().extended.call_for_each_replica(function)
+        else:
+            function()
+        return tf.constant(True)
+
+    return once(
+        lambda conditions: tf.cond(
+            tf.reduce_all(tf.stack(conditions)), call, lambda: tf.constant(False)
+        ),
+        condition,
+    )
+
+
+def total(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+    """Adds tensors up over all replicas, in one message.
+
+    Args:
+      tensors: Floating-point tensors, of the same types and shapes in each replica, or None.
+
+    Returns:
+      Their sums, the same in each replica.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    if count() == 1 or not present:
+        return list(tensors)
+    dtype = max((tensor.dtype for tensor in present), key=lambda dtype: dtype.size)
+    flat = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in present], axis=0)
+    flat = _merged(lambda strategy, values: strategy.extended.reduce_to(_SUM, values, values), flat)
+    parts = iter(tf.split(flat, [tensor.shape.num_elements() for tensor in present]))
+    return [
+        None if tensor is None else tf.cast(tf.reshape(next(parts), tensor.shape), tensor.dtype)
+        for tensor in tensors
+    ]
+
+
+def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:
+    """Draws this replica's share of a vector of noise: one slice of it, and zeros elsewhere.
+
+    Args:
+      draw: Draws so many independent numbers.
+      size: Length of the vector.
+
+    Returns:
+      `[size]`; the sum over all replicas has noise in each coordinate once.
+    """
+    if count() == 1:
+        return draw(size)
+    length = -(-size // count())
+    start = min(index() * length, size)
+    own = min(length, size - start)
+    return tf.pad(draw(own), [[start, size - start - own]])
+
+
+def _merged(function: Callable[..., Any], *values: Any) -> Any:
+    """Calls a function of the strategy and of what `values` are in each replica."""
+
+    @tf.autograph.experimental.do_not_convert
+    def call(strategy: tf.distribute.Strategy, *grouped: Any) -> Any:
+        with step_check.own_operations():
+            return function(strategy, *grouped)
+
+    with step_check.pause_own_operations():  # Other replicas go on meanwhile.
+        return tf.distribute.get_replica_context().merge_call(call, args=values)
