@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.accounting import reference
-from tfdp.accounting import composition, dominating_pairs, selected_gaussian
+from tfdp.accounting import composition, dominating_pairs, loss_grid, selected_gaussian
 from tfdp.accounting import selected_gaussian_pld as module
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 
@@ -190,7 +190,7 @@ def test_discretization_is_never_below_the_profile():
     knots = np.arange(-4000, 4001) * 1e-3
     for remove, direction in ((False, pair.add), (True, pair.remove)):
         exact = _profile(_STRONG, not remove, epsilons)
-        above = composition.discretize(direction, knots)
+        above = loss_grid.discretize(direction, knots)
         excess = -np.expm1(epsilons[:, np.newaxis] - above.losses)
         ours = above.infinite + np.maximum(excess, 0) @ above.mass
         assert (ours >= exact - 1e-12).all()

@@ -62,7 +62,7 @@ def test_a_draw_has_room_for_all_that_is_not_charged(padding, monkeypatch):
     n, b = 60000, 256
     sampling = PoissonSampling(n, b, padding=padding)
     monkeypatch.setattr(_chacha, "exponentials", lambda words: tf.zeros([len(words[0])]))
-    rows = len(draw_indices(tf.constant([1, 2], tf.int64), sampling))
+    rows = len(draw_indices(tf.constant([1, 2], tf.int64), sampling, n))
     assert truncation_probability(rows, n, b / n) == sampling.truncation_probability
     assert rows == {"none": 614, "full": 459}[padding]
 

@@ -207,6 +207,6 @@ def _bound(directions: Directions, mean: float) -> float:
 
 def _knots(bound: float, high: float, near: float) -> np.ndarray:
     """Knots from below `bound` to `high`, dense where epsilon may be."""
-    first = near / _KNOTS
+    first = max(near / _KNOTS, 1e-12)
     offsets = np.geomspace(first, max(high - bound, 2 * first), _KNOTS)
     return bound + np.concatenate([[-first, 0.0], offsets])
