@@ -104,7 +104,9 @@ def distributed_poisson_batches(
         parts=len(sizes),
         largest_part=max(sizes),
     )
-    chunks = -(-sampling.padded_batch_size // (chunk_size or sampling.padded_batch_size))
+    # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
+    most = dataclasses.replace(sampling, padding=FULL).padded_batch_size
+    chunks = -(-most // (chunk_size or most))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
 
     def local(context: tf.distribute.InputContext) -> tf.data.Dataset:
