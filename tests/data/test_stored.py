@@ -170,6 +170,69 @@ def test_an_example_of_another_shape_is_named():
         drawn(Uneven())
 
 
+def test_an_example_that_cannot_be_read_with_others_is_named():
+    class Broken(ManyItems):
+        def __getitem__(self, index):
+            if index == 7:
+                raise OSError("no such file")
+            return super().__getitem__(index)
+
+        def __getitems__(self, indices):
+            return [self[i] for i in indices]
+
+    with pytest.raises(tf.errors.OpError, match="Example 7 could not be read: .*no such file"):
+        drawn(Broken(), count=30)
+
+
+def test_each_index_must_have_an_example():
+    class Short(ManyItems):
+        def __getitems__(self, indices):
+            return super().__getitems__(indices[1:])
+
+    with pytest.raises(tf.errors.OpError, match="must give one example for each index"):
+        drawn(Short())
+
+
+def test_tensors_beside_memory_maps(tmp_path):
+    x, y = mapped(tmp_path)
+    for one, other in zip(drawn((x, tf.constant(y))), drawn((X, Y)), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_lists_in_examples_are_arrays():
+    class Lists(Items):
+        def __getitem__(self, index):
+            return [X[index].tolist(), int(Y[index])]
+
+    ((x, y), *_) = drawn(Lists())
+    np.testing.assert_array_equal(x.astype("float32"), X[y])
+
+    class Uneven(Items):
+        def __getitem__(self, index):
+            return [[0.0], [0.0] * (1 + (index > 30))] if index > 30 else [0.0, 0.0], 1
+
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is no array"):
+        drawn(Uneven())
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ((1.0, None), "of type NoneType"),
+        ((1.0, 1, "a"), "one array of numbers as its third part"),
+        ((1.0, 1, (1.0, 2.0)), "one array of numbers as its third part"),
+    ],
+)
+def test_examples_of_no_numbers_are_refused(example, message):
+    class Other(Items):
+        def __getitem__(self, index):
+            return example
+
+    with pytest.raises(ValueError, match=message):
+        drawn(Other())
+
+
 @pytest.mark.parametrize(
     ("first", "message"),
     [({"x": 1, "y": 2}, r"a dict of \['x', 'y'\]"), (3.0, "of type float")],
@@ -261,3 +324,26 @@ def test_examples_without_a_fixed_shape_are_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="fixed shapes"):
         tfdp.data.write_examples(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.batch(9, drop_remainder=True), "single examples"),
+        (lambda data: data.repeat(), "must be finite"),
+        (lambda data: data.map(lambda x, y: {"x": x, "y": y}), "choose x and y"),
+        (lambda data: data.map(lambda x, y: (tf.cast(x, tf.bfloat16), y)), "types that NumPy has"),
+        (lambda data: data.map(lambda x, y: (x, tf.constant(b"a\0"))), "zero byte"),
+    ],
+)
+def test_data_sets_that_cannot_be_written_are_refused(change, message, tmp_path):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    with pytest.raises(ValueError, match=message):
+        tfdp.data.write_examples(change(data), tmp_path)
+
+
+def test_a_folder_of_another_data_set_is_not_taken_for_this_one(tmp_path):
+    written(tmp_path)
+    other = tf.data.Dataset.from_tensor_slices((X[:20], Y[:20]))
+    with pytest.raises(ValueError, match="holds 90 examples, and a dataset of 20"):
+        tfdp.data.write_examples(other, tmp_path)

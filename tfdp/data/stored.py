@@ -12,9 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping import step_check
+from tfdp.data.checks import is_batched
 
 _THREADS = 16  # That read single examples at the same time: they mostly wait.
 _PART_BYTES = 2**28
+_STRING_BYTES = 2**14  # That a string is taken to have, of which the type does not tell.
 _INDEX = "examples.json"
 
 
@@ -88,6 +90,8 @@ class Arrays(Examples):
     """
 
     def __init__(self, data: Any):
+        # Tensors, of which rows cannot be taken with an array of indices, become arrays.
+        data = tf.nest.map_structure(lambda a: a if _is_stored(a) else np.asarray(a), data)
         self._arrays = tf.nest.flatten(data)
         lengths = {array.shape[0] if array.shape else None for array in self._arrays}
         if len(lengths) != 1 or not lengths.pop():
@@ -119,15 +123,21 @@ class Items(Examples):
         if not self._size:
             raise ValueError("Argument `data` must have examples. Received one of length 0.")
         first = items[0]
-        if not (isinstance(first, tuple) and len(first) in (2, 3)):
+        if not (isinstance(first, (tuple, list)) and len(first) in (2, 3)):
             raise ValueError(
                 "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
                 f"object whose `data[0]` is {_described(first)}. Wrap it in a class with `__len__` "
                 "and `__getitem__` that returns such a tuple."
             )
-        self.element_spec = tf.nest.map_structure(_spec_of, first)
-        arrays = [np.asarray(value) for value in tf.nest.flatten(first)]
-        self._kinds = [(array.shape, array.dtype) for array in arrays]
+        arrays = _arrays_of(first)
+        for array in tf.nest.flatten(arrays):
+            if array.dtype.kind not in "biufcSUV" and not isinstance(array.flat[0], (str, bytes)):
+                raise ValueError(
+                    "Argument `data` must give examples of numbers or strings. Received an object "
+                    f"whose `data[0]` holds a value of type {type(array.flat[0]).__name__}."
+                )
+        self.element_spec = tf.nest.map_structure(_spec_of, arrays)
+        self._kinds = [(array.shape, array.dtype) for array in tf.nest.flatten(arrays)]
 
     def __len__(self) -> int:
         return self._size
@@ -136,7 +146,7 @@ class Items(Examples):
         """See the base class."""
         numbers = indices.tolist()
         if hasattr(self._items, "__getitems__"):
-            examples = list(self._items.__getitems__(numbers)) if numbers else []
+            examples = self._read_together(numbers) if numbers else []
         else:
             parts = [numbers[i::_THREADS] for i in range(_THREADS)]
             with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -148,6 +158,19 @@ class Items(Examples):
             for i, (shape, dtype) in enumerate(self._kinds)
         ]
 
+    def _read_together(self, indices: list[int]) -> list[Any]:
+        try:
+            examples = list(self._items.__getitems__(indices))
+        except Exception:
+            self._read_each(indices)  # Names the example that cannot be read.
+            raise
+        if len(examples) != len(indices):
+            raise ValueError(
+                "`__getitems__` of argument `data` must give one example for each index. Received "
+                f"{len(examples)} examples for {len(indices)} indices."
+            )
+        return examples
+
     def _read_each(self, indices: list[int]) -> list[Any]:
         return [self._read_one(index) for index in indices]
 
@@ -158,7 +181,10 @@ class Items(Examples):
             raise RuntimeError(f"Example {index} could not be read: {error!r}") from error
 
     def _flat(self, index: int, example: Any) -> list[np.ndarray]:
-        arrays = [np.asarray(value) for value in tf.nest.flatten(example)]
+        try:
+            arrays = tf.nest.flatten(_arrays_of(example))
+        except ValueError as error:  # Of lists of several lengths.
+            raise ValueError(f"Example {index} is no array: {error}") from error
         kinds = [(array.shape, array.dtype) for array in arrays]
         if kinds != self._kinds and not self._are_strings(kinds):
             raise ValueError(
@@ -236,7 +262,8 @@ def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
       folder: Where to write; it is made if it does not exist.
 
     Raises:
-      ValueError: The examples have no fixed shapes, or the folder has other ones.
+      ValueError: The dataset is infinite or has batches, its examples are not of fixed shapes and
+        of types that NumPy has, or the folder has other ones.
 
     Example:
       >>> import tempfile, tensorflow as tf, tfdp
@@ -245,15 +272,11 @@ def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
       >>> len(tfdp.data.read_examples(folder))
       2
     """
+    specs = _checked_specs(dataset)
+    total = int(dataset.cardinality())
     place = pathlib.Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not all(spec.shape.is_fully_defined() for spec in specs):
-        raise ValueError(
-            "Argument `dataset` must have examples of fixed shapes. Received elements: "
-            f"{dataset.element_spec}: fix them with `map` and `tf.ensure_shape`, or pad them."
-        )
-    row = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+    row = sum(spec.shape.num_elements() * _size(spec.dtype) for spec in specs)
     index = {
         "structure": _encoded(dataset.element_spec),
         "rows": max(1, _PART_BYTES // max(1, row)),
@@ -270,9 +293,13 @@ def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
     else:
         _write_text(path, json.dumps(index))
     if index.get("complete"):
+        if 0 <= total != (length := len(read_examples(place))):
+            raise ValueError(
+                "Argument `folder` must be empty or hold a part of these examples. Received "
+                f"{str(folder)!r}, which holds {length} examples, and a dataset of {total}."
+            )
         return
     done = len(_part_folders(place))
-    total = int(dataset.cardinality())
     bar = tf.keras.utils.Progbar(None if total < 0 else total, unit_name="example")
     batches = dataset.skip(done * index["rows"]).batch(index["rows"]).as_numpy_iterator()
     written = done * index["rows"]
@@ -313,12 +340,50 @@ def read_examples(folder: str | os.PathLike) -> Examples:
     return Parts(parts)
 
 
+def _checked_specs(dataset: tf.data.Dataset) -> list[tf.TensorSpec]:
+    """Types and shapes of examples that can be written, flattened."""
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(f"Argument `dataset` must be finite. Received an infinite one: {dataset}.")
+    if not (isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) in (2, 3)):
+        raise ValueError(
+            "Argument `dataset` must have examples (x, y) or (x, y, sample_weight). Received "
+            f"elements: {dataset.element_spec}: choose x and y with `map`."
+        )
+    if is_batched(dataset):
+        raise ValueError(
+            "Argument `dataset` must have single examples, the unit of privacy. Received batches, "
+            f"{dataset.element_spec}: leave out `batch`, or call `unbatch()`."
+        )
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):
+        raise ValueError(
+            "Argument `dataset` must have examples of fixed shapes. Received elements: "
+            f"{dataset.element_spec}: fix them with `map` and `tf.ensure_shape`, or pad them."
+        )
+    for spec in specs:
+        if spec.dtype != tf.string and np.dtype(spec.dtype.as_numpy_dtype).isbuiltin != 1:
+            raise ValueError(
+                "Argument `dataset` must have examples of types that NumPy has. Received: "
+                f"{spec.dtype.name}: convert them with `map` and `tf.cast`."
+            )
+    return specs
+
+
+def _size(dtype: tf.DType) -> int:
+    return _STRING_BYTES if dtype == tf.string else dtype.size
+
+
 def _write_part(folder: pathlib.Path, arrays: Sequence[np.ndarray]) -> None:
     """Writes a part so that it is there with all of its rows, or not at all."""
     unfinished = folder.with_suffix(".unfinished")
     unfinished.mkdir(exist_ok=True)
     for i, array in enumerate(arrays):
         fixed = array.astype("S") if array.dtype == object else array
+        if array.dtype == object and np.any(fixed.astype(object) != array):
+            raise ValueError(
+                "Argument `dataset` must have no strings that end with a zero byte, which NumPy "
+                "leaves out. Received one: decode it first, with `map` and `tf.io.decode_raw`."
+            )
         np.save(unfinished / f"{i}.npy", fixed)
     unfinished.rename(folder)
 
@@ -368,8 +433,20 @@ def _is_stored(array: Any) -> bool:
     )
 
 
-def _spec_of(value: Any) -> tf.TensorSpec:
-    array = np.asarray(value)
+def _arrays_of(example: Any) -> tuple:
+    """An example as nested tuples and dicts of arrays: as for `tf.data`, lists are arrays."""
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: converted(part) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(converted, value))
+        return np.asarray(value)
+
+    return tuple(map(converted, example))
+
+
+def _spec_of(array: np.ndarray) -> tf.TensorSpec:
     return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
 
 
