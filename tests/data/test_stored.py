@@ -180,7 +180,7 @@ def test_an_example_that_cannot_be_read_with_others_is_named():
         def __getitems__(self, indices):
             return [self[i] for i in indices]
 
-    with pytest.raises(tf.errors.OpError, match="Example 7 could not be read: .*no such file"):
+    with pytest.raises(tf.errors.OpError, match=r"Example 7 could not be read: .*no such file"):
         drawn(Broken(), count=30)
 
 
@@ -212,8 +212,25 @@ def test_lists_in_examples_are_arrays():
         def __getitem__(self, index):
             return [[0.0], [0.0] * (1 + (index > 30))] if index > 30 else [0.0, 0.0], 1
 
-    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is no array"):
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not as the first"):
         drawn(Uneven())
+
+
+@pytest.mark.parametrize("other", [(({"b": 1.0},), 1), (({"a": 1.0}, 2.0), 1), (1.0, 1)])
+def test_an_example_of_another_structure_is_named(other):
+    class Other(Items):
+        def __getitem__(self, index):
+            return (({"a": 1.0},), 1) if index < 50 else other
+
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not as the first: it has no"):
+        drawn(Other())
+
+
+def test_many_rows_of_a_table(monkeypatch):
+    monkeypatch.setattr(stored, "_SELECTED", 7)
+    for one, other in zip(drawn((Table(X), Table(Y))), drawn((X, Y)), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def poisson_batches(
         rows of a batch are read. So are those of a random-access source: any object with
         `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that gives such examples, and what
         `tfdp.data.read_examples` opens; Python code that decodes or crops belongs in
-        `__getitem__`, which threads call at each draw. A finite `tf.data.Dataset` of single examples, such as
-        `tfds.load(..., as_supervised=True)`, is read into memory.
+        `__getitem__`, which threads call at each draw. A finite `tf.data.Dataset` of single
+        examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: None: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.

@@ -15,6 +15,7 @@ from tfdp.clipping import step_check
 from tfdp.data.checks import is_batched
 
 _THREADS = 16  # That read single examples at the same time: they mostly wait.
+_SELECTED = 256  # Rows that are selected at a time.
 _PART_BYTES = 2**28
 _STRING_BYTES = 2**14  # That a string is taken to have, of which the type does not tell.
 _INDEX = "examples.json"
@@ -108,7 +109,7 @@ class Arrays(Examples):
 
     def read(self, indices: np.ndarray) -> list[np.ndarray]:
         """See the base class."""
-        return [np.asarray(array[indices]) for array in self._arrays]
+        return [_rows(array, indices) for array in self._arrays]
 
 
 class Items(Examples):
@@ -182,9 +183,10 @@ class Items(Examples):
 
     def _flat(self, index: int, example: Any) -> list[np.ndarray]:
         try:
-            arrays = tf.nest.flatten(_arrays_of(example))
-        except ValueError as error:  # Of lists of several lengths.
-            raise ValueError(f"Example {index} is no array: {error}") from error
+            arrays: list[np.ndarray] = []
+            _collect(example, self.element_spec, arrays)
+        except ValueError as error:  # Lists of several lengths are no array.
+            raise ValueError(f"Example {index} is not as the first: {error}") from error
         kinds = [(array.shape, array.dtype) for array in arrays]
         if kinds != self._kinds and not self._are_strings(kinds):
             raise ValueError(
@@ -446,6 +448,30 @@ def _arrays_of(example: Any) -> tuple:
     return tuple(map(converted, example))
 
 
+def _collect(value: Any, spec: Any, arrays: list[np.ndarray]) -> None:
+    """Appends the arrays of an example, in the order of `tf.nest`, which is slower."""
+    if isinstance(spec, dict):
+        if not isinstance(value, dict) or value.keys() != spec.keys():
+            raise ValueError(f"it has no dict of {sorted(spec)}, but {_described(value)}.")
+        for key in sorted(spec):
+            _collect(value[key], spec[key], arrays)
+    elif isinstance(spec, tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(spec):
+            raise ValueError(f"it has no tuple of {len(spec)}, but {_described(value)}.")
+        for part, part_spec in zip(value, spec, strict=True):
+            _collect(part, part_spec, arrays)
+    else:
+        arrays.append(np.asarray(value))
+
+
+def _rows(array: Any, indices: np.ndarray) -> np.ndarray:
+    """Rows of an array, some at a time: HDF5's time for one selection grows with its square."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(array[indices])
+    starts = range(0, max(1, len(indices)), _SELECTED)
+    return np.concatenate([array[indices[start : start + _SELECTED]] for start in starts])
+
+
 def _spec_of(array: np.ndarray) -> tf.TensorSpec:
     return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
 
@@ -453,4 +479,6 @@ def _spec_of(array: np.ndarray) -> tf.TensorSpec:
 def _described(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict of {sorted(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
     return f"of type {type(value).__name__}"
