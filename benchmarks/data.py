@@ -211,7 +211,10 @@ def print_steps(folder: pathlib.Path, gigabytes: float, steps: int) -> None:
     large = tf.data.Dataset.range(size).map(lambda i: (block[i % 1024], i % 10))
     tfdp.data.write_examples(large, folder / "large")
     print(
-        "| data | step, ms | waits for data, ms | peak MiB, mapped files included | MiB without files, at the end |"
+        print(
+            "| data | step, ms | waits for data, ms | peak MiB, mapped files included | "
+            "MiB without files, at the end |"
+        )
     )
     print("|---|---|---|---|---|")
     for name, place in (
