@@ -1,13 +1,12 @@
 """Data sets of which only the rows of a batch are read."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdp
 from tests import support
+from tests.data.test_written import written
 from tfdp.data import stored
 
 N = 90
@@ -51,15 +50,6 @@ class Table:
 def mapped(folder):
     np.save(folder / "x.npy", X)
     return np.load(folder / "x.npy", mmap_mode="r"), Y
-
-
-def written(folder, part_rows=40):
-    original, stored._PART_BYTES = stored._PART_BYTES, 24 * part_rows
-    try:
-        tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((X, Y)), folder)
-    finally:
-        stored._PART_BYTES = original
-    return tfdp.data.read_examples(folder)
 
 
 SOURCES = {
@@ -170,6 +160,86 @@ def test_an_example_of_another_shape_is_named():
         drawn(Uneven())
 
 
+def test_an_example_that_cannot_be_read_with_others_is_named():
+    class Broken(ManyItems):
+        def __getitem__(self, index):
+            if index == 7:
+                raise OSError("no such file")
+            return super().__getitem__(index)
+
+        def __getitems__(self, indices):
+            return [self[i] for i in indices]
+
+    with pytest.raises(tf.errors.OpError, match=r"Example 7 could not be read: .*no such file"):
+        drawn(Broken(), count=30)
+
+
+def test_each_index_must_have_an_example():
+    class Short(ManyItems):
+        def __getitems__(self, indices):
+            return super().__getitems__(indices[1:])
+
+    with pytest.raises(tf.errors.OpError, match="must give one example for each index"):
+        drawn(Short())
+
+
+def test_tensors_beside_memory_maps(tmp_path):
+    x, y = mapped(tmp_path)
+    for one, other in zip(drawn((x, tf.constant(y))), drawn((X, Y)), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_lists_in_examples_are_arrays():
+    class Lists(Items):
+        def __getitem__(self, index):
+            return [X[index].tolist(), int(Y[index])]
+
+    ((x, y), *_) = drawn(Lists())
+    np.testing.assert_array_equal(x.astype("float32"), X[y])
+
+    class Uneven(Items):
+        def __getitem__(self, index):
+            return [[0.0], [0.0] * (1 + (index > 30))] if index > 30 else [0.0, 0.0], 1
+
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not as the first"):
+        drawn(Uneven())
+
+
+@pytest.mark.parametrize("other", [(({"b": 1.0},), 1), (({"a": 1.0}, 2.0), 1), (1.0, 1)])
+def test_an_example_of_another_structure_is_named(other):
+    class Other(Items):
+        def __getitem__(self, index):
+            return (({"a": 1.0},), 1) if index < 50 else other
+
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not as the first: it has no"):
+        drawn(Other())
+
+
+def test_many_rows_of_a_table(monkeypatch):
+    monkeypatch.setattr(stored, "_SELECTED", 7)
+    for one, other in zip(drawn((Table(X), Table(Y))), drawn((X, Y)), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ((1.0, None), "of type NoneType"),
+        ((1.0, 1, "a"), "one array of numbers as its third part"),
+        ((1.0, 1, (1.0, 2.0)), "one array of numbers as its third part"),
+    ],
+)
+def test_examples_of_no_numbers_are_refused(example, message):
+    class Other(Items):
+        def __getitem__(self, index):
+            return example
+
+    with pytest.raises(ValueError, match=message):
+        drawn(Other())
+
+
 @pytest.mark.parametrize(
     ("first", "message"),
     [({"x": 1, "y": 2}, r"a dict of \['x', 'y'\]"), (3.0, "of type float")],
@@ -200,64 +270,3 @@ def test_a_data_set_that_is_too_large_for_memory_says_what_to_do(monkeypatch):
     monkeypatch.setattr(tfdp.data.poisson, "_available_bytes", lambda: 3 * 1000)
     with pytest.raises(ValueError, match="write_examples"):
         drawn(tf.data.Dataset.from_tensor_slices((X, Y)))
-
-
-# Folders of examples.
-
-
-def test_a_written_folder_that_is_not_complete_is_gone_on_with(tmp_path):
-    class Killed(Exception):
-        pass
-
-    def interrupted():
-        for i in range(N):
-            if i == 60:
-                raise Killed
-            yield X[i], Y[i]
-
-    spec = (tf.TensorSpec([4]), tf.TensorSpec([], tf.int64))
-    broken = tf.data.Dataset.from_generator(interrupted, output_signature=spec)
-    original, stored._PART_BYTES = stored._PART_BYTES, 24 * 25
-    try:
-        with pytest.raises(tf.errors.OpError):
-            tfdp.data.write_examples(broken, tmp_path)
-    finally:
-        stored._PART_BYTES = original
-    with pytest.raises(ValueError, match="Call `write_examples` again"):
-        tfdp.data.read_examples(tmp_path)
-    before = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
-    assert before[:2] == ["00000", "00001"]
-    times = [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]]
-    examples = written(tmp_path)  # Its own part size does not count: the folder's goes on.
-    assert [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]] == times
-    assert len(examples) == N
-    for i in (0, 24, 25, 74, N - 1):
-        np.testing.assert_array_equal(examples[i][0], X[i])
-        assert examples[i][1] == Y[i]
-    tfdp.data.write_examples(broken, tmp_path)  # It is complete: nothing is read.
-
-
-def test_nested_examples_and_strings(tmp_path):
-    data = ({"a": X, "b": (Y, Y.astype("S"))}, Y)
-    tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices(data), tmp_path)
-    examples = tfdp.data.read_examples(tmp_path)
-    x, y = examples[7]
-    assert x["b"] == (7, b"7") and y == 7
-    ((x, y), *_) = drawn(examples)
-    np.testing.assert_array_equal(x["b"][1], y.astype("S").astype(object))
-
-
-def test_a_folder_of_other_examples_is_refused(tmp_path):
-    written(tmp_path)
-    other = tf.data.Dataset.from_tensor_slices((Y, Y))
-    with pytest.raises(ValueError, match="Argument `folder` must be empty"):
-        tfdp.data.write_examples(other, tmp_path)
-    assert json.loads((tmp_path / "examples.json").read_text())["complete"]
-
-
-def test_examples_without_a_fixed_shape_are_refused(tmp_path):
-    data = tf.data.Dataset.from_generator(
-        lambda: [(X[0], 0)], output_signature=(tf.TensorSpec([None]), tf.TensorSpec([], tf.int64))
-    )
-    with pytest.raises(ValueError, match="fixed shapes"):
-        tfdp.data.write_examples(data, tmp_path)

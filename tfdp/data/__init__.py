@@ -3,7 +3,7 @@
 from tfdp.data.distributed import distributed_poisson_batches
 from tfdp.data.features import scattering_features
 from tfdp.data.poisson import poisson_batches
-from tfdp.data.stored import read_examples, write_examples
+from tfdp.data.written import read_examples, write_examples
 
 __all__ = [
     "distributed_poisson_batches",

@@ -28,7 +28,7 @@ def check_data(data: Any, others: tuple) -> None:
             f"Received: {1 + len(others)} positional arguments."
         )
     if isinstance(data, tf.data.Dataset):
-        if _is_batched(data):
+        if is_batched(data):
             raise ValueError(
                 "Argument `data` must be a dataset of single examples, the unit of privacy. "
                 f"Received a batched dataset, whose elements are {data.element_spec}: leave out "
@@ -39,7 +39,9 @@ def check_data(data: Any, others: tuple) -> None:
         _check_part(part)
 
 
-def _is_batched(dataset: Any) -> bool:
+def is_batched(dataset: Any) -> bool:
+    """Returns whether the elements of a `tf.data.Dataset` are known to be batches."""
+    """Returns whether the elements of a `tf.data.Dataset` are known to be batches."""
     while True:
         kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
         if kind in _BATCHING:

@@ -53,8 +53,9 @@ def poisson_batches(
         gradient is clipped. If they are memory-mapped arrays, or those of HDF5 or Zarr, only the
         rows of a batch are read. So are those of a random-access source: any object with
         `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that gives such examples, and what
-        `tfdp.data.read_examples` opens. A finite `tf.data.Dataset` of single examples, such as
-        `tfds.load(..., as_supervised=True)`, is read into memory.
+        `tfdp.data.read_examples` opens; Python code that decodes or crops belongs in
+        `__getitem__`, which threads call at each draw. A finite `tf.data.Dataset` of single
+        examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: None: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
@@ -119,6 +120,8 @@ def source_of(data: Any, others: tuple, seed: int | None, transform: Any) -> Poi
         (x, y, *weights), size = _load(data)
         source = PoissonSource(x, y, size, seed, transform, *weights)
     else:
+        for weight in examples.element_spec[2:]:
+            _check_weights(weight)
         source = PoissonSource(None, None, len(examples), seed, transform, stored=examples)
     if transform is not None:
         _check_transform(transform, *source.element_spec[:2])
@@ -275,12 +278,18 @@ def _available_bytes() -> int:
 
 def _weights(given: Any) -> tf.Tensor:
     """The weights of the examples, as numbers that losses are multiplied by."""
-    if not tf.is_tensor(given) or not (given.dtype.is_floating or given.dtype.is_integer):
+    _check_weights(given)
+    return tf.cast(given, tf.float32)
+
+
+def _check_weights(given: Any) -> None:
+    """Raises an error unless weights, or their spec, are one array of numbers."""
+    dtype = getattr(given, "dtype", None)
+    if not isinstance(dtype, tf.DType) or not (dtype.is_floating or dtype.is_integer):
         raise ValueError(
             "Argument `data` must hold one array of numbers as its third part, the weights of the "
             f"examples. Received: {given!r}."
         )
-    return tf.cast(given, tf.float32)
 
 
 def check_integer(

@@ -2,10 +2,7 @@
 
 import abc
 import concurrent.futures
-import json
-import os
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +11,7 @@ import tensorflow as tf
 from tfdp.clipping import step_check
 
 _THREADS = 16  # That read single examples at the same time: they mostly wait.
-_PART_BYTES = 2**28
-_INDEX = "examples.json"
+_SELECTED = 256  # Rows that are selected at a time.
 
 
 class Examples(abc.ABC):
@@ -88,6 +84,8 @@ class Arrays(Examples):
     """
 
     def __init__(self, data: Any):
+        # Tensors, of which rows cannot be taken with an array of indices, become arrays.
+        data = tf.nest.map_structure(lambda a: a if _is_stored(a) else np.asarray(a), data)
         self._arrays = tf.nest.flatten(data)
         lengths = {array.shape[0] if array.shape else None for array in self._arrays}
         if len(lengths) != 1 or not lengths.pop():
@@ -104,7 +102,7 @@ class Arrays(Examples):
 
     def read(self, indices: np.ndarray) -> list[np.ndarray]:
         """See the base class."""
-        return [np.asarray(array[indices]) for array in self._arrays]
+        return [_rows(array, indices) for array in self._arrays]
 
 
 class Items(Examples):
@@ -119,15 +117,21 @@ class Items(Examples):
         if not self._size:
             raise ValueError("Argument `data` must have examples. Received one of length 0.")
         first = items[0]
-        if not (isinstance(first, tuple) and len(first) in (2, 3)):
+        if not (isinstance(first, (tuple, list)) and len(first) in (2, 3)):
             raise ValueError(
                 "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
                 f"object whose `data[0]` is {_described(first)}. Wrap it in a class with `__len__` "
                 "and `__getitem__` that returns such a tuple."
             )
-        self.element_spec = tf.nest.map_structure(_spec_of, first)
-        arrays = [np.asarray(value) for value in tf.nest.flatten(first)]
-        self._kinds = [(array.shape, array.dtype) for array in arrays]
+        arrays = _arrays_of(first)
+        for array in tf.nest.flatten(arrays):
+            if array.dtype.kind not in "biufcSUV" and not isinstance(array.flat[0], (str, bytes)):
+                raise ValueError(
+                    "Argument `data` must give examples of numbers or strings. Received an object "
+                    f"whose `data[0]` holds a value of type {type(array.flat[0]).__name__}."
+                )
+        self.element_spec = tf.nest.map_structure(_spec_of, arrays)
+        self._kinds = [(array.shape, array.dtype) for array in tf.nest.flatten(arrays)]
 
     def __len__(self) -> int:
         return self._size
@@ -136,7 +140,7 @@ class Items(Examples):
         """See the base class."""
         numbers = indices.tolist()
         if hasattr(self._items, "__getitems__"):
-            examples = list(self._items.__getitems__(numbers)) if numbers else []
+            examples = self._read_together(numbers) if numbers else []
         else:
             parts = [numbers[i::_THREADS] for i in range(_THREADS)]
             with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -148,6 +152,19 @@ class Items(Examples):
             for i, (shape, dtype) in enumerate(self._kinds)
         ]
 
+    def _read_together(self, indices: list[int]) -> list[Any]:
+        try:
+            examples = list(self._items.__getitems__(indices))
+        except Exception:
+            self._read_each(indices)  # Names the example that cannot be read.
+            raise
+        if len(examples) != len(indices):
+            raise ValueError(
+                "`__getitems__` of argument `data` must give one example for each index. Received "
+                f"{len(examples)} examples for {len(indices)} indices."
+            )
+        return examples
+
     def _read_each(self, indices: list[int]) -> list[Any]:
         return [self._read_one(index) for index in indices]
 
@@ -158,7 +175,11 @@ class Items(Examples):
             raise RuntimeError(f"Example {index} could not be read: {error!r}") from error
 
     def _flat(self, index: int, example: Any) -> list[np.ndarray]:
-        arrays = [np.asarray(value) for value in tf.nest.flatten(example)]
+        try:
+            arrays: list[np.ndarray] = []
+            _collect(example, self.element_spec, arrays)
+        except ValueError as error:  # Lists of several lengths are no array.
+            raise ValueError(f"Example {index} is not as the first: {error}") from error
         kinds = [(array.shape, array.dtype) for array in arrays]
         if kinds != self._kinds and not self._are_strings(kinds):
             raise ValueError(
@@ -224,132 +245,6 @@ def stored(data: Any) -> Examples | None:
     return Items(data) if hasattr(data, "__len__") and hasattr(data, "__getitem__") else None
 
 
-def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
-    """Writes a data set of single examples to a folder, as memory-mapped arrays.
-
-    It shows its progress, and holds one part at a time in memory. If it is interrupted, the next
-    call goes on with the part that was not complete; the data set must then give the same examples
-    in the same order.
-
-    Args:
-      dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
-      folder: Where to write; it is made if it does not exist.
-
-    Raises:
-      ValueError: The examples have no fixed shapes, or the folder has other ones.
-
-    Example:
-      >>> import tempfile, tensorflow as tf, tfdp
-      >>> folder = tempfile.mkdtemp()
-      >>> tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1])), folder)
-      >>> len(tfdp.data.read_examples(folder))
-      2
-    """
-    place = pathlib.Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not all(spec.shape.is_fully_defined() for spec in specs):
-        raise ValueError(
-            "Argument `dataset` must have examples of fixed shapes. Received elements: "
-            f"{dataset.element_spec}: fix them with `map` and `tf.ensure_shape`, or pad them."
-        )
-    row = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
-    index = {
-        "structure": _encoded(dataset.element_spec),
-        "rows": max(1, _PART_BYTES // max(1, row)),
-    }
-    path = place / _INDEX
-    if path.exists():
-        known = json.loads(path.read_text())
-        if known["structure"] != index["structure"]:
-            raise ValueError(
-                f"Argument `folder` must be empty or hold a part of these examples. Received "
-                f"{str(folder)!r}, which holds examples of {known['structure']}."
-            )
-        index = known
-    else:
-        _write_text(path, json.dumps(index))
-    if index.get("complete"):
-        return
-    done = len(_part_folders(place))
-    total = int(dataset.cardinality())
-    bar = tf.keras.utils.Progbar(None if total < 0 else total, unit_name="example")
-    batches = dataset.skip(done * index["rows"]).batch(index["rows"]).as_numpy_iterator()
-    written = done * index["rows"]
-    for number, batch in enumerate(batches, done):
-        _write_part(place / f"{number:05d}", tf.nest.flatten(batch))
-        written += len(tf.nest.flatten(batch)[0])
-        bar.update(written)
-    _write_text(path, json.dumps({**index, "complete": True}))
-
-
-def read_examples(folder: str | os.PathLike) -> Examples:
-    """Opens what `write_examples` has written, without reading it.
-
-    Args:
-      folder: The folder.
-
-    Returns:
-      An object for `tfdp.data.poisson_batches`, with `len` and `[index]`.
-
-    Raises:
-      ValueError: There is no such folder, or it is not complete.
-    """
-    place = pathlib.Path(folder)
-    index = json.loads((place / _INDEX).read_text()) if (place / _INDEX).exists() else {}
-    if not index.get("complete"):
-        raise ValueError(
-            "Argument `folder` must be one that `tfdp.data.write_examples` has completed. "
-            f"Received: {str(folder)!r}. Call `write_examples` again to go on with it."
-        )
-    parts = []
-    for part in _part_folders(place):
-        arrays = iter(
-            np.load(part / f"{i}.npy", mmap_mode="r") for i in range(len(list(part.glob("*.npy"))))
-        )
-        parts.append(Arrays(_decoded(index["structure"], arrays)))
-    if not parts:
-        raise ValueError(f"Argument `folder` must hold examples. Received: {str(folder)!r}: none.")
-    return Parts(parts)
-
-
-def _write_part(folder: pathlib.Path, arrays: Sequence[np.ndarray]) -> None:
-    """Writes a part so that it is there with all of its rows, or not at all."""
-    unfinished = folder.with_suffix(".unfinished")
-    unfinished.mkdir(exist_ok=True)
-    for i, array in enumerate(arrays):
-        fixed = array.astype("S") if array.dtype == object else array
-        np.save(unfinished / f"{i}.npy", fixed)
-    unfinished.rename(folder)
-
-
-def _part_folders(place: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(part for part in place.iterdir() if part.is_dir() and part.name.isdigit())
-
-
-def _write_text(path: pathlib.Path, text: str) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-def _encoded(structure: Any) -> Any:
-    """A nested structure of specs as JSON has it."""
-    if isinstance(structure, dict):
-        return {"dict": {key: _encoded(structure[key]) for key in sorted(structure)}}
-    if isinstance(structure, (tuple, list)):
-        return {"tuple": [_encoded(part) for part in structure]}
-    return [structure.dtype.name, structure.shape.as_list()]
-
-
-def _decoded(structure: Any, leaves: Iterator[Any]) -> Any:
-    if isinstance(structure, list):
-        return next(leaves)
-    if "dict" in structure:
-        return {key: _decoded(part, leaves) for key, part in structure["dict"].items()}
-    return tuple(_decoded(part, leaves) for part in structure["tuple"])
-
-
 def _leaves(data: Any) -> list[Any]:
     if isinstance(data, dict):
         return [leaf for part in data.values() for leaf in _leaves(part)]
@@ -368,12 +263,50 @@ def _is_stored(array: Any) -> bool:
     )
 
 
-def _spec_of(value: Any) -> tf.TensorSpec:
-    array = np.asarray(value)
+def _arrays_of(example: Any) -> tuple:
+    """An example as nested tuples and dicts of arrays: as for `tf.data`, lists are arrays."""
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: converted(part) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(converted, value))
+        return np.asarray(value)
+
+    return tuple(map(converted, example))
+
+
+def _collect(value: Any, spec: Any, arrays: list[np.ndarray]) -> None:
+    """Appends the arrays of an example, in the order of `tf.nest`, which is slower."""
+    if isinstance(spec, dict):
+        if not isinstance(value, dict) or value.keys() != spec.keys():
+            raise ValueError(f"it has no dict of {sorted(spec)}, but {_described(value)}.")
+        for key in sorted(spec):
+            _collect(value[key], spec[key], arrays)
+    elif isinstance(spec, tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(spec):
+            raise ValueError(f"it has no tuple of {len(spec)}, but {_described(value)}.")
+        for part, part_spec in zip(value, spec, strict=True):
+            _collect(part, part_spec, arrays)
+    else:
+        arrays.append(np.asarray(value))
+
+
+def _rows(array: Any, indices: np.ndarray) -> np.ndarray:
+    """Rows of an array, some at a time: HDF5's time for one selection grows with its square."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(array[indices])
+    starts = range(0, max(1, len(indices)), _SELECTED)
+    return np.concatenate([array[indices[start : start + _SELECTED]] for start in starts])
+
+
+def _spec_of(array: np.ndarray) -> tf.TensorSpec:
     return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
 
 
 def _described(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict of {sorted(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
     return f"of type {type(value).__name__}"

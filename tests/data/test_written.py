@@ -1,0 +1,105 @@
+"""Folders of examples that are written once."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.data import written as written_module
+
+N = 90
+X = np.arange(N * 4, dtype="float32").reshape([N, 4]) / 100
+Y = np.arange(N)
+
+
+def written(folder, part_rows=40):
+    original, written_module._PART_BYTES = written_module._PART_BYTES, 24 * part_rows
+    try:
+        tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((X, Y)), folder)
+    finally:
+        written_module._PART_BYTES = original
+    return tfdp.data.read_examples(folder)
+
+
+def test_a_written_folder_that_is_not_complete_is_gone_on_with(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def interrupted():
+        for i in range(N):
+            if i == 60:
+                raise Killed
+            yield X[i], Y[i]
+
+    spec = (tf.TensorSpec([4]), tf.TensorSpec([], tf.int64))
+    broken = tf.data.Dataset.from_generator(interrupted, output_signature=spec)
+    original, written_module._PART_BYTES = written_module._PART_BYTES, 24 * 25
+    try:
+        with pytest.raises(tf.errors.OpError):
+            tfdp.data.write_examples(broken, tmp_path)
+    finally:
+        written_module._PART_BYTES = original
+    with pytest.raises(ValueError, match="Call `write_examples` again"):
+        tfdp.data.read_examples(tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+    assert before[:2] == ["00000", "00001"]
+    times = [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]]
+    examples = written(tmp_path)  # Its own part size does not count: the folder's goes on.
+    assert [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]] == times
+    assert len(examples) == N
+    for i in (0, 24, 25, 74, N - 1):
+        np.testing.assert_array_equal(examples[i][0], X[i])
+        assert examples[i][1] == Y[i]
+    tfdp.data.write_examples(broken, tmp_path)  # It is complete: nothing is read.
+
+
+def test_nested_examples_and_strings(tmp_path):
+    data = ({"a": X, "b": (Y, Y.astype("S"))}, Y)
+    tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices(data), tmp_path)
+    examples = tfdp.data.read_examples(tmp_path)
+    x, y = examples[7]
+    assert x["b"] == (7, b"7") and y == 7
+    batches = tfdp.data.poisson_batches(examples, expected_batch_size=20)
+    x, y = (tf.nest.map_structure(np.asarray, part) for part in next(iter(batches)))
+    np.testing.assert_array_equal(x["b"][1], y.astype("S").astype(object))
+
+
+def test_a_folder_of_other_examples_is_refused(tmp_path):
+    written(tmp_path)
+    other = tf.data.Dataset.from_tensor_slices((Y, Y))
+    with pytest.raises(ValueError, match="Argument `folder` must be empty"):
+        tfdp.data.write_examples(other, tmp_path)
+    assert json.loads((tmp_path / "examples.json").read_text())["complete"]
+
+
+def test_examples_without_a_fixed_shape_are_refused(tmp_path):
+    data = tf.data.Dataset.from_generator(
+        lambda: [(X[0], 0)], output_signature=(tf.TensorSpec([None]), tf.TensorSpec([], tf.int64))
+    )
+    with pytest.raises(ValueError, match="fixed shapes"):
+        tfdp.data.write_examples(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.batch(9, drop_remainder=True), "single examples"),
+        (lambda data: data.repeat(), "must be finite"),
+        (lambda data: data.map(lambda x, y: {"x": x, "y": y}), "choose x and y"),
+        (lambda data: data.map(lambda x, y: (tf.cast(x, tf.bfloat16), y)), "types that NumPy has"),
+        (lambda data: data.map(lambda x, y: (x, tf.constant(b"a\0"))), "zero byte"),
+    ],
+)
+def test_data_sets_that_cannot_be_written_are_refused(change, message, tmp_path):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    with pytest.raises(ValueError, match=message):
+        tfdp.data.write_examples(change(data), tmp_path)
+
+
+def test_a_folder_of_another_data_set_is_not_taken_for_this_one(tmp_path):
+    written(tmp_path)
+    other = tf.data.Dataset.from_tensor_slices((X[:20], Y[:20]))
+    with pytest.raises(ValueError, match="holds 90 examples, and a dataset of 20"):
+        tfdp.data.write_examples(other, tmp_path)
