@@ -76,7 +76,7 @@ def test_bad_flag_is_refused_with_a_sentence(argument, complaint):
         ),
         (["--expected_batch_size=1439"], "at most 1438, the number of training examples"),
         (["--delta=0.001"], "--delta must be below 1/N = 0.0007"),
-        (["--delta=1e-30", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
+        (["--delta=1e-90", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
         (["--eval_split=validation", "--validation_examples=1438"], "--validation_examples"),
     ],
 )

@@ -80,13 +80,13 @@ class HalvedNoise(tfdp.DPSGD):
 class NoiseEveryMicroStep(tfdp.DPSGD):
     """Mutant: noise on every chunk, as in TF-Privacy."""
 
-    def _accumulate(self, clipped, variables, use, name):
+    def _accumulate(self, step, name):
         from tfdp.optimizers.noise import add_gaussian_noise
 
         key = self._noise.next_key()
-        noisy = add_gaussian_noise(clipped.gradients, self.noise_stddev, key)
-        clipped.gradients[:] = noisy
-        return super()._accumulate(clipped, variables, use, name)
+        noisy = add_gaussian_noise(step.clipped.gradients, self.noise_stddev, key)
+        step.clipped.gradients[:] = noisy
+        return super()._accumulate(step, name)
 
 
 @pytest.mark.parametrize(("mutant", "chunks"), [(HalvedNoise, 1), (NoiseEveryMicroStep, 4)])
