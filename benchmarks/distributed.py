@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.predict:
         fields = [field.name for field in dataclasses.fields(CostModel)]
         cost = CostModel(**{name: getattr(arguments, name) for name in fields})
+        if cost.parts(1)["clipped sum"] < 0:
+            parser.error("--step_ms must be at least the noise, --noise_ns times --parameters")
         print(cost.table(arguments.replicas))
         return
     if workers.index() is None:
