@@ -116,7 +116,7 @@ def table(arguments: argparse.Namespace) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
-    """What a step of R replicas takes, each with as many rows as one that was measured.
+    """Time of a step of R replicas, each with as many rows as one that was measured.
 
     Attributes:
       step_ms: A step of one replica, noise included.

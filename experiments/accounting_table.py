@@ -2,9 +2,11 @@
 
     python -m experiments.accounting_table
     python -m experiments.accounting_table --prv_python=prv/bin/python
+    python -m experiments.accounting_table --rare --draws=40 --worst=1
 
 Prints a Markdown table: settings that are hard for accountants, and the worst of settings that are
-drawn at random over the whole range. "at least" and "at most" are tfdp's certified bounds.
+drawn at random over the whole range; with `--rare`, where few large losses decide: with small
+sampling probabilities and little noise. "at least" and "at most" are tfdp's certified bounds.
 prv_accountant is asked in the environment of `--prv_python`, made by `python3.11 -m venv prv &&
 prv/bin/pip install prv_accountant`; it needs none of tfdp's packages. Its upper bound is shown.
 """
@@ -32,6 +34,15 @@ HARD: tuple[Setting, ...] = (
     (1e-4, 3.0, 1_000_000, 1e-6),
     (256 / 60000, 0.52, 10_000, 1e-5),
 )
+# Likewise, where few large losses decide.
+RARE: tuple[Setting, ...] = (
+    (1.92e-6, 0.605, 309_852, 1.6e-12),
+    (1.56e-6, 0.43, 5_331_719, 6.8e-10),
+    (1.28e-5, 0.906, 8, 4.9e-15),
+    (1.45e-5, 0.601, 213_642, 3.9e-7),
+    (4.11e-5, 0.626, 25_099, 2.7e-9),
+    (1.41e-5, 1.02, 539_651, 3.8e-13),
+)
 _PRV = """
 import json, sys, time
 from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
@@ -45,12 +56,19 @@ print(json.dumps([epsilon, time.time() - begin]))
 """
 
 
-def drawn(seed: int) -> Iterator[Setting]:
-    """Yields settings drawn over the whole range: delta from 1e-15 to 0.1, up to 10^7 steps."""
+def drawn(seed: int, rare: bool = False) -> Iterator[Setting]:
+    """Yields settings drawn over the whole range: delta from 1e-15 to 0.1, up to 10^7 steps.
+
+    Args:
+      seed: Of the random numbers.
+      rare: Whether q is at most 5e-5 and sigma at most 1.26, where few large losses decide.
+    """
     rng = np.random.default_rng(seed)
+    largest_q, largest_sigma = (math.log10(5e-5), 0.1) if rare else (0, 2)
     while True:
-        q, delta = 10 ** rng.uniform(-6, 0), 10 ** rng.uniform(-15, -1)
-        sigma, steps = 10 ** rng.uniform(math.log10(0.4), 2), int(10 ** rng.uniform(0, 7))
+        q, delta = 10 ** rng.uniform(-6, largest_q), 10 ** rng.uniform(-15, -1)
+        sigma = 10 ** rng.uniform(math.log10(0.4), largest_sigma)
+        steps = int(10 ** rng.uniform(0, 7))
         yield q, sigma, steps, delta
 
 
@@ -60,10 +78,10 @@ def bounds(setting: Setting) -> tuple[float, float]:
     return accountant.get_least_epsilon(setting[3]), accountant.get_epsilon(setting[3])
 
 
-def worst(seed: int, draws: int, count: int) -> list[Setting]:
+def worst(seed: int, draws: int, count: int, rare: bool = False) -> list[Setting]:
     """Returns the drawn settings, of epsilons from 1e-3 to 100, with the widest bounds."""
     gaps: list[tuple[float, Setting]] = []
-    for setting in drawn(seed):
+    for setting in drawn(seed, rare):
         low, high = bounds(setting)
         if 1e-3 <= high <= 100:
             gaps.append((high / max(low, 1e-9), setting))
@@ -120,7 +138,8 @@ def row(setting: Setting) -> list[str]:
 def main(argv: Sequence[str]) -> None:
     """Prints the table."""
     del argv
-    settings = [*HARD, *worst(flags.FLAGS.seed, flags.FLAGS.draws, flags.FLAGS.worst)]
+    given, rare = flags.FLAGS, flags.FLAGS.rare
+    settings = [*(RARE if rare else HARD), *worst(given.seed, given.draws, given.worst, rare)]
     header = ["q", "sigma", "steps", "delta", "at least", "at most", "gap"]
     header += ["dp_accounting PLD", "dp_accounting RDP", "prv_accountant"]
     print(f"{versions()}\n")
@@ -131,6 +150,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", 14, "Of the drawn settings.")
     flags.DEFINE_integer("draws", 100, "Number of drawn settings.", lower_bound=1)
     flags.DEFINE_integer("worst", 8, "Number of drawn settings to show.", lower_bound=0)
+    flags.DEFINE_bool("rare", False, "Settings where few large losses decide.")
     flags.DEFINE_string("prv_python", None, "Python that has prv_accountant.")
     flags.DEFINE_integer("seconds", 60, "Time that prv_accountant gets per setting.", lower_bound=1)
     app.run(main, argv=sys.argv)

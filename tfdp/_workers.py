@@ -1,4 +1,4 @@
-"""What the workers of a distribution strategy tell each other before training."""
+"""Exchange of facts between the workers of a distribution strategy, before training."""
 
 import hashlib
 from collections.abc import Callable, Sequence

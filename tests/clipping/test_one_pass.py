@@ -83,7 +83,7 @@ def test_chunks_do_not_change_the_sum(name, chunk_size):
 
 
 def test_chunks_know_the_shapes_that_layers_state():
-    """Which are not all inferred again of a copy: the same rules are used as for the whole."""
+    """Shapes of a copy are not all inferred again: the same rules are used as for the whole."""
     model = tf.keras.Sequential([layers.Input([3, 4, 2])])
     for _ in range(3):
         model.add(layers.Dense(20, activation="gelu"))

@@ -15,7 +15,7 @@ Y = np.arange(N)
 
 
 class Items:
-    """As the data sets of PyTorch are."""
+    """Examples like a data set of PyTorch."""
 
     def __init__(self):
         self.read = []
@@ -29,7 +29,7 @@ class Items:
 
 
 class ManyItems(Items):
-    """As those that read several examples at once."""
+    """Examples of which several are read at once."""
 
     def __getitems__(self, indices):
         self.read += indices
@@ -37,7 +37,7 @@ class ManyItems(Items):
 
 
 class Table:
-    """As an array of HDF5: rows in increasing order, each once."""
+    """Array like one of HDF5: rows in increasing order, each once."""
 
     def __init__(self, array):
         self._array, self.shape, self.dtype = array, array.shape, array.dtype

@@ -110,7 +110,7 @@ def wide():
 
 
 def noise_of_one_step(count, **kwargs):
-    """What the sum of clipped gradients is raised by, from a step without examples."""
+    """Noise in the sum of clipped gradients, from a step without examples."""
     model = built(mirrored(count), sgd(noise=1.3, learning_rate=1.0, **kwargs), "none", wide)
     before = support.flat(model.get_weights())
     data = tf.data.Dataset.from_tensors((X[:BATCH], Y[:BATCH], np.zeros(BATCH, bool)))
@@ -336,6 +336,66 @@ def test_a_statistic_of_all_replicas_in_the_loss_is_refused():
     model = built(mirrored(2), sgd(), model=Centered)
     with pytest.raises(ValueError, match="example"):
         model.fit(chunks(1), verbose=0)
+
+
+def test_a_sum_over_workers_in_the_loss_is_refused():
+    """The operation that strategies of several workers use; it never runs here."""
+
+    class Centered(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            mean = tf.raw_ops.CollectiveReduce(
+                input=tf.reduce_mean(inputs, axis=0),
+                group_size=2,
+                group_key=91,
+                instance_key=91,
+                merge_op="Add",
+                final_op="Id",
+                subdiv_offsets=[0],
+            )
+            return self.dense(inputs - mean)
+
+    model = support.compiled(sgd()(), Centered())
+    with pytest.raises(ValueError, match="example"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_what_a_worker_sums_up_is_kept_by_nothing():
+    class Keeps(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+            self.kept = tf.Variable(tf.zeros([4]), trainable=False)
+
+        def call(self, inputs):
+            total = tf.raw_ops.CollectiveReduce(
+                input=tf.ones([4]),  # Other workers may give data.
+                group_size=2,
+                group_key=92,
+                instance_key=92,
+                merge_op="Add",
+                final_op="Id",
+                subdiv_offsets=[0],
+            )
+            self.kept.assign(total)
+            return self.dense(inputs)
+
+    model = support.compiled(sgd()(), Keeps())
+    with pytest.raises(ValueError, match="statistic of the batch"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_check_before_training_knows_the_parts():
+    strategy = mirrored(2)
+    alone = tfdp.data.poisson_batches((X, Y), expected_batch_size=BATCH)
+    model = built(strategy, lambda: tfdp.DPSGD(CLIP, 1.0, sampling=alone.sampling))
+    (finding,) = [f for f in tfdp.validate(model).findings if f.refused]
+    assert "2 replicas, and batches are sampled of 1 parts" in str(finding)
+    batches = distributed(strategy)
+    assert tfdp.validate(private_model(strategy, batches)).ok
 
 
 def test_a_step_outside_of_the_replicas_is_refused():

@@ -41,7 +41,6 @@ def check_data(data: Any, others: tuple) -> None:
 
 def is_batched(dataset: Any) -> bool:
     """Returns whether the elements of a `tf.data.Dataset` are known to be batches."""
-    """Returns whether the elements of a `tf.data.Dataset` are known to be batches."""
     while True:
         kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
         if kind in _BATCHING:

@@ -254,6 +254,7 @@ def _leaves(data: Any) -> list[Any]:
 
 
 def _is_stored(array: Any) -> bool:
+    """Whether an array is one on disk. Those in memory say of themselves how NumPy ranks them."""
     if isinstance(array, np.memmap):
         return True
     if isinstance(array, (np.ndarray, np.generic)) or tf.is_tensor(array):

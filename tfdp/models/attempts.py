@@ -40,8 +40,8 @@ class Attempts:
         self._learning = KeyStream(data.seed, f"attempts {use}: learning")
         self._testing = KeyStream(data.seed, f"attempts {use}: testing")
         if not model.built:  # On zeros: a layer must not see an example when it is made.
-            zeros = lambda spec: tf.zeros([1, *spec.shape], spec.dtype)  # noqa: E731
-            model(tf.nest.map_structure(zeros, data.element_spec[0]))
+            spec = data.element_spec[0]
+            model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape], s.dtype), spec))
         batch = tf.nest.map_structure(_open_spec, data.element_spec)
         if len(batch) == 2:
             batch = (*batch, tf.TensorSpec([None], tf.bool))

@@ -321,6 +321,16 @@ def _settings(model: Any) -> list[Finding]:
         findings.append(
             Finding("run_eagerly", "the graph of the step is not known.", "Use run_eagerly=False.")
         )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    sampling = getattr(getattr(model, "optimizer", None), "sampling", None)
+    if sampling is not None and sampling.parts != replicas:
+        findings.append(
+            Finding(
+                "the distribution strategy",
+                f"it has {replicas} replicas, and batches are sampled of {sampling.parts} parts.",
+                "Use `tfdp.data.distributed_poisson_batches(strategy, ...)`.",
+            )
+        )
     if not model.trainable_variables:
         findings.append(
             Finding("the model", "it has no trainable variables.", "Set `trainable = True`.")

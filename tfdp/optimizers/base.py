@@ -416,6 +416,7 @@ class PrivateOptimizerMixin(PersistentState):
         Raises:
           RuntimeError: The gradients are not this optimizer's own clipped sums.
         """
+        replicas.check(type(self).__name__)
         given = [gradient for gradient, _ in grads_and_vars]
         step = self._steps.pop(replicas.index(), None)  # It would keep the graph alive.
         if step is None or any(
@@ -438,12 +439,12 @@ class PrivateOptimizerMixin(PersistentState):
 
     def _prepared_accumulator(self, variables: list) -> Accumulator:
         with tf.init_scope():
-            dtype = tf.float64 if self._clipping.wide_sums else tf.float32
-            accumulator = self._accumulators.setdefault(
-                replicas.index(), Accumulator(self._gradient_accumulation_steps, dtype)
-            )
-            accumulator.prepare(variables)
-        return accumulator
+            replica = replicas.index()
+            if replica not in self._accumulators:
+                dtype = tf.float64 if self._clipping.wide_sums else tf.float32
+                self._accumulators[replica] = Accumulator(self._gradient_accumulation_steps, dtype)
+            self._accumulators[replica].prepare(variables)
+        return self._accumulators[replica]
 
     def _accumulate(self, step: "_Step", name: str | None) -> tf.Tensor:
         """Adds to the sum of a logical batch; the last of its batches makes the step."""

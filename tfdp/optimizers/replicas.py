@@ -1,4 +1,4 @@
-"""What the replicas of a distribution strategy do together in one step.
+"""Steps that the replicas of a distribution strategy take together.
 
 Replicas are traced one after the other into one graph, each in a thread that waits where they
 meet: in `once` and `total`.
