@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.clipping import reductions
+from tfdp.clipping import reductions, step_graph
 from tfdp.optimizers import replicas
 
 layers = tf.keras.layers
@@ -338,54 +338,65 @@ def test_a_statistic_of_all_replicas_in_the_loss_is_refused():
         model.fit(chunks(1), verbose=0)
 
 
-def test_a_sum_over_workers_in_the_loss_is_refused():
+def sum_of_workers(values, key):
     """The operation that strategies of several workers use; it never runs here."""
+    return tf.raw_ops.CollectiveReduce(
+        input=values,
+        group_size=2,
+        group_key=key,
+        instance_key=key,
+        merge_op="Add",
+        final_op="Id",
+        subdiv_offsets=[0],
+    )
 
+
+def traced(model):
+    """Traces a training step, and does not run it."""
+    model = support.compiled(sgd()(), model)
+    model(X[:2])
+    step = tf.function(lambda x, y: model.train_step((x, y)))
+    step.get_concrete_function(tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
+
+
+def test_a_sum_over_workers_in_the_loss_is_refused():
     class Centered(tf.keras.Model):
         def __init__(self):
             super().__init__()
             self.dense = layers.Dense(3)
 
-        def call(self, inputs):
-            mean = tf.raw_ops.CollectiveReduce(
-                input=tf.reduce_mean(inputs, axis=0),
-                group_size=2,
-                group_key=91,
-                instance_key=91,
-                merge_op="Add",
-                final_op="Id",
-                subdiv_offsets=[0],
-            )
-            return self.dense(inputs - mean)
+        def call(self, inputs, training=False):
+            mean = tf.reduce_mean(inputs, axis=0)
+            return self.dense(inputs - (sum_of_workers(mean, 91) if training else mean))
 
-    model = support.compiled(sgd()(), Centered())
     with pytest.raises(ValueError, match="example"):
-        model.fit(X, Y, verbose=0)
+        traced(Centered())
 
 
-def test_what_a_worker_sums_up_is_kept_by_nothing():
-    class Keeps(tf.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(3)
-            self.kept = tf.Variable(tf.zeros([4]), trainable=False)
+class KeepsSums(tf.keras.Model):
+    """Keeps what other workers give, which may be data."""
 
-        def call(self, inputs):
-            total = tf.raw_ops.CollectiveReduce(
-                input=tf.ones([4]),  # Other workers may give data.
-                group_size=2,
-                group_key=92,
-                instance_key=92,
-                merge_op="Add",
-                final_op="Id",
-                subdiv_offsets=[0],
-            )
-            self.kept.assign(total)
-            return self.dense(inputs)
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.kept = tf.Variable(tf.zeros([4]), trainable=False)
 
-    model = support.compiled(sgd()(), Keeps())
+    def call(self, inputs, training=False):
+        if training:
+            self.kept.assign(sum_of_workers(tf.ones([4]), 92))
+        return self.dense(inputs)
+
+
+def test_a_sum_over_workers_that_is_kept_is_refused():
     with pytest.raises(ValueError, match="statistic of the batch"):
-        model.fit(X, Y, verbose=0)
+        traced(KeepsSums())
+
+
+def test_taking_a_sum_over_workers_for_public_is_caught(monkeypatch):
+    """Mutant."""
+    known = tuple(kind for kind in step_graph._FROM_DATA if kind != "Collective")
+    monkeypatch.setattr(step_graph, "_FROM_DATA", known)
+    traced(KeepsSums())
 
 
 def test_a_check_before_training_knows_the_parts():
