@@ -4,6 +4,7 @@ from tfdp import _compat
 
 _compat.use_keras_2()
 _compat.allow_tensorflow_privacy()
+_compat.exempt_from_autograph()
 
 from tfdp import accounting, callbacks, clipping, data, models  # noqa: E402
 from tfdp.accounting import (  # noqa: E402

@@ -1,6 +1,6 @@
 """Makes TensorFlow, Keras 2 and TensorFlow Privacy work together; nothing else in tfdp knows how.
 
-Three facts are dealt with here:
+Four facts are dealt with here:
 
 1. TensorFlow Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which only Keras 2
    (`tf-keras`) has. TensorFlow picks the Keras version when `tf.keras` is first touched.
@@ -8,6 +8,7 @@ Three facts are dealt with here:
 3. Keras saves the state of its own new optimizers in `.keras` files and restores no slots from
    a SavedModel. A private optimizer must not forget what has been released, so its state goes
    into both.
+4. AutoGraph rewrites whatever a tf.function calls, except what it knows to need no rewriting.
 """
 
 import importlib
@@ -58,6 +59,15 @@ def allow_tensorflow_privacy() -> None:
             stub: Any = types.ModuleType(name)
             stub.DNNClassifier = None
             sys.modules[name] = stub
+
+
+def exempt_from_autograph() -> None:
+    """Has AutoGraph treat tfdp as it treats TensorFlow and Keras: it calls it as it is.
+
+    Layers and losses of the user that tfdp calls are rewritten as they would be without it.
+    """
+    config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
+    config.CONVERSION_RULES = (config.DoNotConvert("tfdp"), *config.CONVERSION_RULES)
 
 
 def let_keras_save(optimizer_class: Any) -> None:

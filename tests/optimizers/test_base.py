@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow.python.autograph.impl import conversion
 
 import tfdp
 from tests import support
@@ -345,3 +346,34 @@ def test_microbatches_with_accumulation_are_refused():
 def test_numpy_arguments_are_taken():
     optimizer = tfdp.DPSGD(np.float32(1), np.float64(1), np.int64(10))
     assert optimizer.get_config()["expected_batch_size"] == 10
+
+
+class Repeated(layers.Layer):
+    """A layer whose loop AutoGraph must see."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        y = self.dense(x)
+        for _ in tf.range(2):
+            y = tf.tanh(y)
+        return y
+
+
+def test_autograph_reads_layers_that_a_callable_loss_calls_and_not_tfdp():
+    model = tf.keras.Sequential([Repeated()])
+    model.build(X.shape)
+    optimizer = without_noise(tfdp.DPSGD, 32)
+    before = weights(model)
+
+    @tf.function
+    def step(x, y):
+        loss = support.crossentropy()
+        optimizer.minimize(lambda: loss(y, model(x, training=True)), model.trainable_variables)
+
+    step(tf.constant(X[:32]), tf.constant(Y[:32]))
+    assert np.any(weights(model) != before)
+    assert conversion.is_allowlisted(tfdp.clipping.OnePassClipping.clipped_sum)
+    assert not conversion.is_allowlisted(Repeated.call)

@@ -84,7 +84,6 @@ class OnePassClipping(ClippingEngine):
     def compare_first_step(self, compare: bool) -> None:
         self._uncompared = tf.Variable(True, trainable=False) if compare else None
 
-    @tf.autograph.experimental.do_not_convert
     def clipped_sum(
         self,
         loss: tf.Tensor,

@@ -12,7 +12,8 @@ from tensorflow.python.ops import handle_data_util
 
 from tfdp.clipping.graph_copy import cone
 
-# Of a graph: what stands in for the outputs of the operations that were guarded, by name.
+# Of a graph: the name of what stands in for an output of an operation that was guarded, by the
+# output's. (A tensor would keep its graph alive.)
 _guarded: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _SAME_VALUES = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
 
@@ -38,8 +39,8 @@ def guard(loss: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> tf.T
         if not _may_be_out_of_range(op.inputs[1], limit) or not depends_on_data(op.inputs[1]):
             continue
         with loss.graph.as_default(), tf.name_scope("within_range"):
-            stand_ins[op.outputs[0].name] = _guard(op, limit)
-    return stand_ins.get(loss.name, loss)
+            stand_ins[op.outputs[0].name] = _guard(op, limit).name
+    return loss.graph.get_tensor_by_name(stand_ins.get(loss.name, loss.name))
 
 
 def _guard(op: tf.Operation, limit: int) -> tf.Tensor:

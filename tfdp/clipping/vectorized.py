@@ -66,7 +66,6 @@ class VectorizedClipping(ClippingEngine):
         self.chunk_size = chunk_size
         self._report: Report | None = None
 
-    @tf.autograph.experimental.do_not_convert
     def clipped_sum(
         self,
         loss: tf.Tensor,

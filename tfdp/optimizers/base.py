@@ -258,7 +258,6 @@ class PrivateOptimizerMixin(PersistentState):
 
     # One step.
 
-    @tf.autograph.experimental.do_not_convert
     def _compute_gradients(
         self,
         loss: tf.Tensor,

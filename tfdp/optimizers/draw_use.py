@@ -21,8 +21,9 @@ NO_EPSILON = (
     "`tfdp.make_private`."
 )
 _LOGGER = logging.getLogger("tfdp")
-# By enclosing graph and name of the compiled function: what was looked up, and for which traces.
-_found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# The attribute of an enclosing graph for what was looked up, and for which traces, by name of the
+# compiled function. It holds tensors of that graph: a table of this module would keep it alive.
+_FOUND = "_tfdp_draws_looked_up"
 
 
 def use_of(
@@ -66,7 +67,9 @@ def _of_batch_outside(
     graph, use = here.outer_graph, None
     if isinstance(graph, tf.__internal__.FuncGraph):
         # A function that makes variables is traced twice, and must not take the batch twice.
-        looked_up = _found.setdefault(graph, {})
+        if not hasattr(graph, _FOUND):
+            setattr(graph, _FOUND, {})
+        looked_up = getattr(graph, _FOUND)
         found, traces = looked_up.get(here.name, (None, []))
         if found is None or any(trace() is here for trace in traces):
             with graph.as_default(), step_check.own_operations():

@@ -145,7 +145,6 @@ def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:
 def _merged(function: Callable[..., Any], *values: Any) -> Any:
     """Calls a function of the strategy and of what `values` are in each replica."""
 
-    @tf.autograph.experimental.do_not_convert
     def call(strategy: tf.distribute.Strategy, *grouped: Any) -> Any:
         with step_check.own_operations():
             return function(strategy, *grouped)
