@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.secure_noise import add_secure_noise
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import tqdm
 
-from experiments import grid, records
+from experiments import records
+from experiments.tables import grid
 
 OUT_OF_TIME = "--budget_minutes is used up"
 

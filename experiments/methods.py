@@ -1,7 +1,7 @@
 """Which training loop a method has."""
 
 from experiments.datasets import Data
-from experiments.dpagd_training import DescentTraining
+from experiments.dpagd.training import DescentTraining
 from experiments.report import RunFolder
 from experiments.settings import Settings
 from experiments.training import Training

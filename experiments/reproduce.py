@@ -22,10 +22,11 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import grid, jobs, records, tables_figures, tables_report, tune
+from experiments import jobs, records, tune
 from experiments.output import save
 from experiments.settings import RefusedError
-from experiments.tables_runs import private_rows
+from experiments.tables import figures, grid, report
+from experiments.tables.runs import private_rows
 
 _SIGN = "DPSign"
 
@@ -109,20 +110,17 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
     baselines = declared.counterparts
     pairs = [(row, row.replace(_SIGN, "DP", 1)) for row in declared.rows if row.startswith(_SIGN)]
     private = [line for line in lines if line["target_epsilon"] is not None]
-    others = tables_report.other_section(tables, lines)
+    others = report.other_section(tables, lines)
     parts = [
         "# The papers' tables",
-        *(
-            tables_report.accuracy_section(table, lines, declared.notes, baselines)
-            for table in tables
-        ),
+        *(report.accuracy_section(table, lines, declared.notes, baselines) for table in tables),
         *([f"### Other cells\n\n{others}"] if others else ()),
         "### At or above the published numbers",
-        tables_report.count_section(tables, lines),
+        report.count_section(tables, lines),
         "### Does sign beat no sign?",
-        tables_report.sign_section(lines, pairs),
+        report.sign_section(lines, pairs),
         "### Subgroups",
-        tables_report.HOW_SUBGROUPS,
+        report.HOW_SUBGROUPS,
     ]
     for dataset in dict.fromkeys(line["dataset"] for line in private):
         names = declared.class_names.get(dataset)
@@ -130,19 +128,19 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
         ran = {line["target_epsilon"] for line in private if line["dataset"] == dataset}
         for epsilon in sorted(printed & ran or ran):
             parts.append(
-                tables_report.subgroup_table(lines, dataset, epsilon, baselines, class_names=names)
+                report.subgroup_table(lines, dataset, epsilon, baselines, class_names=names)
             )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tables.md").write_text("\n\n".join(parts) + "\n")
     print(f"{folder / 'tables.md'}")
     for table in tables:
         if any(line["dataset"] in table.accuracy for line in lines):
-            figure = tables_figures.draw_accuracy([table], lines, baselines, table.title)
+            figure = figures.draw_accuracy([table], lines, baselines, table.title)
             save(figure, str(folder / f"{table.name}.png"))
     for dataset in dict.fromkeys(line["dataset"] for line in private):
         if private_rows(lines, dataset, 1.0):
             names = declared.class_names.get(dataset)
-            figure = tables_figures.draw_classes(lines, dataset, 1.0, baselines, class_names=names)
+            figure = figures.draw_classes(lines, dataset, 1.0, baselines, class_names=names)
             save(figure, str(folder / f"classes_{dataset}.png"))
 
 

@@ -3,11 +3,11 @@
     python -m experiments.tune --data_dir=... --datasets=mnist --rows=DPSGD,DPSignSGD
     python -m experiments.tune --data_dir=... --processes=2
 
-What is tried is declared in experiments/tables.toml ([[search]]): as many trials for a baseline as
-for a method. Every trial is a line of JSON in --searches, from which experiments.reproduce takes
-the best; a search that was interrupted goes on when it is called again. The test set is not
-touched. What a search costs in privacy is not part of any epsilon: it reads held-out examples of
-the training set once per trial.
+What is tried is declared in experiments/tables/tables.toml ([[search]]): as many trials for a
+baseline as for a method. Every trial is a line of JSON in --searches, from which
+experiments.reproduce takes the best; a search that was interrupted goes on when it is called again.
+The test set is not touched. What a search costs in privacy is not part of any epsilon: it reads
+held-out examples of the training set once per trial.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -21,9 +21,10 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import grid, jobs, records
+from experiments import jobs, records
 from experiments.output import markdown
 from experiments.settings import RefusedError
+from experiments.tables import grid
 
 SEARCHES = "docs/results/searches.jsonl"
 

@@ -1,7 +1,7 @@
 """One Bazel test per pytest module."""
 
 def pytest_tests(deps, size = "medium"):
-    """Declares a `py_test` for every `test_*.py` of the calling package.
+    """Declares a `py_test` for every `test_*.py` of the calling package and the folders in it.
 
     Args:
       deps: what the modules import, besides the support code of //tests.
@@ -11,7 +11,7 @@ def pytest_tests(deps, size = "medium"):
     support = ["//tests:support"]
     if native.package_name() != "tests":
         support = support + [":support"]
-    for module in native.glob(["test_*.py"]):
+    for module in native.glob(["**/test_*.py"]):
         native.py_test(
             name = module[:-len(".py")],
             size = size,
@@ -29,6 +29,6 @@ def pytest_tests(deps, size = "medium"):
     native.py_library(
         name = "support",
         testonly = True,
-        srcs = native.glob(["*.py"], exclude = ["test_*.py", "bazel_pytest.py"]),
+        srcs = native.glob(["**/*.py"], exclude = ["**/test_*.py", "bazel_pytest.py"]),
         visibility = ["//tests:__subpackages__"],
     )

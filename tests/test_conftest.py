@@ -8,7 +8,7 @@ from hypothesis import settings
 import tfdp
 from tests import support
 from tests.entropy_support import RepeatableEntropy
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 
 SEEN = []
 

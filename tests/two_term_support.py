@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from tests import support
 from tfdp.clipping import OnePassClipping, TwoTermLoss
-from tfdp.clipping.groups import draw_groups
-from tfdp.clipping.two_term_loss import split_key
+from tfdp.clipping.batch_losses.example_groups import draw_groups
+from tfdp.clipping.batch_losses.two_term_loss import split_key
 
 layers = tf.keras.layers
 SEED = (5, 5)

@@ -19,7 +19,7 @@ from tfdp.accounting import (
     selective_release,
 )
 from tfdp.accounting.budget import Budget
-from tfdp.models.progress import Progress
+from tfdp.models.selective.progress import Progress
 
 EVENT = dp_accounting.GaussianDpEvent(1.0)
 
@@ -60,7 +60,7 @@ _TAKERS = {
     "tfdp.accounting.ledger.as_seen": lambda v: ledger.as_seen(EVENT, v, PrivacyLedger()),
     "tfdp.accounting.ledger.compose_ledgers": lambda v: ledger.compose_ledgers([], v),
     "tfdp.accounting.selective_calibration.calibrate_selective_release": _calibrate,
-    "tfdp.models.progress.Progress": lambda v: Progress(1, v),
+    "tfdp.models.selective.progress.Progress": lambda v: Progress(1, v),
     "tfdp.optimizers.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.DPSURSGD, v),
     "tfdp.optimizers.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.DPSURAdam, v),
     "tfdp.optimizers.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.DPSURSignSGD, v),

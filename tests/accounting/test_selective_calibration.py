@@ -55,7 +55,7 @@ def test_updates_meet_the_target_and_one_more_does_not(mode):
 
 
 def test_the_papers_updates_are_more_than_the_budget_allows():
-    # Theorem 5.6 would allow 651: tests/experiments/test_dpsur_tables.py.
+    # Theorem 5.6 would allow 651: tests/experiments/dpsur/test_tables.py.
     assert 380 <= calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES) <= 395
 
 

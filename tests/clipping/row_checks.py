@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import clamps, loss_graph
-from tfdp.clipping.rows import RowAnalysis
-from tfdp.clipping.states import BatchSize, Public, Ragged, Rows, Unproven
+from tfdp.clipping.loss_graph import clamps, reading
+from tfdp.clipping.row_analysis.analysis import RowAnalysis
+from tfdp.clipping.row_analysis.states import BatchSize, Public, Ragged, Rows, Unproven
 
 N = 4  # Rows of the batch, where it is left open.
 
@@ -125,7 +125,7 @@ def may_be(values, array):
 
 def operations_of(outputs, batch):
     graph = outputs[0].graph
-    within = {op.name for op in loss_graph.cone(outputs, {t.ref() for t in batch})[0]}
+    within = {op.name for op in reading.cone(outputs, {t.ref() for t in batch})[0]}
     return [op for op in graph.get_operations() if op.name in within]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tfdp
 from tests import selective_support, support
 from tests.clipping.models import FAST, N, Y, built
-from tfdp import _streams
+from tfdp._random import key_streams
 from tfdp.clipping import (
     AdaptiveQuantile,
     Automatic,
@@ -479,7 +479,7 @@ def test_rejected_attempts_draw_new_numbers(numbers):
 def test_numbers_that_are_rolled_back_with_a_rejected_attempt_are_caught(numbers, monkeypatch):
     """Mutant: the counter of the numbers is set back with the rest."""
     monkeypatch.setattr(tfdp.DPSURSGD, "kept_variables", lambda self: [])
-    monkeypatch.setattr(_streams, "all_variables", lambda: [])
+    monkeypatch.setattr(key_streams, "all_variables", lambda: [])
     rejected(12)
     assert len(numbers) == 12 > len(set(numbers))
 

@@ -19,8 +19,13 @@ from tfdp.clipping import (
     devices,
     norms,
 )
-from tfdp.clipping.contributions import Direct, Lookups, OuterProducts, weighted_sum
 from tfdp.clipping.engine import LARGEST_CLIP, LEAST_CLIP
+from tfdp.clipping.one_pass.per_example_gradients import (
+    Direct,
+    Lookups,
+    OuterProducts,
+    weighted_sum,
+)
 
 layers = tf.keras.layers
 MOST = 1 + 1e-5

@@ -6,8 +6,10 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.clipping import isolation, step_check, step_graph
-from tfdp.models.rollback import check_randomness
+from tfdp.clipping import step_check
+from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping.loss_graph import data_flow
+from tfdp.models.selective.rollback import check_randomness
 
 layers, metrics = tf.keras.layers, tf.keras.metrics
 
@@ -325,16 +327,16 @@ def test_batch_normalization_keeps_its_message():
 @pytest.mark.parametrize("name", ["called", "looped", "branch"])
 def test_writes_that_are_not_looked_for_in_functions_are_caught(name, monkeypatch):
     def blind(self, op, name, inputs, control):
-        return [step_graph.Value()] * len(op.outputs)
+        return [data_flow.Value()] * len(op.outputs)
 
-    monkeypatch.setattr(step_graph.Flow, "_call", blind)
+    monkeypatch.setattr(data_flow.Flow, "_call", blind)
     training, call, kept = assigned(WRITES[name])
     update(training, call)
     assert kept.numpy() != 0
 
 
 def test_branches_chosen_by_data_that_are_not_told_apart_are_caught(monkeypatch):
-    monkeypatch.setattr(step_graph, "PRIVATE", 0)
+    monkeypatch.setattr(data_flow, "PRIVATE", 0)
     training, call, kept = assigned(WRITES["branch"])
     update(training, call)
     assert kept.numpy() == 1
@@ -453,15 +455,15 @@ def test_metrics_may_be_written_and_shown():
 
 
 def test_reads_of_metrics_that_are_not_noticed_are_caught(monkeypatch):
-    monkeypatch.setattr(step_graph, "READS", frozenset())
+    monkeypatch.setattr(data_flow, "READS", frozenset())
     assert_leaks(lambda: (Training(factor_of(gathered), "vectorized"), None))
 
 
 def test_reads_in_functions_that_are_not_noticed_are_caught(monkeypatch):
     def blind(self, op, name, inputs, control):
-        return [step_graph.Value()] * len(op.outputs)
+        return [data_flow.Value()] * len(op.outputs)
 
-    monkeypatch.setattr(step_graph.Flow, "_call", blind)
+    monkeypatch.setattr(data_flow.Flow, "_call", blind)
     assert_leaks(lambda: (Training(factor_of(in_function)), None))
 
 
@@ -617,7 +619,7 @@ def test_not_looking_for_branches_is_caught(monkeypatch):
 @pytest.mark.parametrize("place", [captured_rows, rows_in_branch, rows_in_loop])
 def test_not_following_what_is_captured_is_caught(place, monkeypatch):
     monkeypatch.setattr(step_check, "_is_branch_or_loop", lambda graph: False)
-    monkeypatch.setattr(isolation, "check_is_by_row", lambda *_: None)
+    monkeypatch.setattr(function_checks, "check_is_by_row", lambda *_: None)
     assert_leaks(lambda: at(place))
 
 

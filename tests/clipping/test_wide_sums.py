@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tests.clipping.models import FAST, SEQUENCES, Y, built
 from tests.support import crossentropy, open_spec
-from tfdp.clipping import OnePassClipping, VectorizedClipping, devices, engine, weighted_sums
+from tfdp.clipping import OnePassClipping, VectorizedClipping, devices, engine
 from tfdp.clipping.engine import sum_error
+from tfdp.clipping.one_pass import weighted_sums
 
 CLIP = 0.3
 MODELS = [
@@ -101,7 +102,7 @@ def test_sums_of_float32_are_caught(monkeypatch):
         tf.matmul(factors[tf.newaxis], flat)[0], tf.float64
     )
     monkeypatch.setattr(weighted_sums, "weighted_sum", narrow)
-    monkeypatch.setattr("tfdp.clipping.contributions.weighted_sum", narrow)
+    monkeypatch.setattr("tfdp.clipping.one_pass.per_example_gradients.weighted_sum", narrow)
     with pytest.raises(AssertionError):
         check_sums(wide(OnePassClipping), MODEL)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp import _chacha
+from tfdp._random import chacha
 from tfdp.data import source as source_module
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.source import sample_indices, sample_places
@@ -146,7 +146,7 @@ def test_places_are_uniform():
 
 def in_order(key, dataset_size, sampling_probability, rows):
     """Mutant: examples stand in the order of the data set."""
-    words = _chacha.random_words(key, 8 * rows)[: 4 * rows]
+    words = chacha.random_words(key, 8 * rows)[: 4 * rows]
     return sample_indices(words, dataset_size, sampling_probability)
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp import _chacha
+from tfdp._random import chacha
 from tfdp.accounting.sampling import PoissonSampling, padded_batch_size, truncation_probability
 from tfdp.data.source import draw_indices, sample_indices
 
@@ -15,7 +15,7 @@ Y = np.arange(N)
 
 
 def indices_of(key, n, q, rows):
-    return sample_indices(_chacha.random_words(key, 4 * rows), n, q)
+    return sample_indices(chacha.random_words(key, 4 * rows), n, q)
 
 
 def draw_many(steps, sampler=None, n=N, q=B / N, rows=None):
@@ -61,7 +61,7 @@ def test_a_draw_has_room_for_all_that_is_not_charged(padding, monkeypatch):
     """A sample of all examples, with the gaps of a huge data set, is cut off where charged."""
     n, b = 60000, 256
     sampling = PoissonSampling(n, b, padding=padding)
-    monkeypatch.setattr(_chacha, "exponentials", lambda words: tf.zeros([len(words[0])]))
+    monkeypatch.setattr(chacha, "exponentials", lambda words: tf.zeros([len(words[0])]))
     rows = len(draw_indices(tf.constant([1, 2], tf.int64), sampling, n))
     assert truncation_probability(rows, n, b / n) == sampling.truncation_probability
     assert rows == {"none": 614, "full": 459}[padding]

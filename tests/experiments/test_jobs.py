@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import tfdp
-from experiments import grid, jobs, records, training
+from experiments import jobs, records, training
 from experiments.settings import resolve
+from experiments.tables import grid
 from tests.experiments.jobs_support import WorkersHere
 
 ROOT = Path(__file__).absolute().parents[2]

@@ -39,12 +39,12 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
         ("tfdp.clipping.norms", "TINY", 0.0),
     ],
     "2 broadcasting products": [
-        ("tfdp.clipping.products", "check", _nothing),
-        ("tfdp.clipping.vectorized", "vectorized_map", _stock_map),
+        ("tfdp.clipping.vectorized.faulty_products", "check", _nothing),
+        ("tfdp.clipping.vectorized.engine", "vectorized_map", _stock_map),
     ],
     "3 ids out of range": [
-        ("tfdp.clipping.contributions", "Lookups._in_table", _all_in_table),
-        ("tfdp.clipping.out_of_range", "guard", _same),
+        ("tfdp.clipping.one_pass.per_example_gradients", "Lookups._in_table", _all_in_table),
+        ("tfdp.clipping.loss_graph.out_of_range", "guard", _same),
     ],
     "5 places in the order of the data": [
         ("tfdp.data.source", "_permutation", _in_order),

@@ -34,9 +34,9 @@ from tests.vae_support import (
     vae,
 )
 from tfdp import TermWiseVAE
-from tfdp._streams import KeyStream
-from tfdp.clipping.groups import draw_groups
-from tfdp.clipping.two_term_loss import split_key
+from tfdp._random.key_streams import KeyStream
+from tfdp.clipping.batch_losses.example_groups import draw_groups
+from tfdp.clipping.batch_losses.two_term_loss import split_key
 from tfdp.models import priors
 
 layers = tf.keras.layers

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp import _streams
+from tfdp._random import key_streams
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.optimizers import lineage, record_table, release_count
@@ -397,7 +397,7 @@ def test_records_that_belong_to_a_strategy_are_caught(monkeypatch):
 
 def test_batches_drawn_from_mirrored_streams_are_caught(monkeypatch):
     """`compiled` calls `poisson_batches` in the scope of the strategy."""
-    monkeypatch.setattr(_streams, "plain_variables", tf.init_scope)
+    monkeypatch.setattr(key_streams, "plain_variables", tf.init_scope)
     with pytest.raises(ValueError, match="DistributedVariable"):
         steps_of_a_copy("mirrored", "one device")
 

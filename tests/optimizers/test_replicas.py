@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.clipping import reductions, step_graph
+from tfdp.clipping.loss_graph import data_flow, reductions
 from tfdp.optimizers import replicas
 
 layers = tf.keras.layers
@@ -394,8 +394,8 @@ def test_a_sum_over_workers_that_is_kept_is_refused():
 
 def test_taking_a_sum_over_workers_for_public_is_caught(monkeypatch):
     """Mutant."""
-    known = tuple(kind for kind in step_graph._FROM_DATA if kind != "Collective")
-    monkeypatch.setattr(step_graph, "_FROM_DATA", known)
+    known = tuple(kind for kind in data_flow._FROM_DATA if kind != "Collective")
+    monkeypatch.setattr(data_flow, "_FROM_DATA", known)
     traced(KeepsSums())
 
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tests.optimizers import test_adaptive_clip, test_validation
+from tests.optimizers import test_adaptive_clip, test_selection_test
 from tests.optimizers.test_noise import CLIP, SIGMA, assert_normal, make, noise_of_one_step
 from tests.support import compiled, crossentropy
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 from tfdp.optimizers import secure_noise
 from tfdp.optimizers.secure_noise import add_secure_noise, grid_of, moved_sensitivity
 
@@ -270,9 +270,9 @@ def test_an_adaptive_clip_follows_the_norms():
 @pytest.mark.parametrize("new", [-9.0, -0.1, 9.0])
 @pytest.mark.parametrize(("actual", "right"), [(1.3, True), (1.3 * 2 / 3, False)])
 def test_acceptance(new, actual, right, monkeypatch):
-    test = test_validation.make
-    monkeypatch.setattr(test_validation, "make", lambda **kw: test(secure_noise=True, **kw))
-    test_validation.test_the_law_of_acceptance(new, actual, right)
+    test = test_selection_test.make
+    monkeypatch.setattr(test_selection_test, "make", lambda **kw: test(secure_noise=True, **kw))
+    test_selection_test.test_the_law_of_acceptance(new, actual, right)
 
 
 @pytest.mark.parametrize("beta", [-0.7, -1.0, 0.0, 1e-9, 0.3333, 1000.0, -1000.0])
@@ -286,8 +286,8 @@ def test_acceptance_stays_within_its_bounds_to_the_last_bit(beta, noise, clip, m
         scales.append(math.ceil(float(scale) * 2**16) / 2**16)
         return tf.constant(noise_drawn, tf.float64)
 
-    monkeypatch.setattr("tfdp.optimizers.validation.rounded_normals", known_noise)
-    test = test_validation.make(
+    monkeypatch.setattr("tfdp.optimizers.selection_test.rounded_normals", known_noise)
+    test = test_selection_test.make(
         threshold=beta, noise_multiplier=noise, clip=clip, secure_noise=True
     )
     step = 2.0 ** math.floor(math.log2(clip)) / 2**22
@@ -360,9 +360,9 @@ def test_arguments_are_checked(kwargs, message):
     ],
 )
 def test_arguments_of_the_test_are_checked(changes, name):
-    test_validation.make(**changes)
+    test_selection_test.make(**changes)
     with pytest.raises(ValueError, match=f"`{name}` must be from .* with `secure_noise`"):
-        test_validation.make(secure_noise=True, **changes)
+        test_selection_test.make(secure_noise=True, **changes)
 
 
 def test_a_loss_of_two_terms_is_refused():

@@ -1,11 +1,12 @@
 """How the clipped sum of gradients is computed."""
 
-from tfdp.clipping.aggregations import (
+from tfdp.clipping.batch_losses.aggregations import (
     BatchAggregation,
     MicroAggregation,
     Sensitivities,
     TermWiseAggregation,
 )
+from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss
 from tfdp.clipping.clipping_rules import (
     AdaptiveQuantile,
     Automatic,
@@ -15,11 +16,10 @@ from tfdp.clipping.clipping_rules import (
     PerLayer,
 )
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
-from tfdp.clipping.one_pass import OnePassClipping
+from tfdp.clipping.one_pass.engine import OnePassClipping
+from tfdp.clipping.one_pass.op_rules.registry import register_rule
 from tfdp.clipping.report import Report, SlowClippingWarning
-from tfdp.clipping.rules.registry import register_rule
-from tfdp.clipping.two_term_loss import Aggregation, TwoTermLoss
-from tfdp.clipping.vectorized import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedClipping
 
 __all__ = [
     "AdaptiveQuantile",

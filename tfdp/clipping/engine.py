@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp import _chacha
-from tfdp._streams import KeyStream
-from tfdp.clipping import clipping_rules, random_streams
+from tfdp._random import chacha
+from tfdp._random.key_streams import KeyStream
+from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
+from tfdp.clipping.loss_graph import random_streams
 from tfdp.clipping.norms import in_float32
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
@@ -200,7 +201,7 @@ class ClippingEngine(abc.ABC):
         """For each gradient the random number of a random rule, `[count]`; zeros for others."""
         if not self.rule.is_random:
             return tf.zeros([count])
-        words = _chacha.random_words(seed, count, _UNIFORMS)
+        words = chacha.random_words(seed, count, _UNIFORMS)
         return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint32)), tf.float32) / 2**24
 
     def _factors(
@@ -291,7 +292,7 @@ def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> t
     Returns:
       int32 `[count]`.
     """
-    words = tf.cast(_chacha.random_words(seed, count, _GROUPS), tf.int64)
+    words = tf.cast(chacha.random_words(seed, count, _GROUPS), tf.int64)
     return tf.cast(words % num_groups, tf.int32)
 
 

@@ -19,10 +19,11 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
-from tfdp.clipping import batch_state, isolation, loss_graph, step_graph
-from tfdp.clipping.batch_state import captured
-from tfdp.clipping.step_graph import DATA, METRIC, PRIVATE, Flow, Value
-from tfdp.clipping.two_term_loss import TwoTermLoss
+from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
+from tfdp.clipping.loss_graph import batch_state, data_flow, reading
+from tfdp.clipping.loss_graph.batch_state import captured
+from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
 
 # Random streams inside of the runtime, with a seed of their own that nothing can set back.
 RANDOM_STREAMS = frozenset(
@@ -45,8 +46,8 @@ RANDOM_STREAMS = frozenset(
     }
 )
 _HARMLESS = (
-    step_graph.READS
-    | step_graph.GENERATORS
+    data_flow.READS
+    | data_flow.GENERATORS
     | RANDOM_STREAMS
     | {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"}
     | {"Case", "If", "StatefulPartitionedCall", "While"}
@@ -159,16 +160,16 @@ def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) ->
                 f"`minimize`. Received {tensor}, of another one. Move both to the same place, best "
                 "to the outermost tf.function."
             )
-        found = loss_graph.data_of(tensor)[1]
-        for op in loss_graph.cone([tensor])[0]:
+        found = reading.data_of(tensor)[1]
+        for op in reading.cone([tensor])[0]:
             for source in op.outputs:
                 if source.ref() in found:
                     _check_source(source)
     _check_place(here)
     _anchors.setdefault(here, set()).add(tf.no_op(name="minimize").name)
-    _minimizing.update(step_graph.graphs_around(here))
+    _minimizing.update(data_flow.graphs_around(here))
     if rows_are_private:
-        _with_private_rows.update(step_graph.graphs_around(here))
+        _with_private_rows.update(data_flow.graphs_around(here))
     _tie_to_outermost(here)
     watch(here)
 
@@ -190,7 +191,7 @@ def check_update(tensors: Iterable[tf.Tensor | None]) -> None:
 
 def watch(graph: tf.Graph) -> None:
     """Has the step that is being traced checked when it is finished."""
-    around = list(step_graph.graphs_around(graph))
+    around = list(data_flow.graphs_around(graph))
     if not around or around[-1] in _watched:
         return
     outermost = around[-1]
@@ -218,7 +219,7 @@ def _tie_to_outermost(graph: tf.Graph) -> None:
     Such a call would not trace it again, so that nothing would check where it is, and what else the
     other function does. TensorFlow refuses it, since what is captured here is out of scope there.
     """
-    around = list(step_graph.graphs_around(graph))
+    around = list(data_flow.graphs_around(graph))
     if len(around) < 2 or any(enclosing in _own_loops for enclosing in around):
         return
     with around[-1].as_default():
@@ -298,7 +299,7 @@ def is_allowed(kind: str) -> bool:
     """Whether operations of a type may be in a training step."""
     if kind in _HARMLESS or kind in _ITERATORS:
         return True
-    if kind.startswith((*step_graph.WRITES, *step_graph.COLLECTIVES)):
+    if kind.startswith((*data_flow.WRITES, *data_flow.COLLECTIVES)):
         return True
     definition = op_def_registry.get(kind)
     return kind not in _PYTHON and definition is not None and not definition.is_stateful
@@ -308,10 +309,10 @@ def _check_write(
     flow: Flow, op: tf.Operation, inputs: Sequence[Value], control: int, rows_are_private: bool
 ) -> None:
     forbidden = PRIVATE
-    if op.type in step_graph.GENERATORS and inputs:
+    if op.type in data_flow.GENERATORS and inputs:
         # How many numbers are drawn may follow from the number of rows, if that is public.
         forbidden = PRIVATE if rows_are_private else DATA
-    elif not op.type.startswith(step_graph.WRITES):
+    elif not op.type.startswith(data_flow.WRITES):
         return
     colors = control
     for value in inputs[1:]:
@@ -330,14 +331,14 @@ def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
     """Checks that a function that calls `minimize` is passed data as they are."""
     if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return
-    called = step_graph.called_functions(op)
-    if not any(step_graph.function_graph(op.graph, name) in _minimizing for name in called):
+    called = data_flow.called_functions(op)
+    if not any(data_flow.function_graph(op.graph, name) in _minimizing for name in called):
         return
     own = _own_names.get(op.graph, ())
     for tensor, value in zip(op.inputs, inputs, strict=True):
         if not value.colors & DATA or tensor.op.name in own:
             continue
-        if tensor.ref() not in loss_graph.data_of(tensor)[1]:
+        if tensor.ref() not in reading.data_of(tensor)[1]:
             _check_by_row(tensor)
 
 
@@ -355,7 +356,7 @@ def _check_source(tensor: tf.Tensor) -> None:
     outer = captured(graph).get(tensor.ref())
     if outer is None:
         return
-    if outer.ref() in loss_graph.data_of(outer)[1]:
+    if outer.ref() in reading.data_of(outer)[1]:
         _check_source(outer)
         return
     _check_by_row(outer)
@@ -364,7 +365,7 @@ def _check_source(tensor: tf.Tensor) -> None:
 def _check_by_row(tensor: tf.Tensor) -> None:
     """Checks that what a function gets was computed from data row by row."""
     try:
-        isolation.check_is_by_row("loss", tensor)
+        function_checks.check_is_by_row("loss", tensor)
     except ValueError as error:
         raise ValueError(
             "`minimize` must be called in the function that gets the batch, best the outermost "
@@ -376,10 +377,10 @@ def _check_by_row(tensor: tf.Tensor) -> None:
 
 def _check_place(graph: tf.Graph) -> None:
     """Checks the branches and loops around `minimize`."""
-    for enclosing in step_graph.graphs_around(graph):
+    for enclosing in data_flow.graphs_around(graph):
         if not _is_branch_or_loop(enclosing):
             continue
-        reads = loss_graph.reads_iterator(enclosing)
+        reads = reading.reads_iterator(enclosing)
         if not reads or isinstance(enclosing, control_flow.WhileCondFuncGraph):
             raise _not_in_branch("that read no batch of their own")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._streams import KeyStream
-from tfdp._workers import check_alike, gathered
+from tfdp._random.key_streams import KeyStream
+from tfdp._tf.workers import check_alike, gathered
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.data.poisson import check_integer, drawn_batches, source_of
 from tfdp.data.source import PoissonSource

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _draws
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling, padded_batch_size
-from tfdp.clipping import isolation
+from tfdp.clipping.batch_losses import function_checks
+from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data
 from tfdp.data.source import PoissonSource, draw_indices
@@ -142,10 +142,10 @@ def drawn_batches(
     """
     chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
     own_number, size = next(_sources), source.dataset_size
-    _draws.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
+    draw_record.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
-        number, indices = _draws.RECORD.number(), draw_indices(keys.next_key(), sampling, size)
+        number, indices = draw_record.RECORD.number(), draw_indices(keys.next_key(), sampling, size)
         if chunks == 1:
             return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), indices))
         ends = tf.range(chunks + 1, dtype=tf.int64) * tf.size(indices, tf.int64) // chunks
@@ -157,7 +157,9 @@ def drawn_batches(
         batch = source.rows(indices, padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
         flat, rows = tf.nest.flatten(tensors), tf.size(indices)
-        entered = _draws.RECORD.enter(sampling, own_number, number, chunk, mask, flat, rows, part)
+        entered = draw_record.RECORD.enter(
+            sampling, own_number, number, chunk, mask, flat, rows, part
+        )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
 
@@ -190,7 +192,7 @@ def _check_transform(transform: Any, x: Any, y: Any) -> None:
             "Argument `transform` must be a function of one example, (x, y) -> (x, y), or None. "
             f"Received: transform={transform!r}."
         )
-    outputs = isolation.trace("transform", transform, (x, y)).structured_outputs
+    outputs = function_checks.trace("transform", transform, (x, y)).structured_outputs
     if not (isinstance(outputs, tuple) and len(outputs) == 2):
         raise ValueError(
             "Argument `transform` must return a pair (x, y). Received a function that returns: "

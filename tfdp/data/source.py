@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _chacha
+from tfdp._random import chacha
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.data.stored import Examples
 
@@ -58,7 +58,7 @@ class PoissonSource:
         """Draws a Poisson batch, whole, as those of `poisson_batches`.
 
         Args:
-          key: Secret of this draw, used for nothing else; see `tfdp._chacha.random_words`.
+          key: Secret of this draw, used for nothing else; see `tfdp._random.chacha.random_words`.
           sampling: How to sample and to pad it.
 
         Returns:
@@ -111,7 +111,7 @@ def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Ten
     """Draws a Poisson sample, with as many rows as its padding asks for.
 
     Args:
-      key: Secret of this draw; see `tfdp._chacha.random_words`.
+      key: Secret of this draw; see `tfdp._random.chacha.random_words`.
       sampling: How to sample and to pad it.
       size: Number of examples: of the data set, or of this part of it.
 
@@ -123,7 +123,7 @@ def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Ten
     if sampling.padding == FULL:  # As many for each chunk.
         chunks = sampling.gradient_accumulation_steps
         return sample_places(key, size, q, -(-most // chunks) * chunks)
-    indices = sample_indices(_chacha.random_words(key, _OF_INDEX * most), size, q)
+    indices = sample_indices(chacha.random_words(key, _OF_INDEX * most), size, q)
     examples = tf.math.count_nonzero(indices < size)
     if sampling.padding == NONE:
         return indices[:examples]
@@ -143,7 +143,7 @@ def sample_places(
     as a mask of dropout from a stream that is known.
 
     Args:
-      key: Secret of this draw; see `tfdp._chacha.random_words`.
+      key: Secret of this draw; see `tfdp._random.chacha.random_words`.
       dataset_size: Number of examples N.
       sampling_probability: Probability of each to be sampled, in (0, 1].
       rows: Number of places.
@@ -152,7 +152,7 @@ def sample_places(
       For each place the index of its example, int64 `[rows]`; at least `dataset_size` where it is
       free.
     """
-    words = _chacha.random_words(key, (_OF_INDEX + _OF_PLACE) * rows)
+    words = chacha.random_words(key, (_OF_INDEX + _OF_PLACE) * rows)
     of_index, of_place = tf.split(words, [_OF_INDEX * rows, _OF_PLACE * rows])
     indices = sample_indices(of_index, dataset_size, sampling_probability)
     return tf.gather(indices, _permutation(of_place))
@@ -174,7 +174,7 @@ def sample_indices(words: tf.Tensor, dataset_size: int, sampling_probability: fl
       sample of more than `rows` is cut off.
     """
     log_miss = np.log1p(-sampling_probability) if sampling_probability < 1 else -np.inf
-    waiting = _chacha.exponentials(tf.reshape(words, [_OF_INDEX, -1]))
+    waiting = chacha.exponentials(tf.reshape(words, [_OF_INDEX, -1]))
     misses = tf.floor(waiting / -log_miss)
     gaps = 1 + tf.cast(tf.minimum(misses, dataset_size), tf.int64)
     return tf.cumsum(gaps) - 1

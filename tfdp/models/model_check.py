@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import FULL
-from tfdp.clipping import OnePassClipping, SlowClippingWarning, batch_state, loss_graph, step_check
+from tfdp.clipping import OnePassClipping, SlowClippingWarning, step_check
+from tfdp.clipping.loss_graph import batch_state, reading
 from tfdp.data.batches import PoissonBatches
 from tfdp.models.batch_normalization import BATCH_NORMALIZATION
 
@@ -174,10 +175,8 @@ class _Trace:
             value = loss(*arguments)
             if value is None:
                 return
-            data = loss_graph.data_of(value)[1]
-            self.kept = list(
-                batch_state.kept(value.graph, lambda t: loss_graph.depends_on(t, data))
-            )
+            data = reading.data_of(value)[1]
+            self.kept = list(batch_state.kept(value.graph, lambda t: reading.depends_on(t, data)))
             step_check.check_step(value)
             self.engine.clipped_sum(value, self.variables, tf.zeros([2], tf.int64))
 

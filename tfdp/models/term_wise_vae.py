@@ -13,7 +13,7 @@ from tfdp.clipping import (
     TermWiseAggregation,
     TwoTermLoss,
 )
-from tfdp.clipping.aggregations import LEAST_NOISE
+from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE
 from tfdp.models import divergences, likelihoods, priors
 from tfdp.models.autoencoder import Autoencoder
 from tfdp.models.divergences import Divergence

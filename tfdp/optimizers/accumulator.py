@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._draws import Use
-from tfdp._plain_variables import plain_variables
+from tfdp._tf.plain_variables import plain_variables
 from tfdp.clipping import ClippedSum, devices
 from tfdp.clipping.engine import sum_error_of_chunks
+from tfdp.data.draw_record import Use
 
 _numbers = itertools.count()
 

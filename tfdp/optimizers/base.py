@@ -8,8 +8,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from tfdp import _draws
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 from tfdp._warnings import warn_user
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
@@ -24,6 +23,7 @@ from tfdp.clipping import (
     step_check,
 )
 from tfdp.clipping.constants import constant
+from tfdp.data import draw_record
 from tfdp.optimizers import draw_use, record_ledger, record_table, replicas
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -59,7 +59,7 @@ class _Step:
 
     clipped: ClippedSum
     variables: list[tf.Variable]
-    use: _draws.Use
+    use: draw_record.Use
     lock: tf.Tensor | None  # Of the accumulator.
 
 
@@ -325,7 +325,7 @@ class PrivateOptimizerMixin(PersistentState):
             self._has_warned = True
             warn_user(draw_use.NO_EPSILON.format(type(self).__name__))
 
-    def _count_before(self, clipped: ClippedSum) -> tuple[_draws.Use, tf.Tensor | None]:
+    def _count_before(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
         """Checks and counts the release before anything that depends on the batch can fail.
 
         An operation that fails on an example, and so ends the step, is a release as well.
@@ -333,7 +333,7 @@ class PrivateOptimizerMixin(PersistentState):
         Returns:
           How the batch was drawn, and the accumulator's lock.
         """
-        data = [op for t in clipped.batch for op in t.consumers() if not _draws.is_own(op)]
+        data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
         use, lock = self._use_of(clipped)
         counted = replicas.once(self._count, use.fresh, use.chunk)
         for op in data:
@@ -353,7 +353,7 @@ class PrivateOptimizerMixin(PersistentState):
         with tf.control_dependencies([counted]):
             return tf.identity(begins)
 
-    def _use_of(self, clipped: ClippedSum) -> tuple[_draws.Use, tf.Tensor | None]:
+    def _use_of(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
         """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
         if self._gradient_accumulation_steps == 1:
             return draw_use.use_of(clipped, self._sampled, None), None

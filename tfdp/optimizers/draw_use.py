@@ -6,10 +6,10 @@ import weakref
 
 import tensorflow as tf
 
-from tfdp import _draws
-from tfdp._draws import Use
 from tfdp.accounting.sampling import NONE, PoissonSampling
 from tfdp.clipping import ClippedSum, devices, step_check
+from tfdp.data import draw_record
+from tfdp.data.draw_record import Use
 from tfdp.optimizers import replicas
 from tfdp.optimizers.accumulator import Accumulator
 
@@ -48,7 +48,7 @@ def use_of(
         mask = None if sampling.padding == NONE else clipped.mask
         others = [tensor for tensor in clipped.batch if tensor is not mask]
         following = None if accumulator is None else accumulator.next
-        use = _draws.RECORD.take(sampling, mask, others, following, replicas.index())
+        use = draw_record.RECORD.take(sampling, mask, others, following, replicas.index())
     if sampling.padding != NONE:
         use = dataclasses.replace(use, empty=None)  # The weights of its rows say so.
     if accumulator is None:
@@ -74,11 +74,11 @@ def _of_batch_outside(
         if found is None or any(trace() is here for trace in traces):
             with graph.as_default(), step_check.own_operations():
                 following = None if accumulator is None else accumulator.next
-                found, traces = _draws.RECORD.take_drawn(sampling, following), []
+                found, traces = draw_record.RECORD.take_drawn(sampling, following), []
         looked_up[here.name] = found, [*traces, weakref.ref(here)]
         if found is not None:
             drawn, prints = found
-            use = _draws.RECORD.compare(drawn, prints, clipped.batch)
+            use = draw_record.RECORD.compare(drawn, prints, clipped.batch)
     if use is None:
         _LOGGER.warning(
             "No epsilon can be stated for this training: a function compiled by XLA for a GPU "

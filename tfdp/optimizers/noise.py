@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp import _chacha
+from tfdp._random import chacha
 from tfdp.clipping.constants import reshaped
 from tfdp.optimizers import replicas
 
@@ -37,7 +37,7 @@ def add_gaussian_noise(
         sizes = [tf.size(tensor) for tensor in present]
     dtypes = {tensor.dtype for tensor in present}
     dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
-    noise = replicas.own_share(lambda size: _chacha.normals(key, size, dtype=dtype), sum(sizes))
+    noise = replicas.own_share(lambda size: chacha.normals(key, size, dtype=dtype), sum(sizes))
     common = not isinstance(stddev, Sequence)
     if common:
         noise *= tf.cast(stddev, dtype)

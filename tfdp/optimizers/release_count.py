@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._plain_variables import plain_variables
-from tfdp._shared_function import shared_function
+from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.shared_function import shared_function
 from tfdp.accounting import PrivacyParametersChangedError
 from tfdp.optimizers import lineage, record_table
 from tfdp.optimizers.lineage import Lineage, value_of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp._rounded_normals import LARGEST_SCALE, float64, rounded_normals
+from tfdp._random.rounded_gaussian import LARGEST_SCALE, float64, rounded_normals
 from tfdp.optimizers import replicas
 
 # Steps of the grid in a sensitivity: at least so many, less than twice as many.

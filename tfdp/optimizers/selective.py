@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._draws import Use
-from tfdp._streams import KeyStream
+from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import NONE
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -18,10 +17,11 @@ from tfdp.accounting.selective_release import (
     default_max_attempts,
 )
 from tfdp.clipping import ClippedSum
+from tfdp.data.draw_record import Use
 from tfdp.optimizers import record_table, replicas
 from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
-from tfdp.optimizers.validation import ValidationLoss, ValidationTest
+from tfdp.optimizers.selection_test import ValidationLoss, ValidationTest
 
 SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v in the Poisson
         batch of the training set on which an update is tested.

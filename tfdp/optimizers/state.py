@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._plain_variables import plain_variables
-from tfdp._workers import check_alike
+from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.workers import check_alike
 from tfdp.optimizers import lineage
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.record_table import NOT_POISSON, STEPS

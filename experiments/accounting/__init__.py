@@ -1,0 +1,1 @@
+"""Bounds on epsilon beside other accountants', and the published one of DPSUR."""

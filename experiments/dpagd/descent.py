@@ -1,0 +1,379 @@
+"""DPAGD: gradient descent that chooses its step sizes and its privacy budget as it goes.
+
+An iteration (Lee and Kifer, 2018, Algorithm 2):
+
+1. On a Poisson batch, the sum of clipped gradients is measured with Gaussian noise, of precision
+   p = 1 / sigma^2 in units of the clip. (The paper's rho_ng is p / 2.)
+2. On another Poisson batch, the losses of the weights w - a g / |g|, each example's clipped to
+   [0, loss_clip], are summed for a = 0 and for `candidates` equally distant step sizes up to the
+   largest; one is chosen by report-noisy-min. Unless it is 0, the step is taken.
+3. If it is 0, the gradient was too noisy to lower the loss: the price of a measurement grows by
+   the factor 1 + budget_growth for the rest of the training, what is missing of its precision is
+   measured on a fresh batch, the measurements are averaged by their precisions, and 2 is done
+   again. (Without sampling the price is proportional to p, as in the paper.)
+
+After every `step_size_window` iterations the largest step size becomes 1.1 times the largest that
+was chosen in them, and at most `max_step_size`.
+
+Privacy. Whatever is chosen here is a function of what was released before, so that the budget is an
+`RdpFilter`: the epsilon to report is its target. Each draw of a batch is a mechanism of its own:
+
+- A measurement is a Poisson-sampled Gaussian mechanism; the one that raises the precision from p
+  to p' has precision p' - p. On fresh batches nothing more is needed for a proof. It is also the
+  cheaper way: on the same batch one would have to pay the difference of the prices of p' and p,
+  which is larger than the price of p' - p (at order 2 the price of p is log(1 + q^2 (e^p - 1)):
+  larger for a sum than the sum of the prices), and would not average the batches. Without
+  sampling (a batch of all examples), the two are the same, and this is the algorithm of the paper.
+- Report-noisy-min with Gumbel noise of scale loss_clip / selection_range picks candidate k with a
+  probability proportional to exp(-selection_range * score_k / loss_clip). An example adds something
+  in [0, loss_clip] to every score, so that this is a Poisson-sampled `BoundedRangeDpEvent`, whose
+  price is the smallest that holds. (It is drawn from these probabilities, in float64.)
+
+Differences to the paper: batches are Poisson samples, not of fixed size, and not shared by 1 and
+2; noise for report-noisy-min is Gumbel's instead of Laplace's, at a quarter of the price; the
+budget is that of a Renyi filter instead of zCDP, which knows no amplification by sampling; the
+step whose size was chosen is the one taken (the public code takes the next smaller).
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+
+import tfdp
+from experiments.dpagd.settings import DescentSettings, grown_precision, iteration_event
+from tfdp._random import chacha
+from tfdp._random.key_streams import KeyStream
+from tfdp.accounting import RdpFilter
+from tfdp.accounting.sampling import FULL, PoissonSampling
+from tfdp.clipping import OnePassClipping
+from tfdp.clipping.loss_graph.reading import read_loss
+from tfdp.clipping.one_pass.plan import Plan
+from tfdp.optimizers.noise import add_gaussian_noise
+
+_STEP_SIZE_GROWTH = 1.1
+_PRIVACY_PARAMETERS = ("l2_norm_clip", "loss_clip", "selection_range", "selection_batch_size")
+
+
+class AdaptiveGradientDescent(tf.Module):
+    """Trains a Keras model by DPAGD until a privacy budget is spent.
+
+    Formal guarantee: the weights at any time, and all of the state, are functions of releases that
+    the budget has paid for before they were made.
+
+    Its state is that of a `tf.Module`: `tf.train.Checkpoint(descent=descent)` saves it with the
+    model. Training goes on from a restored checkpoint with what had been spent by then; what was
+    spent in this process since stays spent.
+
+    Args:
+      model: The model, whose weights are trained in place. It must compute the loss of an example
+        from that example alone, and have no regularisers.
+      loss: A Keras loss with `reduction="none"`.
+      batches: What `tfdp.data.poisson_batches` returned: the data, and the expected batch size of
+        the gradients. Its `seed` is that of the sampling.
+      budget: The privacy budget.
+      settings: What to do.
+      noise_seed: For tests: makes the noise and the choices a function of it.
+
+    Raises:
+      ValueError: An argument does not fit the others.
+
+    References:
+      - Lee and Kifer, 2018, Concentrated Differentially Private Gradient Descent with Adaptive
+        per-Iteration Privacy Budget (https://arxiv.org/abs/1808.09501).
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        loss: tf.keras.losses.Loss,
+        batches: tf.data.Dataset,
+        budget: RdpFilter,
+        settings: DescentSettings,
+        noise_seed: int | None = None,
+    ):
+        super().__init__(name="adaptive_gradient_descent")
+        source, sampling = batches.source, batches.sampling
+        if sampling.gradient_accumulation_steps != 1:
+            raise ValueError(
+                "Argument `batches` must be made without `chunk_size`. Received batches in "
+                f"{sampling.gradient_accumulation_steps} parts."
+            )
+        size = source.dataset_size
+        if settings.selection_batch_size > size:
+            raise ValueError(
+                f"Argument `selection_batch_size` must be at most {size}, the number of training "
+                f"examples. Received: selection_batch_size={settings.selection_batch_size}."
+            )
+        x, y = tf.nest.map_structure(tf.identity, (source.x, source.y))
+        if not model.built:  # On zeros: a layer must not see an example when it is made.
+            model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
+        if model.losses:
+            raise ValueError(
+                "Argument `model` must have no losses of its own, such as regularisers. Received "
+                f"a model with {len(model.losses)}."
+            )
+        self.model = model
+        self.settings = settings
+        self.budget = budget
+        self._loss = loss
+        self._source = dataclasses.replace(source, x=x, y=y)
+        self._sampling = dataclasses.replace(sampling, padding=FULL)
+        self._selection = PoissonSampling(size, settings.selection_batch_size, padding=FULL)
+        self._engine = OnePassClipping(settings.l2_norm_clip)
+        use = next(source.uses)
+        self._learning = KeyStream(source.seed, f"iterations {use}: learning")
+        self._testing = KeyStream(source.seed, f"iterations {use}: testing")
+        self._noise, self._choice = KeyStream(noise_seed, "noise"), KeyStream(noise_seed, "choice")
+        self._precision = _variable(settings.noise_multiplier**-2.0, tf.float64)
+        self._largest_step = _variable(settings.max_step_size, tf.float64)
+        self._largest_chosen = _variable(0.0, tf.float64)
+        self._iterations = _variable(0, tf.int64)
+        self._draws = _variable(0, tf.int64)
+        self._saved = _variable("", tf.string)
+        batch = tf.nest.map_structure(_open_spec, (x, y))
+        spec = (*batch, tf.TensorSpec([None], tf.bool))
+        self._clipped_sum = tf.function(self._traced_sum, input_signature=spec)
+        self._clipped_loss = tf.function(self._traced_loss, input_signature=spec)
+        self._save()
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that ended with a step."""
+        return int(self._iterations.numpy())
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise of the next iteration's measurement, in units of the clip."""
+        return float(self._precision.numpy() ** -0.5)
+
+    @property
+    def largest_step_size(self) -> float:
+        """Length of the next iteration's longest candidate."""
+        return float(self._largest_step.numpy())
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget allows no further iteration."""
+        self._resume()
+        event, truncation = self._release(float(self._precision.numpy()))
+        return not self.budget.can_afford(event, truncation_probability=truncation)
+
+    def run(
+        self,
+        iterations: int | None = None,
+        on_progress: Callable[["AdaptiveGradientDescent"], Any] | None = None,
+    ) -> int:
+        """Trains.
+
+        Args:
+          iterations: Iterations to make at most; None: until the budget is spent.
+          on_progress: Called with this object after every iteration. All that it can see here is
+            released and paid for, the time that an iteration took included.
+
+        Returns:
+          The number of iterations that were made; fewer than asked for if the budget is spent.
+        """
+        if iterations is not None and (isinstance(iterations, bool) or not iterations >= 0):
+            raise ValueError(
+                "Argument `iterations` must be a non-negative integer or None. Received: "
+                f"{iterations=}."
+            )
+        self._resume()
+        made = 0
+        while (iterations is None or made < iterations) and self._iterate():
+            made += 1
+            if on_progress is not None:
+                on_progress(self)
+        return made
+
+    def _iterate(self) -> bool:
+        """One iteration; whether the budget was enough for it."""
+        try:
+            precision = float(self._precision.numpy())
+            if not self._pay(precision):
+                return False
+            sums = self._measure(precision)
+            while not (chosen := self._step(sums)):
+                grown = grown_precision(
+                    self.budget,
+                    self._sampling.sampling_probability,
+                    precision,
+                    self.settings.budget_growth,
+                )
+                self._precision.assign(grown)
+                missing = grown - precision
+                if not self._pay(missing):
+                    return False
+                sums = average(sums, self._measure(missing), precision, missing)
+                precision = grown
+            self._adapt(chosen)
+            return True
+        finally:
+            self._save()
+
+    def _adapt(self, chosen: float) -> None:
+        """Adapts the largest step size to those that were chosen."""
+        self._iterations.assign_add(1)
+        largest = max(float(self._largest_chosen.numpy()), chosen)
+        if self.iterations % self.settings.step_size_window == 0:
+            size = min(_STEP_SIZE_GROWTH * largest, self.settings.max_step_size)
+            self._largest_step.assign(size)
+            largest = 0.0
+        self._largest_chosen.assign(largest)
+
+    # What is released, and what it costs.
+
+    def _release(self, precision: float) -> tuple[dp_accounting.DpEvent, float]:
+        """A measurement and a choice, and the probability that one of the batches is truncated."""
+        event = iteration_event(
+            self._sampling, precision**-0.5, self._selection, self.settings.selection_range
+        )
+        truncation = self._sampling.truncation_probability + self._selection.truncation_probability
+        return event, truncation
+
+    def _pay(self, precision: float) -> bool:
+        event, truncation = self._release(precision)
+        if not self.budget.can_afford(event, truncation_probability=truncation):
+            return False
+        self.budget.spend(event, truncation_probability=truncation)
+        return True
+
+    def _measure(self, precision: float) -> list[tf.Tensor]:
+        """The noisy sum of clipped gradients of a fresh batch, by variable."""
+        stddev = precision**-0.5 * self._engine.sensitivity()
+        return self._noisy_sum(tf.constant(stddev, tf.float32), self._next_draw())
+
+    def _step(self, sums: Sequence[tf.Tensor]) -> float:
+        """Takes the step whose size is chosen on a fresh batch, and returns that size."""
+        return float(self._choose_and_step(list(sums), self._next_draw()).numpy())
+
+    def _next_draw(self) -> tf.Tensor:
+        return tf.identity(self._draws.assign_add(1))
+
+    # The graphs.
+
+    @tf.function
+    def _noisy_sum(self, stddev: tf.Tensor, position: tf.Tensor) -> list[tf.Tensor]:
+        key = self._learning.next_key(position)
+        sums = self._clipped_sum(*self._source.draw(key, self._sampling))
+        return add_gaussian_noise(sums, [stddev] * len(sums), self._noise.next_key(position))
+
+    @tf.autograph.experimental.do_not_convert
+    def _traced_sum(self, x: Any, y: Any, mask: tf.Tensor) -> list[tf.Tensor]:
+        variables = self.model.trainable_variables
+        losses = self._loss(y, self.model(x, training=True), sample_weight=mask)
+        clipped = self._engine.clipped_sum(
+            losses,
+            variables,
+            tf.zeros([2], tf.int64),  # No microbatches are drawn.
+            most_rows=self._sampling.padded_batch_size,
+        )
+        return [
+            tf.zeros_like(v) if g is None else g
+            for g, v in zip(clipped.gradients, variables, strict=True)
+        ]
+
+    @tf.function
+    def _choose_and_step(self, sums: list[tf.Tensor], position: tf.Tensor) -> tf.Tensor:
+        variables = self.model.trainable_variables
+        origin = [tf.identity(v) for v in variables]
+        # By the expected batch size, a public constant, and then by its norm.
+        gradient = [s / self._sampling.expected_batch_size for s in sums]
+        length = tf.linalg.global_norm(gradient)
+        direction = [tf.math.divide_no_nan(g, length) for g in gradient]
+        sizes = self._largest_step * tf.linspace(
+            tf.constant(0.0, tf.float64), 1.0, self.settings.candidates + 1
+        )
+        key = self._testing.next_key(position)
+        batch = self._source.draw(key, self._selection)
+
+        def go(size: tf.Tensor) -> None:
+            for v, start, d in zip(variables, origin, direction, strict=True):
+                v.assign(start - tf.cast(size, v.dtype) * d)
+
+        def score(size: tf.Tensor) -> tf.Tensor:
+            go(size)
+            return self._clipped_loss(*batch)
+
+        scores = tf.map_fn(score, sizes, parallel_iterations=1, fn_output_signature=tf.float64)
+        index = self._choose(scores, self._choice.next_key(position))
+        go(sizes[index])
+        return sizes[index]
+
+    def _choose(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """The index of the noisy minimum: the law of adding Gumbel noise, by its probabilities."""
+        scale = self.settings.loss_clip / self.settings.selection_range
+        levels = tf.cumsum(tf.nn.softmax(-scores / scale))
+        uniform = chacha.uniforms(key, 1)[0]
+        index = tf.reduce_sum(tf.cast(levels <= uniform * levels[-1], tf.int32))
+        return tf.minimum(index, tf.size(scores) - 1)
+
+    @tf.autograph.experimental.do_not_convert
+    def _traced_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tf.Tensor:
+        """The sum of clipped losses of a batch, float64: what an example adds is in [0, clip]."""
+        losses = self._loss(y, self.model(x, training=False), sample_weight=mask)
+        losses = tf.cast(_by_row(losses), tf.float64)
+        clip = tf.constant(self.settings.loss_clip, tf.float64)
+        clipped = tf.where(tf.math.is_finite(losses), tf.clip_by_value(losses, 0.0, clip), clip)
+        return tf.reduce_sum(tf.where(mask, clipped, 0.0))
+
+    # The state.
+
+    def _parameters(self) -> dict[str, float]:
+        return {
+            **{name: getattr(self.settings, name) for name in _PRIVACY_PARAMETERS},
+            "dataset_size": self._sampling.dataset_size,
+            "expected_batch_size": self._sampling.expected_batch_size,
+        }
+
+    def _save(self) -> None:
+        """Writes what has been spent where checkpoints find it."""
+        state = {"parameters": self._parameters(), "budget": self.budget.to_dict()}
+        self._saved.assign(json.dumps(state))
+
+    def _resume(self) -> None:
+        """Reads what had been spent when the checkpoint was saved that was restored last."""
+        state = json.loads(self._saved.numpy())
+        for name, value in self._parameters().items():
+            if state["parameters"][name] != value:
+                raise tfdp.accounting.PrivacyParametersChangedError(
+                    f"Argument `{name}` must stay {state['parameters'][name]!r}, with which "
+                    f"training began. Received: {name}={value!r}. Start a new training to "
+                    "change it."
+                )
+        self.budget.resume(state["budget"])
+
+
+def average(
+    first: Sequence[tf.Tensor],
+    second: Sequence[tf.Tensor],
+    first_precision: float,
+    second_precision: float,
+) -> list[tf.Tensor]:
+    """The average of two measurements by their precisions: its precision is their sum."""
+    share = second_precision / (first_precision + second_precision)
+    return [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
+
+
+def _by_row(losses: tf.Tensor) -> tf.Tensor:
+    """The losses, `[rows]`, each computed from its own row alone."""
+    graph = read_loss(losses)
+    if Plan(graph, [], []).fallback is None:  # The clipping engine's proof that it is so.
+        return losses
+    return tf.map_fn(
+        lambda row: graph.evaluate([tensor[tf.newaxis] for tensor in row]),
+        list(graph.batch),
+        fn_output_signature=losses.dtype,
+    )
+
+
+def _variable(value: Any, dtype: tf.DType) -> tf.Variable:
+    return tf.Variable(value, dtype=dtype, trainable=False)
+
+
+def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

@@ -1,0 +1,1 @@
+"""Selective update and release: counterexample, cost of the true bound, search, pictures."""

@@ -1,0 +1,1 @@
+"""The distribution of the noise, and attacks on its bits."""

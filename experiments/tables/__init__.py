@@ -1,0 +1,1 @@
+"""The published tables: declared, run, and set beside the papers' numbers."""

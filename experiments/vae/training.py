@@ -1,0 +1,227 @@
+"""Trains one variational autoencoder as its settings say, and measures it."""
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfdp
+from experiments.datasets import Data
+from experiments.settings import RefusedError
+from experiments.vae import metrics
+from experiments.vae import networks as vae_networks
+from experiments.vae.settings import METHODS, Settings
+from tfdp.accounting.sampling import PoissonSampling
+from tfdp.models import likelihoods, priors
+
+NUM_CLASSES = 10
+LATENT_DIM = {"digits": 8, "sparsity": 50, "pinwheel": 2}
+PINWHEEL_CENTRES = ((0.0, 1.0), (1.0, 0.0), (0.0, -1.0), (-1.0, 0.0))
+PINWHEEL_VARIANCE = 0.03
+
+MEASURES = ("log_likelihood", "mmd", "sparsity", "purity", "accuracy")
+
+_OPTIMIZERS = {
+    "dpsgd": tfdp.DPSGD,
+    "dpadam": tfdp.DPAdam,
+    "dpsignsgd": tfdp.DPSignSGD,
+    "dpsignadam": tfdp.DPSignAdam,
+}
+_LIKELIHOODS = {
+    "digits": likelihoods.Bernoulli(),
+    "sparsity": likelihoods.Laplace(0.1),
+    "pinwheel": likelihoods.Normal(0.1),
+}
+_DIVERGENCES = {"digits": "mmd", "sparsity": "mmd", "pinwheel": "kl"}
+_GENERATED_PER_CLASS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+      noise_multiplier: Of the optimizer; None where the method is not private.
+      epsilon: What the ledger says was spent; infinite where the method is not private.
+      log_likelihood: Mean over held-out examples, in nats, importance-weighted.
+      mmd: Squared MMD of q(z), over held-out examples, and p(z), summed over the dimensions.
+      sparsity: Hoyer's, of held-out codes; None but for the task of that name.
+      purity: Of held-out codes; None but for pinwheel.
+      accuracy: On held-out examples, of a classifier of generated ones; None but for digits.
+      seconds: Time of training, its graph's making included.
+    """
+
+    noise_multiplier: float | None
+    epsilon: float
+    log_likelihood: float
+    mmd: float
+    sparsity: float | None
+    purity: float | None
+    accuracy: float | None
+    seconds: float
+
+
+def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray], str]:
+    """Trains and measures.
+
+    Returns:
+      The outcome; the arrays that figures show, all functions of the trained model and of examples
+      that it was not trained on; and the privacy statement.
+
+    Raises:
+      RefusedError: The budget cannot be met.
+      RuntimeError: More than the budget was spent.
+    """
+    noise = calibrate(settings, data.size) if settings.private else None
+    # Weights, and codes that are drawn. The noise does not depend on it.
+    tf.keras.utils.set_random_seed(settings.seed)
+    batches = tfdp.data.poisson_batches(
+        (data.train_x, data.train_y),
+        expected_batch_size=settings.expected_batch_size,
+        steps_per_epoch=settings.steps,
+        # Privacy amplification needs that nobody knows who was sampled.
+        seed=None if settings.private else settings.seed,
+    )
+    model = make_model(settings)
+    model.compile(optimizer=make_optimizer(settings, noise, batches.sampling))
+    began = time.monotonic()
+    model.fit(batches, epochs=1, verbose=0)
+    seconds = time.monotonic() - began
+    epsilon, statement = np.inf, "No differential privacy: trained without noise."
+    if settings.private:
+        epsilon = model.optimizer.ledger.epsilon(settings.delta).epsilon
+        statement = tfdp.privacy_statement(model, settings.delta, dataset_size=data.size)
+        if epsilon > settings.target_epsilon:
+            raise RuntimeError(f"epsilon = {epsilon} was spent, more than the target: {settings}.")
+    measures = measure(model, settings, data)
+    outcome = Outcome(noise_multiplier=noise, epsilon=epsilon, seconds=seconds, **measures)
+    return outcome, pictures(model, settings, data), statement
+
+
+def calibrate(settings: Settings, dataset_size: int) -> float:
+    """The noise multiplier for the target epsilon.
+
+    Raises:
+      RefusedError: No noise is enough.
+    """
+    try:
+        return tfdp.calibrate_noise_multiplier(
+            target_epsilon=settings.target_epsilon,
+            delta=settings.delta,
+            steps=settings.steps,
+            dataset_size=dataset_size,
+            expected_batch_size=settings.expected_batch_size,
+        )
+    except ValueError as error:
+        raise RefusedError(
+            f"--target_epsilon={settings.target_epsilon:g} at --delta={settings.delta:g} cannot "
+            f"be reached. {error}"
+        ) from error
+
+
+def make_prior(task: str) -> priors.Prior:
+    """The law of the codes of a task."""
+    if task == "pinwheel":
+        return priors.GaussianMixture(PINWHEEL_CENTRES, PINWHEEL_VARIANCE)
+    law = priors.SpikeAndSlab if task == "sparsity" else priors.StandardNormal
+    return law(LATENT_DIM[task])
+
+
+def make_model(settings: Settings) -> Any:
+    """The untrained model, a `tfdp.TermWiseVAE`."""
+    num_classes = None
+    if settings.task == "digits":
+        num_classes = NUM_CLASSES
+        networks = vae_networks.digits(LATENT_DIM["digits"], num_classes)
+    elif settings.task == "sparsity":
+        networks = vae_networks.fashion_mnist(LATENT_DIM["sparsity"])
+    else:
+        networks = vae_networks.pinwheel(LATENT_DIM["pinwheel"])
+    method = METHODS[settings.method]
+    groups = {} if settings.num_groups is None else {"num_groups": settings.num_groups}
+    clip = {} if settings.batch_clip is None else {"batch_clip": settings.batch_clip}
+    return tfdp.TermWiseVAE(
+        *networks,
+        prior=make_prior(settings.task),
+        likelihood=_LIKELIHOODS[settings.task],
+        divergence=_DIVERGENCES[settings.task] if method.divergence else None,
+        alpha=settings.alpha,
+        beta=settings.beta,
+        aggregation=method.aggregation,
+        num_samples=settings.num_samples,
+        num_classes=num_classes,
+        **groups,
+        **clip,
+    )
+
+
+def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSampling) -> Any:
+    """The optimizer that the settings ask for."""
+    if noise is None:
+        return tf.keras.optimizers.legacy.Adam(settings.learning_rate)
+    return _OPTIMIZERS[settings.optimizer](
+        l2_norm_clip=settings.l2_norm_clip,
+        noise_multiplier=noise,
+        learning_rate=settings.learning_rate,
+        sampling=sampling,
+    )
+
+
+def measure(model: Any, settings: Settings, data: Data) -> dict[str, float | None]:
+    """The measures of a trained model, by name; on held-out examples alone."""
+    x = data.eval_x[: settings.evaluation_examples]
+    labels = data.eval_y[: settings.evaluation_examples]
+    y = labels if settings.task == "digits" else None
+    posterior = model.encode(x, y)
+    centres, drawn = np.asarray(posterior.mean()), np.asarray(posterior.sample())
+    found = dict.fromkeys(MEASURES)
+    likelihood = model.log_likelihood(x, y, num_samples=settings.importance_samples)
+    found["log_likelihood"] = float(np.mean(likelihood))
+    prior_samples = np.asarray(make_prior(settings.task).distribution().sample(len(x)))
+    found["mmd"] = metrics.dimensionwise_mmd(drawn, prior_samples)
+    if settings.task == "sparsity":
+        found["sparsity"] = metrics.hoyer_sparsity(centres)
+    elif settings.task == "pinwheel":
+        found["purity"] = metrics.cluster_purity(centres, PINWHEEL_CENTRES, labels)
+    else:
+        # As many as there are real ones, of equally many of each class: nothing of the real
+        # classes' frequencies is used.
+        classes = np.arange(data.size) % NUM_CLASSES
+        generated = generate(model, classes, settings.seed)
+        found["accuracy"] = metrics.downstream_accuracy(generated, classes, x, labels)
+    return found
+
+
+def accuracy_of_real(data: Data) -> float:
+    """What `downstream_accuracy` is for the real training images: a measure without privacy."""
+    return metrics.downstream_accuracy(data.train_x, data.train_y, data.eval_x, data.eval_y)
+
+
+def generate(model: Any, classes: np.ndarray | int, seed: int) -> np.ndarray:
+    """Images for `classes`, or so many of them, cut to the public range of pixels."""
+    if isinstance(classes, int):
+        images = model.generate(classes, seed=seed)
+    else:
+        images = model.generate(len(classes), y=classes, seed=seed)
+    return np.clip(np.asarray(images), 0.0, 1.0)  # NaN stays.
+
+
+def pictures(model: Any, settings: Settings, data: Data) -> dict[str, np.ndarray]:
+    """What the figures show of a run."""
+    if settings.task == "pinwheel":
+        x, y = data.eval_x, data.eval_y
+        return {
+            "inputs": x,
+            "labels": y,
+            "reconstructions": np.asarray(model.reconstruct(x)),
+            "latents": np.asarray(model.encode(x).sample()),
+        }
+    if settings.task == "digits":
+        classes = np.repeat(np.arange(NUM_CLASSES), _GENERATED_PER_CLASS)
+        images = generate(model, classes, settings.seed)
+    else:
+        images = generate(model, NUM_CLASSES * _GENERATED_PER_CLASS, settings.seed)
+    height, width = images.shape[1:3]
+    return {"generated": images.reshape(NUM_CLASSES, _GENERATED_PER_CLASS, height, width)}

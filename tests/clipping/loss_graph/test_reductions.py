@@ -1,0 +1,331 @@
+"""Sums and means of losses are taken apart into the losses of the examples."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import support
+from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping.loss_graph import reading, reductions
+
+layers = tf.keras.layers
+ENGINES = [OnePassClipping, VectorizedClipping]
+N, CLIP = 12, 0.3
+X, Y = support.small_data(N)
+MASK = np.arange(N) % 3 > 0
+
+
+def clipped_sum(loss, model=None, engine=VectorizedClipping, x=X, y=Y, mask=MASK, **kwargs):
+    return support.ClippedSum(engine(CLIP), model or support.small_model(), x, loss, **kwargs)(
+        x, y, mask
+    )
+
+
+def looped(example_loss, model=None, x=X, y=Y, mask=MASK):
+    """The clipped sum of the examples, `example_loss(y, prediction)` one by one."""
+    return support.looped_clipped_sum(
+        model or support.small_model(), x[mask], y[mask], CLIP, loss=example_loss
+    )
+
+
+def losses_of(y, prediction):
+    return support.crossentropy()(y, prediction)
+
+
+def keras_mean(y, prediction, sample_weight):
+    return support.crossentropy("sum_over_batch_size")(y, prediction, sample_weight)
+
+
+def mean(y, prediction, sample_weight):
+    return tf.reduce_mean(losses_of(y, prediction) * tf.cast(sample_weight, tf.float32))
+
+
+def by_the_number_of_rows(y, prediction, sample_weight):
+    losses = losses_of(y, prediction) * tf.cast(sample_weight, tf.float32)
+    return tf.reduce_sum(losses) / tf.cast(tf.shape(y)[0], tf.float32)
+
+
+def by_the_product_of_the_shape(y, prediction, sample_weight):
+    losses = losses_of(y, prediction) * tf.cast(sample_weight, tf.float32)
+    return tf.reduce_sum(losses) / tf.cast(tf.reduce_prod(tf.shape(losses)), tf.float32)
+
+
+def by_the_sum_of_the_weights(y, prediction, sample_weight):
+    weights = tf.cast(sample_weight, tf.float32)
+    losses = losses_of(y, prediction) * weights
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.reduce_sum(weights))
+
+
+MEANS = [
+    keras_mean,
+    mean,
+    by_the_number_of_rows,
+    by_the_product_of_the_shape,
+    by_the_sum_of_the_weights,
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("loss", MEANS)
+def test_means_are_taken_apart(loss, engine):
+    np.testing.assert_allclose(clipped_sum(loss, engine=engine), looped(losses_of), atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_activity_regularizers_are_taken_apart(engine):
+    regularization = layers.ActivityRegularization(l1=0.3, l2=0.2)
+    model = support.small_model()
+
+    def mean(y, prediction, sample_weight):
+        regularization(prediction)
+        return keras_mean(y, prediction, sample_weight) + regularization.losses[-1]
+
+    def of_one(y, prediction):
+        penalty = 0.3 * tf.reduce_sum(tf.abs(prediction)) + 0.2 * tf.reduce_sum(prediction**2)
+        return losses_of(y, prediction) + penalty
+
+    everyone = np.ones(N, bool)
+    found = clipped_sum(mean, model, engine, mask=everyone)
+    np.testing.assert_allclose(found, looped(of_one, model, mask=everyone), atol=1e-6)
+
+
+def test_public_terms_of_a_mean_are_not_losses():
+    weights = tf.Variable(tf.ones([N, 2]))
+
+    def loss(y, prediction, sample_weight):
+        rows = tf.cast(tf.shape(y)[0], tf.float32)
+        total = tf.reduce_sum(losses_of(y, prediction)) + tf.reduce_sum(tf.square(weights))
+        return total / rows
+
+    with pytest.raises(ValueError, match="sum or mean"):
+        clipped_sum(loss)
+
+
+def test_a_mean_of_means_is_caught(monkeypatch):
+    """Mutant: gradients of the mean itself are N times too small to be clipped."""
+    right = reductions.of_term
+
+    def of_the_mean(term, depends_on_data):
+        found = right(term, depends_on_data)
+        return reductions.Reduction(found.losses / N, reductions.MEAN)
+
+    monkeypatch.setattr(reductions, "of_term", of_the_mean)
+    with pytest.raises(AssertionError):
+        test_means_are_taken_apart(keras_mean, OnePassClipping)
+
+
+def test_with_xla():
+    found = clipped_sum(keras_mean, engine=OnePassClipping, jit_compile=True)
+    np.testing.assert_allclose(found, looped(losses_of), atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("of", [keras_mean, support.crossentropy("sum")])
+def test_public_factors_stay(of, engine):
+    def scaled(y, prediction, sample_weight):
+        return 0.2 * of(y, prediction, sample_weight)
+
+    found = clipped_sum(scaled, engine=engine)
+    np.testing.assert_allclose(found, looped(lambda y, p: 0.2 * losses_of(y, p)), atol=1e-6)
+
+
+# Several losses within an example.
+
+PIXELS = np.random.default_rng(1).normal(size=[N, 6, 5, 2]).astype("float32")
+
+
+def pixel_model():
+    tf.keras.utils.set_random_seed(0)
+    return tf.keras.Sequential([layers.Conv2D(3, 3, padding="same", activation="tanh")])
+
+
+def pixel_losses(y, prediction):
+    target = tf.cast(y, tf.float32)[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    return tf.reduce_mean(tf.square(prediction - target), axis=-1)
+
+
+def weighted_pixels(y, prediction, sample_weight):
+    return pixel_losses(y, prediction) * tf.cast(sample_weight, tf.float32)[:, None, None]
+
+
+def number_of_rows(y):
+    return tf.cast(tf.shape(y)[0], tf.float32)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("reduce", "within"),
+    [
+        (lambda losses, y: tf.reduce_mean(losses), tf.reduce_mean),
+        (lambda losses, y: tf.reduce_sum(losses), tf.reduce_sum),
+        (lambda losses, y: tf.reduce_sum(losses) / number_of_rows(y), tf.reduce_sum),
+        (lambda losses, y: 3.0 * tf.reduce_mean(losses), lambda t: 3 * tf.reduce_mean(t)),
+    ],
+    ids=["mean", "sum", "sum per row", "factor"],
+)
+def test_losses_of_pixels_are_reduced_within_the_example(reduce, within, engine):
+    def loss(y, prediction, sample_weight):
+        return reduce(weighted_pixels(y, prediction, sample_weight), y)
+
+    found = clipped_sum(loss, pixel_model(), engine, x=PIXELS)
+    expected = looped(lambda y, p: within(pixel_losses(y, p)), pixel_model(), PIXELS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_weighted_mean_over_tokens_is_one_within_the_example(engine):
+    """Masked tokens: the loss of an example is the mean over its own."""
+    x = np.random.default_rng(2).normal(size=[N, 7, 3]).astype("float32")
+    lengths = np.arange(N) % 7
+
+    def model():
+        tf.keras.utils.set_random_seed(0)
+        return tf.keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(1)])
+
+    def parts(y, prediction):
+        tokens = tf.cast(tf.range(7)[tf.newaxis] < tf.cast(y, tf.int32)[:, tf.newaxis], tf.float32)
+        return tf.square(prediction[:, :, 0] - 1), tokens
+
+    def loss(y, prediction, sample_weight):
+        losses, tokens = parts(y, prediction)
+        tokens *= tf.cast(sample_weight, tf.float32)[:, tf.newaxis]
+        return tf.reduce_sum(losses * tokens) / tf.reduce_sum(tokens)
+
+    def example(y, prediction):
+        losses, tokens = parts(y, prediction)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses * tokens), tf.reduce_sum(tokens))
+
+    found = clipped_sum(loss, model(), engine, x=x, y=lengths)
+    np.testing.assert_allclose(found, looped(example, model(), x, lengths), rtol=1e-5, atol=1e-6)
+
+
+# Which rows are padding.
+
+
+def scaled_by_the_number_of_examples(y, prediction, sample_weight):
+    """Not zero where the mask is."""
+    return losses_of(y, prediction) * tf.reduce_sum(tf.cast(sample_weight, tf.float32))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (keras_mean, True),
+        (support.crossentropy("sum"), True),
+        (by_the_sum_of_the_weights, True),
+        (lambda y, p, sample_weight: 2.0 * mean(y, p, sample_weight), True),
+        (lambda y, p, sample_weight: tf.reduce_mean(losses_of(y, p)), False),
+        (scaled_by_the_number_of_examples, False),
+    ],
+)
+def test_the_mask_is_what_multiplies_every_loss(loss, found):
+    @tf.function(input_signature=[support.open_spec(X), *map(support.open_spec, (Y, MASK))])
+    def mask(x, y, mask):
+        masks.append(reading.read_loss(loss(y, tf.matmul(x, tf.ones([4, 3])), mask)).mask)
+        return tf.zeros([])
+
+    masks = []
+    mask.get_concrete_function()
+    assert (masks[0] is not None) == found
+
+
+# What is neither.
+
+
+def _scaled_by_a_statistic(y, prediction, sample_weight):
+    losses = losses_of(y, prediction)
+    return tf.reduce_sum(losses) / tf.reduce_max(losses)
+
+
+def _divided_by_a_constant(y, prediction, sample_weight):
+    return tf.reduce_sum(losses_of(y, prediction)) / 128.0
+
+
+def _divided_by_the_number_of_classes(y, prediction, sample_weight):
+    return tf.reduce_sum(losses_of(y, prediction)) / tf.cast(tf.shape(prediction)[1], tf.float32)
+
+
+def _divided_by_other_weights(y, prediction, sample_weight):
+    weights = tf.cast(sample_weight, tf.float32)
+    return tf.reduce_sum(losses_of(y, prediction)) / tf.reduce_sum(weights)
+
+
+def _largest(y, prediction, sample_weight):
+    return tf.reduce_max(losses_of(y, prediction))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _scaled_by_a_statistic,
+        _divided_by_a_constant,
+        _divided_by_the_number_of_classes,
+        _divided_by_other_weights,
+        _largest,
+    ],
+)
+def test_other_reductions_are_refused(loss):
+    with pytest.raises(ValueError, match=r"one value per example.*sum or mean"):
+        clipped_sum(loss)
+
+
+def test_sums_and_means_do_not_mix():
+    def mixed(y, prediction, sample_weight):
+        losses = losses_of(y, prediction)
+        return tf.reduce_sum(losses) + tf.reduce_mean(tf.square(prediction))
+
+    with pytest.raises(ValueError, match="some terms are sums and some are means"):
+        clipped_sum(mixed)
+
+
+# Through Keras.
+
+
+@pytest.mark.parametrize(
+    "loss", ["sparse_categorical_crossentropy", tf.keras.losses.sparse_categorical_crossentropy]
+)
+def test_losses_as_keras_users_give_them(loss):
+    def trained(loss):
+        tf.keras.utils.set_random_seed(0)
+        model = tf.keras.Sequential(
+            [layers.Input([4]), layers.Dense(5), layers.Dense(3, activation="softmax")]
+        )
+        optimizer = support.tfdp.DPSGD(0.5, 0.0, 4, learning_rate=1.0)
+        model.compile(optimizer, loss)
+        model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), verbose=0)
+        return support.flat(model.get_weights())
+
+    none = tf.keras.losses.SparseCategoricalCrossentropy(reduction="none")
+    np.testing.assert_allclose(trained(loss), trained(none), atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum_over_batch_size"])
+def test_several_outputs_with_weights_and_a_regulariser(reduction):
+    tf.keras.utils.set_random_seed(0)
+    inputs = layers.Input([4])
+    regularizer = None if reduction == "none" else "l2"  # Keras adds none to vectors.
+    hidden = layers.Dense(5, activation="tanh", kernel_regularizer=regularizer)(inputs)
+    model = tf.keras.Model(inputs, [layers.Dense(3, name="a")(hidden), layers.Dense(2)(hidden)])
+    before = [v.numpy() for v in model.trainable_variables]
+    optimizer = support.tfdp.DPSGD(CLIP, 0.0, N, learning_rate=1.0)
+    losses = [support.crossentropy(reduction), tf.keras.losses.MeanSquaredError(reduction)]
+    model.compile(optimizer, losses, loss_weights=[1.0, 0.25])
+    targets = (Y, X[:, :2])
+    model.fit(tf.data.Dataset.from_tensors((X, targets)), verbose=0)
+    moved = support.flat(b - v for b, v in zip(before, model.trainable_variables, strict=True))
+
+    expected = 0.0
+    for i in range(N):
+        for variable, value in zip(model.trainable_variables, before, strict=True):
+            variable.assign(value)
+        with tf.GradientTape() as tape:
+            a, b = model(X[i : i + 1])
+            loss = losses_of(Y[i : i + 1], a) + 0.25 * tf.reduce_mean(
+                tf.square(b - X[i : i + 1, :2])
+            )
+        gradient = support.flat(tape.gradient(loss, model.trainable_variables))
+        expected = expected + gradient * min(1.0, CLIP / np.linalg.norm(gradient)) / N
+    if regularizer is not None:
+        kernel = before[0].ravel()
+        expected[: kernel.size] += 2 * 0.01 * kernel
+    np.testing.assert_allclose(moved, expected, atol=1e-6)

@@ -1,0 +1,848 @@
+"""The proof of which rows belong to which example, against what the rows do.
+
+Whatever is proven must hold when the traced graph is evaluated: the entries of an example do not
+change when another example is changed, taken away, or moved; what is public never changes.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.clipping.row_checks import Disproved, Traced, operations_of
+from tfdp.clipping.row_analysis import analysis, transfer_functions
+from tfdp.clipping.row_analysis.analysis import RowAnalysis
+from tfdp.clipping.row_analysis.states import Public, RowList, Rows, Unproven
+
+layers, raw = tf.keras.layers, tf.raw_ops
+FIRST = Rows()
+ROW = tf.Variable(tf.ones([6]))
+STEP = tf.Variable(3)
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+def size(x):
+    return tf.shape(x)[0]
+
+
+def steps(x, body, *first, again=lambda i: i < 3):
+    """Takes steps of a loop; returns the last variables but the counter."""
+    variables = [tf.constant(0), *first]
+    found = tf.while_loop(
+        lambda i, *_: again(i), lambda i, *v: [i + 1, *body(i, *v)], variables, maximum_iterations=5
+    )
+    return found[1:]
+
+
+def list_of(x, axis=1):
+    """The slices of a tensor in a `TensorArray`."""
+    order = [axis, *[a for a in range(x.shape.rank) if a != axis]]
+    return tf.TensorArray(tf.float32, tf.shape(x)[axis]).unstack(tf.transpose(x, order))
+
+
+def sums_of_steps(x):
+    """A loop over time that reads and writes lists."""
+    read, written = list_of(x), tf.TensorArray(tf.float32, 2)
+    first = tf.zeros([size(x), 3])
+
+    def step(i, h, written):
+        h = tf.tanh(h + read.read(i))
+        return h, written.write(i, h * tf.cast(i, tf.float32))
+
+    h, written = steps(x, step, first, written, again=lambda i: i < 2)
+    return written.stack() + h
+
+
+def size_f(x):
+    return tf.cast(size(x), tf.float32)
+
+
+def integers(x):
+    return tf.cast(x > 0, tf.int32)
+
+
+V, M, T, I = (None, 6), (None, 2, 3), (None, None, 6), (None, 4, 4, 2)  # noqa: E741
+KERNEL = tf.constant(np.random.default_rng(0).normal(size=[2, 2, 2, 3]), tf.float32)
+
+PROVEN = {
+    # Elementwise, reductions.
+    "public row": (V, lambda x: x * tf.range(6.0), FIRST),
+    "public scalar": (V, lambda x: 2 * x, FIRST),
+    "same constant for all rows": ((4, 6), lambda x: x * tf.ones([4, 1]), FIRST),
+    "two axes in front": (V, lambda x: x + tf.ones([2, 3, 1, 6]), Rows(2)),
+    "mean of features": (V, lambda x: tf.reduce_mean(x, -1), FIRST),
+    "mean before the rows": (M, lambda x: tf.reduce_mean(tf.transpose(x, [1, 0, 2]), 0), FIRST),
+    "keep dims": (M, lambda x: tf.reduce_mean(tf.transpose(x), [0, 1], keepdims=True), Rows(2)),
+    "axes of a range": (T, lambda x: tf.reduce_sum(x, tf.range(1, tf.rank(x))), FIRST),
+    "argmax": (M, lambda x: tf.argmax(tf.transpose(x, [1, 0, 2]), 0), FIRST),
+    "softmax": (V, tf.nn.softmax, FIRST),
+    "top k": (V, lambda x: tf.math.top_k(x, 2)[0], FIRST),
+    "cumsum": (V, lambda x: tf.cumsum(x, -1), FIRST),
+    "select": (V, lambda x: tf.where(x > 0, x, 0.0), FIRST),
+    # Shapes.
+    "flatten": (M, lambda x: tf.reshape(x, [-1, 6]), FIRST),
+    "rows of rows": (M, lambda x: tf.reshape(x, [-1, 3]), Rows(0, 2)),
+    "all in one": (M, lambda x: tf.reshape(x, [-1]), Rows(0, 6)),
+    "other rows of rows": (V, lambda x: tf.reshape(x, [3 * size(x), 2]), Rows(0, 3)),
+    "static batch": ((4, 6), lambda x: tf.reshape(x, [8, 3]), Rows(0, 2)),
+    "batch in front": ((4, 6), lambda x: tf.reshape(x, [1, 24]), Rows(1, 6)),
+    "of any length": (T, lambda x: tf.reshape(x, [-1, 6]), Rows(0, None)),
+    "LayerNormalization's": (
+        T,
+        lambda x: tf.reshape(x, tf.stack([1, size(x) * tf.shape(x)[1], 6, 1])),
+        Rows(1, None),
+    ),
+    "heads": (T, lambda x: tf.reshape(x, [size(x), -1, 2, 3]), FIRST),
+    "and back": (T, lambda x: tf.reshape(tf.reshape(x, [-1]), tf.shape(x)), FIRST),
+    "one row": ((1, 6), lambda x: tf.reshape(x, [2, 3]), Rows(0, 2)),
+    "axes before the rows": (
+        (None, 4, 3),
+        lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [2, 2, -1, 3]),
+        Rows(2),
+    ),
+    "axes before rows of rows": (
+        (None, 4, 3),
+        lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [1, 4, -1]),
+        Rows(2, 3),
+    ),
+    "new axis": (V, lambda x: x[tf.newaxis, ..., tf.newaxis], Rows(1)),
+    "new axis, negative": (V, lambda x: tf.expand_dims(x, -3), Rows(1)),
+    "squeeze": (V, lambda x: tf.squeeze(x[tf.newaxis, :, tf.newaxis], [0, -2]), FIRST),
+    "transpose": (M, lambda x: tf.transpose(x, [2, 0, 1]), Rows(1)),
+    "computed order": (
+        T,
+        lambda x: tf.transpose(x, tf.concat([[1, 0], tf.range(2, tf.rank(x))], 0)),
+        Rows(1),
+    ),
+    "stack": (V, lambda x: tf.stack([x, -x], 0), Rows(1)),
+    "stack behind": (V, lambda x: tf.stack([x, -x], -1), FIRST),
+    "unstack": (V, lambda x: tf.unstack(x, axis=-1)[3], FIRST),
+    "split": (V, lambda x: tf.split(x, 3, axis=1)[1], FIRST),
+    "concatenate": (V, lambda x: tf.concat([x, tf.square(x)], -1), FIRST),
+    "class token": (
+        T,
+        lambda x: tf.concat([tf.broadcast_to(ROW, [size(x), 1, 6]), x], 1),
+        FIRST,
+    ),
+    "tiled class token": (
+        T,
+        lambda x: tf.concat([tf.tile(ROW[None, None], [size(x), 1, 1]), x], 1),
+        FIRST,
+    ),
+    "slice": (M, lambda x: x[:, 1, ::-1], FIRST),
+    "ellipsis": (M, lambda x: x[..., 1], FIRST),
+    "ellipsis first": (M, lambda x: tf.transpose(x)[..., :], Rows(2)),
+    "dots and new axes": (M, lambda x: tf.transpose(x)[0, tf.newaxis, ..., tf.newaxis], Rows(2)),
+    "whole batch": (V, lambda x: x[: size(x), 1:], FIRST),
+    "tf.slice": (V, lambda x: tf.slice(x, [0, 1], [size(x), 2]), FIRST),
+    "pad": (V, lambda x: tf.pad(x, [[0, 0], [1, 2]]), FIRST),
+    "tile": (V, lambda x: tf.tile(x, [1, 3]), FIRST),
+    "broadcast": (V, lambda x: tf.broadcast_to(x[:, :1], tf.shape(x)), FIRST),
+    "one hot": (V, lambda x: tf.one_hot(integers(x), 3, axis=0), Rows(1)),
+    "gather of a table": (V, lambda x: tf.gather(tf.ones([2, 5]), integers(x), axis=1), Rows(1)),
+    "gather of features": (V, lambda x: tf.gather(x, [5, 0], axis=1), FIRST),
+    "gather before rows": (
+        M,
+        lambda x: tf.gather(tf.transpose(x, [1, 0, 2]), [[1, 0]], axis=0),
+        Rows(2),
+    ),
+    "gather within rows": (M, lambda x: tf.gather(x, integers(x)[:, 0], batch_dims=1), FIRST),
+    "positions": (T, lambda x: x + tf.gather(tf.ones([9, 6]), tf.range(tf.shape(x)[1])), FIRST),
+    "pixels as rows": (
+        I,
+        lambda x: raw.SpaceToBatchND(input=x, block_shape=[2, 2], paddings=[[0, 0], [0, 0]]),
+        Rows(0, 4, True),
+    ),
+    # Products.
+    "matmul": (V, lambda x: x @ tf.ones([6, 2]), FIRST),
+    "matmul from the left": (V, lambda x: tf.matmul(tf.ones([2, 6]), x, transpose_b=True), Rows(1)),
+    "own matrices": (M, lambda x: tf.matmul(x, x, transpose_a=True), FIRST),
+    "sparse matrix": (
+        V,
+        lambda x: tf.sparse.sparse_dense_matmul(
+            tf.sparse.from_dense(tf.eye(3, 6)), x, adjoint_b=True
+        ),
+        Rows(1),
+    ),
+    "product for sparse matrices": (
+        V,
+        lambda x: raw.SparseMatMul(a=tf.ones([2, 6]), b=x, transpose_b=True),
+        Rows(1),
+    ),
+    "einsum": (M, lambda x: tf.einsum("bij,jk->kbi", x, tf.ones([3, 2])), Rows(1)),
+    "own einsum": (M, lambda x: tf.einsum("...ij,...kj->...ik", x, x), FIRST),
+    # Filled for each row.
+    "zeros": (V, lambda x: x + tf.zeros([size(x), 1]), FIRST),
+    "zeros of time": (T, lambda x: tf.zeros([3, size(x), 2]), Rows(1)),
+    "dropout": (T, lambda x: tf.nn.dropout(x, 0.5), FIRST),
+    # Functions and loops.
+    "loop": (
+        V,
+        lambda x: tf.while_loop(lambda y: True, lambda y: [y], [x], maximum_iterations=1)[0],
+        FIRST,
+    ),
+    "steps": (V, lambda x: steps(x, lambda i, y: [tf.tanh(y) + 1], x)[0], FIRST),
+    "steps on another axis": (
+        M,
+        lambda x: steps(x, lambda i, y: [2 * y], tf.transpose(x, [1, 0, 2]))[0],
+        Rows(1),
+    ),
+    "from a public start": (
+        V,
+        lambda x: steps(x, lambda i, y: [y + x], tf.zeros([1, 6]) + 0 * x[:, :1])[0],
+        FIRST,
+    ),
+    "lists": (M, sums_of_steps, Rows(1)),
+    "a list that is stacked again": (M, lambda x: list_of(x, 2).stack(), Rows(1)),
+    "an entry": (M, lambda x: list_of(x).read(1), FIRST),
+    "so many entries": (M, lambda x: x * tf.cast(list_of(x).size(), tf.float32), FIRST),
+    "call": (V, lambda x: tf.function(lambda y: tf.nn.softmax(y))(x), FIRST),
+    "call in a loop": (
+        V,
+        lambda x: steps(x, lambda i, y: [tf.function(lambda z: z + tf.range(6.0))(y)], x)[0],
+        FIRST,
+    ),
+    # Layers.
+    "convolution": (I, lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"), FIRST),
+    "dilated": (I, lambda x: tf.nn.convolution(x, KERNEL, padding="SAME", dilations=2), FIRST),
+    "transposed convolution": (
+        I,
+        lambda x: tf.nn.conv2d_transpose(
+            x, tf.transpose(KERNEL, [0, 1, 3, 2]), tf.stack([size(x), 8, 8, 3]), 2
+        ),
+        FIRST,
+    ),
+    "max pool": (I, lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), FIRST),
+    "cross entropy": (
+        V,
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(integers(x[:, 0]), x),
+        FIRST,
+    ),
+    "soft cross entropy": (
+        V,
+        lambda x: raw.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.square(x))[1],
+        FIRST,
+    ),
+}
+
+UNPROVEN = {
+    # What depends on how many examples there are.
+    "divided by the batch": (V, lambda x: x / size_f(x)),
+    "filled with its inverse": (V, lambda x: x * tf.fill([size(x), 1], 1 / size_f(x))),
+    "a row of that length": (V, lambda x: tf.reduce_sum(x[:, :1] * tf.ones([1, size(x)]), 1)),
+    "a square of that length": (V, lambda x: x[:, 0] * tf.reduce_sum(tf.ones([size(x)] * 2), 1)),
+    "concatenated": (V, lambda x: tf.concat([x, tf.ones([size(x), size(x)])], 1)),
+    "in a kernel": (I, lambda x: tf.nn.conv2d(x, KERNEL / size_f(x), 1, "SAME")),
+    "in a bias": (V, lambda x: tf.nn.bias_add(x, tf.ones([6]) / size_f(x))),
+    "in a product": (V, lambda x: x @ (tf.ones([6, 6]) / size_f(x))),
+    "in an einsum": (V, lambda x: tf.einsum("bi,ij->bj", x, tf.ones([6, 6]) / size_f(x))),
+    "resized to it": (I, lambda x: tf.image.resize(x, [size(x), 2])),
+    "so many of the top": (V, lambda x: tf.math.top_k(x, size(x))[0]),
+    "so many classes": (V, lambda x: tf.one_hot(integers(x), size(x))),
+    "it is one": (V, lambda x: tf.one_hot(integers(x), 2, size_f(x), 0.0)),
+    "padded with it": (V, lambda x: tf.pad(x, [[0, 0], [1, 1]], constant_values=size_f(x))),
+    "so many columns": (V, lambda x: x[:, : size(x)]),
+    "so many columns, tf.slice": (V, lambda x: tf.slice(x, [0, 1], [size(x), size(x)])),
+    "that column": (V, lambda x: x[:, size(x)]),
+    "that column, tf.gather": (V, lambda x: tf.gather(x, size(x), axis=1)),
+    "half of the rows": (V, lambda x: x[: size(x) // 2]),
+    "half of the rows, tf.slice": (V, lambda x: tf.slice(x, [0, 0], [size(x) // 2, 6])),
+    "broadcast to it": (V, lambda x: tf.broadcast_to(x[:, :1], [size(x), size(x)])),
+    "tiled so often": (V, lambda x: tf.tile(x, [1, size(x)])),
+    "split there": (V, lambda x: tf.split(x, [size(x), 6 - size(x)], axis=1)[0]),
+    "shifted pixels": (
+        I,
+        lambda x: raw.SpaceToBatchND(
+            input=x, block_shape=[2, 2], paddings=tf.stack([[0, 2 * size(x)], [0, 0]])
+        ),
+    ),
+    "the transposed convolution's height": (
+        I,
+        lambda x: tf.nn.conv2d_transpose(
+            x, tf.ones([1, 1, 3, 2]), tf.stack([size(x), 4 + size(x) // 8, 4, 3]), 1
+        ),
+    ),
+    # What depends on the place in the batch.
+    "place": (V, lambda x: x[:, 0] * tf.cast(tf.range(size(x)), tf.float32)),
+    "public rows": ((4, 6), lambda x: x * tf.range(4.0)[:, None]),
+    "rows of a constant": ((4, 6), lambda x: tf.concat([x, tf.eye(4)], 1)),
+    "public labels": (
+        (4, 6),
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2, 3], x),
+    ),
+    "places as labels": (
+        V,
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(size(x)), x),
+    ),
+    "public targets": (
+        (4, 6),
+        lambda x: raw.InTopKV2(predictions=x, targets=tf.constant([0, 1, 2, 3]), k=3),
+    ),
+    "public tables of rows": (
+        (4, 6),
+        lambda x: tf.gather(tf.eye(4), integers(x[:, 0]), axis=1, batch_dims=1),
+    ),
+    "public choice": ((4, 6), lambda x: tf.where([[True], [False], [True], [False]], x, -x)),
+    "chosen rows": ((4, 6), lambda x: raw.Select(condition=[True, False] * 2, x=x, y=-x)),
+    "public matrices": ((4, 2, 3), lambda x: x @ tf.reshape(tf.range(36.0), [4, 3, 3])),
+    "public einsum": (
+        (4, 6),
+        lambda x: tf.einsum("bi,bi->bi", x, tf.reshape(tf.range(24.0), [4, 6])),
+    ),
+    "constant seed": (V, lambda x: x[:, 0] * tf.random.stateless_uniform([size(x)], [1, 2])),
+    "constant seed, static": ((4, 6), lambda x: x * tf.random.stateless_uniform([4, 1], [1, 2])),
+    "permuted": (V, lambda x: tf.gather(x, tf.random.shuffle(tf.range(size(x))))),
+    "shuffled": (V, tf.random.shuffle),
+    # What meets other examples.
+    "differences of all": (V, lambda x: tf.reduce_sum(x[:, :1] - x[:, 0], 1)),
+    "plus its transpose": ((4, 4), lambda x: x + tf.transpose(x)),
+    "stacked with its transpose": ((4, 4), lambda x: tf.stack([x, tf.transpose(x)])),
+    "parts of several": ((4, 6), lambda x: tf.reshape(x, [6, 4])),
+    "pairs": ((4, 6), lambda x: tf.reshape(x, [2, 12])),
+    "computed pairs": (V, lambda x: tf.reshape(x, tf.stack([12 * tf.shape(x)[1] // 6, -1]))),
+    "a batch of one": (M, lambda x: tf.reshape(x + x + x, tf.concat([[1], tf.shape(x)[1:]], 0))),
+    "a batch of two": (V, lambda x: tf.reshape(x, [4, 3])),
+    "other axes before the rows": (
+        (6, 4),
+        lambda x: tf.reshape(tf.transpose(x), [2, 12]),
+    ),
+    "not one after the other": (M, lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 6])),
+    "other lengths": (T, lambda x: tf.reshape(x, [-1, 5, 6])),
+    "behind each other": (V, lambda x: tf.concat([x, x], 0)),
+    "repeated": (V, lambda x: tf.tile(x, [2, 1])),
+    "rows of padding": (V, lambda x: tf.pad(x, [[1, 0], [0, 0]])),
+    "gather by other rows": (
+        (4, 4),
+        lambda x: tf.gather(x, integers(tf.transpose(x)), axis=1, batch_dims=1),
+    ),
+    "cumulative": (V, lambda x: tf.scan(lambda a, b: a + b, x)),
+    "as many steps as examples": (
+        V,
+        lambda x: steps(x, lambda i, y: [y + 1], x, again=lambda i: i < size(x))[0],
+    ),
+    "until examples are large": (
+        (None,),
+        lambda x: tf.while_loop(
+            lambda y: tf.math.equal(tf.size(tf.where(y > 9)), 0), lambda y: [y + 1], [x]
+        )[0],
+    ),
+    "swapped in a loop": (
+        (4, 4),
+        lambda x: steps(x, lambda i, y: [tf.transpose(y)], x)[0],
+    ),
+    "public places in a loop": (
+        (4, 6),
+        lambda x: steps(x, lambda i, y: [y + x], tf.reshape(tf.range(24.0), [4, 6]))[0],
+    ),
+    "the number of examples in a loop": (
+        V,
+        lambda x: steps(x, lambda i, y, n: [y * n, n + 1], x, size_f(x))[0],
+    ),
+    "examples of a list": (M, lambda x: list_of(x, 0).read(0)),
+    "the entry of that number": (M, lambda x: list_of(x).read(size(x) // 9)),
+    "an entry that is not written": (M, lambda x: x + tf.TensorArray(tf.float32, 2).read(0)),
+    "public entries of a list": (
+        (4, 2, 6),
+        lambda x: list_of(tf.reshape(tf.range(48.0), [4, 2, 6])).write(0, x[:, 0]).read(1),
+    ),
+    "entries on different axes": (
+        (4, 2, 4),
+        lambda x: list_of(x).write(0, tf.transpose(x[:, 0])).read(1),
+    ),
+    "sums of lists": (
+        M,
+        lambda x: raw.TensorListStack(
+            input_handle=raw.AddN(inputs=[list_of(x).flow] * 2),
+            element_shape=-1,
+            element_dtype=tf.float32,
+        ),
+    ),
+    "divided in a call": (V, lambda x: tf.function(lambda y: y / size_f(y))(x)),
+    "chosen by examples": (V, lambda x: tf.boolean_mask(x, x[:, 0] > 0)),
+    "without its axis": ((1, 6), lambda x: tf.squeeze(x, 0)),
+    "more rows than one": ((1, 6), lambda x: x * tf.ones([3, 6])),
+    "rows that fit by chance": (V, lambda x: x * tf.ones([4, 1])),
+    "empty": ((None, 0), lambda x: tf.reshape(x, [-1, 0])),
+}
+
+MIXES = {
+    "mean": (V, lambda x: x - tf.reduce_mean(x, 0)),
+    "mean of all": (V, lambda x: x - tf.reduce_mean(x)),
+    "largest of all": (V, lambda x: x / tf.reduce_max(tf.abs(x), -2, keepdims=True)),
+    "argmax": (V, lambda x: tf.argmax(x, -2)),
+    "softmax": (V, lambda x: tf.nn.softmax(tf.transpose(x))),
+    "sort": (V, lambda x: tf.sort(x, 0)),
+    "gather in order": (V, lambda x: tf.gather(x, tf.argsort(x[:, 0]))),
+    "cumsum": (V, lambda x: tf.cumsum(x, -2)),
+    "reversed": (V, lambda x: tf.reverse(x, [0])),
+    "similarity": (V, lambda x: tf.matmul(x, x, transpose_b=True)),
+    "covariance": (V, lambda x: tf.matmul(x, x, transpose_a=True)),
+    "einsum over the batch": (V, lambda x: tf.einsum("bi,ij->j", x, tf.eye(6))),
+    "einsum of all with all": (V, lambda x: tf.einsum("bi,ci->bc", x, x)),
+    "einsum of all with all, static": ((4, 4), lambda x: tf.einsum("ab,ba->ab", x, x)),
+    "first example": (V, lambda x: x - x[0]),
+    "last examples": (V, lambda x: x[-2:]),
+    "every other": (V, lambda x: x[::2]),
+    "first example, tf.slice": (V, lambda x: x - tf.slice(x, [1, 0], [1, 6])),
+    "gathered": (V, lambda x: tf.gather(x, [0, 1])),
+    "taken apart": ((4, 6), lambda x: tf.unstack(x)[1]),
+    "mean in a loop": (V, lambda x: steps(x, lambda i, y: [y - tf.reduce_mean(y, 0)], x)[0]),
+    "mean that ends a loop": (
+        V,
+        lambda x: tf.while_loop(lambda y: tf.reduce_mean(y) < 9, lambda y: [y + 1], [x])[0],
+    ),
+    "mean in a call": (V, lambda x: tf.function(lambda y: y - tf.reduce_mean(y, 0))(x)),
+    "sparse product over the batch": (
+        (4, 6),
+        lambda x: tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.eye(4)), x),
+    ),
+    "halves": ((4, 6), lambda x: tf.split(x, 2)[1]),
+    "pooled": (
+        I,
+        lambda x: raw.MaxPool(input=x, ksize=[2, 1, 1, 1], strides=[1] * 4, padding="SAME"),
+    ),
+    "averaged": (
+        I,
+        lambda x: raw.AvgPool(value=x, ksize=[2, 1, 1, 1], strides=[1] * 4, padding="SAME"),
+    ),
+    "batch norm": (
+        I,
+        lambda x: tf.compat.v1.nn.fused_batch_norm(x, tf.ones([2]), tf.zeros([2]))[0],
+    ),
+    "batch norm of volumes": (
+        (None, 2, 2, 2, 3),
+        lambda x: raw.FusedBatchNormV3(
+            x=tf.transpose(x, [1, 2, 3, 0, 4]),
+            scale=[1.0] * 3,
+            offset=[0.0] * 3,
+            mean=[],
+            variance=[],
+            data_format="NDHWC",
+        )[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_proven(name):
+    shape, function, expected = PROVEN[name]
+    traced = Traced(function, shape)
+    assert traced.state == expected
+    traced.check()
+    if shape[0] is None:
+        traced.check(count=1)
+
+
+@pytest.mark.parametrize("name", UNPROVEN)
+def test_unproven(name):
+    shape, function = UNPROVEN[name]
+    assert isinstance(Traced(function, shape).state, Unproven)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mixes(name):
+    shape, function = MIXES[name]
+    with pytest.raises(ValueError, match="mixes examples"):
+        Traced(function, shape)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: tf.random.normal(tf.shape(x)),
+        lambda x: tf.random.stateless_uniform([size(x), 2], tf.stack([1, STEP])),
+        lambda x: GENERATOR.uniform([size(x), 2]),
+    ],
+)
+def test_random_numbers_that_differ_from_step_to_step(draw):
+    assert Traced(lambda x: x[:, 0] + draw(x)[..., 0], (None, 1)).state == FIRST
+
+
+@tf.custom_gradient
+def batch_gradient(x):
+    return 2 * x, lambda gradient: gradient - tf.reduce_mean(gradient, 0)
+
+
+def test_gradients_that_were_replaced_must_keep_examples_apart_too():
+    assert Traced(tf.nn.swish, V).state == Rows()
+    with pytest.raises(ValueError, match="mixes examples"):
+        Traced(batch_gradient, V)
+
+    def overridden(x):
+        y = tf.nn.relu(x)
+        y.op._set_attr("_gradient_op_type", tf.compat.v1.AttrValue(s=b"Mixed"))
+        return y
+
+    assert isinstance(Traced(overridden, V).state, Unproven)
+
+
+def test_what_examples_may_have_stored_is_not_public():
+    def through_a_queue(x):
+        queue = tf.queue.FIFOQueue(1, [tf.float32], [[6]])
+        with tf.control_dependencies([queue.enqueue(tf.reduce_sum(x, 0))]):
+            return x + queue.dequeue()
+
+    assert isinstance(Traced(through_a_queue, V).state, Unproven)
+
+
+# Keras.
+
+
+def of(layer, call):
+    """A function that uses one layer, however often it is traced."""
+    return lambda x: call(layer, x)
+
+
+def in_training(layer):
+    return lambda x: layer(x, training=True)
+
+
+def attention():
+    return of(layers.MultiHeadAttention(2, 3), lambda layer, x: layer(x, x, use_causal_mask=True))
+
+
+KERAS = {
+    "Dense": (V, layers.Dense(3, "tanh")),
+    "Dense on sequences": (T, layers.Dense(3, "gelu")),
+    "EinsumDense": (M, layers.EinsumDense("...ij,jk->...ik", [2, 4], bias_axes="k")),
+    "Conv1D": ((None, 5, 6), layers.Conv1D(3, 2, padding="causal")),
+    "Conv2D": (I, layers.Conv2D(3, 2, dilation_rate=2, groups=1)),
+    "Conv3D": ((None, 4, 4, 4, 2), layers.Conv3D(3, 2)),
+    "Conv2DTranspose": (I, layers.Conv2DTranspose(3, 2, 2)),
+    "Conv2DTranspose, any size": ((None, None, None, 2), layers.Conv2DTranspose(3, 2, 2)),
+    "Conv1DTranspose": ((None, 5, 6), layers.Conv1DTranspose(3, 2, 2)),
+    "DepthwiseConv2D": (I, layers.DepthwiseConv2D(2)),
+    "SeparableConv2D": (I, layers.SeparableConv2D(3, 2)),
+    "MaxPooling2D": (I, layers.MaxPooling2D()),
+    "AveragePooling1D": ((None, 6, 2), layers.AveragePooling1D()),
+    "GlobalMaxPooling2D": (I, layers.GlobalMaxPooling2D()),
+    "GlobalAveragePooling1D": (T, layers.GlobalAveragePooling1D()),
+    "UpSampling2D": (I, layers.UpSampling2D(interpolation="bilinear")),
+    "Resizing": (I, layers.Resizing(3, 5)),
+    "ZeroPadding2D": (I, layers.ZeroPadding2D()),
+    "Cropping2D": (I, layers.Cropping2D()),
+    "LayerNormalization": (V, layers.LayerNormalization()),
+    "LayerNormalization of sequences": (T, layers.LayerNormalization()),
+    "GroupNormalization": (I, layers.GroupNormalization(2)),
+    "UnitNormalization": (V, layers.UnitNormalization()),
+    "BatchNormalization, inference": (
+        I,
+        layers.BatchNormalization(),
+    ),
+    "Dropout": (T, in_training(layers.Dropout(0.5))),
+    "SpatialDropout1D": (T, in_training(layers.SpatialDropout1D(0.5))),
+    "GaussianNoise": (V, in_training(layers.GaussianNoise(0.5))),
+    "AlphaDropout": (V, in_training(layers.AlphaDropout(0.5))),
+    "Embedding": (V, of(layers.Embedding(5, 3), lambda layer, x: layer(integers(x)))),
+    "attention": (T, attention()),
+    "attention on static": ((None, 5, 6), attention()),
+    "Attention": (T, of(layers.Attention(), lambda layer, x: layer([x, x]))),
+    "AdditiveAttention": (T, of(layers.AdditiveAttention(), lambda layer, x: layer([x, x]))),
+    "RepeatVector": (V, layers.RepeatVector(3)),
+    "Permute": (M, layers.Permute([2, 1])),
+    "Reshape": (V, layers.Reshape([-1, 2])),
+    "Flatten": (M, layers.Flatten()),
+    "Dot": (M, of(layers.Dot(2), lambda layer, x: layer([x, x]))),
+    "Masking": (T, layers.Masking()),
+    "PReLU": (I, layers.PReLU(shared_axes=[1, 2])),
+    "ELU": (V, layers.ELU()),
+    "ThresholdedReLU": (V, layers.ThresholdedReLU()),
+    "Softmax": (V, layers.Softmax()),
+    "TimeDistributed": ((None, 5, 4, 2), layers.TimeDistributed(layers.Conv1D(3, 2))),
+    "unrolled GRU": ((None, 3, 6), layers.GRU(2, unroll=True, reset_after=False)),
+    "SimpleRNN": (T, layers.SimpleRNN(2, return_sequences=True)),
+    "RNN": (T, layers.RNN([layers.LSTMCell(2), layers.GRUCell(3)], go_backwards=True)),
+    "GRU, reset before": (
+        (None, 3, 6),
+        layers.GRU(2, reset_after=False, return_sequences=True),
+    ),
+    "LSTM with relu": (T, layers.LSTM(2, activation="relu", recurrent_activation="tanh")),
+    "Bidirectional": (T, layers.Bidirectional(layers.SimpleRNN(2))),
+    "ConvLSTM1D": ((None, 3, 4, 2), layers.ConvLSTM1D(2, 2)),
+    "grouped Conv2D": (I, layers.Conv2D(4, 2, groups=2)),
+    "LocallyConnected1D": ((None, 5, 6), layers.LocallyConnected1D(2, 3)),
+    "LocallyConnected2D": (I, layers.LocallyConnected2D(2, 3)),
+    "LocallyConnected2D, dense": (I, layers.LocallyConnected2D(2, 3, implementation=2)),
+    "LocallyConnected2D, sparse": (I, layers.LocallyConnected2D(2, 3, implementation=3)),
+    "unrolled LSTM": ((None, 3, 6), layers.LSTM(2, unroll=True, return_sequences=True)),
+    "mse": (V, lambda x: tf.keras.losses.mse(x, tf.square(x))),
+    "huber": (V, lambda x: tf.keras.losses.Huber(reduction="none")(x, tf.square(x))),
+    "crossentropy": (
+        V,
+        lambda x: tf.keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=0.1, reduction="none"
+        )(tf.nn.softmax(x), x, sample_weight=x[:, 0] > 0),
+    ),
+    "sparse crossentropy": (
+        (None, 3, 6),
+        lambda x: tf.keras.losses.sparse_categorical_crossentropy(integers(x)[..., 0], x, True),
+    ),
+    "binary crossentropy": (
+        V,
+        lambda x: tf.keras.losses.binary_crossentropy(tf.sigmoid(x), x, from_logits=True),
+    ),
+    "cosine similarity": (V, lambda x: tf.keras.losses.cosine_similarity(x, tf.square(x))),
+    "kl divergence": (V, lambda x: tf.keras.losses.kl_divergence(tf.abs(x), tf.square(x))),
+}
+
+
+@pytest.mark.parametrize("name", KERAS)
+def test_keras(name):
+    shape, function = KERAS[name]
+    traced = Traced(function, shape)
+    assert isinstance(traced.state, Rows) and traced.state.axis == 0, traced.state
+    traced.check()
+
+
+# Random compositions.
+
+# Operations on one or two tensors `x, y`, and three numbers.
+OPERATIONS = [
+    lambda x, y, i, j, k: x + y,
+    lambda x, y, i, j, k: tf.tanh(x) * y,
+    lambda x, y, i, j, k: tf.where(x > 0, x, y),
+    lambda x, y, i, j, k: x / tf.cast(tf.shape(y)[i], tf.float32),
+    lambda x, y, i, j, k: tf.reduce_sum(x, i),
+    lambda x, y, i, j, k: tf.reduce_max(x, [i], keepdims=True),
+    lambda x, y, i, j, k: tf.cast(tf.argmax(x, i), tf.float32),
+    lambda x, y, i, j, k: tf.nn.softmax(x, i),
+    lambda x, y, i, j, k: tf.cumsum(x, i),
+    lambda x, y, i, j, k: tf.reverse(x, [i]),
+    lambda x, y, i, j, k: tf.math.top_k(x, tf.shape(y)[i])[0],
+    lambda x, y, i, j, k: tf.expand_dims(x, i),
+    lambda x, y, i, j, k: tf.squeeze(x, i),
+    lambda x, y, i, j, k: tf.squeeze(tf.expand_dims(x, j), i),
+    lambda x, y, i, j, k: tf.transpose(x, np.argsort(np.sin(np.arange(x.shape.rank) * (i + 9)))),
+    lambda x, y, i, j, k: tf.reshape(x, [i, j]),
+    lambda x, y, i, j, k: tf.reshape(x, [i, -1, k]),
+    lambda x, y, i, j, k: tf.reshape(x, [-1, j]),
+    lambda x, y, i, j, k: tf.reshape(x, tf.shape(y)),
+    lambda x, y, i, j, k: tf.reshape(x, tf.stack([tf.shape(y)[i] * j, -1])),
+    lambda x, y, i, j, k: tf.reshape(x, tf.concat([[i], tf.shape(y)[j:]], 0)),
+    lambda x, y, i, j, k: tf.stack([x, y], i),
+    lambda x, y, i, j, k: tf.unstack(x, axis=i)[-1],
+    lambda x, y, i, j, k: tf.split(x, [1, tf.shape(x)[i] - 1], i)[k],
+    lambda x, y, i, j, k: tf.concat([x, y], i),
+    lambda x, y, i, j, k: x[:, i],
+    lambda x, y, i, j, k: x[..., i:j],
+    lambda x, y, i, j, k: x[tf.newaxis, ..., : tf.shape(y)[i]],
+    lambda x, y, i, j, k: x[: tf.shape(y)[i], tf.newaxis],
+    lambda x, y, i, j, k: tf.slice(x, [0] * x.shape.rank, tf.concat([tf.shape(x)[:-1], [j]], 0)),
+    lambda x, y, i, j, k: tf.slice(
+        x, [0] * x.shape.rank, tf.concat([tf.shape(x)[:1] - k, tf.shape(x)[1:]], 0)
+    ),
+    lambda x, y, i, j, k: x[: tf.shape(y)[i] // 2],
+    lambda x, y, i, j, k: tf.tile(x, tf.concat([[1], tf.shape(y)[i : i + x.shape.rank - 1]], 0)),
+    lambda x, y, i, j, k: tf.nn.bias_add(
+        x, tf.ones([x.shape[-1]]) * tf.cast(tf.size(y), "float32")
+    ),
+    lambda x, y, i, j, k: tf.tile(tf.ones([1, j]), tf.stack([tf.shape(y)[i], 1])),
+    lambda x, y, i, j, k: tf.fill(tf.shape(y)[:i], 2.0),
+    lambda x, y, i, j, k: tf.nn.max_pool1d(x, 2, 1, "SAME"),
+    lambda x, y, i, j, k: tf.space_to_batch(x, [2], [[0, k]]),
+    lambda x, y, i, j, k: tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
+        features=x, labels=integers(y)
+    )[0],
+    lambda x, y, i, j, k: tf.pad(x, np.eye(x.shape.rank, 2, i, dtype=int)),
+    lambda x, y, i, j, k: tf.tile(x, 1 + np.eye(x.shape.rank, dtype=int)[i]),
+    lambda x, y, i, j, k: tf.broadcast_to(x, tf.shape(y)),
+    lambda x, y, i, j, k: tf.broadcast_to(x, tf.concat([[i], tf.shape(x)], 0)),
+    lambda x, y, i, j, k: tf.one_hot(integers(x), 2, axis=i),
+    lambda x, y, i, j, k: tf.gather(x, [0, 1], axis=i),
+    lambda x, y, i, j, k: tf.gather(x, integers(y), axis=i, batch_dims=j),
+    lambda x, y, i, j, k: tf.gather(tf.reshape(tf.range(6.0), [3, 2]), integers(x), axis=i),
+    lambda x, y, i, j, k: tf.matmul(x, y, transpose_a=i > 0, transpose_b=j > 0),
+    lambda x, y, i, j, k: tf.einsum("...ij,...kj->...ik", x, y),
+    lambda x, y, i, j, k: tf.einsum("ab,ca->cab", x, y),
+    lambda x, y, i, j, k: x + tf.ones(tf.shape(y)),
+    lambda x, y, i, j, k: x * tf.fill([tf.shape(y)[i], 1], float(j)),
+    lambda x, y, i, j, k: x + tf.reshape(tf.range(3.0), [3, 1]),
+    lambda x, y, i, j, k: tf.nn.softmax_cross_entropy_with_logits(y, x),
+    lambda x, y, i, j, k: tf.nn.conv1d(x, tf.ones([2, x.shape[-1], 2]), 1, "SAME"),
+]
+# An operation, which of the last tensors it works on, and numbers for it.
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(OPERATIONS),
+        st.integers(1, 6),
+        st.integers(1, 6),
+        st.integers(-3, 3),
+        st.integers(-3, 3),
+        st.integers(0, 3),
+    ),
+    min_size=3,
+    max_size=14,
+)
+START = [(None, 2, 3), (3, 2, 3), (None, 3), (3, 3), (None, None, 2), (1, 2, 3)]
+
+
+def compose(steps):
+    """A function that takes the steps that are possible, and of which none is known to mix."""
+
+    def function(x):
+        tensors = [x]
+        for operation, first, second, *numbers in steps:
+            operands = (tensors[-min(n, len(tensors))] for n in (first, second))
+            try:
+                result = operation(*operands, *numbers)
+                RowAnalysis(operations_of([result], [x]), [x])
+            except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError):
+                continue
+            if not isinstance(
+                RowAnalysis(operations_of([result], [x]), [x]).state(result), Unproven
+            ):
+                tensors.append(result)
+        return tensors[::-1]
+
+    return function
+
+
+def check_composition(steps, shape, seed):
+    traced = Traced(compose(steps), shape)
+    # Of shapes that do not fit, there is nothing to prove.
+    with contextlib.suppress(tf.errors.InvalidArgumentError):
+        traced.check(seed, count=3 if shape[0] is None else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, shape=st.sampled_from(START), seed=st.integers(0, 99))
+def test_compositions(steps, shape, seed):
+    check_composition(steps, shape, seed)
+
+
+# Mutants: transfer functions that claim too much.
+
+
+def keeps(op, inputs):
+    return next(state for state in inputs if isinstance(state, Rows))
+
+
+def unchecked_aligned(op, inputs, rank):
+    """The rows of the first input, wherever the others have theirs, and whatever is public."""
+    return next(
+        Rows(state.axis + rank - tensor.shape.rank, state.each, state.interleaved)
+        for tensor, state in zip(op.inputs, inputs, strict=False)
+        if isinstance(state, Rows)
+    )
+
+
+DECLARED_ROW_WISE = {
+    "Mean": [lambda x: x - tf.reduce_mean(x, 0, keepdims=True)],
+    "Softmax": [lambda x: tf.transpose(tf.nn.softmax(tf.transpose(x)))],
+    "Cumsum": [lambda x: tf.cumsum(x, 0)],
+    "ReverseV2": [lambda x: tf.reverse(x, [0])],
+    "MatMul": [lambda x: x @ tf.matmul(x, x, transpose_a=True)],
+    "Einsum": [lambda x: tf.einsum("bi,ci->bc", x, x)],
+    "StridedSlice": [lambda x: x[:1], lambda x: x[:, : size(x)]],
+    "Pad": [lambda x: tf.pad(x, [[1, 0], [0, 0]])],
+    "PadV2": [lambda x: tf.pad(x, [[0, 0], [1, 1]], constant_values=size_f(x))],
+    "Tile": [lambda x: tf.tile(x, [2, 1]), lambda x: tf.tile(x, [1, size(x)])],
+    "BroadcastTo": [lambda x: tf.broadcast_to(x[:, :1], [size(x), size(x)])],
+    "ConcatV2": [lambda x: tf.concat([x, x], 0)],
+    "Transpose": [lambda x: tf.transpose(x)],
+    "Reshape": [lambda x: tf.reshape(x, [-1, 3]), lambda x: tf.reshape(tf.transpose(x), [-1, 6])],
+    "GatherV2": [lambda x: tf.gather(x, [0, 0, 1], axis=0)],
+    "Roll": [lambda x: tf.roll(x, 1, 0)],
+    "BiasAdd": [lambda x: tf.nn.bias_add(x, tf.ones([6]) / size_f(x))],
+    "TopKV2": [lambda x: tf.math.top_k(x, size(x))[0]],
+    "OneHot": [lambda x: tf.one_hot(integers(x), 2, size_f(x), 0.0)],
+    "RealDiv": [lambda x: x / size_f(x)],
+    "Mul": [lambda x: x * tf.cast(tf.range(size(x)), tf.float32)[:, None]],
+    "SparseSoftmaxCrossEntropyWithLogits": [
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(size(x)), x)
+    ],
+}
+MUTANTS = [
+    (op_type, function) for op_type, found in DECLARED_ROW_WISE.items() for function in found
+]
+
+
+@pytest.mark.parametrize(("op_type", "function"), MUTANTS)
+def test_what_is_wrongly_declared_row_wise_is_caught(op_type, function, monkeypatch):
+    monkeypatch.setitem(analysis._TRANSFERS, op_type, keeps)
+    traced = Traced(function, V)
+    with pytest.raises(Disproved):
+        traced.check()
+
+
+def claims_rows(op, inputs):
+    """The entries of any list are the examples' own."""
+    return RowList(Rows())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: list_of(x, 0).read(0) + 0 * x[:, 0],
+        lambda x: list_of(x, 0).stack()[0] + 0 * x[:, 0],
+    ],
+)
+def test_lists_that_are_taken_for_lists_of_rows_are_caught(function, monkeypatch):
+    monkeypatch.setitem(analysis._TRANSFERS, "TensorListFromTensor", claims_rows)
+    traced = Traced(function, (2, 2, 6))
+    with pytest.raises(Disproved):
+        traced.check()
+
+
+def test_loops_that_look_at_the_first_step_only_are_caught(monkeypatch):
+    monkeypatch.setattr(
+        transfer_functions.functions, "_joined", lambda op, t, before, u, after: before
+    )
+    traced = Traced(lambda x: steps(x, lambda i, y: [tf.transpose(y)], x)[0], (4, 4))
+    with pytest.raises(Disproved):
+        traced.check()
+
+
+def test_axes_that_are_taken_for_those_before_the_rows_are_caught(monkeypatch):
+    monkeypatch.setattr(transfer_functions.shapes, "_after_as_many", lambda lead, dims: 0)
+    with pytest.raises(Disproved):
+        Traced(lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 3]), M).check()
+
+
+@pytest.mark.parametrize(
+    ("shape", "function"),
+    [
+        ((4, 4), lambda x: x + tf.transpose(x)),
+        (V, lambda x: x[:, :1] - x[:, 0]),
+        ((4, 6), lambda x: x * tf.range(4.0)[:, None]),
+        (V, lambda x: x * size_f(x)),
+    ],
+)
+def test_operands_that_are_not_aligned_are_caught(shape, function, monkeypatch):
+    monkeypatch.setattr(transfer_functions.elementwise, "aligned", unchecked_aligned)
+    with pytest.raises(Disproved):
+        Traced(function, shape).check()
+
+
+def test_a_constant_seed_is_caught(monkeypatch):
+    monkeypatch.setattr(analysis, "_is_drawn", lambda tensor: True)
+    traced = Traced(lambda x: x[:, 0] * tf.random.stateless_uniform([size(x)], [1, 2]), V)
+    with pytest.raises(Disproved):
+        traced.check()
+
+
+def test_a_fill_with_the_size_of_the_batch_is_caught(monkeypatch):
+    monkeypatch.setattr(analysis, "_repeated", lambda op, _: FIRST if op.type == "Fill" else None)
+    with pytest.raises(Disproved):
+        Traced(lambda x: x * tf.fill([size(x), 1], 1 / size_f(x)), V).check()
+
+
+def test_public_values_that_are_not_are_caught(monkeypatch):
+    monkeypatch.setitem(analysis._TRANSFERS, "Sum", lambda op, inputs: Public())
+    with pytest.raises(Disproved):
+        Traced(lambda x: x - tf.reduce_sum(x, 0), V).check()
+
+
+def test_compositions_would_find_a_wrong_transfer_function(monkeypatch):
+    monkeypatch.setitem(analysis._TRANSFERS, "Cumsum", keeps)
+    steps = [(OPERATIONS[8], 1, 1, 0, 0, 0)]
+    with pytest.raises(Disproved):
+        check_composition(steps, (None, 2, 3), 0)
+
+
+def test_a_transfer_function_is_registered_once():
+    with pytest.raises(ValueError, match="'Mean'"):
+        analysis.transfers("Mean")(keeps)

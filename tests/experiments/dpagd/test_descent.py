@@ -1,0 +1,423 @@
+"""DPAGD: what is released is what is paid for, and it learns."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tfdp
+from experiments import datasets, networks
+from experiments.dpagd import descent as dpagd
+from experiments.dpagd.descent import AdaptiveGradientDescent
+from experiments.dpagd.settings import DescentSettings, grown_precision, plan
+from tests import support
+from tfdp.accounting import BoundedRangeDpEvent, RdpFilter
+
+N, CLIP, LOSS_CLIP = 64, 0.5, 1.2
+X, Y = support.small_data(N)
+
+
+def descend(
+    cls=AdaptiveGradientDescent, x=X, y=Y, batch=16, epsilon=8.0, budget=None, model=None, **changes
+):
+    settings = DescentSettings(
+        **{
+            "l2_norm_clip": CLIP,
+            "noise_multiplier": 3.0,
+            "loss_clip": LOSS_CLIP,
+            "selection_range": 1.0,
+            "selection_batch_size": 16,
+            "candidates": 5,
+            **changes,
+        }
+    )
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=batch, seed=7)
+    budget = budget or RdpFilter(epsilon, 1e-5)
+    model = model or support.small_model()
+    return cls(model, support.crossentropy(), batches, budget, settings, noise_seed=3)
+
+
+def weights(descent):
+    return support.flat(descent.model.get_weights())
+
+
+# One example.
+
+
+def bad_rows():
+    """Examples of all sorts: ordinary, huge, infinite, and no numbers."""
+    x = X.copy()
+    x[3], x[4], x[5] = 1e4, np.inf, np.nan
+    x[6] = 1e30
+    return x
+
+
+def sums_without(descent, x, row):
+    """The clipped sum and the clipped loss, with all examples and without one."""
+    mask = np.ones(N, bool)
+    found = []
+    for keep in (True, False):
+        mask[row] = keep
+        found.append(
+            (support.flat(descent._clipped_sum(x, Y, mask)), float(loss(descent, x, mask)))
+        )
+    (g, loss_with), (without, loss_without) = found
+    return np.linalg.norm(g - without), loss_with - loss_without
+
+
+def loss(descent, x, mask):
+    return descent._clipped_loss(x, Y, mask)
+
+
+def test_sensitivity_of_one_example():
+    descent, x = descend(), bad_rows()
+    moves = np.array([sums_without(descent, x, row) for row in range(20)])
+    assert np.all(moves[:, 0] <= CLIP * (1 + 1e-5)) and np.max(moves[:, 0]) > 0.99 * CLIP
+    assert np.all(moves[:, 1] >= 0) and np.all(moves[:, 1] <= LOSS_CLIP * (1 + 1e-12))
+    np.testing.assert_allclose(moves[4:6, 1], LOSS_CLIP)
+    assert moves[4, 0] == moves[5, 0] == 0
+
+
+def test_mutants_without_clips_are_caught():
+    descent = descend()
+    descent._engine = support.UnclippedEngine(CLIP)
+    assert max(sums_without(descent, X, row)[0] for row in range(10)) > 1.1 * CLIP
+    loose = descend(loss_clip=100.0)
+    assert max(sums_without(loose, X, row)[1] for row in range(20)) > 1.1 * LOSS_CLIP
+
+
+def test_the_clipped_sums_are_those_of_a_loop():
+    descent, mask = descend(), np.arange(N) % 3 > 0
+    expected = support.looped_clipped_sum(descent.model, X[mask], Y[mask], CLIP)
+    found = support.flat(descent._clipped_sum(X, Y, mask))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    losses = support.crossentropy()(Y[mask], descent.model(X[mask])).numpy()
+    assert float(loss(descent, X, mask)) == pytest.approx(np.minimum(losses, LOSS_CLIP).sum())
+
+
+def test_examples_that_are_mixed_are_refused():
+    layers = tf.keras.layers
+    mixing = tf.keras.Sequential(
+        [
+            layers.Input([4]),
+            layers.Dense(3),
+            layers.Lambda(lambda x: x - tf.reduce_mean(x, 0, keepdims=True)),
+        ]
+    )
+    with pytest.raises(ValueError, match="example"):
+        descend(model=mixing).run(1)
+
+
+# The noise.
+
+
+def wide_model():
+    tf.keras.utils.set_random_seed(0)
+    return tf.keras.Sequential(
+        [tf.keras.layers.Input([4]), tf.keras.layers.Dense(400), tf.keras.layers.Dense(3)]
+    )
+
+
+def noise_of(measure):
+    """Noise on the sum of all examples, in units of the clip: two measurements differ by it."""
+    descent = descend(batch=N, model=wide_model())
+    first, second = (support.flat(measure(descent)) for _ in range(2))
+    return (first - second) / (math.sqrt(2) * CLIP)
+
+
+def once(descent):
+    return descent._measure(0.25)
+
+
+def in_two(descent):
+    return dpagd.average(descent._measure(0.16), descent._measure(0.09), 0.16, 0.09)
+
+
+def unweighted(descent):
+    """Mutant: as if the first had been as precise as the second."""
+    return dpagd.average(descent._measure(0.16), descent._measure(0.01), 0.09, 0.09)
+
+
+def p_value(noise, sigma):
+    return scipy.stats.kstest(noise, "norm", args=(0, sigma)).pvalue
+
+
+@pytest.mark.parametrize(("measure", "right"), [(once, True), (in_two, True), (unweighted, False)])
+def test_the_law_of_the_noise(measure, right):
+    """Precision 1/4 is sigma 2, at once or as 0.16 + 0.09; wrong ones are rejected."""
+    noise = noise_of(measure)
+    assert (p_value(noise, 2.0) > 1e-3) == right
+    assert p_value(noise, 2.0 * 2 / 3) < 1e-9 and p_value(noise, 2.0 * 3 / 2) < 1e-9
+
+
+def test_measurements_share_no_noise():
+    descent = descend(batch=N, model=wide_model())
+    first, second, third = (support.flat(once(descent)) for _ in range(3))
+    assert abs(np.corrcoef(first - second, third - second)[0, 1] - 0.5) < 0.1
+
+
+# The choice.
+
+SCORES = np.array([0.3, 0.0, 1.4, 0.9])
+
+
+def choices(descent, n=2000):
+    keys = tf.stack([tf.range(n, dtype=tf.int64), tf.ones([n], tf.int64)], axis=1)
+
+    @tf.function(autograph=False)
+    def pick(keys):
+        return tf.map_fn(
+            lambda key: descent._choose(tf.constant(SCORES), key),
+            keys,
+            fn_output_signature=tf.int32,
+        )
+
+    return np.bincount(pick(keys).numpy(), minlength=len(SCORES))
+
+
+def test_the_law_of_the_choice():
+    """That of the exponential mechanism, of the range that is paid for; wrong ones are rejected."""
+    width = 2.0
+    counts = choices(descend(selection_range=width))
+    for factor, right in ((1, True), (0.5, False), (2, False)):
+        p = np.exp(-factor * width * SCORES / LOSS_CLIP)
+        p_value = scipy.stats.chisquare(counts, counts.sum() * p / p.sum()).pvalue
+        assert p_value > 0.01 if right else p_value < 1e-6
+    # It is report-noisy-min with Gumbel noise.
+    gumbel = np.random.default_rng(0).gumbel(size=(2000, len(SCORES)))
+    noisy = (SCORES - LOSS_CLIP / width * gumbel).argmin(axis=1)
+    table = np.stack([np.bincount(noisy, minlength=len(SCORES)), counts])
+    assert scipy.stats.chi2_contingency(table).pvalue > 0.01
+
+
+def test_a_clear_winner_is_found_and_the_step_is_taken():
+    """On all examples, and with odds of e^100 for each loss_clip: the best of the candidates."""
+    descent = descend(batch=N, selection_batch_size=N, selection_range=100.0, loss_clip=5.0)
+    before = descent.model.get_weights()
+    sums = [s.numpy() for s in descent._measure(1e4)]
+    length = np.linalg.norm(support.flat(sums))
+    sizes, losses = np.linspace(0, 2.0, 6), []
+    for size in sizes:
+        moved = [w - size * s / length for w, s in zip(before, sums, strict=True)]
+        descent.model.set_weights(moved)
+        losses.append(float(tf.reduce_sum(support.crossentropy()(Y, descent.model(X)))))
+    descent.model.set_weights(before)
+    chosen = descent._step([tf.constant(s) for s in sums])
+    assert chosen == pytest.approx(sizes[np.argmin(losses)]) and chosen > 0
+    assert np.linalg.norm(weights(descent) - support.flat(before)) == pytest.approx(chosen, 1e-4)
+
+
+def test_when_no_step_is_better_the_gradient_is_measured_again():
+    """Steps of length 1000: the weights stay, bit for bit, and the precision grows to the end."""
+    changes = {"batch": N, "selection_batch_size": N, "selection_range": 5.0, "loss_clip": 9.0}
+    descent = descend(max_step_size=1e3, epsilon=22.0, **changes)
+    before = weights(descent)
+    assert descent.run() == 0 and descent.finished
+    np.testing.assert_array_equal(weights(descent), before)
+    noises = measured(descent)
+    assert len(noises) > 2 and noises[0] == pytest.approx(3.0)
+    # On all examples: the paper's, which pays the difference.
+    grown = 1 / 9 * 1.1 ** np.arange(len(noises))
+    np.testing.assert_allclose(np.power(noises[1:], -2.0), np.diff(grown), rtol=1e-9)
+    assert descent.noise_multiplier == pytest.approx(3.0 * 1.1 ** (-len(noises) / 2))
+
+
+def measured(descent):
+    """The noise of the measurements that were paid for, in their order."""
+    releases = descent.budget.to_dict()["releases"]
+    events = [tfdp.accounting.event_codec.decode(release["event"]) for release in releases]
+    return [event.events[0].event.noise_multiplier for event in events]
+
+
+@pytest.mark.parametrize("q", [0.05, 0.5, 1.0])
+def test_the_price_grows_as_the_settings_say(q):
+    budget = RdpFilter(3.0, 1e-5)
+
+    def cost(precision):
+        return budget.cost(tfdp.accounting.event_codec.sampled_gaussian(q, precision**-0.5))
+
+    grown = grown_precision(budget, q, 0.25, 0.1)
+    assert cost(grown) == pytest.approx(1.1 * cost(0.25), rel=1e-6)
+    assert cost(grown - 0.25) <= cost(grown) - cost(0.25) + 1e-9  # A fresh batch is no dearer.
+
+
+def test_the_largest_step_size_follows_those_chosen(monkeypatch):
+    descent = descend(step_size_window=3)
+    chosen = iter([0.4, 0.8, 0.1, 0.2, 0.1, 0.1, 2.0, 1.9, 0.1])
+    monkeypatch.setattr(descent, "_step", lambda sums: next(chosen))
+    found = []
+    descent.run(9, on_progress=lambda d: found.append(d.largest_step_size))
+    assert found == pytest.approx([2.0, 2.0, 0.88, 0.88, 0.88, 0.22, 0.22, 0.22, 2.0])
+
+
+# The budget.
+
+
+class Recording(AdaptiveGradientDescent):
+    """Prices what is run, from what it is run with."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.price = 0.0
+
+    def _add(self, q, event):
+        self.price += self.budget.cost(dp_accounting.PoissonSampledDpEvent(q, event))
+        assert self.price <= self.budget.spent * (1 + 1e-9)  # Paid before.
+
+    def _measure(self, precision):
+        self._add(16 / N, dp_accounting.GaussianDpEvent(precision**-0.5))
+        return super()._measure(precision)
+
+    def _step(self, sums):
+        self._add(16 / N, BoundedRangeDpEvent(self.settings.selection_range))
+        return super()._step(sums)
+
+
+class Forgetful(Recording):
+    """Mutant: does not pay for measurements that are repeated."""
+
+    def _pay(self, precision):
+        return precision < 0.1 or super()._pay(precision)
+
+
+def test_what_is_run_is_what_is_paid_for():
+    descent = descend(Recording, epsilon=12.0)
+    made = descent.run()
+    assert made == descent.iterations > 3 and descent.finished and descent.run() == 0
+    assert len(measured(descent)) > 2  # Some measurements were repeated.
+    assert descent.price == pytest.approx(descent.budget.spent)
+    assert 0.5 * descent.budget.budget < descent.budget.spent <= descent.budget.budget
+    assert descent.budget.guarantee.epsilon == 12.0
+
+
+def test_mutant_that_does_not_pay_is_caught():
+    with pytest.raises(AssertionError):
+        descend(Forgetful, epsilon=12.0).run()
+
+
+def test_a_spent_budget_allows_nothing():
+    budget = RdpFilter(8.0, 1e-5)
+    all_of_it = math.sqrt(budget.order / (2 * budget.budget))
+    budget.spend(dp_accounting.GaussianDpEvent((1 + 1e-9) * all_of_it))
+    descent = descend(budget=budget)
+    before = weights(descent)
+    assert descent.finished and descent.run(5) == 0
+    np.testing.assert_array_equal(weights(descent), before)
+
+
+def test_a_plan_lasts_as_long_as_it_says():
+    budget, noise, width = plan(
+        target_epsilon=2.0,
+        delta=1e-5,
+        dataset_size=1000,
+        expected_batch_size=100,
+        selection_batch_size=50,
+        iterations=70,
+        selection_share=0.25,
+    )
+    step = tfdp.accounting.event_codec.sampled_gaussian(0.1, noise)
+    choice = dp_accounting.PoissonSampledDpEvent(0.05, BoundedRangeDpEvent(width))
+    both = dp_accounting.ComposedDpEvent([step, choice])
+    assert budget.can_afford(both, 70) and not budget.can_afford(both, 71)
+    assert budget.cost(choice) == pytest.approx(0.25 * budget.cost(both), rel=1e-3)
+
+
+def test_an_empty_batch_is_harmless():
+    """Batches of one example on average, that is none in a third of the draws."""
+    descent = descend(batch=1, selection_batch_size=1, selection_range=0.1)
+    none = np.zeros(N, bool)
+    assert not support.flat(descent._clipped_sum(X, Y, none)).any()
+    assert float(loss(descent, X, none)) == 0
+    assert descent.run(9) == 9 and np.isfinite(weights(descent)).all()
+
+
+def test_a_broken_example_cannot_break_the_model():
+    descent = descend(x=bad_rows())
+    assert descent.run(3) == 3 and np.isfinite(weights(descent)).all()
+
+
+# Its state.
+
+
+def test_a_resumed_run_goes_on(tmp_path):
+    whole = descend(selection_range=0.3)
+    whole.run(9)
+    first = descend(selection_range=0.3)
+    first.run(5)
+    path = tf.train.Checkpoint(descent=first).save(str(tmp_path / "c"))
+    resumed = descend(selection_range=0.3)
+    tf.train.Checkpoint(descent=resumed).restore(path).assert_consumed()
+    assert not resumed.finished and resumed.iterations == 5
+    assert resumed.budget.spent == first.budget.spent > 0
+    resumed.run(4)
+    assert resumed.budget.to_dict() == whole.budget.to_dict()
+    assert resumed.largest_step_size == whole.largest_step_size
+    np.testing.assert_allclose(weights(resumed), weights(whole), rtol=1e-4, atol=1e-5)
+
+
+def test_an_older_checkpoint_does_not_give_the_budget_back(tmp_path):
+    descent = descend(selection_range=0.3)
+    checkpoint = tf.train.Checkpoint(descent=descent)
+    path = checkpoint.save(str(tmp_path / "c"))
+    descent.run(4)
+    spent = descent.budget.spent
+    checkpoint.restore(path)
+    assert not descent.finished and descent.budget.spent == spent
+    descent.run(1)
+    assert descent.budget.spent > spent
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"l2_norm_clip": 0.6}, "l2_norm_clip"),
+        ({"selection_range": 0.5}, "selection_range"),
+        ({"batch": 17}, "expected_batch_size"),
+        ({"epsilon": 9.0}, "target_epsilon"),
+    ],
+)
+def test_resuming_with_other_privacy_parameters_is_refused(changes, name, tmp_path):
+    path = tf.train.Checkpoint(descent=descend()).save(str(tmp_path / "c"))
+    other = descend(**changes)
+    tf.train.Checkpoint(descent=other).restore(path)
+    with pytest.raises(tfdp.accounting.PrivacyParametersChangedError, match=name):
+        other.run(1)
+
+
+BAD = [
+    ({"l2_norm_clip": 0.0}, "l2_norm_clip"),
+    ({"loss_clip": math.inf}, "loss_clip"),
+    ({"candidates": 2.5}, "candidates"),
+    ({"selection_range": -1.0}, "selection_range"),
+    ({"selection_batch_size": N + 1}, "selection_batch_size"),
+    ({"model": tf.keras.Sequential([tf.keras.layers.Dense(3, kernel_regularizer="l2")])}, "model"),
+]
+
+
+@pytest.mark.parametrize(("changes", "name"), BAD)
+def test_bad_arguments_are_named(changes, name):
+    with pytest.raises(ValueError, match=f"Argument `{name}` must"):
+        descend(**changes)
+
+
+def test_it_learns_digits():
+    data = datasets.load("digits")
+    tf.keras.utils.set_random_seed(0)
+    batches = tfdp.data.poisson_batches((data.train_x, data.train_y), expected_batch_size=256)
+    budget, noise, width = plan(
+        target_epsilon=3.0,
+        delta=1e-5,
+        dataset_size=data.size,
+        expected_batch_size=256,
+        selection_batch_size=256,
+        iterations=40,
+    )
+    settings = DescentSettings(1.0, noise, 3.0, width, 256, candidates=10)
+    model = networks.digits(networks.make_activation("tanh"))
+    descent = AdaptiveGradientDescent(model, support.crossentropy(), batches, budget, settings)
+    descent.run()
+    logits = model.predict(data.eval_x, verbose=0)
+    assert np.mean(logits.argmax(-1) == data.eval_y) > 0.6

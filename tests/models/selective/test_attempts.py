@@ -1,0 +1,216 @@
+"""What others see of attempts while they are made."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests.selective_support import ALWAYS, NEVER, X, batches, compiled, optimizer
+from tfdp.models.selective.shadows import Shadows
+
+layers = tf.keras.layers
+
+
+class Counts(layers.Layer):
+    """Counts its calls, those for a test as well, and adds a private metric."""
+
+    def build(self, shape):
+        self.calls = self.add_weight("calls", [], trainable=False, initializer="zeros")
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        self.add_metric(tf.reduce_mean(inputs), name="mean")
+        return inputs
+
+
+def live_variables(model):
+    """Everything that the training may change, but for counters of noise."""
+    model.optimizer.build(model.trainable_variables)
+    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    return [*model.variables, *model.optimizer.variables(), *metrics]
+
+
+def watched_fit(monkeypatch, steps, **changes):
+    """Trains, and reads all live variables just before each attempt is accepted or rejected.
+
+    Returns:
+      The values that were read; and those after each step, the first before them all.
+    """
+    base = tf.keras.Sequential([layers.Dense(5), layers.Dropout(0.1), Counts(), layers.Dense(3)])
+    base.build([None, 4])
+    model = compiled(
+        optimizer(noise_seed=None, momentum=0.9, **changes), base, weighted_metrics=["accuracy"]
+    )
+    model.evaluate(X, np.zeros(len(X)), verbose=0)  # Makes the metrics.
+    model.reset_metrics()
+    variables = live_variables(model)
+    during, after = [], [[v.numpy() for v in variables]]
+    right = tfdp.DPSURSGD.accepts
+
+    def accepts(self, old, new, *others):
+        with tf.control_dependencies([old.rows, new.rows]):
+            values = [v.read_value() for v in variables]
+        with tf.control_dependencies([tf.py_function(note_values, values, [])]):
+            return right(self, old, new, *others)
+
+    def note_values(*values):
+        during.append([v.numpy() for v in values])
+
+    def note(*_):
+        after.append([v.numpy() for v in variables])
+
+    monkeypatch.setattr(tfdp.DPSURSGD, "accepts", accepts)
+    callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    model.fit(batches(), steps_per_epoch=steps, verbose=0, callbacks=[callback])
+    return during, after
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_only_released_values(during, after):
+    assert all(any(same(values, released) for released in after[:-1]) for values in during)
+
+
+@pytest.mark.parametrize("threshold", [ALWAYS, 0.0])
+def test_live_variables_hold_released_values_only(monkeypatch, threshold):
+    during, after = watched_fit(monkeypatch, 4, threshold=threshold)
+    assert len(during) >= 4 and len(after) == 5
+    assert not any(same(after[i], after[i - 1]) for i in range(1, 5))
+    check_only_released_values(during, after)
+
+
+def test_live_variables_that_hold_attempts_are_caught(monkeypatch):
+    """Mutant: attempts are made in the variables, and rejected ones are set back."""
+    right_init, right_handle = Shadows.__init__, Shadows.handle
+
+    def init(self, function, kept=(), of=None):
+        right_init(self, function, kept, of)
+        self._live = of is None
+
+    def handle(self, handle):
+        return handle if self._live else right_handle(self, handle)
+
+    monkeypatch.setattr(Shadows, "__init__", init)
+    monkeypatch.setattr(Shadows, "handle", handle)
+    monkeypatch.setattr(Shadows, "commit", lambda self, **_: None)
+    during, after = watched_fit(monkeypatch, 3, threshold=ALWAYS)
+    with pytest.raises(AssertionError):
+        check_only_released_values(during, after)
+
+
+def test_metrics_never_hold_a_private_loss(monkeypatch):
+    check_metrics(monkeypatch)
+
+
+def check_metrics(monkeypatch):
+    during, after = watched_fit(monkeypatch, 3, threshold=ALWAYS)
+    metrics = 6  # The totals and counts of the loss, the accuracy and the mean of inputs.
+    for values in (*during, *after):
+        assert all(np.all(value == 0) for value in values[-metrics:])
+
+
+def test_metrics_that_are_released_are_caught(monkeypatch):
+    """Mutant: a commit sets metrics, too."""
+    right = Shadows.commit
+    monkeypatch.setattr(Shadows, "commit", lambda self, last, without: right(self, last))
+    with pytest.raises(AssertionError):
+        check_metrics(monkeypatch)
+
+
+def test_a_test_leaves_no_trace_in_states_of_layers(monkeypatch):
+    """An accepted update counts one call, although two tests of it called the layer as well."""
+    _, after = watched_fit(monkeypatch, 3, threshold=ALWAYS)
+    calls = [next(float(v) for v in values if np.ndim(v) == 0) for values in after]
+    assert calls == [calls[0] + i for i in range(4)]
+
+
+class FailsInTests(layers.Layer):
+    """Fails on large values where it does not train."""
+
+    def call(self, inputs, training=None):
+        small = [] if training else [tf.debugging.assert_less(tf.reduce_max(inputs), 1e3)]
+        with tf.control_dependencies(small):
+            return tf.identity(inputs)
+
+
+def test_an_attempt_that_fails_leaves_no_trace():
+    """An operation fails after the update, in the test of it."""
+    base = tf.keras.Sequential([FailsInTests(input_shape=[4]), layers.Dense(3)])
+    model = compiled(optimizer(threshold=ALWAYS), base)
+    model.fit(batches(), steps_per_epoch=1, verbose=0)
+    # It is counted, in the record alone.
+    variables = [v for v in live_variables(model) if "privacy_record" not in v.name]
+    before = [v.numpy() for v in variables]
+    data = batches(1e4 + X)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(data, steps_per_epoch=1, verbose=0)
+    names = [v.name for v in variables]
+    for name, value, old in zip(names, [v.numpy() for v in variables], before, strict=True):
+        np.testing.assert_array_equal(value, old, name)
+
+
+# Several threads.
+
+
+def fit_within_fit(first, second, other_thread=True):
+    """Calls `second.fit` in the middle of `first.fit`; returns what it raised."""
+    raised = []
+
+    def fit():
+        try:
+            second.fit(batches(), steps_per_epoch=1, verbose=0)
+        except Exception as error:
+            raised.append(error)
+
+    def once(*_):
+        if other_thread:
+            thread = threading.Thread(target=fit)
+            thread.start()
+            thread.join()
+        else:
+            fit()
+
+    callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=once)
+    first.fit(batches(), steps_per_epoch=1, verbose=0, callbacks=[callback])
+    return raised
+
+
+def pairs():
+    model = compiled(optimizer(threshold=ALWAYS))
+    model.fit(batches(), steps_per_epoch=1, verbose=0)
+    shared = layers.Dense(3, name="shared")
+    bases = [tf.keras.Sequential([layers.Input([4]), shared]) for _ in range(2)]
+    one, two = optimizer(threshold=ALWAYS), optimizer(threshold=ALWAYS)
+    return {
+        "model": (model, model),
+        "optimizer": (compiled(one), compiled(one)),
+        "layer": (compiled(one, bases[0]), compiled(two, bases[1])),
+    }
+
+
+@pytest.mark.parametrize("kind", ["model", "optimizer", "layer"])
+def test_two_threads_that_train_the_same_are_refused(kind):
+    first, second = pairs()[kind]
+    (error,) = fit_within_fit(first, second)
+    assert isinstance(error, RuntimeError) and "another thread is training" in str(error)
+    second.fit(batches(), steps_per_epoch=1, verbose=0)  # The first has ended.
+
+
+def test_threads_may_train_models_that_share_nothing():
+    first, second = (compiled(optimizer(threshold=ALWAYS)) for _ in range(2))
+    assert not fit_within_fit(first, second)
+    assert first.optimizer.ledger.steps == second.optimizer.ledger.steps == 1
+
+
+def test_a_fit_that_failed_lets_others_train():
+    model = compiled(optimizer(threshold=NEVER))
+    with pytest.raises(tfdp.models.TooManyAttemptsError):
+        model.fit(batches(), steps_per_epoch=1, verbose=0)
+    thread = threading.Thread(target=lambda: model.compile(optimizer(threshold=ALWAYS), model.loss))
+    thread.start()
+    thread.join()
+    assert not fit_within_fit(compiled(optimizer(threshold=ALWAYS)), model)

@@ -1,0 +1,1 @@
+"""Secret random numbers: keys, a cryptographic stream, and Gaussians of exact distribution."""

@@ -1,0 +1,1 @@
+"""TensorFlow variables, functions and workers, as several parts of tfdp need them."""

@@ -1,0 +1,411 @@
+"""How the gradients of a loss with a batch-wise term are clipped and added up.
+
+The loss is `(1/B) sum_i f(x_i) + g(X)`, see `TwoTermLoss`. All aggregations return B times the
+update, with the noise that goes with it.
+"""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups, one_group
+from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
+from tfdp.clipping.engine import (
+    ADD_OR_REMOVE_ONE,
+    LEAST_CLIP,
+    ClippedSum,
+    ClippingEngine,
+    check_relation,
+)
+from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.vectorized.engine import VectorizedClipping
+
+LEAST_NOISE = "least_noise"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivities:
+    """How far one example moves each of two sums, as l2 distances.
+
+    Attributes:
+      sample_wise: Of the sum of the examples' clipped gradients of f.
+      batch_wise: Of the sum of the groups' clipped gradients of g.
+    """
+
+    sample_wise: float
+    batch_wise: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TermWiseAggregation(Aggregation):
+    """Each example's gradient of f is clipped, and each random group's gradient of g.
+
+    With the clip C1 of the optimizer, groups X_1 .. X_m and S2 = 2 C2, an update is
+
+        (1/B) (sum_i clip_C1(grad f(x_i)) + N(0, (sigma_s C1)^2))
+          + (1/m) (sum_j clip_C2(grad g(X_j)) + N(0, (sigma_b S2)^2)).
+
+    The two sums see the same Poisson batch. Together, in units of their sensitivities, they are one
+    Gaussian mechanism with noise multiplier sigma, `1/sigma^2 = 1/sigma_s^2 + 1/sigma_b^2`: that of
+    the optimizer, which is what its ledger records. How sigma is split changes no epsilon.
+
+    Formal guarantees, for neighbours under add-or-remove-one (see `sensitivities` for others):
+      * An example moves the first sum by at most C1.
+      * It moves no other example to another group, and the second sum by at most 2 C2: its group's
+        clipped gradient can swing from one point of the ball of radius C2 to the opposite one.
+
+    Args:
+      batch_clip: Largest l2 norm C2 of a group's gradient of g, in gradient units.
+      num_groups: Number of groups m, a public constant. More groups, less noise; fewer, a g that
+        sees more examples at once.
+      split: "least_noise": sigma_s and sigma_b such that the expected squared norm of the noise of
+        an update is the least, see `split_noise`; or the share of the sample-wise term in
+        `1/sigma^2`, strictly between 0 and 1 (0.5: both multipliers are sqrt(2) sigma).
+      group_capacity: Most examples of a group that count; by default three standard deviations more
+        than the B / m that a group has on average. No choice changes the sensitivity.
+
+    Raises:
+      ValueError: An argument is out of its range.
+
+    Example:
+      >>> import tfdp
+      >>> aggregation = tfdp.clipping.TermWiseAggregation(batch_clip=0.5, num_groups=16)
+      >>> aggregation.sensitivities(l2_norm_clip=1.0)
+      Sensitivities(sample_wise=1.0, batch_wise=1.0)
+
+    References:
+      - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
+        Algorithm 1. (There S2 = C2, which is half of what an example can do; and the two sums are
+        accounted for as two mechanisms.)
+    """
+
+    batch_clip: float
+    num_groups: int = 16
+    split: float | str = LEAST_NOISE
+    group_capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive("batch_clip", self.batch_clip)
+        _check_count("num_groups", self.num_groups)
+        if self.group_capacity is not None:
+            _check_count("group_capacity", self.group_capacity)
+        if not (self.split == LEAST_NOISE or _is_share(self.split)):
+            raise ValueError(
+                f"Argument `split` must be '{LEAST_NOISE}' or a number strictly between 0 and 1. "
+                f"Received: split={self.split!r}."
+            )
+
+    def sensitivities(
+        self, l2_norm_clip: float, relation: str = ADD_OR_REMOVE_ONE
+    ) -> Sensitivities:
+        """How far one example moves the two sums.
+
+        Args:
+          l2_norm_clip: The clip C1 of examples.
+          relation: "add_or_remove_one" or "replace_one".
+
+        Returns:
+          C1, or 2 C1 where an example is replaced; and 2 C2 in either relation: groups are drawn
+          without looking at examples, so that the new example takes the group of the old one.
+
+        Raises:
+          ValueError: `relation` is not one of the two.
+        """
+        check_relation(relation)
+        samples = l2_norm_clip * (1 if relation == ADD_OR_REMOVE_ONE else 2)
+        return Sensitivities(samples, 2 * self.batch_clip)
+
+    def capacity(self, expected_batch_size: int) -> int:
+        """Most examples of a group that count."""
+        if self.group_capacity is not None:
+            return self.group_capacity
+        mean = expected_batch_size / self.num_groups
+        return math.ceil(mean + 3 * math.sqrt(mean))
+
+    def clipped_sum(
+        self,
+        loss: TwoTermLoss,
+        engine: ClippingEngine,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        expected_batch_size: int,
+        most_rows: int | None,
+    ) -> ClippedSum:
+        """See `TwoTermLoss.clipped_sum`."""
+        row_seed, group_seed, rule_seed = split_key(group_seed, 3)
+        rows = loss.with_draws(row_seed)
+        samples = _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
+        if loss.batch_wise is None:
+            return samples
+        capacity = self.capacity(expected_batch_size)
+        batch, mask = draw_groups(rows, loss.mask, group_seed, self.num_groups, capacity)
+        groups = clipped_group_sum(loss.batch_wise, batch, mask, variables, self.batch_clip)
+        weight = expected_batch_size / self.num_groups
+        moved = self.sensitivities(engine.l2_norm_clip)
+        scales = self._noise_scales(
+            moved.sample_wise,
+            weight * moved.batch_wise,
+            [s is not None for s in samples.gradients],
+            [g is not None for g in groups],
+            variables,
+        )
+        gradients = [
+            _sum([s, None if g is None else weight * g])
+            for s, g in zip(samples.gradients, groups, strict=True)
+        ]
+        return dataclasses.replace(samples, gradients=gradients, noise_scales=scales)
+
+    def _noise_scales(
+        self,
+        samples: float,
+        groups: float,
+        in_samples: Sequence[bool],
+        in_groups: Sequence[bool],
+        variables: Sequence[tf.Variable],
+    ) -> list[float]:
+        """Standard deviation of the noise of each variable, for a noise multiplier of 1.
+
+        Args:
+          samples: Sensitivity of the sample-wise sum.
+          groups: That of the batch-wise sum, times its weight in the update.
+          in_samples: Which variables have a sample-wise gradient.
+          in_groups: Which variables have a batch-wise one.
+          variables: The trainable variables.
+        """
+        sizes = [v.shape.num_elements() for v in variables]
+        sample_size = sum(n for n, there in zip(sizes, in_samples, strict=True) if there)
+        group_size = sum(n for n, there in zip(sizes, in_groups, strict=True) if there)
+        of_samples, of_groups = split_noise(
+            1.0, self.split, samples * math.sqrt(sample_size), groups * math.sqrt(group_size)
+        )
+        return [
+            math.hypot(of_samples * samples if s else 0.0, of_groups * groups if g else 0.0)
+            for s, g in zip(in_samples, in_groups, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroAggregation(Aggregation):
+    """A baseline: each example's gradient of f + g(X) is clipped, at the noise that it needs.
+
+    An example is in all of the clipped gradients, by way of g: in a batch of n - 1 others it moves
+    each of these by up to 2C and adds one of its own. As n is at most the number of rows of the
+    largest batch, the sensitivity is `(2 rows - 1) C`: the update's noise does not shrink with the
+    batch. Where there is no g, this is DP-SGD.
+
+    References:
+      - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
+        Proposition 2. (B C there, for a replaced example, half of what it can be.)
+    """
+
+    def sensitivity(self, l2_norm_clip: float, rows: int | tf.Tensor) -> float | tf.Tensor:
+        """How far an example moves the sum, under add-or-remove-one.
+
+        Args:
+          l2_norm_clip: The clip C.
+          rows: The most examples that a batch can have.
+        """
+        if isinstance(rows, tf.Tensor):
+            rows = tf.cast(rows, tf.float32)
+        return (2 * rows - 1) * l2_norm_clip
+
+    def clipped_sum(
+        self,
+        loss: TwoTermLoss,
+        engine: ClippingEngine,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        expected_batch_size: int,
+        most_rows: int | None,
+    ) -> ClippedSum:
+        """See `TwoTermLoss.clipped_sum`."""
+        row_seed, rule_seed = split_key(group_seed, 2)
+        rows = loss.with_draws(row_seed)
+        if loss.batch_wise is None:
+            return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
+        whole = one_group(rows, loss.mask)
+        common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
+        vectorized = VectorizedClipping(engine.l2_norm_clip, None, engine.rule)
+        shared = [
+            tf.zeros(v.shape) if c is None else c for c, v in zip(common, variables, strict=True)
+        ]
+        found: dict[str, list[bool]] = {}
+
+        def compute(total: tf.Tensor, *shared: tf.Tensor) -> tuple:
+            graph = reading.read_loss(total)
+            _check_mask(graph.mask is not None, loss)
+            handles = [total.graph.capture(variable.handle) for variable in variables]
+            count = graph.checked_rows()
+            mask = graph.keeps(count)
+            sums, found["connected"], within = vectorized.sum_over_chunks(
+                graph, handles, variables, mask, tf.zeros([count], tf.int32), count, common=shared
+            )
+            return sums, graph.regularizer_gradients(handles), within, count
+
+        sums, regularizer_gradients, within, count = loss.in_function_of_rows(
+            rows, compute, *shared
+        )
+        moved = self.sensitivity(engine.l2_norm_clip, count if most_rows is None else most_rows)
+        return ClippedSum(
+            gradients=[
+                s if own or c is not None else None
+                for s, own, c in zip(sums, found["connected"], common, strict=True)
+            ],
+            regularizer_gradients=regularizer_gradients,
+            within_clip=within,
+            batch=loss.data,
+            mask=loss.data_mask,
+            noise_scales=[moved] * len(variables),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchAggregation(Aggregation):
+    """A baseline: the gradient of the loss of the whole batch is clipped, at the noise it needs.
+
+    The sensitivity of an update is 2C however large the batch is: there is nothing to average the
+    noise over.
+
+    References:
+      - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
+        section 3.1. (C there, half of what an example can do.)
+    """
+
+    def sensitivity(self, l2_norm_clip: float) -> float:
+        """How far an example moves the clipped gradient of the batch: 2C."""
+        return 2 * l2_norm_clip
+
+    def clipped_sum(
+        self,
+        loss: TwoTermLoss,
+        engine: ClippingEngine,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        expected_batch_size: int,
+        most_rows: int | None,
+    ) -> ClippedSum:
+        """See `TwoTermLoss.clipped_sum`."""
+
+        def of_batch(*arguments):
+            *batch, mask = arguments
+            losses = loss.sample_wise(*batch)
+            loss.public_regularizer()  # Raises if, after the model was called, it is not public.
+            total = tf.reduce_sum(tf.where(mask, losses, tf.zeros_like(losses)))
+            total = total / expected_batch_size
+            return total if loss.batch_wise is None else total + loss.batch_wise(*batch, mask)
+
+        batch, mask = one_group(loss.with_draws(group_seed), loss.mask)
+        sums = clipped_group_sum(of_batch, batch, mask, variables, engine.l2_norm_clip, engine.rule)
+        moved = expected_batch_size * self.sensitivity(engine.l2_norm_clip)
+        public = [None] * len(variables)
+        if loss.regularizer is not None:
+            handles = [v.handle for v in variables]
+            public = tf.gradients(loss.public_regularizer(), handles)
+        return ClippedSum(
+            gradients=[None if s is None else expected_batch_size * s for s in sums],
+            regularizer_gradients=public,
+            within_clip=tf.constant(0.0),
+            batch=loss.data,
+            mask=loss.data_mask,
+            noise_scales=[moved] * len(variables),
+        )
+
+
+def split_noise(
+    noise_multiplier: float, split: float | str, sample_wise: float, batch_wise: float
+) -> tuple[float, float]:
+    """The noise multipliers of two sums that are released together as one Gaussian mechanism.
+
+    With shares u and 1 - u of `1 / sigma^2`, they are `sigma / sqrt(u)` and `sigma / sqrt(1 - u)`.
+    If the noise of the two sums adds `a sigma_s` and `b sigma_b` to an update, as root mean squared
+    norms, then `(a sigma_s)^2 + (b sigma_b)^2` is the least, `sigma^2 (a + b)^2`, for
+    `u = a / (a + b)`. (By Cauchy and Schwarz: `(a^2/u + b^2/(1-u)) (u + 1-u) >= (a + b)^2`.)
+
+    Args:
+      noise_multiplier: That of the joint mechanism, sigma.
+      split: "least_noise", or the share u of the sample-wise sum.
+      sample_wise: a: the sensitivity of the sample-wise sum, times its weight in the update, times
+        the square root of the number of coordinates that it has.
+      batch_wise: b, likewise. 0 if there is no such sum: all is left to the other.
+
+    Returns:
+      sigma_s and sigma_b.
+
+    Example:
+      >>> from tfdp.clipping.batch_losses.aggregations import split_noise
+      >>> split_noise(1.0, "least_noise", 3.0, 1.0)
+      (1.15..., 2.0)
+    """
+    if batch_wise == 0:
+        return noise_multiplier, math.inf
+    if sample_wise == 0:
+        return math.inf, noise_multiplier
+    if split != LEAST_NOISE:
+        share = float(split)
+        return noise_multiplier / math.sqrt(share), noise_multiplier / math.sqrt(1 - share)
+    # Clips may be infinite, where there is no noise.
+    ratio = 1.0 if math.isinf(batch_wise) else batch_wise / sample_wise
+    return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
+
+
+def _clipped_sample_sum(loss, rows, engine, variables, seed, most_rows) -> ClippedSum:
+    """The clipped sum of the sample-wise term."""
+    found: dict[str, ClippedSum] = {}
+
+    def compute(total: tf.Tensor, seed: tf.Tensor) -> tuple:
+        clipped = engine.clipped_sum(total, variables, seed, most_rows=most_rows)
+        _check_mask(clipped.mask is not None, loss)
+        found["clipped"] = clipped
+        return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip
+
+    gradients, regularizer_gradients, within = loss.in_function_of_rows(rows, compute, seed)
+    return dataclasses.replace(
+        found["clipped"],
+        gradients=gradients,
+        regularizer_gradients=regularizer_gradients,
+        within_clip=within,
+        batch=loss.data,
+        mask=loss.data_mask,
+    )
+
+
+def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
+    """Makes sure that rows that the mask excludes count for nothing."""
+    if loss.mask is not None and not is_masked:
+        raise ValueError(
+            "Argument `sample_wise` must return all that depends on the rows, so that `mask` "
+            "applies to it. Received a loss of which a part does not follow the mask."
+        )
+
+
+def _sum(parts: list) -> tf.Tensor | None:
+    """The sum of those that are not None."""
+    present = [part for part in parts if part is not None]
+    return tf.add_n(present) if present else None
+
+
+def _is_share(value: Any) -> bool:
+    return _is_real(value) and 0 < value < 1
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not (_is_real(value) and value >= LEAST_CLIP):
+        raise ValueError(
+            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
+            f"{name}={value!r}."
+        )
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(
+            f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
+        )

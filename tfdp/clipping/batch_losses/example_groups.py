@@ -1,0 +1,152 @@
+"""Groups of examples, and the gradients of a loss of each group."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping.clipping_rules import ClippingRule
+from tfdp.clipping.engine import group_of_rows
+from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.vectorized.engine import VectorizedClipping
+
+
+def draw_groups(
+    rows: Sequence[Any], mask: tf.Tensor | None, seed: tf.Tensor, num_groups: int, capacity: int
+) -> tuple[Any, tf.Tensor]:
+    """Every example draws its group on its own, uniformly.
+
+    An example that is added moves no other one to another group. A group that more than `capacity`
+    examples drew keeps the first of them: what it keeps is a function of the group alone, too.
+
+    Args:
+      rows: Tensors of the batch, `[rows, ...]`, nested.
+      mask: Which rows are examples, bool `[rows]`; None if all are.
+      seed: Secret key, int64 `[5]` or `[2]`.
+      num_groups: Number of groups, m.
+      capacity: Most examples of a group, n.
+
+    Returns:
+      The batch, `[m, n, ...]`, zeros where no example is; and bool `[m, n]`, where one is.
+    """
+    count = tf.shape(tf.nest.flatten(rows)[0])[0]
+    mask = tf.ones([count], tf.bool) if mask is None else mask
+    drawn = group_of_rows(seed, count, num_groups)
+    is_member = tf.logical_and(drawn[:, tf.newaxis] == tf.range(num_groups), mask[:, tf.newaxis])
+    member = tf.cast(is_member, tf.int32)
+    place = tf.reduce_sum(member * (tf.cumsum(member, axis=0) - 1), axis=1)
+    keep = tf.logical_and(mask, place < capacity)
+    slots = num_groups * capacity
+    slot = tf.where(keep, drawn * capacity + place, slots)
+    row_of = tf.math.unsorted_segment_max(tf.range(count), slot, slots + 1)[:slots]
+    taken = row_of >= 0
+
+    def grouped(tensor: tf.Tensor) -> tf.Tensor:
+        values = _existing(tf.gather(tensor, tf.maximum(row_of, 0)), taken)
+        shape = tf.concat([[num_groups, capacity], tf.shape(values)[1:]], 0)
+        return tf.ensure_shape(tf.reshape(values, shape), [num_groups, capacity, *values.shape[1:]])
+
+    return tf.nest.map_structure(grouped, tuple(rows)), tf.reshape(taken, [num_groups, capacity])
+
+
+def one_group(rows: Sequence[Any], mask: tf.Tensor | None) -> tuple[Any, tf.Tensor]:
+    """The whole batch as the only group: as `draw_groups`."""
+    if mask is None:
+        mask = tf.ones([tf.shape(tf.nest.flatten(rows)[0])[0]], tf.bool)
+    kept = tf.nest.map_structure(lambda t: _existing(t, mask)[tf.newaxis], tuple(rows))
+    return kept, mask[tf.newaxis]
+
+
+def _existing(tensor: tf.Tensor, there: tf.Tensor) -> tf.Tensor:
+    """Zeros in the rows that are no examples: nobody else's data may be there."""
+    there = tf.reshape(there, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.where(there, tensor, tf.zeros([], tensor.dtype))
+
+
+def clipped_group_sum(
+    function: Callable[..., tf.Tensor],
+    batch: Any,
+    mask: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    clip: float,
+    rule: ClippingRule | str = "flat",
+) -> list[tf.Tensor | None]:
+    """The sum of the clipped gradients of the losses of groups.
+
+    Args:
+      function: Gets the tensors of a group and its mask; returns a scalar. See `TwoTermLoss`.
+      batch: The groups, `[m, n, ...]`.
+      mask: Where they have examples, bool `[m, n]`. Groups without any contribute nothing.
+      variables: The trainable variables.
+      clip: Largest l2 norm of a group's gradient, over all variables together.
+      rule: How it is clipped.
+
+    Returns:
+      For each variable the sum, or None where the loss does not depend on it.
+
+    Raises:
+      ValueError: `function` does not return a scalar, or uses data that are not its arguments.
+    """
+    count = mask.shape[0]
+    traced = _GroupLoss.trace(function, batch, mask, variables)
+    handles = [traced.graph.terms[0].graph.capture(variable.handle) for variable in variables]
+    sums, connected, _ = VectorizedClipping(clip, None, rule).sum_over_chunks(
+        traced, handles, variables, tf.reduce_any(mask, axis=1), tf.zeros([count], tf.int32), count
+    )
+    return [s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _GroupLoss:
+    """The loss of groups, in the place where an engine expects that of rows.
+
+    Attributes:
+      graph: The loss of one group.
+      tensors: The groups, `[m, n, ...]`.
+    """
+
+    graph: reading.LossGraph
+    tensors: list[tf.Tensor]
+
+    @classmethod
+    def trace(
+        cls,
+        function: Callable[..., tf.Tensor],
+        batch: Any,
+        mask: tf.Tensor,
+        variables: Sequence[tf.Variable],
+    ) -> "_GroupLoss":
+        def of_group(batch: tuple, mask: tf.Tensor) -> tf.Tensor:
+            value = function(*batch, mask)
+            if not tf.is_tensor(value) or value.shape.rank != 0:
+                raise ValueError(
+                    "Argument `batch_wise` must return a scalar, the loss of a group. Received: "
+                    f"{value}."
+                )
+            # Only to see what the gradient uses: that of a custom gradient may be anything.
+            tf.gradients(value, [variable.handle for variable in variables])
+            return value
+
+        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (batch, mask))
+        concrete = function_checks.trace("batch_wise", of_group, specs)
+        groups = tf.nest.flatten([batch, mask])
+        graph = reading.LossGraph(
+            terms=[concrete.outputs[0]],
+            vectors=[],
+            regularizer=None,
+            batch=list(concrete.inputs[: len(groups)]),
+            mask=None,
+        )
+        return cls(graph, groups)
+
+    def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The loss of the group that is the only row of `[1, n, ...]`."""
+        several = self.tensors[-1].shape[0] != 1
+        group = [tensor[0] for tensor in row]
+        return self.graph.at(group, vectorizable_gradients=several).terms[0]
+
+    def has_operation(self, types: frozenset[str]) -> bool:
+        """See `LossGraph.has_operation`."""
+        return self.graph.has_operation(types)

@@ -1,0 +1,264 @@
+"""Losses with a term that is no sum over examples."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp._random import chacha
+from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping.engine import ClippedSum, ClippingEngine
+from tfdp.clipping.loss_graph import batch_state, reading
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoTermLoss:
+    """A loss `(1/B) sum_i f(x_i) + g(X)`: a sample-wise and a batch-wise term.
+
+    A divergence between the distribution of a batch and another one, a contrastive loss, a penalty
+    on correlations are batch-wise: one example changes what all others add. (Losses that are means
+    over examples need nothing of this: give them to `model.compile`.) Every optimizer of tfdp
+    takes such a loss in `minimize`, in a training step of your own.
+
+    The functions are called while the training step is traced, each in a graph of its own. What
+    they compute must follow from their arguments, from variables and from constants, and they must
+    have no side effects: what else they use is refused.
+
+    Args:
+      sample_wise: Gets the tensors of `batch` and then those of `draws`; returns the losses f of
+        the rows, `[rows]`.
+      batch_wise: Gets the same of some rows, `[n, ...]`, and last bool `[n]`, which of them exist
+        (others hold zeros); returns g of those that do, a scalar. None: g is zero.
+      batch: A tuple of tensors, or of nested tuples or dicts of them, first dimension the example:
+        data, or what is computed from data row by row.
+      aggregation: How the gradients of the two terms are clipped and added up.
+      mask: Which rows are examples, bool `[rows]`, as `tfdp.data.poisson_batches` delivers it with
+        `padding`. None if all are.
+      draws: Returns a tuple of TensorFlow Probability distributions. Every row gets a sample of
+        each, `[rows, ...]`, by a secret seed of the optimizer: noise that depended on the place of
+        a row in the batch would let one example move the others.
+      regularizer: Returns a scalar that depends on no data, to be added to the loss, such as
+        `lambda: tf.add_n(model.losses)`; its gradient is neither clipped nor noised.
+
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> class Decorrelated(tf.keras.Sequential):
+      ...     def train_step(self, data):
+      ...         x, y = data
+      ...         def squared_errors(x, y):
+      ...             return tf.reduce_sum((self(x) - y) ** 2, axis=1)
+      ...         def squared_correlation(x, y, mask):
+      ...             a, b = tf.unstack(self(x) * tf.cast(mask, tf.float32)[:, None], axis=1)
+      ...             return tf.math.divide_no_nan(
+      ...                 tf.reduce_sum(a * b) ** 2, tf.reduce_sum(a**2) * tf.reduce_sum(b**2)
+      ...             )
+      ...         loss = tfdp.clipping.TwoTermLoss(
+      ...             squared_errors,
+      ...             squared_correlation,
+      ...             batch=(x, y),
+      ...             aggregation=tfdp.clipping.TermWiseAggregation(batch_clip=0.1, num_groups=4),
+      ...         )
+      ...         self.optimizer.minimize(loss, self.trainable_variables)
+      ...         return {}
+      >>> x, y = np.random.rand(500, 3).astype("float32"), np.ones([500, 2], "float32")
+      >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
+      >>> model = Decorrelated([tf.keras.layers.Dense(2, input_shape=[3])])
+      >>> model.compile(tfdp.DPSGD(1.0, 1.1, sampling=batches.sampling))
+      >>> history = model.fit(batches, verbose=0)
+      >>> model.optimizer.ledger.steps
+      10
+    """
+
+    sample_wise: Callable[..., tf.Tensor]
+    batch_wise: Callable[..., tf.Tensor] | None
+    batch: Sequence[Any]
+    aggregation: "Aggregation"
+    mask: tf.Tensor | None = None
+    draws: Callable[[], Sequence[Any]] | None = None
+    regularizer: Callable[[], tf.Tensor] | None = None
+
+    def clipped_sum(
+        self,
+        engine: ClippingEngine,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        expected_batch_size: int,
+        most_rows: int | None = None,
+    ) -> ClippedSum:
+        """Sums clipped gradients, so that `1 / expected_batch_size` of the sum is the update.
+
+        Args:
+          engine: Clips the examples.
+          variables: The trainable variables.
+          group_seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
+          expected_batch_size: Expected number of examples in a batch.
+          most_rows: See `ClippingEngine.clipped_sum`.
+
+        Returns:
+          The sum, with a noise scale for each variable.
+
+        Raises:
+          ValueError: An argument of the loss is not what it must be.
+        """
+        if engine.num_microbatches is not None:
+            raise ValueError(
+                "Argument `num_microbatches` must be None with a TwoTermLoss, whose aggregation "
+                f"says what is clipped. Received: num_microbatches={engine.num_microbatches}."
+            )
+        if not (isinstance(self.batch, tuple | list) and self.batch):
+            raise ValueError(
+                "Argument `batch` must be a tuple of tensors, or of nested tuples or dicts of "
+                f"them. Received: batch={self.batch!r}."
+            )
+        for tensor in tf.nest.flatten(tuple(self.batch)):
+            function_checks.check_is_by_row("batch", tensor)
+        if self.mask is not None:
+            function_checks.check_is_by_row("mask", self.mask)
+            if self.mask.dtype != tf.bool or self.mask.shape.rank != 1:
+                raise ValueError(
+                    "Argument `mask` must be a bool tensor, [rows], or None. Received: "
+                    f"mask={self.mask}."
+                )
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(graph, tf.__internal__.FuncGraph):
+            batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
+            graph = graph.outer_graph
+        return self.aggregation.clipped_sum(
+            self, engine, variables, group_seed, expected_batch_size, most_rows
+        )
+
+    @property
+    def rows(self) -> tf.Tensor:
+        """Number of rows of the batch, a scalar."""
+        return tf.shape(tf.nest.flatten(tuple(self.batch))[0])[0]
+
+    def with_draws(self, seed: tf.Tensor) -> tuple[Any, ...]:
+        """The tensors of the batch, and those of `draws`.
+
+        Args:
+          seed: Secret key, int64 `[5]` or `[2]`, used for nothing else.
+        """
+        batch = tuple(self.batch)
+        if self.draws is None:
+            return batch
+
+        make_laws = self.draws
+
+        def draw(rows: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+            laws = make_laws()
+            # What TensorFlow Probability takes: 64 bits, all of them secret.
+            keys = split_key(seed, len(laws), tf.int32)
+            return [law.sample(rows, seed=key) for law, key in zip(laws, keys, strict=True)]
+
+        specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec(seed.shape, tf.int64)]
+        drawn = function_checks.trace("draws", draw, specs)(self.rows, seed)
+        return (*batch, *drawn)
+
+    def in_function_of_rows(
+        self, rows: Sequence[Any], compute: Callable[..., Any], *others: tf.Tensor
+    ) -> Any:
+        """What `compute` makes of the sample-wise losses, in a graph whose arguments are the rows.
+
+        Args:
+          rows: What `with_draws` returned.
+          compute: Gets the total, a scalar, and `others`. The total is the sum of the losses of the
+            rows that the mask keeps, plus the regulariser.
+          *others: Tensors of the graph outside.
+        """
+
+        def traced(batch: tuple, mask: tf.Tensor | None, others: tuple) -> Any:
+            losses = self.sample_wise(*batch)
+            if losses.shape.rank != 1:
+                raise ValueError(
+                    "Argument `sample_wise` must return one loss per row, [rows]. Received a "
+                    f"tensor of shape {losses.shape}."
+                )
+            if mask is not None:
+                losses = losses * tf.cast(mask, losses.dtype)
+            total = tf.reduce_sum(losses)
+            if self.regularizer is not None:
+                total = total + self.public_regularizer()
+            return compute(total, *others)
+
+        # Any number of rows: the losses must be computable of a single one.
+        specs = [
+            tf.nest.map_structure(lambda t: _spec([None, *t.shape[1:]], t), tuple(rows)),
+            None if self.mask is None else _spec([None], self.mask),
+            tuple(_spec(t.shape, t) for t in others),
+        ]
+        return function_checks.trace("sample_wise", traced, specs)(tuple(rows), self.mask, others)
+
+    def public_regularizer(self) -> tf.Tensor:
+        """The regulariser, a scalar.
+
+        Raises:
+          ValueError: It is none, or depends on data.
+        """
+        value = tf.convert_to_tensor(0.0 if self.regularizer is None else self.regularizer())
+        if value.shape.rank != 0 or reading.data_of(value)[1]:
+            raise ValueError(
+                "Argument `regularizer` must return a scalar that depends on no data: its gradient "
+                f"is not clipped. Received: {value}. (An activity regulariser is a part of the "
+                "examples' losses: add it in `sample_wise`.)"
+            )
+        return value
+
+    @property
+    def data(self) -> list[tf.Tensor]:
+        """The tensors of data that `batch` and `mask` follow from."""
+        found = {}
+        for tensor in tf.nest.flatten((tuple(self.batch), self.mask)):
+            if tf.is_symbolic_tensor(tensor):
+                found.update({source.ref(): source for source in reading.data_of(tensor)[0]})
+        return list(found.values())
+
+    @property
+    def data_mask(self) -> tf.Tensor | None:
+        """The mask, if it is a tensor of data."""
+        return next((tensor for tensor in self.data if tensor is self.mask), None)
+
+
+class Aggregation(abc.ABC):
+    """How the gradients of the terms of a `TwoTermLoss` are clipped and added up.
+
+    Formal guarantee: with Gaussian noise of standard deviation `noise_multiplier * noise_scales[v]`
+    on each coordinate of each variable v, the sum is a Gaussian mechanism with that noise
+    multiplier, for neighbours under add-or-remove-one, whatever the loss and the data.
+    """
+
+    @abc.abstractmethod
+    def clipped_sum(
+        self,
+        loss: TwoTermLoss,
+        engine: ClippingEngine,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        expected_batch_size: int,
+        most_rows: int | None,
+    ) -> ClippedSum:
+        """See `TwoTermLoss.clipped_sum`."""
+
+
+def split_key(key: tf.Tensor, count: int, dtype: tf.DType = tf.int64) -> list[tf.Tensor]:
+    """Derives independent keys from one, none of whose bits is public or shared.
+
+    (`tf.random.experimental.stateless_fold_in` would put the number of a key into it: half of its
+    bits would be public, and more than half after a cast to int32.)
+
+    Args:
+      key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
+      count: Number of keys.
+      dtype: Their type: tf.int64, or tf.int32 where that is needed.
+
+    Returns:
+      The keys, `[2]` each.
+    """
+    words = chacha.random_words(key, 2 * count * dtype.size // 4)
+    words = tf.bitcast(tf.reshape(words, [count, 2, *[dtype.size // 4] * (dtype.size > 4)]), dtype)
+    return tf.unstack(words, num=count)
+
+
+def _spec(shape: Any, tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tensor.dtype)

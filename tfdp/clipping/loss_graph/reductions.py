@@ -1,0 +1,200 @@
+"""Finds the losses of the examples in front of their sum or mean."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping import devices
+from tfdp.clipping.loss_graph.copying import cone
+
+SUM, MEAN = "sum", "mean"
+_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """What a term of a loss reduces.
+
+    Attributes:
+      losses: One value per example, `[rows]`.
+      kind: `SUM` or `MEAN` over the examples; None if they are not reduced.
+    """
+
+    losses: tf.Tensor
+    kind: str | None
+
+    def of_all_replicas(self) -> tf.Tensor:
+        """Returns the losses as they are without a distribution strategy.
+
+        As the mean of several replicas is the sum of theirs, each has divided its own by how many
+        there are.
+        """
+        replicas = devices.replicas()
+        return self.losses * replicas if self.kind == MEAN and replicas > 1 else self.losses
+
+
+def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
+    """Finds what a term of a loss reduces; makes operations in the default graph where needed.
+
+    A mean over all entries of `[rows, ...]` is the mean over the rows of means within them, as is
+    their sum divided by their number. Divided by the number of rows, a sum is one within them.
+    Divided by the sum of weights by which the entries were multiplied, it is a weighted mean within
+    each row; where a row has one entry, its weight scales its loss.
+
+    Args:
+      term: Losses, `[rows]`, or a scalar.
+      depends_on_data: Whether a tensor does.
+
+    Returns:
+      What it reduces; None if that is not known.
+    """
+    if term.shape.rank == 1:
+        return Reduction(term, None)
+    if (before := _before(term)) is not term:
+        return of_term(before, depends_on_data)
+    op = term.op
+    if op.type == "Mul":
+        return _multiplied(op, depends_on_data)
+    if (entries := _summed(op)) is not None:
+        return Reduction(_within(entries, tf.reduce_sum), SUM)
+    if op.type == "Mean" and op.inputs[0].shape.rank:
+        return Reduction(_within(op.inputs[0], tf.reduce_mean), MEAN)
+    if op.type in ("RealDiv", "DivNoNan"):
+        losses = _divided(op.inputs[0], op.inputs[1], depends_on_data)
+        return None if losses is None else Reduction(losses, MEAN)
+    return None
+
+
+def _multiplied(op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
+    """Finds what a product of a term and something public reduces."""
+    private, public = _factors(op, depends_on_data)
+    found = None if private is None else of_term(private, depends_on_data)
+    if found is None or found.kind is None:
+        return None
+    return Reduction(found.losses * public, found.kind)
+
+
+def _factors(
+    op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]
+) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """Returns the private and the public factor of a product; None twice if both are private."""
+    a, b = op.inputs
+    if depends_on_data(a) and depends_on_data(b):
+        return None, None
+    return (a, b) if depends_on_data(a) else (b, a)
+
+
+def _divided(
+    total: tf.Tensor, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
+) -> tf.Tensor | None:
+    """The losses whose mean is a sum divided by a number; None if that is no mean."""
+    total, number = _before(total), _before(number)
+    if total.op.type in ("Add", "AddV2", "AddN"):
+        return _divided_terms(total.op, number, depends_on_data)
+    if total.op.type == "Mul":
+        private, public = _factors(total.op, depends_on_data)
+        losses = None if private is None else _divided(private, number, depends_on_data)
+        return None if losses is None else losses * public
+    entries = _summed(total.op)
+    if entries is None:
+        return None
+    if _is_number_of_entries(number, entries):
+        return _within(entries, tf.reduce_mean)
+    if _is_number_of_rows(number, entries, depends_on_data):
+        return _within(entries, tf.reduce_sum)
+    if number.op.type != "Sum" or number.op.inputs[0].shape.rank != entries.shape.rank:
+        return None
+    weights = _before(number.op.inputs[0])
+    if not is_factor(weights, entries):
+        return None
+    if entries.shape.rank == 1:
+        return entries
+    weights = tf.cast(number.op.inputs[0], entries.dtype)
+    return tf.math.divide_no_nan(_within(entries, tf.reduce_sum), _within(weights, tf.reduce_sum))
+
+
+def _summed(op: tf.Operation) -> tf.Tensor | None:
+    """Returns the entries that a scalar is the sum of, or None if it is no sum."""
+    if op.type not in ("L2Loss", "Sum") or not op.inputs[0].shape.rank:
+        return None
+    return op.inputs[0] if op.type == "Sum" else tf.square(op.inputs[0]) / 2
+
+
+def _divided_terms(
+    op: tf.Operation, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
+) -> tf.Tensor | None:
+    """As `_divided`, of a sum of scalars: Keras's activity regularisers begin with a zero."""
+    found = []
+    for term in op.inputs:
+        if term.shape.rank != 0:
+            return None
+        if tf.get_static_value(term) == 0:
+            continue
+        losses = _divided(term, number, depends_on_data) if depends_on_data(term) else None
+        if losses is None:
+            return None
+        found.append(losses)
+    return tf.add_n(found) if found else None
+
+
+def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:
+    """Returns whether a number is that of all entries of a tensor."""
+    static = tf.get_static_value(number)
+    if static is not None:
+        return entries.shape.num_elements() == static
+    op = number.op
+    if op.type == "Prod":
+        op = _before(op.inputs[0]).op
+    return op.type in ("Size", "Shape") and op.inputs[0].ref() == entries.ref()
+
+
+def _is_number_of_rows(
+    number: tf.Tensor, entries: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
+) -> bool:
+    """Returns whether a number is the first dimension of a tensor made of the batch."""
+    static = tf.get_static_value(number)
+    if static is not None:
+        return entries.shape[0] == static
+    op = number.op
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    first = tf.get_static_value(op.inputs[1]), op.get_attr("shrink_axis_mask")
+    measured = op.inputs[0].op.inputs[0]
+    return first == ([0], 1) and depends_on_data(measured)
+
+
+def _keeps_rows(op: tf.Operation) -> bool:
+    """Returns whether a reduction is one within the rows."""
+    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
+    return axes is not None and bool(rank) and all(axis % rank for axis in np.ravel(axes))
+
+
+def _within(entries: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
+    """Reduces `[rows, ...]` within the rows."""
+    if entries.shape.rank == 1:
+        return entries
+    return reduce(entries, axis=list(range(1, entries.shape.rank)))
+
+
+def _before(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor before operations that change no value; Keras sums up scalars, too."""
+    while tensor.op.type in ("Cast", "Identity") or (
+        tensor.op.type in ("Mean", "Sum") and tensor.op.inputs[0].shape.rank == 0
+    ):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
+    """Returns whether `product` is `factor` times something, and so zero where that is."""
+    if product.ref() == factor.ref():
+        return True
+    op = product.op
+    if op.type in _KEEP_FACTORS or (op.type in ("Mean", "Sum") and _keeps_rows(op)):
+        return is_factor(factor, op.inputs[0])
+    if op.type == "Mul":
+        containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]
+        return len(containing) == 1 and is_factor(factor, containing[0])
+    return False

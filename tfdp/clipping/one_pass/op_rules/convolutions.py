@@ -1,0 +1,263 @@
+"""Convolutions: the gradient of a kernel is a product of patches and output gradients."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.constants import constant, reshaped
+from tfdp.clipping.one_pass.op_rules import depthwise
+from tfdp.clipping.one_pass.op_rules.products import positions_of
+from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
+from tfdp.clipping.one_pass.weight_uses import Use
+
+# Pixels of fewer contiguous bytes are not gathered one by one.
+_RUN_BYTES = 32
+
+
+def _attributes(op: tf.Operation) -> dict:
+    names = ("strides", "padding", "explicit_paddings", "dilations")
+    known = {attr.name for attr in op.op_def.attr}
+    return {name: op.get_attr(name) for name in names if name in known}
+
+
+def _merge(tensor: tf.Tensor) -> tf.Tensor:
+    """From `[n, each, ...]` to `[n * each, ...]`."""
+    return reshaped(tensor, [-1, *tensor.shape[2:]])
+
+
+def _is_supported(use: Use, x: tf.Tensor) -> bool:
+    data_format = use.op.get_attr("data_format")
+    return (
+        data_format in (b"NHWC", b"NDHWC")
+        and x.shape[2:].is_fully_defined()
+        and use.gradient.shape[2:].is_fully_defined()
+        and use.each is not None
+    )
+
+
+@register_rule("Conv2D")
+def conv2d(use: Use) -> Contribution | None:
+    """Conv2D and, through it, Conv1D; any stride, padding, dilation and groups."""
+    x = use.data[0]
+    if x is None or not _is_supported(use, x):
+        return None
+    if use.shape[2] == 1 and x.shape[-1] > 1:  # A group for each channel.
+        channels = x.shape[-1]
+        return _depthwise(use, x, [*use.shape[:2], channels, use.shape[3] // channels])
+    if x.shape[-1] != use.shape[2]:
+        output = use.gradient.shape[2:4].as_list()
+        patches, order = _patches_2d(x, output, use.shape[:2], _attributes(use.op))
+        return _grouped(use, x, patches, order[:2])
+    return _products_2d(x, use.gradient, use, "convolution")
+
+
+def _products_2d(image: tf.Tensor, outputs: tf.Tensor, use: Use, name: str) -> OuterProducts:
+    """Products of the patches of `image` and of `outputs`, what is one for each patch."""
+    attributes = _attributes(use.op)
+
+    def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=_merge(inputs),
+            filter_sizes=constant(use.shape),
+            out_backprop=_merge(outputs),
+            **attributes,
+        )
+
+    patches, order = _patches_2d(image, outputs.shape[2:4].as_list(), use.shape[:2], attributes)
+    return OuterProducts(
+        image,
+        outputs,
+        use.shape,
+        positions_of(outputs),
+        math.prod(use.shape[:3]),
+        use.shape[3],
+        name,
+        expand=patches,
+        order=order,
+        ordinary=ordinary if max(attributes["dilations"]) == 1 else None,
+    )
+
+
+def _patches_2d(
+    tensor: tf.Tensor, output: list[int], kernel: list[int], attributes: dict
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], list[int]]:
+    """Finds patches by gathering contiguous runs of memory, which is faster than a convolution.
+
+    Where a pixel has few channels, runs would be short: then whole rows are gathered first, and
+    transposed so that a patch's column is contiguous.
+
+    Args:
+      tensor: What patches are taken of, `[n, each, h, w, c]`.
+      output: Number of patches along the height and the width.
+      kernel: Height and width of a patch.
+      attributes: Of the convolution.
+
+    Returns:
+      A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`; and the
+      order of the kernel's axes in a patch.
+    """
+    height, width, channels = image = tensor.shape[2:].as_list()
+    strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
+    (top, bottom), (left, right) = _paddings(image[:2], kernel, output, attributes)
+    # Neighbouring pixels that every patch has together are moved together.
+    run = strides[1] if dilations[1] == 1 and kernel[1] % strides[1] == 0 else 1
+    right += -(left + width + right) % run
+    height, width = height + top + bottom, width + left + right
+    rows = np.arange(output[0])[:, np.newaxis] * strides[0] + np.arange(kernel[0]) * dilations[0]
+    steps = np.arange(kernel[1] // run) * dilations[1]
+    columns = np.arange(output[1])[:, np.newaxis] * (strides[1] // run) + steps
+    by_column = tensor.dtype.size * channels < _RUN_BYTES
+    if [1, 1] == kernel == list(strides) and not max(top, bottom, left, right):
+        return _merge, [0, 1, 2, 3]
+    if by_column:  # [output row, run of the image's columns] by [run of the patch's columns]
+        places = np.arange(output[0])[:, np.newaxis, np.newaxis] * (width // run) + columns
+    else:  # [output row, output column] by [row of the patch, run of its columns]
+        places = rows[:, np.newaxis, :, np.newaxis] * (width // run) + columns[:, np.newaxis, :]
+
+    def gather(x: tf.Tensor) -> tf.Tensor:
+        x = _merge(x)
+        if max(top, bottom, left, right):
+            x = tf.pad(x, [[0, 0], [top, bottom], [left, right], [0, 0]])
+        entries = channels
+        if by_column:
+            x = _gather(reshaped(x, [-1, height, width * channels]), rows)
+            x = reshaped(x, [-1, output[0], kernel[0], width, channels])
+            x = tf.transpose(x, constant([0, 1, 3, 2, 4]))
+            entries = kernel[0] * channels
+        x = reshaped(x, [-1, (output[0] if by_column else height) * width // run, run * entries])
+        return _gather(x, places)
+
+    return gather, [1, 0, 2, 3] if by_column else [0, 1, 2, 3]
+
+
+def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
+    return tf.gather(tensor, constant(places.ravel()), axis=constant(1))
+
+
+def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
+    """Zeros before and after each of the two axes; SAME puts the odd one after."""
+    strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
+    if attributes["padding"] == b"EXPLICIT":
+        explicit = attributes["explicit_paddings"]
+        return [(explicit[2], explicit[3]), (explicit[4], explicit[5])]
+    if attributes["padding"] == b"VALID":
+        return [(0, 0), (0, 0)]
+    pairs = []
+    for size, k, s, d, out in zip(image, kernel, strides, dilations, output, strict=True):
+        total = max(0, (out - 1) * s + (k - 1) * d + 1 - size)
+        pairs.append((total // 2, total - total // 2))
+    return pairs
+
+
+def _patches_by_identity(
+    operation: Callable[..., tf.Tensor], kernel: list[int], attributes: dict
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function from `[n, each, ..., c]` to patches, by a convolution that copies each entry."""
+    patch = math.prod(kernel)
+    identity = np.eye(patch, dtype=np.float32).reshape([*kernel, patch])
+
+    def convolve(x: tf.Tensor) -> tf.Tensor:
+        return operation(input=_merge(x), filter=tf.constant(identity, x.dtype), **attributes)
+
+    return convolve
+
+
+def _grouped(
+    use: Use, x: tf.Tensor, patches: Callable[[tf.Tensor], tf.Tensor], order: list[int]
+) -> Contribution:
+    """Products of patches and outputs in each group of channels.
+
+    Args:
+      use: The convolution.
+      x: What patches are taken of, `[n, each, ..., channels]`.
+      patches: From it to patches of all channels, `[n * each, positions, kernel * channels]`.
+      order: The order of the kernel's axes, but those of the channels, in a patch.
+    """
+    *kernel, fan_in, filters = use.shape
+    groups, size, positions = x.shape[-1] // fan_in, math.prod(kernel), positions_of(use.gradient)
+    in_patch = [kernel[axis] for axis in order]
+    axes = [order.index(axis) + 1 for axis in range(len(order))]
+
+    def function(x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        columns = tf.reshape(patches(x), [-1, positions, size, groups, fan_in])
+        g = tf.reshape(g, [-1, positions, groups, filters // groups])
+        products = tf.einsum("ntkgi,ntgo->nkigo", columns, g)
+        products = tf.reshape(products, [-1, *in_patch, fan_in, filters])
+        last = len(in_patch) + 1
+        return tf.transpose(products, [0, *axes, last, last + 1])
+
+    floats = (positions or 1) * (size * x.shape[-1] + filters) + math.prod(use.shape)
+    name = "grouped convolution, instantiated"
+    return Direct([x, use.gradient], use.shape, name, function, floats)
+
+
+@register_rule("Conv3D")
+def conv3d(use: Use) -> Contribution | None:
+    """Conv3D; any stride, padding, dilation and groups."""
+    op, x = use.op, use.data[0]
+    if x is None or not _is_supported(use, x):
+        return None
+    if x.shape[-1] != use.shape[3]:
+        whole = [*use.shape[:3], x.shape[-1]]
+        patches = _patches_by_identity(tf.raw_ops.Conv3D, whole, _attributes(op))
+        return _grouped(use, x, patches, [0, 1, 2])
+    return OuterProducts(
+        x,
+        use.gradient,
+        use.shape,
+        positions_of(use.gradient),
+        math.prod(use.shape[:4]),
+        use.shape[4],
+        "convolution",
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:4], _attributes(op)),
+    )
+
+
+@register_rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+def transposed_convolution(use: Use) -> Contribution | None:
+    """Conv2DTranspose, Conv3DTranspose: input and output gradient have changed places."""
+    op, x = use.op, use.data[2]
+    if x is None or not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
+        return None
+    if len(use.shape) == 4:
+        return _products_2d(use.gradient, x, use, "transposed convolution")
+    return OuterProducts(
+        use.gradient,
+        x,
+        use.shape,
+        positions_of(x),
+        math.prod(use.shape[:-1]),
+        use.shape[-1],
+        "transposed convolution",
+        expand=_patches_by_identity(tf.raw_ops.Conv3D, use.shape[:-1], _attributes(op)),
+    )
+
+
+@register_rule("DepthwiseConv2dNative")
+def depthwise_conv2d(use: Use) -> Contribution | None:
+    """Depthwise convolution, in DepthwiseConv2D and SeparableConv."""
+    x = use.data[0]
+    if x is None or not _is_supported(use, x):
+        return None
+    return _depthwise(use, x, use.shape)
+
+
+def _depthwise(use: Use, x: tf.Tensor, kernel: list[int]) -> Contribution:
+    """A correlation for each channel of `x`; `kernel` is `[height, width, channels, multiplier]`.
+
+    (With groups, they are the same numbers as `[height, width, 1, channels * multiplier]`.)
+    """
+    attributes = _attributes(use.op)
+    output = use.gradient.shape[2:4].as_list()
+    window = depthwise.Window(
+        kernel=kernel,
+        strides=attributes["strides"][1:3],
+        dilations=attributes["dilations"][1:3],
+        pads=_paddings(x.shape[2:4].as_list(), kernel[:2], output, attributes),
+    )
+    floats = math.prod(use.shape) + sum(math.prod(t.shape[1:]) for t in (x, use.gradient))
+    name = "depthwise convolution, instantiated"
+    return Direct([x, use.gradient], use.shape, name, window.gradients, floats)

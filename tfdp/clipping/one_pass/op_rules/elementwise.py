@@ -1,0 +1,101 @@
+"""Biases, scales and shifts: gradients that are sums over all but the weights' axes."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp.clipping.constants import constant
+from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct
+from tfdp.clipping.one_pass.weight_uses import Use
+
+
+@register_rule("BiasAdd")
+def bias_add(use: Use) -> Contribution:
+    """`x + b` for each channel."""
+    rank = use.gradient.shape.rank
+    channel = 2 if use.op.get_attr("data_format") == b"NCHW" else rank - 1
+    axes = [axis for axis in range(1, rank) if axis != channel]
+    return reduced(use, [use.gradient], lambda g: g, axes, "bias")
+
+
+def _broadcast_axes(use: Use) -> list[int] | None:
+    """The axes of a gradient `[n, each, ...]` along which the weights are the same."""
+    output = use.op.outputs[0].shape
+    if output.rank is None or None in use.shape or use.rows[-1] is None:
+        return None
+    own = [1] * (output.rank - len(use.shape)) + use.shape
+    example = use.rows[-1].axis
+    if own[example] != 1:
+        return None
+    rest = [own[axis] for axis in range(output.rank) if axis != example]
+    return [1, *[2 + i for i, size in enumerate(rest) if size == 1]]
+
+
+@register_rule("Add", "AddV2", weight=0)
+@register_rule("Add", "AddV2", weight=1)
+def add(use: Use) -> Contribution | None:
+    """`x + b`, the weights of any shape that broadcasts."""
+    axes = _broadcast_axes(use)
+    return None if axes is None else reduced(use, [use.gradient], lambda g: g, axes, "shift")
+
+
+@register_rule("Sub", weight=0)
+@register_rule("Sub", weight=1)
+def subtract(use: Use) -> Contribution | None:
+    """`x - b` or `b - x`."""
+    axes, sign = _broadcast_axes(use), -1.0 if use.weight else 1.0
+    return None if axes is None else reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
+
+
+@register_rule("BroadcastTo", "Tile", weight=0)
+def repeated(use: Use) -> Contribution | None:
+    """Weights that are repeated for each example: a class token, a first state that is learned."""
+    axes, output = _broadcast_axes(use), use.op.outputs[0].shape
+    if axes is None or any(
+        size not in (1, length) for size, length in zip(use.shape[::-1], output[::-1], strict=False)
+    ):
+        return None
+    return reduced(use, [use.gradient], lambda g: g, axes, "repeated weights")
+
+
+@register_rule("Mul", weight=0)
+@register_rule("Mul", weight=1)
+def multiply(use: Use) -> Contribution | None:
+    """`x * w`: the scale of a normalisation."""
+    axes, x = _broadcast_axes(use), use.data[1 - use.weight]
+    if axes is None or x is None or x.shape.rank != use.gradient.shape.rank:
+        return None
+    return reduced(use, [use.gradient, x], lambda g, x: g * x, axes, "scale")
+
+
+def reduced(
+    use: Use,
+    tensors: list[tf.Tensor],
+    function: Callable[..., tf.Tensor],
+    axes: list[int],
+    name: str,
+) -> Contribution:
+    """Gradients that are sums over `axes` of a function of `tensors`, `[n, each, ...]`."""
+    return direct(
+        use,
+        tensors,
+        lambda *args: tf.reduce_sum(function(*args), axis=constant(axes)),
+        axes,
+        name,
+    )
+
+
+def direct(
+    use: Use,
+    tensors: list[tf.Tensor],
+    function: Callable[..., tf.Tensor],
+    axes: list[int],
+    name: str,
+) -> Contribution:
+    """Gradients that a function of `tensors`, `[n, each, ...]`, sums over `axes`."""
+    small = use.each == 1 and all(use.gradient.shape[axis] == 1 for axis in axes)
+    floats = None if small else use.gradient.shape[1:].num_elements()
+    contribution = Direct(tensors, use.shape, name, function, floats)
+    contribution.whole = small
+    return contribution

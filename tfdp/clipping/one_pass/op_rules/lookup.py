@@ -1,0 +1,32 @@
+"""Embeddings: rows of a table that examples look up."""
+
+import tensorflow as tf
+
+from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.per_example_gradients import Contribution, Lookups
+from tfdp.clipping.one_pass.weight_uses import Use
+
+
+@register_rule("ResourceGather", weight=0)
+def resource_gather(use: Use) -> Contribution | None:
+    """Keras's Embedding: reads rows of the variable."""
+    return _lookup(use, use.op.get_attr("batch_dims"))
+
+
+@register_rule("GatherV2", weight=0)
+def gather(use: Use) -> Contribution | None:
+    """`tf.gather` on the value of a variable, along its first axis."""
+    axis = tf.get_static_value(use.op.inputs[2])
+    return _lookup(use, use.op.get_attr("batch_dims")) if axis == 0 else None
+
+
+def _lookup(use: Use, batch_dims: int) -> Contribution | None:
+    indices, width = use.data[1], tf.TensorShape(use.shape[1:]).num_elements()
+    if indices is None or batch_dims:
+        return None
+    positions = indices.shape[1:].num_elements() or -1  # An open time axis.
+    return Lookups(
+        tf.reshape(indices, [-1, positions]),
+        tf.reshape(use.gradient, [-1, positions, width]),
+        use.shape,
+    )

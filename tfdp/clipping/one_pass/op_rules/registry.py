@@ -1,0 +1,47 @@
+"""Which rule gives the examples' gradients of the weights of an operation."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tfdp.clipping.one_pass.per_example_gradients import Contribution
+from tfdp.clipping.one_pass.weight_uses import Use
+
+Rule: TypeAlias = Callable[[Use], Contribution | None]
+
+_RULES: dict[tuple[str, int], Rule] = {}
+
+
+def register_rule(*types: str, weight: int = 1) -> Callable[[Rule], Rule]:
+    """Registers a rule for operations of `types` whose input `weight` is the weights.
+
+    A rule is a function of a `Use` that returns the gradients of the weights for every example, or
+    None where it does not apply (then the generic rule does). The row analysis has proven by then
+    that the operation keeps the examples apart (`tfdp.clipping.row_analysis.transfer_functions`).
+
+    Args:
+      *types: Types of TensorFlow operations.
+      weight: The input that holds the weights.
+
+    Returns:
+      A decorator.
+
+    Raises:
+      ValueError: There is a rule already.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for op_type in types:
+            if (op_type, weight) in _RULES:
+                raise ValueError(
+                    "Arguments `types` and `weight` must name an operation that has no rule yet. "
+                    f"Received: {op_type!r}, weight={weight}."
+                )
+            _RULES[op_type, weight] = rule
+        return rule
+
+    return register
+
+
+def find_rule(op_type: str, weight: int) -> Rule | None:
+    """The rule for an operation whose input `weight` is the weights, or None."""
+    return _RULES.get((op_type, weight))

@@ -1,0 +1,329 @@
+"""Norms of the gradients of examples, their clip factors, and the clipped sums.
+
+A graph pays for each of its operations when it is traced and optimised. Of a model with many
+variables, small gradients are therefore put side by side, `[rows, size]`, so that most operations
+are needed once for all of them and not once for each.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdp.clipping import devices, norms
+from tfdp.clipping.constants import constant
+from tfdp.clipping.engine import Factors
+from tfdp.clipping.one_pass.per_example_gradients import Contribution, OuterProducts, weighted_sum
+
+# Gradients of at most so many weights are put side by side: copying larger ones would cost more.
+_SMALL = 2**13
+# Parts of fewer rows do not pay: then all rows are worked on at once, in at most so many times the
+# memory of a part.
+_FEWEST_ROWS, _MOST_PARTS = 8, 64
+
+# Gives the factors from squared norms, the group of each, the rows that count and the random
+# numbers of a random rule.
+FactorsOf = Callable[[Sequence[tf.Tensor], Sequence[int], tf.Tensor, tf.Tensor], Factors]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Gradients that are instantiated side by side.
+
+    Attributes:
+      indices: Of the contributions.
+      group: The group that they are clipped in.
+      sizes: Numbers of weights.
+    """
+
+    indices: list[int]
+    group: int
+    sizes: list[int]
+
+
+class WeightedSums:
+    """The clipped sums of the gradients of several variables.
+
+    Args:
+      contributions: The gradients.
+      group_of: For each the group of variables that it is clipped in.
+      wide: Whether to compute the sums in float64.
+    """
+
+    def __init__(
+        self, contributions: Sequence[Contribution], group_of: Sequence[int], wide: bool = False
+    ):
+        self._contributions, self._group_of, self._wide = list(contributions), group_of, wide
+        self._factored = [i for i, c in enumerate(contributions) if c.factored]
+        self._pieces = self._side_by_side()
+
+    def _side_by_side(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        small: dict[tuple, list[int]] = {}
+        for i, c in enumerate(self._contributions):
+            if c.factored:
+                continue
+            key = (self._group_of[i], c.dtype) if c.size <= _SMALL else (i,)
+            small.setdefault(key, []).append(i)
+        for indices in small.values():
+            sizes = [self._contributions[i].size for i in indices]
+            pieces.append(Piece(indices, self._group_of[indices[0]], sizes))
+        return pieces
+
+    def compute(
+        self,
+        mask: tf.Tensor,
+        rows: tf.Tensor,
+        uniforms: tf.Tensor,
+        factors_of: FactorsOf,
+        expected_rows: int | None = None,
+    ) -> tuple[list[tf.Tensor], Factors]:
+        """Computes norms, factors and sums.
+
+        Args:
+          mask: Which rows are examples.
+          rows: Number of rows.
+          uniforms: For each row the random number of a random rule.
+          factors_of: Gives the factors.
+          expected_rows: About how many rows there will be, if that is known.
+
+        Returns:
+          The clipped sum of each contribution, in the shape of its weights; and the factors.
+        """
+        contributions = self._contributions
+        early = {i: contributions[i].squares(contributions[i].tensors) for i in self._early()}
+        if self._fits(expected_rows):
+            tensors = {i: c.tensors for i, c in enumerate(contributions)}
+            flats, factors = self._norms(tensors, early, mask, uniforms, factors_of)
+            found = self._sums_of_pieces(flats, factors)
+        else:
+            found, factors = self._in_parts(early, mask, rows, uniforms, factors_of)
+        factors = dataclasses.replace(factors, group_of=list(self._group_of))
+        sums: dict[int, tf.Tensor] = {}
+        for piece, total in zip(self._pieces, found, strict=True):
+            parts = tf.split(total, piece.sizes) if len(piece.sizes) > 1 else [total]
+            for i, part in zip(piece.indices, parts, strict=True):
+                sums[i] = contributions[i].unflatten(part)
+        rest = {i: contributions[i] for i in self._factored}
+        sums.update(_wide_totals(rest, factors, rows) if self._wide else _totals(rest, factors))
+        return [sums[i] for i in range(len(contributions))], factors
+
+    def _early(self) -> list[int]:
+        """Those whose norms follow from little memory, before any loop."""
+        return [i for i in self._factored if self._contributions[i].whole]
+
+    def _floats_per_row(self) -> int:
+        return sum(c.floats_per_row for c in self._contributions if not c.whole)
+
+    def _rows_of_part(self) -> int:
+        return max(1, devices.working_set_bytes() // (4 * max(1, self._floats_per_row())))
+
+    def _fits(self, expected_rows: int | None) -> bool:
+        """Returns whether all rows are worked on at once."""
+        if not self._floats_per_row():
+            return True
+        if expected_rows is None:
+            return False
+        limit = self._rows_of_part()
+        memory = min(_MOST_PARTS * devices.working_set_bytes(), devices.memory_budget())
+        most = memory // (4 * self._floats_per_row())
+        return expected_rows <= (most if limit < _FEWEST_ROWS else limit)
+
+    def _norms(
+        self,
+        tensors: dict[int, list[tf.Tensor]],
+        early: dict[int, tf.Tensor],
+        keep: tf.Tensor,
+        uniforms: tf.Tensor,
+        factors_of: FactorsOf,
+    ) -> tuple[list[tf.Tensor], Factors]:
+        """The gradients of the pieces, `[n, size]`, and the factors of n rows.
+
+        Args:
+          tensors: What each contribution is computed from: n rows.
+          early: Squared norms that are known already.
+          keep: Which rows count.
+          uniforms: For each row the random number of a random rule.
+          factors_of: Gives the factors.
+        """
+        squares, groups = list(early.values()), [self._group_of[i] for i in early]
+        flats = []
+        for piece in self._pieces:
+            own = [self._contributions[i].flat(tensors[i]) for i in piece.indices]
+            flats.append(tf.concat(own, axis=1) if len(own) > 1 else own[0])
+            squares.append(norms.of_rows(flats[-1], sum(piece.sizes)))
+            groups.append(piece.group)
+        grams: dict[tf.DType, list] = {}
+        for i in self._factored:
+            c = self._contributions[i]
+            if i in early:
+                continue
+            if isinstance(c, OuterProducts):
+                sums = c.gram_sums(tensors[i])
+                grams.setdefault(sums.products.dtype, []).append((i, sums))
+            else:
+                squares.append(c.squares(tensors[i]))
+                groups.append(self._group_of[i])
+        for found in grams.values():
+            squares += norms.of_gram_sums([sums for _, sums in found])
+            groups += [self._group_of[i] for i, _ in found]
+        return flats, factors_of(squares, groups, keep, uniforms)
+
+    def _sums_of_pieces(self, flats: list[tf.Tensor], factors: Factors) -> list[tf.Tensor]:
+        """The weighted sums of the gradients of the pieces, `[size]` each."""
+        return [
+            weighted_sum(flat, factors.of_group(piece.group), self._wide)
+            for flat, piece in zip(cleaned(flats, factors.bad), self._pieces, strict=True)
+        ]
+
+    def _in_parts(
+        self,
+        early: dict[int, tf.Tensor],
+        mask: tf.Tensor,
+        rows: tf.Tensor,
+        uniforms: tf.Tensor,
+        factors_of: FactorsOf,
+    ) -> tuple[list[tf.Tensor], Factors]:
+        """Norms and factors part by part, each small enough for a processor's cache.
+
+        The last part begins early, so that all have the same size; its first rows, which have been
+        counted, are left out.
+        """
+        limit = self._rows_of_part()
+        count = (rows + limit - 1) // limit
+        size = (rows + count - 1) // tf.maximum(count, 1)
+        groups = max(self._group_of) + 1
+        late = [i for i in range(len(self._contributions)) if i not in early]
+
+        def body(index, sums, by_group, bad, within):
+            start = tf.minimum(index * size, rows - size)
+            part = Part(start, size)
+            tensors = {i: [part.cut(t) for t in self._contributions[i].tensors] for i in late}
+            known = {i: part.cut(square) for i, square in early.items()}
+            places = start + tf.range(size)
+            keep = tf.logical_and(part.cut(mask), places >= index * size)
+            flats, own = self._norms(tensors, known, keep, part.cut(uniforms), factors_of)
+            new = self._sums_of_pieces(flats, own)
+            sums = [s + n for s, n in zip(sums, new, strict=True)]
+            by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], own.by_group)
+            bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(own.bad, tf.int32))
+            return index + 1, sums, by_group, bad, within + own.within_clip
+
+        zeros = []
+        for piece in self._pieces:
+            dtype = tf.float64 if self._wide else self._contributions[piece.indices[0]].dtype
+            zeros.append(tf.zeros([sum(piece.sizes)], dtype))
+        _, sums, by_group, bad, within = tf.while_loop(
+            lambda index, *_: index < count,
+            body,
+            [0, zeros, tf.zeros([rows, groups]), tf.zeros([rows], tf.int32), 0.0],
+            parallel_iterations=2,
+        )
+        return sums, Factors(by_group, tf.cast(bad, tf.bool), within, list(self._group_of))
+
+
+class Part:
+    """Some rows of a batch.
+
+    Args:
+      start: The first.
+      size: Their number.
+    """
+
+    def __init__(self, start: tf.Tensor, size: tf.Tensor):
+        self._start, self._size = start, size
+        self._known: dict = {}
+        self._limits: dict = {}
+
+    def cut(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns these rows of a tensor; the same tensor if it is asked for again."""
+        if tensor.ref() not in self._known:
+            rest = tensor.shape[1:]
+            begin, size = self._limits_of(tensor)
+            piece = tf.slice(tensor, begin, size)
+            piece.set_shape([None, *rest])
+            self._known[tensor.ref()] = piece
+        return self._known[tensor.ref()]
+
+    def _limits_of(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the limits of a part, which all tensors of a shape share."""
+        rest = tensor.shape[1:]
+        if not rest.is_fully_defined():
+            begin = tf.pad([self._start], [[0, rest.rank]])
+            return begin, tf.concat([[self._size], tf.shape(tensor)[1:]], 0)
+        key = tuple(rest)
+        if key not in self._limits:
+            begin = tf.stack([self._start, *[0] * rest.rank])
+            self._limits[key] = (begin, tf.stack([self._size, *rest]))
+        return self._limits[key]
+
+
+def cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Some rows of a tensor, as many in every part."""
+    return Part(start, size).cut(tensor)
+
+
+def cleaned(tensors: Sequence[tf.Tensor], bad: tf.Tensor) -> list[tf.Tensor]:
+    """Tensors `[n, ...]` with zeros in the rows that are bad: zero times NaN would not be zero.
+
+    Where no row is bad, nothing is copied.
+    """
+    if not tensors:
+        return []
+    found = tf.cond(
+        tf.reduce_any(bad),
+        lambda: [_zeroed(tensor, bad) for tensor in tensors],
+        lambda: list(tensors),
+    )
+    return tf.nest.flatten(found)
+
+
+def _zeroed(tensor: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
+    bad = tf.reshape(bad, constant([-1] + [1] * (tensor.shape.rank - 1)))
+    return tf.where(bad, constant(0, tensor.dtype), tensor)
+
+
+def _wide_totals(
+    contributions: dict[int, Contribution], factors: Factors, rows: tf.Tensor
+) -> dict[int, tf.Tensor]:
+    """The weighted sums of contributions in float64, which no more than a part's tensors are."""
+    if not contributions:
+        return {}
+    floats = max(c.sum_floats_per_row for c in contributions.values())
+    limit = max(1, devices.working_set_bytes() // (8 * max(1, floats)))
+    count = (rows + limit - 1) // limit
+    size = (rows + count - 1) // tf.maximum(count, 1)
+
+    def body(index: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        start = tf.minimum(index * size, rows - size)
+        counts = start + tf.range(size) >= index * size
+        part = Part(start, size)
+        by_group = part.cut(factors.by_group)
+        own = dataclasses.replace(
+            factors,
+            by_group=tf.where(counts[:, tf.newaxis], by_group, tf.zeros_like(by_group)),
+            bad=part.cut(factors.bad),
+        )
+        parts = {i: [part.cut(t) for t in c.tensors] for i, c in contributions.items()}
+        new = _totals(contributions, own, parts, wide=True)
+        return index + 1, [s + new[i] for i, s in zip(contributions, sums, strict=True)]
+
+    zeros = [tf.zeros(c.shape, tf.float64) for c in contributions.values()]
+    _, sums = tf.while_loop(lambda index, _: index < count, body, [0, zeros], parallel_iterations=1)
+    return dict(zip(contributions, sums, strict=True))
+
+
+def _totals(
+    contributions: dict[int, Contribution],
+    factors: Factors,
+    tensors: dict[int, list[tf.Tensor]] | None = None,
+    wide: bool = False,
+) -> dict[int, tf.Tensor]:
+    """The weighted sums of contributions, for all rows at once, or for those of `tensors`."""
+    tensors = tensors or {i: c.tensors for i, c in contributions.items()}
+    used = {t.ref(): t for i in contributions for t in tensors[i]}
+    clean = dict(zip(used, cleaned(list(used.values()), factors.bad), strict=True))
+    return {
+        i: c.total([clean[t.ref()] for t in tensors[i]], factors.of_variable(i), wide)
+        for i, c in contributions.items()
+    }

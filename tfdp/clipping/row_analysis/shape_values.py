@@ -1,0 +1,168 @@
+"""Follows the sizes of tensors through the operations that compute shapes."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.row_analysis.states import BatchSize, Public, Rows, Size, Sizes, State
+
+
+def known(tensor: tf.Tensor, state: State) -> Sizes:
+    """What is known of the entries of a scalar or a vector of integers."""
+    if not isinstance(state, BatchSize | Public):
+        return None
+    if state.values is not None:
+        return state.values
+    if not isinstance(state, Public) or not tensor.dtype.is_integer or not _is_short(tensor):
+        return None
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return tuple(int(entry) for entry in np.ravel(value))
+    count = tensor.shape.num_elements()
+    return None if count is None else (Public(),) * count
+
+
+def _is_short(tensor: tf.Tensor) -> bool:
+    """Whether it may be a shape, or one size: a scalar or a short vector."""
+    rank = tensor.shape.rank
+    return rank == 0 or (rank == 1 and (tensor.shape[0] or 0) <= 16)
+
+
+def shape_of(tensor: tf.Tensor, state: State) -> Sizes:
+    """The shape of a tensor of which `state` is known."""
+    if tensor.shape.rank is None:
+        return None
+    other = Public() if isinstance(state, Rows | Public) else None
+    sizes: list[Size] = [other if size is None else size for size in tensor.shape]
+    if isinstance(state, Rows):
+        sizes[state.axis] = None if state.interleaved else Rows(0, state.each)
+    return tuple(sizes)
+
+
+def are_public(sizes: Iterable[Size]) -> bool:
+    """Whether no size depends on the number of examples."""
+    return all(isinstance(size, int | Public) for size in sizes)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes."""
+    number: int = 1
+    rows: Rows | None = None
+    public = False
+    for size in sizes:
+        if isinstance(size, int):
+            number *= size
+        elif isinstance(size, Public):
+            public = True
+        elif size is None or rows is not None:
+            return None
+        else:
+            rows = size
+    if rows is None:
+        return Public() if public else number
+    if number < 1:
+        return None
+    return Rows(0, None if public or rows.each is None else rows.each * number)
+
+
+def compute(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    """What an operation makes of sizes; None where that is not known."""
+    function = _FUNCTIONS.get(op.type)
+    # Only 64 and 32 bits: no shape overflows those. And of short tensors: a matrix has no `values`.
+    tensors = [*op.inputs, *op.outputs]
+    if function is None or any(t.dtype not in (tf.int32, tf.int64) for t in tensors):
+        return None
+    if not all(_is_short(t) for t in tensors):
+        return None
+    result = function(op, inputs)
+    fits = result is not None and op.outputs[0].shape.num_elements() == len(result)
+    return result if fits else None
+
+
+def _same(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    return inputs[0]
+
+
+def _concatenate(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    result: list[Size] = []
+    for piece in inputs[:-1] if op.type == "ConcatV2" else inputs:
+        if piece is None:
+            return None
+        result.extend(piece)
+    return tuple(result)
+
+
+def _gather(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    sizes, indices = inputs[0], inputs[1]
+    if sizes is None or indices is None:
+        return None
+    result: list[Size] = []
+    for i in indices:
+        if not isinstance(i, int) or not 0 <= i < len(sizes):
+            return None
+        result.append(sizes[i])
+    return tuple(result)
+
+
+def _slice(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    sizes, *limits = inputs
+    numbers = [limit[0] if limit and len(limit) == 1 else None for limit in limits]
+    begin, end, stride = (n if isinstance(n, int) else None for n in numbers)
+    if sizes is None or begin is None or not stride:
+        return None
+    if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
+        return None
+    if op.get_attr("shrink_axis_mask"):
+        return (sizes[begin],) if -len(sizes) <= begin < len(sizes) else None
+    if end is None and not op.get_attr("end_mask"):
+        return None
+    first = None if op.get_attr("begin_mask") else begin
+    last = None if op.get_attr("end_mask") else end
+    return sizes[first:last:stride]
+
+
+def _tf_slice(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    sizes, begin, size = (i or (None,) for i in inputs)
+    if inputs[0] is None or not isinstance(begin[0], int) or not isinstance(size[0], int):
+        return None
+    return sizes[begin[0] :] if size[0] == -1 else sizes[begin[0] : begin[0] + size[0]]
+
+
+def _multiply(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    factors = [inputs[0]] if op.type == "Prod" else inputs
+    if op.type == "Mul" and any(i is None or len(i) != 1 for i in inputs):
+        return None
+    if any(i is None for i in factors):
+        return None
+    return (product(size for i in factors for size in i or ()),)
+
+
+def _divide(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    numbers = [i[0] if i is not None and len(i) == 1 else None for i in inputs]
+    whole = [number for number in numbers if isinstance(number, int)]
+    return (whole[0] // whole[1],) if len(whole) == 2 and whole[1] else None
+
+
+def _add(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    sign = -1 if op.type == "Sub" else 1
+    numbers = [i[0] if i is not None and len(i) == 1 else None for i in inputs]
+    whole = [number for number in numbers if isinstance(number, int)]
+    return (whole[0] + sign * whole[1],) if len(whole) == 2 else None
+
+
+_FUNCTIONS = {
+    "AddV2": _add,
+    "Cast": _same,
+    "ConcatV2": _concatenate,
+    "FloorDiv": _divide,
+    "GatherV2": _gather,
+    "Identity": _same,
+    "Mul": _multiply,
+    "Pack": _concatenate,
+    "Prod": _multiply,
+    "Reshape": _same,
+    "Slice": _tf_slice,
+    "StridedSlice": _slice,
+    "Sub": _add,
+}

@@ -1,0 +1,68 @@
+"""Elementwise operations and reductions."""
+
+import tensorflow as tf
+
+from tfdp.clipping.row_analysis.analysis import mixes, transfers, unproven
+from tfdp.clipping.row_analysis.states import Public, Rows, State
+from tfdp.clipping.row_analysis.transfer_functions.common import (
+    ELEMENTWISE,
+    aligned,
+    axes_of,
+    moved,
+    of_rows,
+)
+
+
+@transfers(*sorted(ELEMENTWISE))
+def elementwise(op: tf.Operation, inputs: list[State]) -> State:
+    """Functions of the entries at the same place, with broadcasting."""
+    ranks = [tensor.shape.rank for tensor in op.inputs]
+    if None in ranks:
+        return unproven(op, "the rank of an input is unknown")
+    if op.type == "Select" and len(set(ranks)) > 1:  # A vector condition chooses whole rows.
+        return unproven(op, "its condition has another rank")
+    return aligned(op, inputs, max(ranks))
+
+
+@transfers("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
+def reduce(op: tf.Operation, inputs: list[State]) -> State:
+    """Reductions over other axes than that of the examples."""
+    state, rank = inputs[0], op.inputs[0].shape.rank
+    axes = axes_of(op, 1, rank) if rank else None
+    if not isinstance(state, Rows) or not isinstance(inputs[1], Public) or axes is None:
+        return unproven(op, "what it reduces, or over which axes, is not proven")
+    if state.axis in axes:
+        raise mixes(op, "it reduces over the batch")
+    return state if op.get_attr("keep_dims") else moved(state, -sum(a < state.axis for a in axes))
+
+
+@of_rows("ArgMax", "ArgMin")
+def arg(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
+    """The place of the largest entry along another axis."""
+    axes = axes_of(op, 1, op.inputs[0].shape.rank)
+    if axes is None:
+        return unproven(op, "the axis is not static")
+    if rows.axis in axes:
+        raise mixes(op, "it searches over the batch")
+    return moved(rows, -(axes[0] < rows.axis))
+
+
+@of_rows("Softmax", "LogSoftmax", "TopKV2", sized=True)
+def last_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
+    """Functions of all entries along the last axis."""
+    if rows.axis == op.inputs[0].shape.rank - 1:
+        raise mixes(op, "it works over the batch")
+    if not all(isinstance(state, Public) for state in inputs[1:]):
+        return unproven(op, "how many it takes depends on the batch")
+    return rows
+
+
+@of_rows("Cumsum", "Cumprod", "ReverseV2")
+def along_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
+    """Functions of all entries along given axes."""
+    axes = axes_of(op, 1, op.inputs[0].shape.rank)
+    if axes is None:
+        return unproven(op, "the axis is not static")
+    if rows.axis in axes:
+        raise mixes(op, "it works along the batch")
+    return rows

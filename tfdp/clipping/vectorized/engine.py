@@ -1,0 +1,330 @@
+"""The engine that is right for any model: every example's gradient by itself, vectorised."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdp.clipping import norms
+from tfdp.clipping.clipping_rules import ClippingRule
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows, sum_error
+from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.report import Report, of_last_step, vectorized_report
+from tfdp.clipping.vectorized import faulty_products
+from tfdp.clipping.vectorized.mapping import vectorized_map
+
+# Gradients of the examples that are worked on at the same time: what a processor's cache holds.
+# More is slower.
+_GRADIENT_BYTES = 16 * 2**20
+# Large models: still some rows at a time, in memory that a machine surely has.
+_FEWEST_ROWS, _MOST_BYTES = 16, 512 * 2**20
+# Operations that `tf.vectorized_map` cannot convert where they come with loops (LSTM, GRU).
+_LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+# Operations whose results are as long as the values of an example say, so that those of several
+# examples are no tensor; and branches, whose gradients `tf.vectorized_map` cannot convert.
+_ROW_BY_ROW_TYPES = frozenset(
+    {"Case", "If", "StatelessCase", "StatelessIf"}
+    | {"DynamicPartition", "ListDiff", "RaggedGather", "RaggedRange", "RaggedTensorToSparse"}
+    | {"SparseCross", "SparseCrossHashed", "SparseCrossV2", "SparseFillEmptyRows", "SparseReshape"}
+    | {"StringNGrams", "StringSplit", "StringSplitV2", "UnicodeDecode", "UnicodeDecodeWithOffsets"}
+    | {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
+)
+# What a report says of all variables.
+_WHY = 'engine="vectorized"'
+
+
+class VectorizedClipping(ClippingEngine):
+    """Instantiates the gradient of every example, and clips it.
+
+    The traced loss is evaluated on one row at a time, vectorised over rows with a
+    `tf.vectorized_map` that keeps them apart (`mapping`), chunk by chunk so that the gradients of
+    all examples never lie in memory together. Models with loops (LSTM, GRU), branches, or texts
+    that are split into words are worked on row by row.
+
+    Formal guarantees:
+      * An example's contribution is a function of that example and the weights alone.
+      * Its norm is at most `l2_norm_clip`, for norms are upper bounds (`tfdp.clipping.norms`); a
+        gradient that is not finite, or of a lookup outside its table, contributes nothing.
+      * Rows that the batch's boolean mask excludes contribute nothing.
+
+    Args:
+      l2_norm_clip: See `ClippingEngine`.
+      num_microbatches: See `ClippingEngine`. Every example draws its group on its own, uniformly:
+        groups cut from consecutive rows would all change when one example is added.
+      rule: See `ClippingEngine`.
+      chunk_size: Rows that are worked on at the same time; by default a number
+        whose gradients take about 16 MB.
+    """
+
+    def __init__(
+        self,
+        l2_norm_clip: float,
+        num_microbatches: int | None = None,
+        rule: ClippingRule | str = "flat",
+        chunk_size: int | None = None,
+    ):
+        super().__init__(l2_norm_clip, num_microbatches, rule)
+        self.chunk_size = chunk_size
+        self._report: Report | None = None
+
+    def clipped_sum(
+        self,
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        group_seed: tf.Tensor,
+        clip: tf.Tensor | None = None,
+        most_rows: int | None = None,
+    ) -> ClippedSum:
+        """See `ClippingEngine.clipped_sum`."""
+        self._draw_secretly(loss)
+        faulty_products.check(loss.graph.get_operations())
+        graph = reading.read_loss(loss)
+        self._report = vectorized_report(variables, _WHY)
+        handles = [loss.graph.capture(variable.handle) for variable in variables]
+        rows = graph.checked_rows()
+        most = rows if most_rows is None else most_rows
+        mask = graph.keeps(rows)
+        groups = group_of_rows(group_seed, rows, self.num_microbatches or 1)
+        uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
+        sums, connected, within = self.sum_over_chunks(
+            graph, handles, variables, mask, groups, rows, clip, uniforms=uniforms
+        )
+        if self.num_microbatches is not None:
+            sizes = tf.math.unsorted_segment_sum(
+                tf.cast(mask, tf.float32), groups, self.num_microbatches
+            )
+            means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
+            everyone = tf.ones_like(sizes, tf.bool)
+            means, within = self._clip(means, variables, everyone, clip, uniforms)
+            sums = [tf.reduce_sum(mean, axis=0) for mean in means]
+        return ClippedSum(
+            gradients=[
+                s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)
+            ],
+            regularizer_gradients=graph.regularizer_gradients(handles),
+            within_clip=within,
+            batch=graph.batch,
+            mask=graph.mask,
+            error=sum_error(most, most, 1.0) if self.wide_sums else None,
+        )
+
+    def sum_over_chunks(
+        self, graph, handles, variables, mask, groups, rows, clip=None, common=None, uniforms=None
+    ):
+        """Sums of the clipped gradients; with microbatches, per group and not yet clipped.
+
+        Args:
+          graph: The loss.
+          handles: The variables' handles in its graph.
+          variables: The variables.
+          mask: Which rows are examples, bool `[rows]`.
+          groups: The microbatch of each row, int32 `[rows]`.
+          rows: Number of rows.
+          clip: See `ClippingEngine.clipped_sum`.
+          common: For each variable what to add to every row's gradient before it is clipped.
+          uniforms: For each row the random number of a random rule.
+
+        Returns:
+          The sums; whether the loss depends on each variable; and `ClippedSum.within_clip`.
+
+        Raises:
+          ValueError: The rule is random, and there are no `uniforms`.
+        """
+        if uniforms is None and self.rule.is_random:
+            raise ValueError(
+                "Argument `rule` must not be random where no random numbers are drawn for it. "
+                f"Received: rule={self.rule}."
+            )
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        if self.wide_sums and self.num_microbatches is None:
+            dtypes = [tf.float64] * len(variables)
+        lead = [] if self.num_microbatches is None else [self.num_microbatches]
+        zeros = [
+            tf.zeros([*lead, *v.shape], dtype) for v, dtype in zip(variables, dtypes, strict=True)
+        ]
+        limit = self._largest_chunk(graph, variables)
+        num_chunks = (rows + limit - 1) // limit
+        chunk = (rows + num_chunks - 1) // tf.maximum(num_chunks, 1)
+        padding = num_chunks * chunk - rows
+
+        def pad(tensor):
+            return tf.pad(tensor, [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)])
+
+        batch = [pad(tensor) for tensor in graph.tensors]
+        mask, groups = pad(mask), pad(groups)
+        clips_rows = self.num_microbatches is None
+        uniforms = pad(uniforms if clips_rows and uniforms is not None else tf.zeros([rows]))
+        connected = [False] * len(variables)
+
+        def add_chunk(index, sums, within):
+            start = index * chunk
+
+            def cut(tensor):
+                size = tf.concat([[chunk], tf.shape(tensor)[1:]], axis=0)
+                piece = tf.slice(tensor, tf.pad([start], [[0, tensor.shape.rank - 1]]), size)
+                return tf.ensure_shape(piece, [None, *tensor.shape[1:]])
+
+            piece = [cut(tensor) for tensor in batch]
+            gradients = self.gradients_of_rows(
+                graph, handles, variables, piece, connected, one=limit == 1
+            )
+            if common is not None:
+                gradients = [g + c for g, c in zip(gradients, common, strict=True)]
+            if clips_rows:
+                gradients, more = self._clip(gradients, variables, cut(mask), clip, cut(uniforms))
+                within = within + more
+                new = [tf.reduce_sum(gradient, axis=0) for gradient in gradients]
+            else:
+                keep = tf.logical_and(cut(mask), _finite(gradients))
+                new = [
+                    tf.math.unsorted_segment_sum(
+                        _scale(gradient, tf.cast(keep, tf.float32)),
+                        cut(groups),
+                        self.num_microbatches,
+                    )
+                    for gradient in gradients
+                ]
+            return index + 1, [s + n for s, n in zip(sums, new, strict=True)], within
+
+        _, sums, within = tf.while_loop(
+            lambda index, *_: index < num_chunks, add_chunk, [0, zeros, 0.0], parallel_iterations=1
+        )
+        return sums, connected, within
+
+    def report(self, model: tf.keras.Model | None = None) -> Report:
+        """As `OnePassClipping.report`: everything is vectorised.
+
+        Args:
+          model: A model that was built. None: the training step that was traced last.
+
+        Returns:
+          The report.
+
+        Raises:
+          ValueError: There is no model, and no step was traced yet.
+        """
+        if model is not None:
+            return vectorized_report(model.trainable_variables, _WHY)
+        return of_last_step(self._report)
+
+    def gradients_of_rows(
+        self,
+        graph: reading.LossGraph,
+        handles: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        batch: list[tf.Tensor],
+        connected: list[bool] | None = None,
+        one: bool = False,
+    ) -> list[tf.Tensor]:
+        """The gradients of every row, by themselves.
+
+        Args:
+          graph: The loss.
+          handles: The variables' handles in its graph.
+          variables: The variables.
+          batch: Rows, as `graph.tensors`.
+          connected: Is told, for each variable, whether the loss depends on it.
+          one: Whether there is a single row.
+
+        Returns:
+          For each variable the gradients, `[n, ...]`; zeros where the loss does not depend on it.
+        """
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+
+        def gradient_of_row(row):
+            target = tf.compat.v1.get_default_graph()
+            local = [reading.bring(handle, target) for handle in handles]
+            loss = graph.evaluate([tf.expand_dims(tensor, 0) for tensor in row])
+            gradients = tf.gradients(loss, local)
+            for i, gradient in enumerate(gradients):
+                if connected is not None:
+                    connected[i] = gradient is not None
+            return [
+                tf.zeros(v.shape, dtype) if g is None else tf.cast(tf.convert_to_tensor(g), dtype)
+                for g, v, dtype in zip(gradients, variables, dtypes, strict=True)
+            ]
+
+        def shaped(gradients):
+            # TensorFlow loses shapes, also the rank, in gradients of loops and in conversions.
+            return [
+                tf.ensure_shape(gradient, [None, *v.shape])
+                for gradient, v in zip(gradients, variables, strict=True)
+            ]
+
+        if one:
+            return shaped([g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])])
+        if graph.has_operation(_ROW_BY_ROW_TYPES):
+            made = [
+                tf.TensorSpec(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)
+            ]
+            return shaped(tf.map_fn(gradient_of_row, batch, fn_output_signature=made))
+        try:
+            with _without_conversion_warnings():
+                return shaped(vectorized_map(gradient_of_row, batch))
+        except (AttributeError, NotImplementedError, TypeError) as error:  # TensorFlow's own.
+            raise ValueError(
+                "The vectorised engine must be able to evaluate the loss for many examples at "
+                "once. Received a model that TensorFlow cannot vectorise, such as one with a "
+                "branch or a loop of its own (`tf.cond`, `tf.switch_case`, `tf.while_loop`, "
+                "`tf.scan`): use layers without them. TensorFlow said: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _largest_chunk(self, graph: reading.LossGraph, variables) -> int:
+        if self.chunk_size is not None:
+            return self.chunk_size
+        if graph.has_operation(_LOOP_TYPES):
+            return 1
+        bytes_per_example = sum(v.shape.num_elements() * max(4, v.dtype.size) for v in variables)
+        fewest = max(1, min(_FEWEST_ROWS, _MOST_BYTES // max(1, bytes_per_example)))
+        return max(fewest, _GRADIENT_BYTES // max(1, bytes_per_example))
+
+    def _clip(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        keep: tf.Tensor,
+        clip: tf.Tensor | None,
+        uniforms: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero.
+
+        Returns:
+          The gradients, with `wide_sums` in float64; and `ClippedSum.within_clip`.
+        """
+        squares = [
+            norms.of_slices(gradient, variable.shape.num_elements())
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
+        if self.wide_sums:
+            gradients = [tf.cast(gradient, tf.float64) for gradient in gradients]
+        clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]
+        return clipped, factors.within_clip
+
+
+@contextlib.contextmanager
+def _without_conversion_warnings() -> Iterator[None]:
+    """Silences `vectorized_map` on operations that it runs row by row: right, if slower."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "uses a while_loop" not in record.getMessage()
+
+    logger = tf.get_logger()
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _finite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.math.is_finite(tf.add_n([norms.of_slices(gradient, 1) for gradient in gradients]))
+
+
+def _scale(stacked: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Multiplies the slices of `stacked`; a factor of zero gives zero, also for NaN."""
+    factors = tf.reshape(factors, [-1] + [1] * (stacked.shape.rank - 1))
+    scaled = stacked * tf.cast(factors, stacked.dtype)
+    return tf.where(factors == 0, tf.zeros_like(stacked), scaled)

@@ -1,0 +1,289 @@
+"""A Keras model that keeps only the updates that pass a noisy test (DPSUR)."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
+from tfdp.clipping import step_check
+from tfdp.data.source import PoissonSource
+from tfdp.models.selective.attempts import Attempts
+from tfdp.models.selective.exclusive import exclusive_training
+from tfdp.models.selective.progress import AttemptsCap, EpochMeans, Progress
+from tfdp.optimizers.arguments import is_integer
+from tfdp.optimizers.selective import SelectiveUpdateMixin
+
+_STEPS = {
+    name: getattr(tf.keras.Model, name) for name in ("train_step", "test_step", "compute_loss")
+}
+
+# Attempts are numbered by what has been released before, and by how many came since.
+_ATTEMPTS_PER_RELEASE = 2**32
+
+
+@tf.keras.utils.register_keras_serializable(package="tfdp")
+class SelectiveModel(tf.keras.Model):
+    """Trains a Keras model by selective update and release (DPSUR).
+
+    A step of `fit` is one accepted update: attempts are made, each with a fresh Poisson batch to
+    learn from and another to be tested on, until one is accepted; all in one call of the graph,
+    with the data on the device. A rejected attempt leaves no trace: weights, slots, iterations,
+    and states of layers are what they were before, bit for bit. Attempts are made on copies: at any
+    time, all variables hold what was released, so that other threads may read, evaluate, and save
+    the model while it trains. (Who reads several variables while an update is released may see
+    some of before it and some of after it.) `steps_per_epoch` therefore counts
+    accepted updates, `steps_per_execution` makes several of them in one call.
+
+    Neither `history`, nor callbacks, nor what is printed tells how many attempts were made, how
+    long they took, or what their losses were. All that is private, and so is what a clock shows to
+    whoever watches the training. With `selective_release="per_attempt"` in the optimizer it is
+    paid for, a step of `fit` is one attempt, and `history` has the share that was accepted.
+
+    Args:
+      base_model: The model to train: functional, sequential or subclassed. It stays usable by
+        itself, and can be saved without what training needs.
+      non_private_diagnostics: Whether `history` and the progress show `non_private_attempts`, the
+        mean number of attempts per accepted update. Epsilon does not cover that.
+      **kwargs: `name` and others, as in `tf.keras.Model`.
+
+    Raises:
+      TypeError: `base_model` is no Keras model.
+      ValueError: It has a `train_step`, `test_step` or `compute_loss` of its own.
+
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> x, y = np.random.rand(1000, 20).astype("float32"), np.random.randint(0, 2, 1000)
+      >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=100)
+      >>> model = tfdp.SelectiveModel(tf.keras.Sequential([tf.keras.layers.Dense(2)]))
+      >>> model.compile(
+      ...     optimizer=tfdp.DPSURAdam(
+      ...         l2_norm_clip=1.0,
+      ...         noise_multiplier=2.0,
+      ...         validation_batch_size=50,
+      ...         validation_noise_multiplier=1.3,
+      ...         sampling=batches.sampling,
+      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      ... )
+      >>> history = model.fit(batches, epochs=2, steps_per_epoch=3, verbose=0)
+      >>> model.optimizer.ledger.steps
+      6
+
+    References:
+      - Fu et al., DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using
+        Selective Update and Release, Algorithm 2. (Here the old loss is computed anew on every
+        validation batch, and nothing of a rejected attempt stays in the optimizer's slots.)
+    """
+
+    def __init__(
+        self, base_model: tf.keras.Model, non_private_diagnostics: bool = False, **kwargs: Any
+    ):
+        if not isinstance(base_model, tf.keras.Model):
+            raise TypeError(
+                f"Argument `base_model` must be a Keras model. Received: base_model={base_model!r}."
+            )
+        own = [name for name in _STEPS if getattr(type(base_model), name) is not _STEPS[name]]
+        if own:
+            raise ValueError(
+                "Argument `base_model` must be trained by the compiled loss. Received a model with "
+                f"a `{own[0]}` of its own, which would not be used: {base_model!r}."
+            )
+        if not isinstance(non_private_diagnostics, bool):
+            raise ValueError(
+                "Argument `non_private_diagnostics` must be True or False. Received: "
+                f"{non_private_diagnostics=}."
+            )
+        kwargs.setdefault("name", f"selective_{base_model.name}")
+        super().__init__(**kwargs)
+        self.base_model = base_model
+        self.built = base_model.built
+        spec = base_model.save_spec(dynamic_batch=True) if base_model.built else None
+        if spec is not None:  # So that it can be saved before it is called.
+            self._set_save_spec(spec[0][0])
+        self._non_private_diagnostics = non_private_diagnostics
+        self._attempts: Any = None
+        self.train_function: Any = None
+        self._cap = AttemptsCap()
+        self._shown = EpochMeans("non_private_attempts", "accepted")
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """What the base model answers; Keras passes `training` on to it if it takes it."""
+        return self.base_model(inputs)
+
+    def fit(
+        self,
+        x: Any = None,
+        *,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_data: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> tf.keras.callbacks.History:
+        """Trains until `steps_per_epoch` updates have been accepted in each epoch.
+
+        Args:
+          x: What `tfdp.data.poisson_batches` returned.
+          epochs: As in Keras.
+          verbose: 0: silent; otherwise a line per epoch, without times.
+          callbacks: As in Keras.
+          validation_data: As in Keras: evaluated after each epoch. It is not the validation batch
+            of the attempts, which comes from the training set.
+          initial_epoch: As in Keras.
+          steps_per_epoch: Accepted updates per epoch (attempts, if these are released); by default
+            the batches per epoch of `x`.
+          validation_steps: As in Keras.
+          validation_batch_size: As in Keras.
+          validation_freq: As in Keras.
+
+        Returns:
+          Keras's `History`.
+
+        Raises:
+          ValueError: The optimizer is not one of the DPSUR optimizers, or `x` is something else, or
+            not sampled as the optimizer says.
+          RuntimeError: Another thread trains the same variables, or with the same optimizer.
+          tfdp.models.TooManyAttemptsError: `max_attempts` attempts in a row were rejected.
+        """
+        callbacks = tf.nest.flatten(callbacks or [])
+        self._check(x, callbacks)
+        steps = len(x) if steps_per_epoch is None else steps_per_epoch
+        if not (is_integer(steps) and steps >= 1):
+            raise ValueError(
+                f"Argument `steps_per_epoch` must be a positive integer. Received: {steps!r}."
+            )
+        with exclusive_training([self, self.optimizer]):
+            self._prepare(x.source, x.sampling.padding)
+            callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
+            if verbose:
+                callbacks.append(Progress(steps, self.optimizer.selective_release))
+            with exclusive_training(self.variables), self._failures_counted():
+                return super().fit(
+                    tf.data.Dataset.range(steps),
+                    epochs=epochs,
+                    verbose=0,
+                    callbacks=self._callback_list(callbacks, epochs, steps),
+                    validation_data=validation_data,
+                    initial_epoch=initial_epoch,
+                    validation_steps=validation_steps,
+                    validation_batch_size=validation_batch_size,
+                    validation_freq=validation_freq,
+                )
+
+    @contextlib.contextmanager
+    def _failures_counted(self) -> Iterator[None]:
+        """Counts a release where an operation fails: that an attempt failed is seen, too."""
+        try:
+            yield
+        except tf.errors.OpError:
+            tf.function(self.optimizer.charge)()
+            raise
+
+    def _prepare(self, source: PoissonSource, padding: str) -> None:
+        """Makes what the training step needs."""
+        # `compile` drops the function that was traced; ours hold the optimizer and the data.
+        if self.train_function is None or self._attempts.data is not source:
+            self._attempts = Attempts(self, source, padding)
+            self.train_function = None
+            self._attempts.traced_step = tf.function(self._step, autograph=False)
+        self.optimizer.build(self.trainable_variables)
+        self._attempts.prepare()
+        if self._non_private_diagnostics:
+            self.optimizer.show_attempts()
+
+    def _callback_list(
+        self, callbacks: list, epochs: int, steps: int
+    ) -> tf.keras.callbacks.CallbackList:
+        made = tf.keras.callbacks.CallbackList(
+            callbacks, add_history=True, model=self, verbose=0, epochs=epochs, steps=steps
+        )
+        made._check_timing = False  # It logs how long batches took.
+        return made
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported: every attempt draws batches of its own."""
+        raise NotImplementedError("SelectiveModel trains with `fit`: attempts draw their batches.")
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Attempts until one is accepted; or one attempt, if attempts are released."""
+        if self._attempts is None:
+            raise ValueError("SelectiveModel must be trained with `fit`, on `poisson_batches`.")
+        # With `run_eagerly`, too, in a graph: it shows what belongs to which example.
+        return self._attempts.traced_step() if tf.executing_eagerly() else self._step()
+
+    def _step(self) -> dict[str, tf.Tensor]:
+        make_attempt = self._attempts.make
+        optimizer = self.optimizer
+        optimizer.build(self.trainable_variables)
+        first = optimizer.releases() * _ATTEMPTS_PER_RELEASE
+        most = optimizer.max_attempts if optimizer.selective_release == CONDITIONAL else 1
+        attempts, accepted = tf.while_loop(
+            lambda i, accepted: tf.logical_and(i < most, tf.logical_not(accepted)),
+            lambda i, accepted: (i + 1, make_attempt(first + i)),
+            (tf.constant(0, tf.int64), tf.constant(False)),
+        )
+        logs = {"accepted_updates": tf.identity(optimizer.iterations)}
+        if optimizer.selective_release == PER_ATTEMPT:
+            logs["accepted"] = self._shown.mean("accepted", accepted)
+        else:
+            with step_check.own_operations():
+                tf.cond(accepted, lambda: None, self._give_up)
+        if self._non_private_diagnostics:
+            logs["non_private_attempts"] = self._shown.mean("non_private_attempts", attempts)
+        return logs
+
+    def _give_up(self) -> None:
+        # That an accepted update is missing is seen, too.
+        self.optimizer.charge()
+        self._cap.reached.assign(True)
+
+    def _check(self, batches: Any, callbacks: list) -> None:
+        optimizer = getattr(self, "optimizer", None)
+        if not isinstance(optimizer, SelectiveUpdateMixin):
+            raise ValueError(
+                "SelectiveModel must be compiled with tfdp.DPSURSGD, DPSURAdam, DPSURSignSGD or "
+                f"DPSURSignAdam. Received: {optimizer=}."
+            )
+        watching = [c for c in callbacks if isinstance(c, tf.keras.callbacks.TensorBoard)]
+        if watching and optimizer.selective_release == CONDITIONAL:
+            raise ValueError(
+                "Argument `callbacks` must have no TensorBoard, which writes how long attempts "
+                "took. Received one, with selective_release='conditional'."
+            )
+        sampling = getattr(batches, "sampling", None)
+        if not isinstance(getattr(batches, "source", None), PoissonSource):
+            raise ValueError(
+                "Argument `x` must be what `tfdp.data.poisson_batches` returned. Received: "
+                f"{type(batches).__name__}."
+            )
+        for name, own in (
+            ("dataset_size", optimizer.dataset_size),
+            ("expected_batch_size", optimizer.expected_batch_size),
+            ("gradient_accumulation_steps", 1),
+            ("padding", None if optimizer.sampling is None else optimizer.sampling.padding),
+        ):
+            if own is not None and getattr(sampling, name) != own:
+                raise ValueError(
+                    f"Argument `x` must be sampled with {name}={own}, as the optimizer says. "
+                    f"Received: {name}={getattr(sampling, name)}."
+                )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again."""
+        return {
+            "name": self.name,
+            "base_model": tf.keras.layers.serialize(self.base_model),
+            "non_private_diagnostics": self._non_private_diagnostics,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveModel":
+        """Makes the model of which `get_config` returned `config`."""
+        base_model = tf.keras.layers.deserialize(config["base_model"], custom_objects)
+        return cls(**{**config, "base_model": base_model})
