@@ -150,10 +150,10 @@ def test_distribution_of_the_noise_with_microbatches():
 class NoGrid(tfdp.DPSGD):
     """Mutant: floats in the place of the grid."""
 
-    def _add_noise(self, sums, within_clip, clipped, variables):
+    def _add_noise(self, total, variables):
         self._clipping.wide_sums = False
         try:
-            return super()._add_noise(sums, within_clip, clipped, variables)
+            return super()._add_noise(total, variables)
         finally:
             self._clipping.wide_sums = True
 
@@ -225,9 +225,9 @@ def test_without_noise_nothing_changes():
 class Watching(tfdp.DPSGD):
     """Keeps the bound on the rounding of the last sum."""
 
-    def _add_noise(self, sums, within_clip, clipped, variables):
-        self.watched.assign(clipped.error)
-        return super()._add_noise(sums, within_clip, clipped, variables)
+    def _add_noise(self, total, variables):
+        self.watched.assign(total.error)
+        return super()._add_noise(total, variables)
 
 
 def test_the_error_of_chunks_is_added_up():

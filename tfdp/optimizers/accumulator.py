@@ -1,5 +1,6 @@
 """The sum over the batches that make one logical batch."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -107,21 +108,15 @@ class Accumulator:
         with tf.control_dependencies(written):  # The lock is kept until then.
             return count >= self._steps
 
-    def take(
-        self, like: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]:
-        """The sums of the complete logical batch; leaves nothing behind.
+    def take(self, last: ClippedSum, variables: Sequence[tf.Variable]) -> ClippedSum:
+        """Returns the sum over the complete logical batch, and leaves nothing behind.
 
         Args:
-          like: Tensors of the types to return, None where a variable has no gradient.
+          last: The sum over the last of its batches, which says what else there is to know.
           variables: The trainable variables.
-
-        Returns:
-          The sums of gradients, of `ClippedSum.within_clip` and of `ClippedSum.error`, the latter
-          raised by the rounding of the sums.
         """
         taken: list[tf.Tensor | None] = []
-        for variable, tensor in zip(variables, like, strict=True):
+        for variable, tensor in zip(variables, last.gradients, strict=True):
             if tensor is None:
                 taken.append(None)
                 continue
@@ -132,8 +127,11 @@ class Accumulator:
         with tf.control_dependencies([within_clip]):
             self._within_clip.assign(0.0)
         self._count.assign(0)
-        error = sum_error_of_chunks(self._error.read_value(), self._steps)
-        return taken, within_clip, error
+        # None stays None: without `wide_sums` nothing is known of the rounding.
+        error = None
+        if last.error is not None:
+            error = sum_error_of_chunks(self._error.read_value(), self._steps)
+        return dataclasses.replace(last, gradients=taken, within_clip=within_clip, error=error)
 
     @property
     def sums(self) -> list[tf.Variable]:

@@ -52,15 +52,29 @@ _NOT_FRESH = (
     "hold for it."
 )
 
+_ONLY_MINIMIZE = (
+    "{0}.minimize must be called, as Keras's `fit` does: `optimizer.minimize(loss, variables, "
+    "tape=tape)` with one loss per example. It adds noise to clipped sums that it computes itself; "
+    "gradients from elsewhere, such as `tape.gradient`, are not private. (Loss scaling, as in the "
+    "mixed_float16 policy, is not supported.) Received a call of `{1}`."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A step that is being built."""
+    """A step that is being built, in one replica.
+
+    Attributes:
+      clipped: The clipped sum of its batch.
+      variables: The variables to update.
+      use: How its batch was drawn.
+      lock: That of the accumulator, of a batch that is a part of a logical one.
+    """
 
     clipped: ClippedSum
     variables: list[tf.Variable]
     use: draw_record.Use
-    lock: tf.Tensor | None  # Of the accumulator.
+    lock: tf.Tensor | None
 
 
 class PrivateOptimizerMixin(PersistentState):
@@ -125,7 +139,6 @@ class PrivateOptimizerMixin(PersistentState):
         if self._sampled is not None and self._sampled.padding != FULL:
             self._clipping.streams = KeyStream(noise_seed, "layers")
         self._noise = KeyStream(noise_seed, "noise")
-        self._steps: dict[int, _Step] = {}  # Being built, of each replica.
         self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
         self._has_warned = False
         self._state_to_load: dict[str, Any] = {}
@@ -258,14 +271,39 @@ class PrivateOptimizerMixin(PersistentState):
 
     # One step.
 
-    def _compute_gradients(
+    def minimize(
         self,
-        loss: tf.Tensor,
-        var_list: Sequence[tf.Variable],
+        loss: Any,
+        var_list: Any,
         grad_loss: tf.Tensor | None = None,
+        name: str | None = None,
         tape: tf.GradientTape | None = None,
-    ) -> list[tuple[tf.Tensor | None, tf.Variable]]:
-        """Clipped sums of gradients, not yet private: `apply_gradients` adds the noise."""
+    ) -> tf.Operation:
+        """Takes a private step: clips, sums, adds noise, and updates the variables.
+
+        Args:
+          loss: One loss per example, `[rows]`, or a scalar that is provably their sum or mean; or a
+            function of no arguments that returns it.
+          var_list: The variables to update, or a function that returns them.
+          grad_loss: Must be None.
+          name: Name of the operation.
+          tape: Not used: gradients are those of the graph. Keras gives it.
+
+        Returns:
+          The operation that updates the variables.
+
+        Raises:
+          ValueError: The step would not be private, or is not taken in a `tf.function`.
+        """
+        step = self._clipped_step(loss, var_list, grad_loss)
+        step_check.check_update([*step.clipped.gradients, *step.clipped.regularizer_gradients])
+        with step_check.own_operations():
+            if self._gradient_accumulation_steps == 1:
+                return self._logical_step(step, step.clipped, name)
+            return self._accumulate(step, name)
+
+    def _clipped_step(self, loss: Any, var_list: Any, grad_loss: tf.Tensor | None) -> _Step:
+        """Clips and sums the gradients, and counts the release: not yet private."""
         if grad_loss is not None:
             raise ValueError("Argument `grad_loss` must be None: weights would undo the clipping.")
         if tf.executing_eagerly():
@@ -300,8 +338,7 @@ class PrivateOptimizerMixin(PersistentState):
             with step_check.own_operations():
                 use, lock = self._count_before(clipped)
                 clipped = clipped.unless(use.empty)
-        self._steps[replicas.index()] = _Step(clipped, variables, use, lock)
-        return list(zip(clipped.gradients, variables, strict=True))
+        return _Step(clipped, variables, use, lock)
 
     def _check_replicas(self) -> None:
         """Checks that a step can be taken by the replicas for which the graph is being built."""
@@ -396,45 +433,17 @@ class PrivateOptimizerMixin(PersistentState):
         """Not supported: TensorFlow 1 style training."""
         raise NotImplementedError(f"{type(self).__name__} trains in TensorFlow 2 style only.")
 
-    def apply_gradients(
-        self,
-        grads_and_vars: Any,
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> tf.Operation:
-        """Adds noise to the clipped sums that `minimize` computed, and updates the variables.
+    def _compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported: the sums that it would return are not private."""
+        raise RuntimeError(_ONLY_MINIMIZE.format(type(self).__name__, "_compute_gradients"))
 
-        Args:
-          grads_and_vars: What `_compute_gradients` returned: nothing else is private.
-          name: Name of the operation.
-          experimental_aggregate_gradients: As in Keras.
-
-        Returns:
-          The operation that updates the variables.
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported: gradients from elsewhere, such as `tape.gradient`, are not private.
 
         Raises:
-          RuntimeError: The gradients are not this optimizer's own clipped sums.
+          RuntimeError: Always; `minimize` takes a private step.
         """
-        replicas.check(type(self).__name__)
-        given = [gradient for gradient, _ in grads_and_vars]
-        step = self._steps.pop(replicas.index(), None)  # It would keep the graph alive.
-        if step is None or any(
-            g is not own for g, own in zip(given, step.clipped.gradients, strict=True)
-        ):
-            raise RuntimeError(
-                f"{type(self).__name__}.apply_gradients must be given the clipped sums that its "
-                "`minimize` computes: gradients from elsewhere, such as `tape.gradient`, are not "
-                "private. Call `optimizer.minimize(loss, variables, tape=tape)` with one loss "
-                "per example. (Loss scaling, as in the mixed_float16 policy, is not supported.)"
-            )
-        clipped = step.clipped
-        step_check.check_update([*clipped.gradients, *clipped.regularizer_gradients])
-        with step_check.own_operations():
-            if self._gradient_accumulation_steps == 1:
-                return self._logical_step(
-                    clipped.gradients, clipped.within_clip, clipped, step.variables, name
-                )
-            return self._accumulate(step, name)
+        raise RuntimeError(_ONLY_MINIMIZE.format(type(self).__name__, "apply_gradients"))
 
     def _prepared_accumulator(self, variables: list) -> Accumulator:
         with tf.init_scope():
@@ -445,43 +454,39 @@ class PrivateOptimizerMixin(PersistentState):
             self._accumulators[replica].prepare(variables)
         return self._accumulators[replica]
 
-    def _accumulate(self, step: "_Step", name: str | None) -> tf.Tensor:
+    def _accumulate(self, step: _Step, name: str | None) -> tf.Tensor:
         """Adds to the sum of a logical batch; the last of its batches makes the step."""
-        clipped, variables, use = step.clipped, step.variables, step.use
-        accumulator = self._prepared_accumulator(variables)
+        accumulator = self._prepared_accumulator(step.variables)
+        use = step.use
         if self._sampled is None:  # Any batches: no epsilon is stated.
             use = dataclasses.replace(use, fresh=tf.constant(True))
         with tf.control_dependencies([] if step.lock is None else [step.lock]):
-            complete = accumulator.add(clipped, variables, use)  # Sums are read after it.
+            complete = accumulator.add(step.clipped, step.variables, use)  # Sums are read after it.
 
-        self._steps[replicas.index()] = step
-        done = replicas.all_if(complete, lambda: self._take_logical_step(name))
+        def take(own: _Step) -> None:
+            total = self._prepared_accumulator([]).take(own.clipped, own.variables)
+            self._logical_step(own, total, name)
+
+        done = replicas.all_if(complete, take, step)
         accumulator.unlock(step.lock, done)
         return done
 
-    def _take_logical_step(self, name: str | None) -> None:
-        """Takes the step of a logical batch that is complete."""
-        step = self._steps.pop(replicas.index())
-        accumulator = self._prepared_accumulator([])
-        sums, within_clip, error = accumulator.take(step.clipped.gradients, step.variables)
-        logical = dataclasses.replace(step.clipped, error=error)
-        self._logical_step(sums, within_clip, logical, step.variables, name)
+    def _logical_step(self, step: _Step, total: ClippedSum, name: str | None) -> tf.Operation:
+        """Takes the step of a logical batch: one Gaussian mechanism, and the base's update.
 
-    def _logical_step(
-        self,
-        sums: list,
-        within_clip: tf.Tensor,
-        clipped: ClippedSum,
-        variables: list,
-        name: str | None,
-    ) -> tf.Operation:
-        """One Gaussian mechanism, and the base optimizer's update with its result."""
-        noisy = self._add_noise(sums, within_clip, clipped, variables)
+        Args:
+          step: The step of its last batch.
+          total: The sum over all of it.
+          name: Name of the operation.
+        """
+        noisy = self._add_noise(total, step.variables)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
-        for total, public, v in zip(noisy, clipped.regularizer_gradients, variables, strict=True):
-            parts = [] if total is None else [total / constant(divisor, total.dtype)]
+        for private, public, v in zip(
+            noisy, total.regularizer_gradients, step.variables, strict=True
+        ):
+            parts = [] if private is None else [private / constant(divisor, private.dtype)]
             if public is not None:  # As in Keras, each replica has its share.
                 dtype = parts[0].dtype if parts else v.dtype
                 parts.append(tf.cast(public, dtype) * constant(replicas.count(), dtype))
@@ -497,21 +502,20 @@ class PrivateOptimizerMixin(PersistentState):
         with step_check.own_operations():
             return super()._distributed_apply(*args, **kwargs)
 
-    def _add_noise(
-        self, sums: list, within_clip: tf.Tensor, clipped: ClippedSum, variables: list
-    ) -> list:
+    def _add_noise(self, total: ClippedSum, variables: list) -> list:
         """The noisy sums of a logical batch."""
         key = self._noise.next_key(self._position())
         if not self._clipping.wide_sums:
             if self._adaptive is not None:
-                return self._adaptive.step(sums, within_clip, key)
-            return add_gaussian_noise(sums, self._noise_stddevs(clipped), key)
+                return self._adaptive.step(total.gradients, total.within_clip, key)
+            return add_gaussian_noise(total.gradients, self._noise_stddevs(total), key)
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
         if self._adaptive is not None:
-            return self._adaptive.secure_step(sums, within_clip, clipped.error, key, dtypes)
-        return add_secure_noise(
-            sums, self._clipping.sensitivity(), self._noise_multiplier, clipped.error, key, dtypes
-        )
+            return self._adaptive.secure_step(
+                total.gradients, total.within_clip, total.error, key, dtypes
+            )
+        sensitivity, noise = self._clipping.sensitivity(), self._noise_multiplier
+        return add_secure_noise(total.gradients, sensitivity, noise, total.error, key, dtypes)
 
     def _noise_stddevs(self, clipped: ClippedSum) -> float | list[float | tf.Tensor]:
         """Standard deviation of the noise, or that of each variable."""

@@ -76,30 +76,36 @@ def once(function: Callable[..., Any], *values: Any) -> Any:
     return _merged(call, *values)
 
 
-def all_if(condition: tf.Tensor, function: Callable[[], Any]) -> tf.Tensor:
+def all_if(condition: tf.Tensor, function: Callable[..., Any], *values: Any) -> tf.Tensor:
     """Calls a function in each replica where a condition holds, which is the same in all.
 
     Args:
       condition: A scalar bool tensor.
-      function: Takes no arguments; replicas may meet in it.
+      function: Gets the replica's own values; replicas may meet in it.
+      *values: Any objects.
 
     Returns:
       The condition, after the function was called.
     """
 
-    def call() -> tf.Tensor:
-        if tf.distribute.has_strategy():
-            tf.distribute.get_strategy().extended.call_for_each_replica(function)
-        else:
-            function()
-        return tf.constant(True)
+    def conditional(condition: tf.Tensor, call: Callable[[], Any]) -> tf.Tensor:
+        def called() -> tf.Tensor:
+            call()
+            return tf.constant(True)
 
-    return once(
-        lambda conditions: tf.cond(
-            tf.reduce_all(tf.stack(conditions)), call, lambda: tf.constant(False)
-        ),
-        condition,
-    )
+        return tf.cond(condition, called, lambda: tf.constant(False))
+
+    if not tf.distribute.has_strategy():
+        return conditional(condition, lambda: function(*values))
+
+    def merged(strategy: tf.distribute.Strategy, conditions: Any, *grouped: Any) -> tf.Tensor:
+        everywhere = tf.reduce_all(tf.stack(strategy.experimental_local_results(conditions)))
+        extended = strategy.extended
+        return conditional(
+            everywhere, lambda: extended.call_for_each_replica(function, args=grouped)
+        )
+
+    return _merged(merged, condition, *values)
 
 
 def total(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:

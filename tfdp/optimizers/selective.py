@@ -167,23 +167,19 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             kept += self._released.counters
         return kept
 
-    def apply_gradients(
-        self,
-        grads_and_vars: Any,
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> tf.Operation:
+    def minimize(self, *args: Any, **kwargs: Any) -> tf.Operation:
         """Makes the update that will be tested; see the base class.
 
         Raises:
           RuntimeError: No `SelectiveModel` is there to test it.
         """
+        self._check_replicas()
         if self._attempt is None:
             raise RuntimeError(
                 f"{type(self).__name__} must be used in a `tfdp.SelectiveModel`, which tests every "
                 "update: `model = tfdp.SelectiveModel(your_model); model.compile(optimizer, ...)`."
             )
-        return super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients)
+        return super().minimize(*args, **kwargs)
 
     def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
         """The batch is a draw of the attempt's own, made in the same graph."""
