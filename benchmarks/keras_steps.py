@@ -26,7 +26,7 @@ _TFDP = {
     "tfdp_sign_adam": (tfdp.DPSignAdam, "one_pass"),
     "tfdp_dpsur": (tfdp.DPSURSGD, "one_pass"),
 }
-_SELECTIVE = "tfdp_dpsur"
+_SELECTIVE, _SECURE = "tfdp_dpsur", "tfdp_secure"
 _TF_PRIVACY = {
     "tf_privacy": ("dp_optimizer_keras", "DPKerasSGDOptimizer"),
     "tf_privacy_vectorized": ("dp_optimizer_keras_vectorized", "VectorizedDPKerasSGDOptimizer"),
@@ -48,7 +48,7 @@ class KerasSteps:
         if settings.dataset_size is None:
             self._data, sampling = fixed_batches(problem, settings), None
         else:
-            self._data = _poisson_batches(problem, settings)
+            self._data = _poisson_batches(problem, settings, contestant == _SECURE)
             sampling = self._data.sampling
         self._model = networks.build(problem)
         if settings.jit_compile:
@@ -111,7 +111,7 @@ def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None
         **batches,
         learning_rate=LEARNING_RATE,
         engine=engine,
-        secure_noise=contestant == "tfdp_secure",
+        secure_noise=contestant == _SECURE,
     )
 
 
@@ -124,9 +124,9 @@ def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
     return data.repeat()
 
 
-def _poisson_batches(problem: Problem, settings: Settings) -> PoissonBatches:
-    padding = "none"
-    if settings.jit_compile:
+def _poisson_batches(problem: Problem, settings: Settings, secure: bool) -> PoissonBatches:
+    padding = "full" if secure else "none"
+    if settings.jit_compile and not secure:
         padding = "buckets" if settings.chunk_size is None else "full"
     return tfdp.data.poisson_batches(
         problem.rows(settings.dataset_size),

@@ -146,3 +146,15 @@ def test_default_delta(size):
     delta = private_training.default_delta(size)
     assert 0 < delta < 1 / size
     assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 20])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_secure_noise_gets_batches_of_one_size(jit_compile, chunk_size):
+    built = model("adam", jit_compile=jit_compile)
+    trained, batches, budget = make(built, secure_noise=True, chunk_size=chunk_size)
+    assert batches.sampling.padding == "full"
+    trained.fit(batches, epochs=1, callbacks=[budget], verbose=0)
+    assert trained.optimizer.secure_noise
+    sizes = {len(y) for _, y, _ in batches}
+    assert max(sizes) - min(sizes) <= (chunk_size is not None)

@@ -63,6 +63,30 @@ def test_shapes_and_variables_without_a_gradient():
     assert released([None]) == [None]
 
 
+def zeros_that_show_a_sign(jit_compile):
+    """How many released zeros are negative, of sums that are rounded to -0.0 and to 0.0."""
+    sums = tf.constant(-0.1 * float(grid_of(0.3)), tf.float64, [4000])
+
+    @tf.function(jit_compile=jit_compile)
+    def draw():
+        return add_secure_noise([sums], 0.3, 1e-7, 0.0, KEY, [tf.float64])[0]
+
+    found = draw().numpy()
+    assert np.sum(found == 0) > 1000
+    return np.sum(np.signbit(found[found == 0]))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_released_zeros_have_no_sign(jit_compile):
+    assert zeros_that_show_a_sign(jit_compile) == 0
+
+
+def test_a_zero_with_the_sign_of_the_sum_is_caught(monkeypatch):
+    mutant = lambda steps, grid, dtype: tf.cast(steps * grid + 0.0, dtype)  # noqa: E731
+    monkeypatch.setattr(secure_noise, "_on_grid", mutant)
+    assert zeros_that_show_a_sign(False) > 100
+
+
 # Sensitivity and scale.
 
 
@@ -166,7 +190,7 @@ def sums_are_on_the_grid(cls=tfdp.DPSGD, jit_compile=None, chunk_size=None, **kw
         seed=0,
         steps_per_epoch=1,
         chunk_size=chunk_size,
-        padding="buckets" if jit_compile else "none",
+        padding="full",
     )
     optimizer = cls(
         0.5, 1.0, learning_rate=1.0, sampling=data.sampling, secure_noise=True, **kwargs
@@ -204,7 +228,9 @@ def test_noise_in_float32_is_caught():
 def test_updates_are_those_without_it_but_for_the_noise(cls):
     weights = []
     for secure in (False, True):
-        data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, seed=0, steps_per_epoch=2)
+        data = tfdp.data.poisson_batches(
+            (X, Y), expected_batch_size=32, seed=0, steps_per_epoch=2, padding="full"
+        )
         optimizer = cls(0.5, 1e-6, sampling=data.sampling, noise_seed=1, secure_noise=secure)
         model = compiled(optimizer)
         model.fit(data, verbose=0)
@@ -234,7 +260,12 @@ def test_the_error_of_chunks_is_added_up():
     found = []
     for chunk_size in (None, 12):
         data = tfdp.data.poisson_batches(
-            (X, Y), expected_batch_size=32, seed=0, steps_per_epoch=1, chunk_size=chunk_size
+            (X, Y),
+            expected_batch_size=32,
+            seed=0,
+            steps_per_epoch=1,
+            chunk_size=chunk_size,
+            padding="full",
         )
         optimizer = Watching(0.5, 1.0, sampling=data.sampling, secure_noise=True)
         optimizer.watched = tf.Variable(0.0, dtype=tf.float64)
@@ -259,7 +290,7 @@ def test_the_count_is_on_its_grid_and_its_noise_has_its_distribution():
 
 def test_an_adaptive_clip_follows_the_norms():
     rule = tfdp.clipping.AdaptiveQuantile(0.5, learning_rate=0.5, count_noise=2.0)
-    data = test_adaptive_clip.batches()
+    data = test_adaptive_clip.batches(padding="full")
     kwargs = {"clipping_rule": rule, "sampling": data.sampling}
     optimizer = tfdp.DPSGD(50.0, 1.0, secure_noise=True, **kwargs)
     compiled(optimizer).fit(data, epochs=5, verbose=0)
@@ -305,7 +336,7 @@ def test_acceptance_stays_within_its_bounds_to_the_last_bit(beta, noise, clip, m
 
 
 def test_dpsur_trains():
-    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, seed=0)
+    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, seed=0, padding="full")
     optimizer = tfdp.DPSURSGD(
         0.5,
         1.0,
@@ -321,6 +352,54 @@ def test_dpsur_trains():
 
 
 # Arguments.
+
+
+@pytest.mark.parametrize("padding", ["none", "buckets"])
+@pytest.mark.parametrize("cls", [tfdp.DPSGD, tfdp.DPSURSGD])
+def test_batches_of_several_sizes_are_refused(padding, cls):
+    """A row's gradient depends on their number: see `tests/clipping/test_last_bits.py`."""
+    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, padding=padding)
+    kwargs = {"sampling": data.sampling, "secure_noise": True}
+    if cls is tfdp.DPSURSGD:
+        kwargs |= {"validation_batch_size": 16, "validation_noise_multiplier": 1.3}
+    cls(0.5, 0.0, **kwargs)
+    with pytest.raises(ValueError, match=f'(?s)`sampling` .*{padding}.*padding="full"'):
+        cls(0.5, 1.0, **kwargs)
+
+
+def test_selective_models_refuse_batches_of_several_sizes():
+    optimizer = tfdp.DPSURSGD(
+        0.5, 1.0, 32, validation_batch_size=16, validation_noise_multiplier=1.3, secure_noise=True
+    )
+    model = compiled(optimizer, tfdp.SelectiveModel(support.small_model()))
+    with pytest.raises(ValueError, match="`x` must be sampled with padding=full"):
+        model.fit(tfdp.data.poisson_batches((X, Y), expected_batch_size=32), steps_per_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--xla_cpu_enable_fast_math", True),
+        ("--xla_dump_to=/tmp --xla_cpu_enable_fast_math=true", True),
+        ("--xla_cpu_enable_fast_math=false", False),
+        ("--xla_cpu_enable_fast_math=1 --xla_cpu_enable_fast_math=0", False),
+        ("--xla_cpu_enable_fast_math_honor_nans=true", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_inexact_arithmetic_is_refused(flags, refused, in_file, monkeypatch, tmp_path):
+    if in_file:
+        (tmp_path / "flags").write_text(flags)
+        flags = str(tmp_path / "flags")
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    tfdp.DPSGD(CLIP, 0.0, 20)
+    for secure in (False, True):
+        if not refused:
+            make(secure_noise=secure)
+            continue
+        with pytest.raises(ValueError, match="XLA_FLAGS must not have --xla_cpu_enable_fast_math:"):
+            make(secure_noise=secure)
 
 
 def test_it_is_in_the_config():
@@ -387,7 +466,7 @@ def test_a_loss_of_two_terms_is_refused():
 
 def test_the_noise_covers_what_one_example_moves_the_released_sums_by():
     """By way of the optimizer: neighbours on the grid, in exact arithmetic."""
-    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32)
+    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, padding="full")
     engine = tfdp.DPSGD(0.5, 1.0, sampling=data.sampling, secure_noise=True).clipping
     model = support.small_model()
     run = support.ClippedSum(engine, model, X)

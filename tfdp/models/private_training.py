@@ -147,7 +147,9 @@ def make_private(
     elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
         parameters["learning_rate"] = _LEARNING_RATES[private_class]
     padding = NONE
-    if compiled.get("jit_compile"):
+    if parameters.get("secure_noise"):
+        padding = FULL
+    elif compiled.get("jit_compile"):
         padding = BUCKETS if chunk_size is None else FULL
     batches = _batches(
         data, batch_size, transform=transform, chunk_size=chunk_size, padding=padding

@@ -2,12 +2,14 @@
 
 import math
 import numbers
+import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantile,
     ClippingEngine,
@@ -18,6 +20,9 @@ from tfdp.clipping import (
 )
 from tfdp.clipping.engine import LEAST_CLIP, check_clip
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
+
+_FAST_MATH = "xla_cpu_enable_fast_math"
+_FLAG = re.compile(r"--?(\w+)(?:=['\"]?([^\s'\"]*))?")
 
 # In the docstrings of the optimizers, as Keras does it.
 PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient, over all variables
@@ -40,7 +45,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         subtract it. By default noise comes from the operating system's entropy.
       secure_noise: Whether the floating-point numbers of the noisy sums must say no more than the
         ideal Gaussian mechanism (docs/noise.md): sums in float64, on a grid, with noise that is
-        rounded exactly. Epsilon is the same without it if numbers were real.
+        rounded exactly. Needs batches with `padding="full"`. Epsilon is the same without it if
+        numbers were real.
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
         prove, or "vectorized", which is slower (`tfdp.clipping`).
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
@@ -116,7 +122,12 @@ def check_privacy_arguments(
         )
 
 
-def check_secure_noise(secure_noise: bool, noise_multiplier: float, count_noise: float) -> None:
+def check_secure_noise(
+    secure_noise: bool,
+    noise_multiplier: float,
+    count_noise: float,
+    sampling: PoissonSampling | None,
+) -> None:
     """Raises a ValueError if the noise is not one that secure noise can be made for."""
     if not isinstance(secure_noise, bool):
         raise ValueError(
@@ -133,6 +144,43 @@ def check_secure_noise(secure_noise: bool, noise_multiplier: float, count_noise:
             f"Argument `count_noise` must be at most {LARGEST_COUNT_NOISE:g} with `secure_noise`. "
             f"Received: {count_noise}."
         )
+    if secure_noise and noise_multiplier > 0 and sampling is not None and sampling.padding != FULL:
+        raise ValueError(
+            'Argument `sampling` must be that of batches with padding="full" with `secure_noise`: '
+            "the last bits of an example's gradient can depend on the number of rows, which must "
+            f"not depend on the data. Received: sampling.padding={sampling.padding!r}. Write "
+            '`tfdp.data.poisson_batches(..., padding="full")`.'
+        )
+
+
+def check_arithmetic() -> None:
+    """Raises a ValueError if XLA was told to compile floating-point arithmetic inexactly.
+
+    Norms are upper bounds, and gradients that are not finite contribute nothing, only if compilers
+    neither reorder operations nor assume that there is no NaN. So do the proofs of secure noise.
+    """
+    value = "false"
+    for name, given in _FLAG.findall(_xla_flags()):
+        if name == _FAST_MATH:
+            value = given or "true"
+    if value.lower() not in ("false", "0"):
+        raise ValueError(
+            f"The environment variable XLA_FLAGS must not have --{_FAST_MATH}: compiled arithmetic "
+            "would round otherwise than bounds on norms and noise assume, and take no number for "
+            f"NaN. Received: --{_FAST_MATH}={value}. Remove it, or pass noise_multiplier=0."
+        )
+
+
+def _xla_flags() -> str:
+    """The flags, or the text of the file that is named in their place."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if not flags or flags.startswith("-"):
+        return flags
+    try:
+        with open(flags) as file:
+            return file.read()
+    except OSError:  # XLA will end the process.
+        return ""
 
 
 def sampling_of(

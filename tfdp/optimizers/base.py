@@ -29,6 +29,7 @@ from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
     ENGINES,
+    check_arithmetic,
     check_clipping_arguments,
     check_not_compiled,
     check_privacy_arguments,
@@ -115,6 +116,8 @@ class PrivateOptimizerMixin(PersistentState):
             gradient_accumulation_steps,
             noise_seed,
         )
+        if noise_multiplier > 0:
+            check_arithmetic()
         kwargs.setdefault("name", type(self).__name__)
         super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
         self._expected_batch_size = expected_batch_size
@@ -130,7 +133,7 @@ class PrivateOptimizerMixin(PersistentState):
         noises = (noise_multiplier, 0.0)
         if self._adaptive is not None:
             noises = (self._adaptive.sum_noise, self._adaptive.count_noise)
-        check_secure_noise(secure_noise, *noises)
+        check_secure_noise(secure_noise, *noises, self._sampled)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and noise_multiplier > 0
         if self._sampled is not None:

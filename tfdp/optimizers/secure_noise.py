@@ -91,10 +91,20 @@ def add_secure_noise(
         None if tensor is None else tf.round(tensor / grid) + tf.reshape(next(noises), tensor.shape)
         for tensor in tensors
     ]
-    return [  # Sums of integers are exact.
-        None if total is None else tf.cast(tf.multiply(total, grid), dtype)
+    return [
+        None if total is None else _on_grid(total, grid, dtype)
         for total, dtype in zip(replicas.total(steps), dtypes, strict=True)
     ]
+
+
+def _on_grid(steps: tf.Tensor, grid: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns so many steps of the grid. Sums of integers are exact but for the sign of zero.
+
+    -0.0 is the sum of -0.0 and -0.0 alone, and so would show the sign of what was rounded to 0.
+    Compilers drop an addition of 0.0, but not this.
+    """
+    steps = tf.where(steps == 0, tf.zeros_like(steps), steps)
+    return tf.cast(tf.multiply(steps, grid), dtype)
 
 
 def add_secure_noise_to_count(count: tf.Tensor, stddev: float, key: tf.Tensor) -> tf.Tensor:
@@ -111,4 +121,4 @@ def add_secure_noise_to_count(count: tf.Tensor, stddev: float, key: tf.Tensor) -
     step = 2.0**-23
     noise = replicas.own_share(lambda size: rounded_normals(key, size, stddev / step, use=1), 1)
     (steps,) = replicas.total([tf.cast(count, tf.float64) / step + noise[0]])
-    return tf.cast(tf.multiply(steps, step), tf.float32)
+    return _on_grid(steps, step, tf.float32)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.accounting.sampling import FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
 from tfdp.data.source import PoissonSource
@@ -262,11 +263,14 @@ class SelectiveModel(tf.keras.Model):
                 "Argument `x` must be what `tfdp.data.poisson_batches` returned. Received: "
                 f"{type(batches).__name__}."
             )
+        padding = None if optimizer.sampling is None else optimizer.sampling.padding
+        if optimizer.secure_noise and optimizer.noise_multiplier > 0:
+            padding = FULL  # See `check_secure_noise`.
         for name, own in (
             ("dataset_size", optimizer.dataset_size),
             ("expected_batch_size", optimizer.expected_batch_size),
             ("gradient_accumulation_steps", 1),
-            ("padding", None if optimizer.sampling is None else optimizer.sampling.padding),
+            ("padding", padding),
         ):
             if own is not None and getattr(sampling, name) != own:
                 raise ValueError(
