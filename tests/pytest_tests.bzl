@@ -18,7 +18,7 @@ def pytest_tests(deps, size = "medium"):
             srcs = [module, runner],
             main = runner,
             args = ["$(rootpath %s)" % module],
-            data = ["//:README.md", "//:docs/layers.md", "//:docs/vae.md", "//:pyproject.toml"],
+            data = ["//:manual", "//:pyproject.toml"],
             # The workspace and the package share a name: an `__init__.py` made by Bazel at the root of
             # the runfiles would be imported as `tfdp`.
             legacy_create_init = False,
