@@ -7,10 +7,14 @@ needs no seed of tfdp's for that, which would take another path through the code
 
 Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=explore` tries others.
 
+`pytest` runs what takes little time, `pytest --slow` everything: tests marked `slow`, and all cases
+of those marked `quick_cases`. A test that is named by its `path::name` is run in any case.
+
 Python's garbage collector passes over what lives long, such as TensorFlow's graphs, of which Keras
 keeps one for each `fit`, once in 100 tests: it took a sixth of all time.
 """
 
+import collections
 import gc
 import os
 
@@ -36,6 +40,29 @@ tf.config.set_logical_device_configuration(
 
 _TESTS_PER_COLLECTION = 100
 _run = 0
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run all tests, the slow ones too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is slow, unless `--slow` or the very test is asked for."""
+    if config.getoption("--slow") or any("::" in argument for argument in config.args):
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept, left_out = [], []
+    for same in cases.values():
+        marker = same[0].get_closest_marker("quick_cases")
+        count = marker.args[0] if marker else len(same)
+        quick = {len(same) * place // count for place in range(count)}  # From first to last.
+        for place, item in enumerate(same):
+            slow = item.get_closest_marker("slow") or place not in quick
+            (left_out if slow else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def pytest_collection_finish():

@@ -28,6 +28,7 @@ def _bounds(q, sigma, steps, delta):
     return module.least_epsilon(parts, delta), module.epsilon(parts, delta)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", _CASES)
 def test_hard_cases_are_enclosed(case):
     exact = reference.composed_epsilon(*case)
@@ -47,6 +48,7 @@ def _drawn(seed, count):
             yield (q, sigma, steps, delta), exact
 
 
+@pytest.mark.slow
 def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
     for i, (case, exact) in enumerate(_drawn(14, 100)):
         parts = [(sampled_gaussian(*case[:2]), case[2])]
@@ -57,6 +59,7 @@ def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
             assert least <= exact * (1 + _REFERENCE_ERROR), case
 
 
+@pytest.mark.quick_cases(11)
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.1])
 @pytest.mark.parametrize("steps", [1, 7, 10**5])
@@ -119,6 +122,7 @@ def test_delta_is_the_inverse(case):
         assert module.delta(parts, module.epsilon(parts, delta)) == pytest.approx(delta, rel=0.01)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("q", [1e-7, 1e-3, 1 - 1e-9, 1.0])
 @pytest.mark.parametrize("sigma", [0.02, 1.0, 1e5])
 def test_extremes_are_bounded_in_the_right_order(q, sigma):

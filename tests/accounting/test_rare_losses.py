@@ -52,6 +52,7 @@ def _check_two_steps(q, sigma, delta):
     assert 0.995 * exact < least <= exact * (1 + 1e-7)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "case", [(1e-5, 0.5, 1e-8), (1e-3, 0.6, 1e-7), (1e-6, 0.45, 1e-12), (0.02, 0.5, 1e-4)]
 )
@@ -59,6 +60,7 @@ def test_two_steps_are_enclosed(case):
     _check_two_steps(*case)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("case", _HARD)
 def test_bounds_are_near_each_other(case):
     q, sigma, steps, delta = case
@@ -78,6 +80,7 @@ def _by_one_event(q, sigma, steps, delta):
         return np.nanmax(np.where(with_it > delta, np.log((with_it - delta) / without), 0.0))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", _HARD)
 def test_no_bound_is_below_what_one_event_shows(case):
     q, sigma, steps, delta = case

@@ -298,6 +298,7 @@ def assert_kept_independently(engine, jit_compile=False):
     assert np.all(np.abs(between_steps) < limit * 1.5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_rows_and_steps_are_rounded_independently(jit_compile):
     assert_kept_independently(ENGINES["one pass"](CLIP), jit_compile)
@@ -331,12 +332,14 @@ class NumberForEachVariable(OnePassClipping):
         return type(factors)(by_group, factors.bad, factors.within_clip, list(group_of))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [OneNumberForAll, SameInEveryStep, NumberForEachVariable])
 def test_numbers_that_are_not_the_examples_own_are_caught(mutant):
     with pytest.raises(AssertionError):
         assert_kept_independently(mutant(CLIP, rule="importance_sampling"))
 
 
+@pytest.mark.slow
 def test_engines_agree_in_parts(monkeypatch):
     x, clip = FAST["conv2d"][1], clip_for("conv2d")
     vectorised = Sums(ENGINES["vectorised, chunks"](clip), "conv2d")
@@ -433,6 +436,7 @@ def test_an_optimizer_has_it_at_the_price_of_flat_clipping():
     assert (made.release, made.noise_stddev) == (flat.release, flat.noise_stddev)
 
 
+@pytest.mark.slow
 def test_every_batch_draws_new_numbers(numbers):
     data = poisson(chunk_size=20)
     # What a global seed fixes, it must not fix.

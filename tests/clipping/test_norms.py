@@ -133,17 +133,20 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
     return longest
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16])
 def test_nothing_longer_than_the_clip_is_left(form, dtype):
     assert longest_of(form, dtype) <= MOST
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_nor_with_xla(form):
     assert longest_of(form, jit_compile=True) <= MOST
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_with_wide_sums_not_a_bit_more(form, dtype):
@@ -288,11 +291,13 @@ def longest_contribution(engine, name, jit_compile=False):
     return longest / engine.l2_norm_clip
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_pass_contributions(name):
     assert longest_contribution(OnePassClipping(0.3), name) <= MOST
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["dense", "embedding"])
 def test_vectorised_contributions(name):
     assert longest_contribution(VectorizedClipping(0.3), name) <= MOST
@@ -320,6 +325,7 @@ def short_inputs_of_a_steep_loss(engine, jit_compile=False):
     return np.linalg.norm(clipped_sum(x, np.full(N, 1e19, np.float32), np.arange(N) == 0))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("rule", ["flat", "per_layer", "automatic"])
 @pytest.mark.parametrize("make", [OnePassClipping, VectorizedClipping])
 def test_products_of_norms_that_underflow(make, rule):

@@ -89,6 +89,7 @@ def check(engine, model):
     )
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", [*ONE_PASS, *CROPS])
 def test_one_pass(name):
     engine, model = OnePassClipping(CLIP), {**ONE_PASS, **CROPS}[name]()
@@ -97,6 +98,7 @@ def test_one_pass(name):
     assert report.fallback is None and report.fast_fraction == 1
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["words", "counted words", "names", "cut to shape"])
 def test_in_parts(name):
     engine = OnePassClipping(CLIP, chunk_size=3)
@@ -104,11 +106,13 @@ def test_in_parts(name):
     assert engine.report().fast_fraction == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [*ONE_PASS, *CROPS, *VECTORIZED])
 def test_vectorized(name):
     check(VectorizedClipping(CLIP), {**ONE_PASS, **CROPS, **VECTORIZED}[name]())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", VECTORIZED)
 def test_what_is_not_proven_is_vectorized(name):
     engine = OnePassClipping(CLIP)
@@ -168,6 +172,7 @@ AUGMENTATIONS = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_random_augmentations_change_no_other_row(name):
     """One row's gradient is the same whatever the other rows are, if the stream is."""

@@ -69,11 +69,13 @@ def check_sums(made, name, **kwargs):
         assert np.linalg.norm(total - other) <= CLIP * (1 + 2 * error)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_of_models(name):
     check_sums(wide(OnePassClipping), name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["conv2d", MODEL])
 def test_sums_of_instantiated_gradients(name):
     check_sums(wide(VectorizedClipping), name)

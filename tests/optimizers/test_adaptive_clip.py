@@ -23,6 +23,7 @@ def make(rule="adaptive_quantile", cls=tfdp.DPSGD, clip=5.0, noise=1.0, **kwargs
     return cls(clip, noise, clipping_rule=rule, sampling=data.sampling), data
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("cls", support.OPTIMIZERS)
 def test_the_clip_follows_the_median_norm(cls):
     rule = AdaptiveQuantile(0.5, learning_rate=0.5, count_noise=2.0)
@@ -66,6 +67,7 @@ def p_values(scale):
     return [stats.kstest(values, "norm").pvalue for values in law(scale)]
 
 
+@pytest.mark.slow
 def test_law_of_the_noise():
     assert min(p_values(1.0)) > 1e-4
     for scale in (2 / 3, 3 / 2):  # Mutants.
@@ -99,6 +101,7 @@ def test_one_example_moves_the_count_by_half():
     assert abs(float(count(broken, Y[:50], full)) - counts[0]) in (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_accumulated_batches_move_the_clip_like_one():
     clips = []
     for chunk, steps in ((None, 1), (40, None)):

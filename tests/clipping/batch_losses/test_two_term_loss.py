@@ -52,6 +52,7 @@ def refused(message, **changes):
         summed(make_loss)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_under_xla():
     plain, _ = summed(two_terms)
     compiled, _ = summed(two_terms, jit_compile=True)
@@ -253,6 +254,7 @@ def related_keys(key, count, dtype=tf.int64):
     return [tf.stack([keys[0][0], k[1]]) for k in keys]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [cast_keys, one_key, related_keys])
 def test_seeds_with_public_or_shared_bits_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(two_term_loss, "split_key", mutant)
@@ -298,6 +300,7 @@ def test_a_random_rule_with_a_constant_seed_is_caught(monkeypatch):
         check_random_rule()
 
 
+@pytest.mark.slow
 def test_a_mask_that_does_not_come_with_the_data_proves_no_poisson_sampling():
     def make_loss(model, x, y, mask):
         return two_terms(model, x, y, tf.ones_like(y, tf.bool))

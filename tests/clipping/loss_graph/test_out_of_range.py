@@ -38,6 +38,7 @@ def with_bad_ones(x, y):
     return x, y
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_examples_out_of_range_add_nothing(engine, jit_compile):
@@ -141,6 +142,7 @@ def test_tables_of_integers_are_looked_up_in_range():
     np.testing.assert_array_equal(found, [13, 10])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("selective", [False, True])
 def test_training_goes_on_over_a_bad_label(selective):
     x, y = support.small_data()

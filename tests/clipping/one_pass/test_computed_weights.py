@@ -37,6 +37,7 @@ def with_weights(function):
     return lambda: tf.keras.Sequential([Computed(), layers.Dense(3)])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_gradients_equal_a_loop_over_examples(name):
     engine = OnePassClipping(CLIP)

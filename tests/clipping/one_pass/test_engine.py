@@ -28,6 +28,7 @@ from tfdp.clipping.one_pass.op_rules import registry
 layers = tf.keras.layers
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", SLOW)
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
 def test_what_has_no_rule_falls_back_and_says_so(name, options):
@@ -41,6 +42,7 @@ def test_what_has_no_rule_falls_back_and_says_so(name, options):
     assert (report.fallback is not None) == ("loop" in name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name",
     ["dense", "conv2d", "embedding", "attention", "tied embedding", "rnn of a cell, masked"],
@@ -63,11 +65,13 @@ def test_a_weight_without_dimensions_keeps_its_shape():
     assert float(found) == pytest.approx(4, rel=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["swish", "custom gradients"])
 def test_custom_gradients_are_copied_for_the_vectorised_engine(name):
     assert_equals_loop(VectorizedClipping(CLIP), *FAST[name])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", ["conv2d", "lstm", "simple rnn", "embedding", "computed weights", "swish"]
 )
@@ -107,6 +111,7 @@ def test_a_small_memory_budget_makes_chunks(monkeypatch):
     assert chunks and 1 <= chunks[0] < N
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", ["conv2d", "depthwise", "gram", "embedding", "shared layer, two inputs"]
 )
@@ -142,6 +147,7 @@ class SumOfNorms(per_example_gradients.Direct):
         return tf.add_n(pieces)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["shared layer, two inputs", "tied embedding", "shared embedding"])
 def test_sums_of_norms_are_caught(name, monkeypatch):
     combine = per_example_gradients.combine
@@ -208,6 +214,7 @@ def test_a_skipped_clip_is_caught():
     assert np.linalg.norm(moved) > engine.sensitivity()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("name", ["dense", "gram", "conv2d", "lstm, both directions"])
 def test_a_bad_example_contributes_nothing(bad, name):
@@ -281,6 +288,7 @@ def test_microbatches_are_those_of_the_vectorised_engine():
 # Other clipping rules.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rule", ["per_layer", "automatic"])
 @pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
 def test_other_rules_equal_a_loop(rule, engine):
@@ -339,6 +347,7 @@ class Opaque(layers.Layer):
         return tf.math.bessel_i0e(x) * tf.reduce_max(x, axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_a_model_of_unknown_layers_still_trains():
     def make(engine):
         tf.keras.utils.set_random_seed(0)
@@ -407,6 +416,7 @@ def test_float64_models():
 # Precision and tracing.
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["dense", "conv2d", "gram"])
 def test_mixed_bfloat16(name):
     """Norms in float32: nobody's contribution is longer than the clip, and it is about right."""
@@ -427,6 +437,7 @@ def test_mixed_bfloat16(name):
     assert np.linalg.norm(total - reference) < 0.1 * np.linalg.norm(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_poisson_batches_trace_the_step_once(jit_compile):
     traces = []

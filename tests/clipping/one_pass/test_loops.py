@@ -38,11 +38,13 @@ RANDOM = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", RANDOM)
 def test_steps_are_taken_again_with_the_same_random_numbers(name):
     assert differences(built(classifier(RANDOM[name]), SEQUENCES), SEQUENCES) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simple rnn", "recurrent dropout"])
 def test_random_numbers_under_xla(name):
     assert differences(built(classifier(RANDOM[name]), SEQUENCES), SEQUENCES, True) < 1e-4
@@ -53,6 +55,7 @@ def test_random_numbers_of_masked_sequences_of_any_length():
     assert differences(model, TOKENS) < 1e-5
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
 def test_random_loops_are_on_the_fast_path(options):
     engine = OnePassClipping(CLIP, **options)
@@ -103,6 +106,7 @@ class Nested(layers.Layer):
         return self.lists(self.dense(self.dense(x)))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layer", [Lists, Nested])
 def test_lists_equal_a_loop_over_examples(layer):
     engine = OnePassClipping(CLIP)
@@ -110,6 +114,7 @@ def test_lists_equal_a_loop_over_examples(layer):
     assert engine.report().fast_fraction == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layer", [Lists, lambda: layers.SimpleRNN(4)])
 def test_known_numbers_of_steps(layer):
     traced = []
@@ -217,6 +222,7 @@ class CarriedWeights(layers.Layer):
         return tf.while_loop(lambda i, *_: i < 3, step, [0, x, self.w.value()])[1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layer", [ChangingWeights, CarriedWeights])
 def test_other_uses_of_weights_in_loops_are_left_to_the_vectorised_engine(layer):
     engine = OnePassClipping(CLIP)

@@ -50,6 +50,7 @@ def test_steps_of_loops_are_kept():
     assert estimated(lambda x: model(x, 20), [], [4]) < few
 
 
+@pytest.mark.slow
 def test_a_frozen_base_of_large_outputs_makes_no_chunks(monkeypatch):
     """Chunks evaluate the model again, which is most of the step where only a head is trained."""
 

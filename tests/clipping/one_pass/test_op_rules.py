@@ -24,6 +24,7 @@ from tfdp.clipping.one_pass.op_rules import registry
 layers = tf.keras.layers
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FAST)
 def test_rules_equal_a_loop_over_examples(name):
     engine = ExpectsRows(CLIP)
@@ -124,12 +125,14 @@ def assert_random_model(make, x, mask_seed):
     assert engine.report().fast_fraction == 1, str(engine.report())
 
 
+@pytest.mark.slow
 @RANDOM
 @given(make=image_models(), seed=st.integers(0, 1000))
 def test_random_models_on_images(make, seed):
     assert_random_model(make, IMAGES, seed)
 
 
+@pytest.mark.slow
 @RANDOM
 @given(make=sequence_models(), seed=st.integers(0, 1000))
 def test_random_models_on_tokens(make, seed):
@@ -161,6 +164,7 @@ RULE_MODELS = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("key", RULE_MODELS)
 def test_a_wrong_rule_is_caught(key, monkeypatch):
     """Mutant: the gradients of the first example are not seen."""

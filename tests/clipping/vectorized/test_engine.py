@@ -58,6 +58,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_a_loop_over_examples(name):
     make, x = MODELS[name]
@@ -70,6 +71,7 @@ def test_equals_a_loop_over_examples(name):
     assert np.linalg.norm(unclipped - expected) > 1e-2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 100])
 @pytest.mark.parametrize("num_microbatches", [None, 2])
 def test_chunks_do_not_change_the_sum(chunk_size, num_microbatches):
@@ -110,6 +112,7 @@ def penalised(x):
     return outputs + (slope - 1) ** 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("losses", [scanned, looped, penalised])
 def test_gradients_whose_shapes_tensorflow_loses(losses):
     x = np.random.default_rng(0).normal(size=(5, 4, 3))
@@ -230,6 +233,7 @@ def test_microbatches_are_means_of_groups_drawn_per_example():
 # Bad examples, masks, regularisers.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("num_microbatches", [None, 2])
 def test_a_bad_example_contributes_nothing(bad, num_microbatches):
@@ -276,6 +280,7 @@ def regularised_model():
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_regularisers_are_taken_out_of_the_examples(reduction):
     model = regularised_model()

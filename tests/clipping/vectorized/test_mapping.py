@@ -87,11 +87,13 @@ def differs(name, jit_compile=None):
     )
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_and_gradients_are_those_of_a_loop(name):
     assert not differs(name)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["weights on the right", "several weights", "segments", "roll"])
 def test_nor_do_they_differ_with_xla(name):
     assert not differs(name, jit_compile=True)
@@ -183,6 +185,7 @@ def looked_up(engine, dtype, ids, jit_compile=True, tied=False):
     return run(batch, [True] * 4).numpy(), run(batch, [False] + [True] * 3).numpy()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", [OnePassClipping, VectorizedClipping])
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 @pytest.mark.parametrize("tied", [False, True])
