@@ -25,7 +25,15 @@ def main(modules: list[str]) -> int:
             "(`. .venv/bin/activate`) before calling bazel."
         )
 
-    options = ["--rootdir", str(root), "-c", str(root / "pyproject.toml"), "-p", "no:cacheprovider", "--slow"]
+    options = [
+        "--rootdir",
+        str(root),
+        "-c",
+        str(root / "pyproject.toml"),
+        "-p",
+        "no:cacheprovider",
+        "--slow",
+    ]
     if report := os.environ.get("XML_OUTPUT_FILE"):
         options.append(f"--junitxml={report}")
     only = os.environ.get("TESTBRIDGE_TEST_ONLY")  # bazel test --test_filter=...

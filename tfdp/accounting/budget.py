@@ -9,7 +9,8 @@ from typing import Any
 import dp_accounting
 import scipy.optimize
 
-from tfdp.accounting import _validation, bounds
+from tfdp import _validation
+from tfdp.accounting import bounds
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.selective_release import check_observability

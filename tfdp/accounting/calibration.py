@@ -2,7 +2,8 @@
 
 import dp_accounting
 
-from tfdp.accounting import _validation, budget, event_codec
+from tfdp import _validation
+from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers

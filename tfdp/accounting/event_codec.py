@@ -8,7 +8,7 @@ import attr
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import _validation
+from tfdp import _validation
 
 # Decoding imports the class that a file names, so only classes of these packages are looked up.
 _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")

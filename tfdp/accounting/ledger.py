@@ -6,7 +6,8 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import _validation, bounds, event_codec
+from tfdp import _validation
+from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.selective_release import (
     CONDITIONAL,

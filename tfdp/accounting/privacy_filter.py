@@ -9,7 +9,8 @@ import attr
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import _validation, event_codec
+from tfdp import _validation
+from tfdp.accounting import event_codec
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS, RdpAccountant
 from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.ledger import PrivacyParametersChangedError

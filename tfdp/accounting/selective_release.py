@@ -14,8 +14,8 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
+from tfdp import _validation
 from tfdp.accounting import (
-    _validation,
     dominating_pairs,
     selected_gaussian,
     selected_gaussian_pld,

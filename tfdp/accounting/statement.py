@@ -7,7 +7,8 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import _validation, bounds
+from tfdp import _validation
+from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers

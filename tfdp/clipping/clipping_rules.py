@@ -7,6 +7,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
+from tfdp._validation import error
+
 Clip: TypeAlias = float | tf.Tensor
 # The squares of shorter gradients vanish in float32: their norms are not known.
 LEAST_CLIP = 1e-15
@@ -128,9 +130,8 @@ class Automatic(ClippingRule):
 
     def __post_init__(self) -> None:
         if not LEAST_CLIP <= self.stability <= LARGEST_CLIP:
-            raise ValueError(
-                f"Argument `stability` must be a number from {LEAST_CLIP} to {LARGEST_CLIP:g}. "
-                f"Received: stability={self.stability}."
+            raise error(
+                "stability", f"a number from {LEAST_CLIP} to {LARGEST_CLIP:g}", self.stability
             )
 
     def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
@@ -262,9 +263,10 @@ class AdaptiveQuantile(Flat):
         if count_noise is None:
             count_noise = max(expected_batch_size / 20, noise_multiplier)
         if 2 * count_noise <= noise_multiplier:
-            raise ValueError(
-                "Argument `count_noise` must be more than half of the optimizer's noise multiplier "
-                f"{noise_multiplier}. Received: count_noise={self.count_noise}."
+            raise error(
+                "count_noise",
+                f"more than half of the optimizer's noise multiplier {noise_multiplier}",
+                self.count_noise,
             )
         inverse = noise_multiplier**-2 - (2 * count_noise) ** -2
         return inverse**-0.5, count_noise
@@ -298,9 +300,8 @@ def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
     config = {"name": rule} if isinstance(rule, str) else dict(rule)
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            f"Argument `clipping_rule` must be one of {sorted(_NAMED)} or a "
-            f"`tfdp.clipping.ClippingRule`. Received: clipping_rule={rule!r}."
+        raise error(
+            "clipping_rule", f"one of {sorted(_NAMED)} or a `tfdp.clipping.ClippingRule`", rule
         )
     return cls(**config)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams
@@ -24,10 +25,7 @@ _GROUPS, _UNIFORMS = range(2)
 def check_relation(relation: str) -> None:
     """Raises a ValueError if there is no such neighbouring relation."""
     if relation not in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
-        raise ValueError(
-            f"Argument `relation` must be '{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'. "
-            f"Received: relation={relation!r}."
-        )
+        raise error("relation", f"'{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'", relation)
 
 
 def check_clip(name: str, clip: float) -> None:

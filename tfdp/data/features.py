@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tfdp._validation import error
+
 try:
     import fcntl
 except ImportError:  # On Windows: of two processes that compute the same, one may fail.
@@ -116,14 +118,15 @@ def scattering_features(
                 f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
             )
     if not (_is_positive_integer(max_order) and max_order <= 2):
-        raise ValueError(f"Argument `max_order` must be 1 or 2. Received: {max_order=}.")
+        raise error("max_order", "1 or 2", max_order)
     images = _checked_images(images, least_side=2**num_scales)
     size, height, width, channels = images.shape
     depth = channels * _num_coefficients(num_scales, num_angles, max_order)
     if num_groups is not None and (not _is_positive_integer(num_groups) or depth % num_groups):
-        raise ValueError(
-            f"Argument `num_groups` must be None or a positive divisor of {depth}, the number of "
-            f"output channels. Received: {num_groups=}."
+        raise error(
+            "num_groups",
+            f"None or a positive divisor of {depth}, the number of output channels",
+            num_groups,
         )
     shape = (size, height >> num_scales, width >> num_scales, depth)
     parameters = _Parameters(

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._validation import error, is_integer
 from tfdp.models import likelihoods, priors
 from tfdp.models.likelihoods import Likelihood
 from tfdp.models.priors import Prior
-from tfdp.optimizers.arguments import is_integer
 
 # Latent codes that are worked on at the same time.
 _CODES_AT_A_TIME = 4096
@@ -49,10 +49,7 @@ class Autoencoder(tf.keras.Model):
                     f"layer, or call it once). Received: {name}={network!r}."
                 )
         if not (num_classes is None or (is_integer(num_classes) and num_classes >= 1)):
-            raise ValueError(
-                "Argument `num_classes` must be a positive integer or None. Received: "
-                f"{num_classes=}."
-            )
+            raise error("num_classes", "a positive integer or None", num_classes)
         self.encoder = encoder
         self.decoder = decoder
         self.prior = priors.get(prior)
@@ -162,7 +159,7 @@ class Autoencoder(tf.keras.Model):
           Examples, `[n, ...]`.
         """
         if not (is_integer(n) and n >= 0):
-            raise ValueError(f"Argument `n` must be a non-negative integer. Received: {n=}.")
+            raise error("n", "a non-negative integer", n)
         condition = None if y is None else np.broadcast_to(np.asarray(y), [n])
         self._checked_condition(condition)
         seeds = np.random.SeedSequence(seed)
@@ -216,9 +213,7 @@ class Autoencoder(tf.keras.Model):
           One number for each example, `[n]`, in nats.
         """
         if not (is_integer(num_samples) and num_samples >= 1):
-            raise ValueError(
-                f"Argument `num_samples` must be a positive integer. Received: {num_samples=}."
-            )
+            raise error("num_samples", "a positive integer", num_samples)
         draws = tf.random.Generator.from_seed(
             np.random.SeedSequence(seed).generate_state(1)[0], alg="philox"
         )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp.optimizers.arguments import is_number
+from tfdp._validation import error, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,9 +252,10 @@ def _location_and_scale(posterior: tfd.Distribution) -> tuple[tf.Tensor, tf.Tens
         return posterior.distribution.loc, posterior.distribution.scale
     if isinstance(posterior, tfd.MultivariateNormalDiag) and posterior.loc is not None:
         return posterior.loc, posterior.scale.diag_part()
-    raise ValueError(
-        "Argument `posterior` must be a diagonal normal: a `tfd.MultivariateNormalDiag` or a "
-        f"`tfd.Independent` of `tfd.Normal`. Received: posterior={posterior}."
+    raise error(
+        "posterior",
+        "a diagonal normal: a `tfd.MultivariateNormalDiag` or a `tfd.Independent` of `tfd.Normal`",
+        posterior,
     )
 
 
@@ -338,9 +339,10 @@ def get(divergence: Divergence | str | dict[str, Any] | None) -> Divergence | No
     config = dict(divergence) if isinstance(divergence, dict) else {"name": divergence}
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            f"Argument `divergence` must be None, one of {sorted(_NAMED)} or a "
-            f"`tfdp.models.divergences.Divergence`. Received: divergence={divergence!r}."
+        raise error(
+            "divergence",
+            f"None, one of {sorted(_NAMED)} or a `tfdp.models.divergences.Divergence`",
+            divergence,
         )
     return cls(**config)
 

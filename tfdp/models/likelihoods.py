@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp.optimizers.arguments import is_integer, is_number
+from tfdp._validation import error, is_integer, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Normal(Likelihood):
 
 def _check_scale(scale: float) -> None:
     if not (is_number(scale) and 0 < scale < math.inf):
-        raise ValueError(f"Argument `scale` must be a positive, finite number. Received: {scale=}.")
+        raise error("scale", "a positive, finite number", scale)
 
 
 _NAMED: dict[str, type[Likelihood]] = {
@@ -147,9 +147,10 @@ def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
     config = dict(likelihood) if isinstance(likelihood, dict) else {"name": likelihood}
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            f"Argument `likelihood` must be one of {sorted(_NAMED)} or a "
-            f"`tfdp.models.likelihoods.Likelihood`. Received: likelihood={likelihood!r}."
+        raise error(
+            "likelihood",
+            f"one of {sorted(_NAMED)} or a `tfdp.models.likelihoods.Likelihood`",
+            likelihood,
         )
     return cls(**config)
 

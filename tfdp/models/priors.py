@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp.optimizers.arguments import is_integer, is_number
+from tfdp._validation import error, is_integer, is_number
 
 
 class Prior(abc.ABC):
@@ -100,10 +100,7 @@ class SpikeAndSlab(Prior):
         _check_latent_dim(self.latent_dim)
         _check_positive("spike_scale", self.spike_scale)
         if not (is_number(self.spike_weight) and 0 < self.spike_weight < 1):
-            raise ValueError(
-                "Argument `spike_weight` must be a number in (0, 1). Received: "
-                f"spike_weight={self.spike_weight!r}."
-            )
+            raise error("spike_weight", "a number in (0, 1)", self.spike_weight)
 
     def distribution(self) -> tfd.Distribution:
         """See `Prior.distribution`."""
@@ -166,9 +163,7 @@ class GaussianMixture(Prior):
 
 def _check_latent_dim(latent_dim: int) -> None:
     if not (is_integer(latent_dim) and latent_dim >= 1):
-        raise ValueError(
-            f"Argument `latent_dim` must be a positive integer. Received: {latent_dim=}."
-        )
+        raise error("latent_dim", "a positive integer", latent_dim)
 
 
 def _check_positive(name: str, value: float) -> None:
@@ -187,10 +182,7 @@ def _matrix(locs: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
     widths = {len(row) for row in rows}
     finite = all(is_number(value) and math.isfinite(value) for row in rows for value in row)
     if len(widths) != 1 or 0 in widths or not finite:
-        raise ValueError(
-            "Argument `locs` must be a list of points, each a list of as many finite numbers. "
-            f"Received: locs={locs!r}."
-        )
+        raise error("locs", "a list of points, each a list of as many finite numbers", locs)
     return tuple(tuple(float(value) for value in row) for row in rows)
 
 
@@ -212,9 +204,10 @@ def get(prior: Prior | dict[str, Any]) -> Prior:
     config = dict(prior) if isinstance(prior, dict) else {}
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            "Argument `prior` must be a `tfdp.models.priors.Prior`, or a dict whose 'name' is one "
-            f"of {sorted(_NAMED)}. Received: prior={prior!r}."
+        raise error(
+            "prior",
+            f"a `tfdp.models.priors.Prior`, or a dict whose 'name' is one of {sorted(_NAMED)}",
+            prior,
         )
     return cls(**config)
 

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._validation import error, is_integer, is_number
 from tfdp.clipping import (
     Aggregation,
     BatchAggregation,
@@ -19,7 +20,6 @@ from tfdp.models.autoencoder import Autoencoder
 from tfdp.models.divergences import Divergence
 from tfdp.models.likelihoods import Likelihood
 from tfdp.models.priors import Prior
-from tfdp.optimizers.arguments import is_integer, is_number
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -370,17 +370,10 @@ def _check_arguments(**values: Any) -> None:
                 f"{name}={value!r}."
             )
     if not (is_integer(values["num_samples"]) and values["num_samples"] >= 1):
-        raise ValueError(
-            "Argument `num_samples` must be a positive integer. Received: "
-            f"num_samples={values['num_samples']!r}."
-        )
+        raise error("num_samples", "a positive integer", values["num_samples"])
     if values["aggregation"] not in AGGREGATIONS:
-        raise ValueError(
-            f"Argument `aggregation` must be one of {', '.join(map(repr, AGGREGATIONS))}. "
-            f"Received: aggregation={values['aggregation']!r}."
+        raise error(
+            "aggregation", f"one of {', '.join(map(repr, AGGREGATIONS))}", values["aggregation"]
         )
     if not isinstance(values["non_private_diagnostics"], bool):
-        raise ValueError(
-            "Argument `non_private_diagnostics` must be True or False. Received: "
-            f"non_private_diagnostics={values['non_private_diagnostics']!r}."
-        )
+        raise error("non_private_diagnostics", "True or False", values["non_private_diagnostics"])

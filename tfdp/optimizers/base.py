@@ -9,6 +9,7 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error
 from tfdp._warnings import warn_user
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
@@ -354,9 +355,10 @@ class PrivateOptimizerMixin(PersistentState):
                 f"{self._sampled.parts} parts, with {replicas.count()} replicas."
             )
         if self._clipping.num_microbatches is not None and replicas.count() > 1:
-            raise ValueError(
-                "Argument `num_microbatches` must be None under a distribution strategy of several "
-                f"replicas. Received: num_microbatches={self._clipping.num_microbatches}."
+            raise error(
+                "num_microbatches",
+                "None under a distribution strategy of several replicas",
+                self._clipping.num_microbatches,
             )
 
     def _warn_without_sampling(self) -> None:

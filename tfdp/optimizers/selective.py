@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error, is_integer
 from tfdp.accounting.sampling import NONE
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -19,7 +20,6 @@ from tfdp.accounting.selective_release import (
 from tfdp.clipping import ClippedSum
 from tfdp.data.draw_record import Use
 from tfdp.optimizers import record_table, replicas
-from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selection_test import ValidationLoss, ValidationTest
 
@@ -73,15 +73,16 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             l2_norm_clip, noise_multiplier, expected_batch_size, noise_seed=noise_seed, **kwargs
         )
         if self._gradient_accumulation_steps > 1:
-            raise ValueError(
-                "Argument `gradient_accumulation_steps` must be 1: an attempt is one batch, which "
-                "the clipping engine works on in parts by itself. Received: "
-                f"gradient_accumulation_steps={self._gradient_accumulation_steps}."
+            raise error(
+                "gradient_accumulation_steps",
+                "1: an attempt is one batch, which the clipping engine works on in parts by itself",
+                self._gradient_accumulation_steps,
             )
         if self._dataset_size is not None and self._dataset_size < validation_batch_size:
-            raise ValueError(
-                "Argument `validation_batch_size` must be at most the number of training examples, "
-                f"{self._dataset_size}. Received: {validation_batch_size=}."
+            raise error(
+                "validation_batch_size",
+                f"at most the number of training examples, {self._dataset_size}",
+                validation_batch_size,
             )
         self._test_noise = KeyStream(noise_seed, "test_noise")
         self._attempt: tf.Tensor | None = None
@@ -206,10 +207,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
                 )
             return most
         if not is_integer(max_attempts) or not 1 <= max_attempts < 2**31:
-            raise ValueError(
-                "Argument `max_attempts` must be an integer of at least 1, or None. Received: "
-                f"{max_attempts=}."
-            )
+            raise error("max_attempts", "an integer of at least 1, or None", max_attempts)
         return int(max_attempts)
 
     def _privacy_parameters(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups, one_group
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.engine import (
@@ -95,9 +96,8 @@ class TermWiseAggregation(Aggregation):
         if self.group_capacity is not None:
             _check_count("group_capacity", self.group_capacity)
         if not (self.split == LEAST_NOISE or _is_share(self.split)):
-            raise ValueError(
-                f"Argument `split` must be '{LEAST_NOISE}' or a number strictly between 0 and 1. "
-                f"Received: split={self.split!r}."
+            raise error(
+                "split", f"'{LEAST_NOISE}' or a number strictly between 0 and 1", self.split
             )
 
     def sensitivities(

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random import chacha
+from tfdp._validation import error
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.loss_graph import batch_state, reading
@@ -103,24 +104,21 @@ class TwoTermLoss:
           ValueError: An argument of the loss is not what it must be.
         """
         if engine.num_microbatches is not None:
-            raise ValueError(
-                "Argument `num_microbatches` must be None with a TwoTermLoss, whose aggregation "
-                f"says what is clipped. Received: num_microbatches={engine.num_microbatches}."
+            raise error(
+                "num_microbatches",
+                "None with a TwoTermLoss, whose aggregation says what is clipped",
+                engine.num_microbatches,
             )
         if not (isinstance(self.batch, tuple | list) and self.batch):
-            raise ValueError(
-                "Argument `batch` must be a tuple of tensors, or of nested tuples or dicts of "
-                f"them. Received: batch={self.batch!r}."
+            raise error(
+                "batch", "a tuple of tensors, or of nested tuples or dicts of them", self.batch
             )
         for tensor in tf.nest.flatten(tuple(self.batch)):
             function_checks.check_is_by_row("batch", tensor)
         if self.mask is not None:
             function_checks.check_is_by_row("mask", self.mask)
             if self.mask.dtype != tf.bool or self.mask.shape.rank != 1:
-                raise ValueError(
-                    "Argument `mask` must be a bool tensor, [rows], or None. Received: "
-                    f"mask={self.mask}."
-                )
+                raise error("mask", "a bool tensor, [rows], or None", self.mask)
         graph = tf.compat.v1.get_default_graph()
         while isinstance(graph, tf.__internal__.FuncGraph):
             batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
