@@ -381,5 +381,5 @@ def test_autograph_reads_layers_that_a_callable_loss_calls_and_not_tfdp():
 
     step(tf.constant(X[:32]), tf.constant(Y[:32]))
     assert np.any(weights(model) != before)
-    assert conversion.is_allowlisted(tfdp.clipping.OnePassClipping.clipped_sum)
+    assert conversion.is_allowlisted(tfdp.clipping.OnePassEngine.clipped_sum)
     assert not conversion.is_allowlisted(Repeated.call)

@@ -295,7 +295,7 @@ def test_the_count_is_on_its_grid_and_its_noise_has_its_distribution():
 
 @pytest.mark.slow
 def test_an_adaptive_clip_follows_the_norms():
-    rule = tfdp.clipping.AdaptiveQuantile(0.5, learning_rate=0.5, count_noise=2.0)
+    rule = tfdp.clipping.AdaptiveQuantileClipping(0.5, learning_rate=0.5, count_noise=2.0)
     data = test_adaptive_clip.batches(padding="full")
     kwargs = {"clipping_rule": rule, "sampling": data.sampling}
     optimizer = tfdp.DPSGD(50.0, 1.0, secure_noise=True, **kwargs)
@@ -427,7 +427,7 @@ def test_it_is_in_the_config():
         ({"secure_noise": 1}, "`secure_noise` must be True or False"),
         ({"noise_multiplier": 1e6}, "`noise_multiplier` must be at most 32768 .*1000000"),
         (
-            {"clipping_rule": tfdp.clipping.AdaptiveQuantile(count_noise=1e6)},
+            {"clipping_rule": tfdp.clipping.AdaptiveQuantileClipping(count_noise=1e6)},
             "`count_noise` must be at most 131072 .*1000000",
         ),
     ],

@@ -71,7 +71,7 @@ class ClippingRule(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat(ClippingRule):
+class FlatClipping(ClippingRule):
     """Gradients longer than C are scaled down to C: `g / max(1, ||g|| / C)`.
 
     References:
@@ -85,7 +85,7 @@ class Flat(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PerLayer(ClippingRule):
+class PerLayerClipping(ClippingRule):
     """The gradients of each of L layers are clipped to `C / sqrt(L)`: all together, to C.
 
     Variables belong to the same layer if their names have the same part before the last slash, as
@@ -109,7 +109,7 @@ class PerLayer(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Automatic(ClippingRule):
+class AutomaticClipping(ClippingRule):
     """Gradients are normalised: `C * g / (||g|| + stability)`. Short ones get longer, too.
 
     The clip becomes a factor of the learning rate: there is no clip to tune.
@@ -140,7 +140,7 @@ class Automatic(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class ImportanceSampling(Flat):
+class ImportanceSamplingClipping(FlatClipping):
     """Of a batch, examples are kept with a probability that grows with their gradient (DPIS).
 
     With probability `p = min(1, ||g|| / C)` a gradient g is kept, and counts as `C * g / ||g||`;
@@ -156,8 +156,8 @@ class ImportanceSampling(Flat):
     `||c_i||`, nor a bound on it.
 
     Formal guarantees:
-      * Privacy is that of `Flat` at the same `expected_batch_size`, clip and noise; the ledger
-        holds. Say that every example of the data set draws its number before the batch is drawn.
+      * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the
+        ledger holds. Say that every example of the data set draws its number before the batch is drawn.
         Given these, its contribution is a function of it and the weights, no longer than C, and
         the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
         these, by weights that do not depend on the data; as hockey-stick divergences are jointly
@@ -165,9 +165,9 @@ class ImportanceSampling(Flat):
         rows, and with known numbers of rows, an added example would move all later examples to
         other numbers. Engines draw them from the secret seed of the step.
       * No better privacy is claimed: gradients of norm C are always kept, so that the worst case is
-        that of `Flat`.
-      * It is never better than `Flat` at the same privacy, by the variance of the sum. Its expected
-        value is the same; an example that is sampled with probability q adds `q C ||c|| - q^2
+        that of `FlatClipping`.
+      * It is never better than `FlatClipping` at the same privacy, by the variance of the sum. Its
+        expected value is the same; an example that is sampled with probability q adds `q C ||c|| - q^2
         ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
         `||c|| (C - ||c||)` is the variance of the rounding. The noise is the same. What is less is
         the number of gradients in the sum. (Here, no time is saved: all gradients of the batch are
@@ -198,7 +198,7 @@ class ImportanceSampling(Flat):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveQuantile(Flat):
+class AdaptiveQuantileClipping(FlatClipping):
     """Flat clipping with a clip that follows a quantile of the norms, privately.
 
     `l2_norm_clip` is where it begins, and it stays between 1e-15 and 1e10. After each step the
@@ -281,11 +281,11 @@ class AdaptiveQuantile(Flat):
 
 
 _NAMED: dict[str, type[ClippingRule]] = {
-    "flat": Flat,
-    "per_layer": PerLayer,
-    "automatic": Automatic,
-    "adaptive_quantile": AdaptiveQuantile,
-    "importance_sampling": ImportanceSampling,
+    "flat": FlatClipping,
+    "per_layer": PerLayerClipping,
+    "automatic": AutomaticClipping,
+    "adaptive_quantile": AdaptiveQuantileClipping,
+    "importance_sampling": ImportanceSamplingClipping,
 }
 
 

@@ -86,7 +86,7 @@ class Report:
         remedy = (
             "Steps take longer, often several times as long; the guarantee is the same. "
             "`print(optimizer.clipping.report())` lists all variables. Write such a layer with "
-            "operations that have a rule, or register one (`tfdp.clipping.register_rule`)."
+            "operations that have a rule, or register one (`tfdp.clipping.register_op_gradients`)."
         )
         if self.fallback:
             return f"{self.fallback} {remedy}"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import FULL
-from tfdp.clipping import OnePassClipping, SlowClippingWarning, step_check
+from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
 from tfdp.clipping.loss_graph import batch_state, reading
 from tfdp.data.batches import PoissonBatches
 from tfdp.models.batch_normalization import BATCH_NORMALIZATION
@@ -21,7 +21,7 @@ _STATELESS = "Use `stateful=False`."
 _NO_STATISTIC = "Normalize within the example: GroupNormalization, LayerNormalization."
 _SLOW = (
     "It trains, slower: use layers of `tf.keras.layers` with known rules, or add a rule with "
-    "`tfdp.clipping.register_rule`."
+    "`tfdp.clipping.register_op_gradients`."
 )
 _REDUCTION = (
     "Leave the loss's `reduction` at its default: Keras cannot add a weight regularizer to losses "
@@ -156,7 +156,7 @@ class _Trace:
         self.kept: list[tf.Variable | None] = []
         self.outputs: Any = None
         self.variables: list[tf.Variable] = []
-        self.engine = OnePassClipping(1.0)
+        self.engine = OnePassEngine(1.0)
         self.engine.streams = streams
 
     def forward(self, model: Any, args: Any, kwargs: Any) -> Any:

@@ -11,11 +11,11 @@ import tensorflow as tf
 from tfdp._validation import error, is_integer, is_number
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.clipping import (
-    AdaptiveQuantile,
+    AdaptiveQuantileClipping,
     ClippingEngine,
     ClippingRule,
-    OnePassClipping,
-    VectorizedClipping,
+    OnePassEngine,
+    VectorizedEngine,
     devices,
 )
 from tfdp.clipping.engine import LEAST_CLIP, check_clip
@@ -53,8 +53,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         or a `tfdp.clipping.ClippingRule` with arguments of its own."""
 
 ENGINES: dict[str, type[ClippingEngine]] = {
-    "one_pass": OnePassClipping,
-    "vectorized": VectorizedClipping,
+    "one_pass": OnePassEngine,
+    "vectorized": VectorizedEngine,
 }
 
 
@@ -221,9 +221,9 @@ def check_clipping_arguments(
     """Raises a ValueError that names the first argument that does not go with the others."""
     if engine not in ENGINES:
         raise error("engine", f"one of {sorted(ENGINES)}", engine)
-    if isinstance(rule, AdaptiveQuantile) and math.isinf(l2_norm_clip):
+    if isinstance(rule, AdaptiveQuantileClipping) and math.isinf(l2_norm_clip):
         raise error("l2_norm_clip", "finite for an adaptive clip to begin with", l2_norm_clip)
-    if isinstance(rule, AdaptiveQuantile) and num_microbatches is not None:
+    if isinstance(rule, AdaptiveQuantileClipping) and num_microbatches is not None:
         raise error(
             "num_microbatches",
             "None with an adaptive clip, which counts examples",
@@ -241,7 +241,7 @@ def check_two_term_arguments(
             "False with a TwoTermLoss, whose sums are in float32 and have several sensitivities",
             secure_noise,
         )
-    if isinstance(rule, AdaptiveQuantile):
+    if isinstance(rule, AdaptiveQuantileClipping):
         raise ValueError(
             "Argument `clipping_rule` must have a fixed clip with a TwoTermLoss, whose noise "
             f"follows from it. Received: clipping_rule={rule}."

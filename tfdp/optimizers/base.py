@@ -15,7 +15,7 @@ from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.clipping import (
-    AdaptiveQuantile,
+    AdaptiveQuantileClipping,
     ClippedSum,
     ClippingEngine,
     ClippingRule,
@@ -129,7 +129,7 @@ class PrivateOptimizerMixin(PersistentState):
         self._engine = engine
         self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
         self._adaptive: AdaptiveClip | None = None
-        if isinstance(rule, AdaptiveQuantile):
+        if isinstance(rule, AdaptiveQuantileClipping):
             self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
         noises = (noise_multiplier, 0.0)
         if self._adaptive is not None:

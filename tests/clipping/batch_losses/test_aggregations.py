@@ -18,7 +18,7 @@ from tests.two_term_support import (
     looped_groups,
     looped_samples,
 )
-from tfdp.clipping import BatchAggregation, MicroAggregation, OnePassClipping, TermWiseAggregation
+from tfdp.clipping import BatchAggregation, MicroAggregation, OnePassEngine, TermWiseAggregation
 from tfdp.clipping.batch_losses.aggregations import Sensitivities, split_noise
 
 M = 4
@@ -408,7 +408,7 @@ def test_capacity():
 
 
 def test_the_engine_is_that_of_one_pass():
-    engine = OnePassClipping(C1)
+    engine = OnePassEngine(C1)
     model, (x, y, mask) = Codes(), data()
 
     @tf.function

@@ -10,7 +10,7 @@ from tests.two_term_support import SEED, Codes, data
 from tfdp.clipping import (
     BatchAggregation,
     MicroAggregation,
-    OnePassClipping,
+    OnePassEngine,
     TermWiseAggregation,
     TwoTermLoss,
 )
@@ -47,7 +47,7 @@ def clipped_in_graph(changes, model, x, y, mask):
     }
     variables = model.trainable_variables
     found = TwoTermLoss(**arguments).clipped_sum(
-        OnePassClipping(0.5), variables, tf.constant(SEED, tf.int64), 32
+        OnePassEngine(0.5), variables, tf.constant(SEED, tf.int64), 32
     )
     return [
         tf.concat([tf.reshape(tf.zeros_like(v) if g is None else g, [-1]) for g, v in pairs], 0)
@@ -393,7 +393,7 @@ def test_metrics_may_not_be_read(writer, called, term):
 
 
 def test_an_ordinary_loss_may_not_depend_on_a_metric_either():
-    metric, engine = tf.keras.metrics.Mean(), OnePassClipping(0.5)
+    metric, engine = tf.keras.metrics.Mean(), OnePassEngine(0.5)
 
     def step(changes, model, x, y, mask):
         metric.update_state(x)
@@ -714,7 +714,7 @@ def test_clips_whose_squares_vanish_are_refused(clip):
 
 def test_engines_refuse_such_clips_too():
     with pytest.raises(ValueError, match="`l2_norm_clip` must be a positive number, at least"):
-        OnePassClipping(LEAST_CLIP / 2)
+        OnePassEngine(LEAST_CLIP / 2)
 
 
 def test_the_least_clip_clips():

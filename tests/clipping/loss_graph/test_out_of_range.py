@@ -6,12 +6,12 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.loss_graph import out_of_range, reading
 
 layers = tf.keras.layers
 
-ENGINES = [OnePassClipping, VectorizedClipping]
+ENGINES = [OnePassEngine, VectorizedEngine]
 BAD = [3, 4, 5]
 
 
@@ -50,7 +50,7 @@ def test_examples_out_of_range_add_nothing(engine, jit_compile):
     without = clipped(x, y, mask)
     np.testing.assert_allclose(clipped(*with_bad_ones(x, y)), without, atol=1e-6)
     assert np.any(np.abs(clipped(x, y) - without) > 1e-3)
-    if isinstance(engine, OnePassClipping):
+    if isinstance(engine, OnePassEngine):
         assert all(entry.fast for entry in engine.report().entries)
 
 

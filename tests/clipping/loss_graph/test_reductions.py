@@ -5,17 +5,17 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.loss_graph import reading, reductions
 
 layers = tf.keras.layers
-ENGINES = [OnePassClipping, VectorizedClipping]
+ENGINES = [OnePassEngine, VectorizedEngine]
 N, CLIP = 12, 0.3
 X, Y = support.small_data(N)
 MASK = np.arange(N) % 3 > 0
 
 
-def clipped_sum(loss, model=None, engine=VectorizedClipping, x=X, y=Y, mask=MASK, **kwargs):
+def clipped_sum(loss, model=None, engine=VectorizedEngine, x=X, y=Y, mask=MASK, **kwargs):
     return support.ClippedSum(engine(CLIP), model or support.small_model(), x, loss, **kwargs)(
         x, y, mask
     )
@@ -112,11 +112,11 @@ def test_a_mean_of_means_is_caught(monkeypatch):
 
     monkeypatch.setattr(reductions, "of_term", of_the_mean)
     with pytest.raises(AssertionError):
-        test_means_are_taken_apart(keras_mean, OnePassClipping)
+        test_means_are_taken_apart(keras_mean, OnePassEngine)
 
 
 def test_with_xla():
-    found = clipped_sum(keras_mean, engine=OnePassClipping, jit_compile=True)
+    found = clipped_sum(keras_mean, engine=OnePassEngine, jit_compile=True)
     np.testing.assert_allclose(found, looped(losses_of), atol=1e-6)
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tests.clipping.models import CLIP, IMAGES, ExpectsRows, N, Y, built, sequential
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.one_pass import weighted_sums
 
 layers = tf.keras.layers
@@ -27,7 +27,7 @@ FORMS = {
     "whole": (ExpectsRows, {}),
     "all side by side": (ExpectsRows, {"_SMALL": 10**9}),
     "none side by side": (ExpectsRows, {"_SMALL": 0}),
-    "in parts": (OnePassClipping, {}),
+    "in parts": (OnePassEngine, {}),
 }
 
 
@@ -60,7 +60,7 @@ def test_all_forms_give_the_same_sums(engine_class, case):
 @pytest.mark.parametrize("rule", ["per_layer", "automatic"])
 def test_groups_are_weighted_by_their_own_factors(engine_class, rule, case):
     model, _ = case
-    expected = tfdp.clipping.VectorizedClipping(CLIP, rule=rule)
+    expected = tfdp.clipping.VectorizedEngine(CLIP, rule=rule)
     expected = support.ClippedSum(expected, model, IMAGES)(IMAGES, Y)
     found = support.ClippedSum(engine_class(CLIP, rule=rule), model, IMAGES)(IMAGES, Y)
     np.testing.assert_allclose(found, expected, atol=3e-6)

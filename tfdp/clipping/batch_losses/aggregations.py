@@ -24,7 +24,7 @@ from tfdp.clipping.engine import (
 )
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.problem import ClippingProblem
-from tfdp.clipping.vectorized.engine import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 LEAST_NOISE = "least_noise"
 
@@ -230,7 +230,7 @@ class MicroAggregation(Aggregation):
             return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         whole = one_group(rows, loss.mask)
         common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
-        vectorized = VectorizedClipping(engine.l2_norm_clip, None, engine.rule)
+        vectorized = VectorizedEngine(engine.l2_norm_clip, None, engine.rule)
         shared = [
             tf.zeros(v.shape) if c is None else c for c, v in zip(common, variables, strict=True)
         ]

@@ -11,7 +11,7 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import group_of_rows
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.problem import ClippingProblem
-from tfdp.clipping.vectorized.engine import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 
 def draw_groups(
@@ -95,7 +95,7 @@ def clipped_group_sum(
     problem = ClippingProblem(
         traced, variables, handles, mask.shape[0], tf.reduce_any(mask, axis=1)
     )
-    sums, connected, _ = VectorizedClipping(clip, None, rule).sum_over_chunks(problem)
+    sums, connected, _ = VectorizedEngine(clip, None, rule).sum_over_chunks(problem)
     return [s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)]
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
-from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_rules
+from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_gradients
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
 from tfdp.clipping.one_pass.per_example_gradients import (
     Contribution,
@@ -268,8 +268,8 @@ class Plan:
             use = recorded_use(site, found.data, found.gradient, shape, inner)
         else:
             use = make_use(site, found, shape, self._analysis, count)
-        rule = op_rules.find_rule(site.op.type, site.weight)
-        part = (rule(use) if rule else None) or op_rules.generic.generic(use)
+        rule = op_gradients.find_op_gradients(site.op.type, site.weight)
+        part = (rule(use) if rule else None) or op_gradients.generic.generic(use)
         if part is None:
             raise CannotUse(f"no rule for '{site.op.name}' ({site.op.type})")
         return part

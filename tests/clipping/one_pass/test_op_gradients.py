@@ -17,9 +17,9 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassClipping
-from tfdp.clipping.one_pass import op_rules, weight_uses
-from tfdp.clipping.one_pass.op_rules import registry
+from tfdp.clipping import OnePassEngine
+from tfdp.clipping.one_pass import op_gradients, weight_uses
+from tfdp.clipping.one_pass.op_gradients import registry
 
 layers = tf.keras.layers
 
@@ -118,7 +118,7 @@ RANDOM = settings(
 def assert_random_model(make, x, mask_seed):
     model = built(make, x, mask_seed)
     mask = np.random.default_rng(mask_seed).random(N) < 0.7
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     actual = support.ClippedSum(engine, model, x)(x, Y, mask)
     expected = support.looped_clipped_sum(model, x[mask], Y[mask], CLIP) if any(mask) else 0
     np.testing.assert_allclose(actual, expected, atol=5e-6)
@@ -168,7 +168,7 @@ RULE_MODELS = {
 @pytest.mark.parametrize("key", RULE_MODELS)
 def test_a_wrong_rule_is_caught(key, monkeypatch):
     """Mutant: the gradients of the first example are not seen."""
-    rule = registry.find_rule(*key)
+    rule = registry.find_op_gradients(*key)
 
     def wrong(use):
         seen = tf.concat([tf.zeros_like(use.gradient[:1]), use.gradient[1:]], 0)
@@ -176,21 +176,21 @@ def test_a_wrong_rule_is_caught(key, monkeypatch):
 
     monkeypatch.setitem(registry._RULES, key, wrong)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), *FAST[RULE_MODELS[key]])
+        assert_equals_loop(OnePassEngine(CLIP), *FAST[RULE_MODELS[key]])
 
 
 def test_a_wrong_generic_rule_is_caught(monkeypatch):
-    original = op_rules.generic.generic
+    original = op_gradients.generic.generic
 
     def wrong(use):
         return original(weight_uses.Use(**{**use.__dict__, "gradient": 2 * use.gradient}))
 
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, *FAST["division"])
     assert any("RealDiv" in entry.how for entry in engine.report().entries)
-    monkeypatch.setattr(op_rules.generic, "generic", wrong)
+    monkeypatch.setattr(op_gradients.generic, "generic", wrong)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), *FAST["division"])
+        assert_equals_loop(OnePassEngine(CLIP), *FAST["division"])
 
 
 def test_every_rule_has_a_mutant():
