@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from scipy import special
@@ -39,13 +39,7 @@ class Masses:
 
 
 class Direction(Protocol):
-    """One direction of a pair.
-
-    Attributes:
-      complete: Whether these are all outcomes, and not only a part of them.
-    """
-
-    complete: ClassVar[bool]
+    """One direction of a pair, or a part of its outcomes."""
 
     def range(self, tail: float) -> tuple[float, float]:
         """The least and the largest loss, but for probabilities of `tail` on either side."""
@@ -149,8 +143,6 @@ class Sampled:
       remove: Whether upper is the mixture (1 - q) noise + q shifted noise; else it is the noise.
     """
 
-    complete: ClassVar[bool] = True
-
     noise: Gaussian | Laplace
     q: float
     remove: bool
@@ -247,8 +239,6 @@ class Atoms:
       lower_error: Absolute errors of `lower`, at most.
       infinite: Probability of an infinite loss.
     """
-
-    complete: ClassVar[bool] = True
 
     upper: np.ndarray
     lower: np.ndarray

@@ -28,7 +28,6 @@ kind, with rare outcomes that cannot be told from the largest others: they raise
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -54,8 +53,6 @@ class _Changed:
       whole: The direction.
       bound: The loss.
     """
-
-    complete: ClassVar[bool] = False
 
     whole: Direction
     bound: float
@@ -106,8 +103,6 @@ class Above(_Changed):
 
 class Capped(_Changed):
     """All outcomes; those with losses above the bound cannot be told from the largest others."""
-
-    complete: ClassVar[bool] = True
 
     def _changed(self, values: np.ndarray, place: int) -> np.ndarray:
         result = np.where(np.arange(len(values) - 1) <= place, values[:-1], 0.0)
