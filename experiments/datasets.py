@@ -153,7 +153,7 @@ def _digits():
 def _images(name: str, data_dir: str | None, download: bool):
     def convert(split):
         x, y = split
-        return (x / np.float32(255)).astype(np.float32), y.astype(np.int64)
+        return (x / np.float32(255)).astype(np.float32, copy=False), y.astype(np.int64)
 
     train, test = _from_tfds(name, data_dir, download)
     return convert(train), convert(test)

@@ -1,10 +1,12 @@
 """Reference computations and small models that several test modules use."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import VectorizedClipping
+from tfdp.clipping import OnePassClipping, VectorizedClipping
 
 layers = tf.keras.layers
 
@@ -88,6 +90,26 @@ OPTIMIZERS = [tfdp.DPSGD, tfdp.DPAdam, tfdp.DPSignSGD, tfdp.DPSignAdam]
 def without_noise(cls, expected_batch_size, **kwargs):
     """An optimizer that computes exactly what its base does."""
     return cls(float("inf"), 0.0, expected_batch_size, **kwargs)
+
+
+class ComparedClipping(OnePassClipping):
+    """Clips by both engines, and fails in the step where their sums differ."""
+
+    def clipped_sum(self, loss, variables, group_seed, clip=None, most_rows=None):
+        asked = (loss, variables, group_seed, clip, most_rows)
+        fast = super().clipped_sum(*asked)
+        other = VectorizedClipping(self.l2_norm_clip, rule=self.rule)
+        other.wide_sums = self.wide_sums
+        slow = other.clipped_sum(*asked)
+        pairs = [
+            (a, b) for a, b in zip(fast.gradients, slow.gradients, strict=True) if a is not None
+        ]
+        difference = tf.linalg.global_norm([a - b for a, b in pairs])
+        norm = tf.linalg.global_norm([b for _, b in pairs])
+        same = tf.debugging.Assert(difference <= 1e-3 * norm + 1e-6, ["the engines' sums differ"])
+        with tf.control_dependencies([same]):
+            gradients = [None if g is None else tf.identity(g) for g in fast.gradients]
+        return dataclasses.replace(fast, gradients=gradients)
 
 
 class UnclippedEngine(VectorizedClipping):

@@ -386,17 +386,12 @@ def test_without_a_clip_nothing_is_rounded():
     np.testing.assert_allclose(sums(1), gradients_of(sums.model).sum(axis=0), atol=1e-5)
 
 
-def test_the_first_step_is_compared_with_the_same_numbers(monkeypatch):
-    engine = OnePassClipping(CLIP, rule="importance_sampling", compare_first_step=True)
+def test_both_engines_use_the_same_random_numbers(monkeypatch):
+    engine = support.ComparedClipping(CLIP, rule="importance_sampling")
     Sums(engine)(0)
-    whole = VectorizedClipping.sum_over_chunks
-
-    def other_numbers(*args, uniforms, **kwargs):
-        return whole(*args, uniforms=1 - uniforms, **kwargs)
-
-    monkeypatch.setattr(VectorizedClipping, "sum_over_chunks", other_numbers)
-    engine = OnePassClipping(CLIP, rule="importance_sampling", compare_first_step=True)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="clipped sum differ"):
+    draw = VectorizedClipping._draw_uniforms
+    monkeypatch.setattr(VectorizedClipping, "_draw_uniforms", lambda *args: 1 - draw(*args))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sums differ"):
         Sums(engine)(0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import support
 from tests.clipping.models import FAST, SEQUENCES, Y, built
 from tests.support import crossentropy, open_spec
 from tfdp.clipping import OnePassClipping, VectorizedClipping, devices, engine
@@ -107,8 +108,8 @@ def test_sums_of_float32_are_caught(monkeypatch):
         check_sums(wide(OnePassClipping), MODEL)
 
 
-def test_the_first_step_is_compared():
-    check_sums(wide(OnePassClipping, compare_first_step=True), MODEL)
+def test_both_engines_have_wide_sums():
+    check_sums(wide(support.ComparedClipping), MODEL)
 
 
 def test_groups_are_summed_in_float64():

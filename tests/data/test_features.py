@@ -1,4 +1,6 @@
 import logging
+import signal
+import subprocess
 import sys
 import threading
 
@@ -318,14 +320,20 @@ def test_damaged_cache_is_computed_again(damage, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.usefixtures("small_batches")
-def test_interrupted_computation_leaves_nothing(tmp_path, monkeypatch):
+@pytest.fixture
+def pairs(monkeypatch):
+    """Makes nine images five batches, the last of them not full."""
+    monkeypatch.setattr(module, "_BATCH_SIZE", 2)
+
+
+@pytest.mark.usefixtures("pairs")
+def test_interrupted_computation_is_resumed(tmp_path, monkeypatch):
     original = module._normalize
     calls = []
 
     def interrupted(*args):
         calls.append(list(tmp_path.glob("*.npy")))
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return original(*args)
 
@@ -333,19 +341,69 @@ def test_interrupted_computation_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_normalize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         scattering(images, num_groups=27, cache_dir=tmp_path)
-    assert calls == [[], []]  # Nobody could see half of it.
-    assert not list(tmp_path.iterdir())
+    (partial,) = tmp_path.iterdir()
+    assert partial.suffix == ".partial"
+    found = scattering(images, num_groups=27, cache_dir=tmp_path)
+    assert calls == [[]] * 6  # Nobody could see half of it; batches 1 and 2 of 5 were kept.
+    np.testing.assert_array_equal(found, scattering(images, num_groups=27))
+    assert [file.suffix for file in tmp_path.iterdir()] == [".npy"]
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np, tfdp
+from tfdp.data import features
+features._BATCH_SIZE = 2
+original, calls = features._normalize, []
+def killed(*args):
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+features._normalize = killed
+images = np.random.default_rng(5).random([9, 8, 8, 1], "float32")
+tfdp.data.scattering_features(images, cache_dir=sys.argv[1])
+"""
+
+
+def killed_while_writing(folder):
+    """The images whose features a process, killed with SIGKILL, has written in part."""
+    process = subprocess.run([sys.executable, "-c", KILLED, folder], timeout=120, check=False)
+    assert process.returncode == -signal.SIGKILL
+    return np.random.default_rng(5).random([9, 8, 8, 1], "float32")
+
+
+@pytest.mark.usefixtures("pairs")
+@pytest.mark.parametrize("torn", [0, 1, 17])
+def test_killed_computation_is_resumed(torn, tmp_path, monkeypatch):
+    images = killed_while_writing(tmp_path)
+    (partial,) = tmp_path.iterdir()
+    with open(partial, "ab") as file:
+        file.write(bytes(torn))  # Of a write that was not complete.
+    original, calls = module._normalize, []
+    monkeypatch.setattr(module, "_normalize", lambda *args: calls.append(1) or original(*args))
+    found = scattering(images, num_groups=27, cache_dir=tmp_path)
+    assert len(calls) == 2  # Of five batches, three were kept.
+    np.testing.assert_array_equal(found, scattering(images, num_groups=27))
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_torn_batch_that_is_kept_is_caught(tmp_path, monkeypatch):
+    """Mutant: what was written is kept whole, batches that are not complete included."""
+    monkeypatch.setattr(module, "_whole_batches", lambda size, batch: -(-size // batch))
+    with pytest.raises(AssertionError):
+        test_killed_computation_is_resumed(17, tmp_path, monkeypatch)
 
 
 def test_two_computations_at_once(tmp_path, monkeypatch):
     # Both have found nothing in the cache when either of them writes.
-    original, barrier, results = module._transform, threading.Barrier(2, timeout=30), []
+    original, barrier, results = module._locked, threading.Barrier(2, timeout=30), []
 
     def together(*args):
         barrier.wait()
         return original(*args)
 
-    monkeypatch.setattr(module, "_transform", together)
+    monkeypatch.setattr(module, "_locked", together)
     work = lambda: results.append(scattering(cache_dir=tmp_path))  # noqa: E731
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

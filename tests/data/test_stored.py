@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_keras.src.engine import data_adapter
 
 import tfdp
 from tests import support
@@ -258,12 +259,66 @@ def test_arrays_must_have_one_length():
         drawn((Table(X), Table(Y[:-1])))
 
 
-def test_class_weights_need_data_in_memory():
-    batches = tfdp.data.poisson_batches(Items(), expected_batch_size=20)
-    model = tf.keras.Sequential([tf.keras.layers.Dense(N, input_shape=(4,))])
+WEIGHTS = {label: 1.0 + label for label in range(3)}
+
+
+def weighed(data, weights, count=3):
+    """Batches as `fit` gets them with class weights."""
+    batches = tfdp.data.poisson_batches(data, expected_batch_size=20, seed=3)
+    batches = batches.map(data_adapter._make_class_weight_map_fn(weights))
+    return [tf.nest.map_structure(np.asarray, batch) for batch in batches.take(count)]
+
+
+def classes(folder, labels, weights=()):
+    """Examples of three classes on disk."""
+    np.save(folder / "x.npy", X)
+    return (np.load(folder / "x.npy", mmap_mode="r"), labels, *weights)
+
+
+@pytest.mark.parametrize("labels", [Y % 3, np.eye(3)[Y % 3]])
+@pytest.mark.parametrize("weights", [(), (np.arange(N),)])
+def test_class_weights_are_those_of_data_in_memory(labels, weights, tmp_path):
+    found = weighed(classes(tmp_path, labels, weights), WEIGHTS)
+    expected = weighed((X, labels, *weights), WEIGHTS)
+    for one, other in zip(found, expected, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(
+        found[0][2],
+        (1 + np.round(found[0][0][:, 0] * 25).astype(int) % 3)
+        * (np.round(found[0][0][:, 0] * 25) if weights else 1),
+    )
+
+
+def test_weights_of_other_rows_are_caught(monkeypatch, tmp_path):
+    """Mutant: an example gets the weight of the one before."""
+    original = stored.Weighted._weighted
+
+    def turned(self, indices):
+        rows, weights = original(self, indices)
+        return rows, np.roll(weights, 1)
+
+    monkeypatch.setattr(stored.Weighted, "_weighted", turned)
+    with pytest.raises(AssertionError):
+        test_class_weights_are_those_of_data_in_memory(Y % 3, (), tmp_path)
+
+
+def test_training_with_class_weights(tmp_path):
+    batches = tfdp.data.poisson_batches(classes(tmp_path, Y % 3), expected_batch_size=20)
+    optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))])
+    support.compiled(optimizer, model).fit(batches, class_weight=WEIGHTS, verbose=0)
+    assert optimizer.released_steps() == (4, 0)
+
+
+def test_a_label_without_a_weight_ends_training(tmp_path):
+    labels = np.where(Y > 60, 2, 1)
+    batches = tfdp.data.poisson_batches(classes(tmp_path, labels), expected_batch_size=20)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))])
     support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling), model)
-    with pytest.raises(ValueError, match="not in memory"):
-        model.fit(batches, class_weight=dict.fromkeys(range(N), 1.0), verbose=0)
+    with pytest.raises(tf.errors.OpError, match="must have a weight for each label"):
+        model.fit(batches, class_weight={0: 1.0, 1: 1.0}, epochs=5, verbose=0)
 
 
 def test_a_data_set_that_is_too_large_for_memory_says_what_to_do(monkeypatch):

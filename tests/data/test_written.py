@@ -1,6 +1,9 @@
 """Folders of examples that are written once."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -53,6 +56,93 @@ def test_a_written_folder_that_is_not_complete_is_gone_on_with(tmp_path):
         np.testing.assert_array_equal(examples[i][0], X[i])
         assert examples[i][1] == Y[i]
     tfdp.data.write_examples(broken, tmp_path)  # It is complete: nothing is read.
+
+
+KILLED = """
+import os, pathlib, signal, sys
+import numpy as np, tensorflow as tf, tfdp
+from tfdp.data import written
+
+folder, where, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+written._PART_BYTES = 24 * 25
+calls = []
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def counted(original, before):
+    def call(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == at:
+            before(*args)
+            kill()
+        return original(*args, **kwargs)
+    return call
+
+def half(path, array):
+    with open(path, "wb") as file:
+        np.lib.format.write_array(file, array)
+        file.truncate(file.tell() // 2)
+
+def half_text(path, text):
+    path.with_suffix(".unfinished").write_text(text[: len(text) // 2])
+
+if where == "array":
+    np.save = counted(np.save, half)
+elif where == "rename":
+    pathlib.Path.rename = counted(pathlib.Path.rename, lambda *_: None)
+else:
+    written._write_text = counted(written._write_text, half_text)
+x, y = np.arange(90 * 4, dtype="float32").reshape([90, 4]) / 100, np.arange(90)
+tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((x, y)), folder)
+"""
+
+
+def killed(folder, where, at):
+    """Leaves in a folder what a process writes that is killed with SIGKILL."""
+    command = [sys.executable, "-c", KILLED, folder, where, str(at)]
+    process = subprocess.run(command, timeout=120, check=False, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+
+
+def assert_is_resumed(folder, where, at):
+    killed(folder, where, at)
+    with pytest.raises(ValueError, match="Call `write_examples` again"):
+        tfdp.data.read_examples(folder)
+    examples = written(folder)
+    assert len(examples) == N
+    for i in range(N):
+        x, y = examples[i]
+        np.testing.assert_array_equal(x, X[i])
+        assert y == Y[i]
+
+
+# Of four parts of two arrays each: in the first, in the second array of the third, in the last;
+# between a part's arrays and its name; in the first index, and in the last.
+@pytest.mark.parametrize(
+    ("where", "at"),
+    [
+        *(("array", 1), ("array", 6), ("array", 8)),
+        *(("rename", 1), ("rename", 4), ("index", 1), ("index", 2)),
+    ],
+)
+def test_a_killed_process_is_resumed(where, at, tmp_path):
+    assert_is_resumed(tmp_path, where, at)
+
+
+def test_parts_that_are_written_in_place_are_caught(tmp_path, monkeypatch):
+    """Mutant: a part that was not complete is taken for a complete one."""
+    original = written_module._part_folders
+
+    def with_unfinished(place):
+        for part in place.glob("*.unfinished"):
+            if part.is_dir():
+                part.rename(part.with_suffix(""))
+        return original(place)
+
+    monkeypatch.setattr(written_module, "_part_folders", with_unfinished)
+    with pytest.raises((AssertionError, ValueError)):
+        assert_is_resumed(tmp_path, "array", 6)
 
 
 def test_nested_examples_and_strings(tmp_path):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.data.source import PoissonSource
+from tfdp.data.stored import Weighted
 
 # What leaves every element as it was drawn, and no draw delivered twice.
 _KEEPING = ("prefetch", "repeat", "skip", "take", "with_options")
@@ -80,17 +81,13 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
     if getattr(map_func, "__qualname__", "") != _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source
-    if source.stored is not None:
-        raise ValueError(
-            "Argument `class_weight` must not be given with data that are not in memory, since a "
-            "label without a weight must be found before training. Give `poisson_batches` "
-            "weights: data=(x, y, sample_weight)."
-        )
     if source.transform is not None:
         raise ValueError(
             "Argument `class_weight` must not be given with batches that have a `transform`, which "
             "may change labels. Give `poisson_batches` weights: data=(x, y, sample_weight)."
         )
+    if source.stored is not None:  # A label without a weight is found when it is drawn.
+        return self._make(dataclasses.replace(source, stored=Weighted(source.stored, map_func)))
     # Of the whole data set, so that a label without a weight is an error before training.
     given = [source.x, source.y, *([] if source.sample_weight is None else [source.sample_weight])]
     weights = tf.cast(map_func(*given)[2], tf.float32)

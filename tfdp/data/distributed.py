@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdp._random.key_streams import KeyStream
 from tfdp._tf.workers import check_alike, gathered
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.data.columns import Features
 from tfdp.data.poisson import check_integer, drawn_batches, source_of
 from tfdp.data.source import PoissonSource
 
@@ -27,6 +28,8 @@ def distributed_poisson_batches(
     transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     padding: str = NONE,
     seed: int | None = None,
+    features: Features = None,
+    label: str | None = None,
 ) -> tf.distribute.DistributedDataset:
     """Returns batches in which each example is independently with probability q = B / N.
 
@@ -49,6 +52,8 @@ def distributed_poisson_batches(
       transform: See `tfdp.data.poisson_batches`.
       padding: "none" or "full": see `tfdp.data.poisson_batches`.
       seed: Makes the sampling reproducible, which is for tests and experiments.
+      features: See `tfdp.data.poisson_batches`.
+      label: See `tfdp.data.poisson_batches`.
 
     Returns:
       A distributed dataset without end, for `model.fit(batches, steps_per_epoch=
@@ -80,7 +85,7 @@ def distributed_poisson_batches(
         raise ValueError(
             f"Argument `padding` must be one of {list(_PADDINGS)}. Received: {padding=}."
         )
-    sources = _opened(strategy, open_shard, seed, transform)
+    sources = _opened(strategy, open_shard, seed, transform, features, label)
     given = {
         "dataset_size": dataset_size,
         "expected_batch_size": expected_batch_size,
@@ -127,7 +132,12 @@ def distributed_poisson_batches(
 
 
 def _opened(
-    strategy: tf.distribute.Strategy, open_shard: Any, seed: int | None, transform: Any
+    strategy: tf.distribute.Strategy,
+    open_shard: Any,
+    seed: int | None,
+    transform: Any,
+    features: Features,
+    label: str | None,
 ) -> dict[int, PoissonSource]:
     """The parts of this worker's replicas, by their indices among all."""
     sources: dict[int, PoissonSource] = {}
@@ -135,7 +145,7 @@ def _opened(
     def open_one(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
         part = context.replica_id_in_sync_group
         data = open_shard(part, context.num_replicas_in_sync)
-        sources[part] = source_of(data, (), seed, transform)
+        sources[part] = source_of(data, (), seed, transform, features, label)
         return tf.zeros([])
 
     strategy.experimental_distribute_values_from_function(open_one)

@@ -4,15 +4,21 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import io
 import json
+import math
 import os
 import pathlib
-import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # On Windows: of two processes that compute the same, one may fail.
+    fcntl = None  # type: ignore[assignment]
 
 _BATCH_SIZE = 64  # larger ones fall out of the processor's cache and are no faster
 _EPSILON = 1e-5  # of GroupNorm, which adds it to the variance
@@ -77,8 +83,8 @@ def scattering_features(
         channels; None for no normalization.
       cache_dir: Folder in which the result is kept, made if need be; a call with the same
         arguments and images then reads it. The array is a read-only memory map of a `.npy` file:
-        processes share its memory. The files hold private data like the images themselves. None
-        keeps nothing.
+        processes share its memory. The next call resumes one that was interrupted. The files
+        hold private data like the images themselves. None keeps nothing.
 
     Returns:
       Features `[N, height // 2^J, width // 2^J, channels * K]`, float32. 60,000 images of 28x28x1
@@ -137,18 +143,20 @@ def scattering_features(
     path = pathlib.Path(cache_dir) / f"scattering-{_key(images, parameters)}.npy"
     cached = _read(path, shape)
     if cached is None:
-        _write(path, shape, _batches_of_features(images, parameters))
+        _complete(path, images, parameters, shape)
         cached = np.load(path, mmap_mode="r")
     return cached
 
 
-def _batches_of_features(images: np.ndarray, parameters: _Parameters) -> Iterator[np.ndarray]:
+def _batches_of_features(
+    images: np.ndarray, parameters: _Parameters, done: int = 0
+) -> Iterator[np.ndarray]:
     """The features of successive batches of images `[N, height, width, channels]`."""
     _, height, width, channels = images.shape
     transform = _transform(height, width, parameters)
     num_groups = parameters.num_groups
-    with _progress_bar(len(images)) as advance:
-        for start in range(0, len(images), _BATCH_SIZE):
+    with _progress_bar(len(images), done) as advance:
+        for start in range(done, len(images), _BATCH_SIZE):
             batch = images[start : start + _BATCH_SIZE]
             planes = np.ascontiguousarray(np.moveaxis(batch, 3, 1)).reshape(-1, height, width)
             coefficients = transform(planes)  # [n * channels, K, height / 2^J, width / 2^J]
@@ -204,7 +212,7 @@ def _key(images: np.ndarray, parameters: _Parameters) -> str:
     return fingerprint.hexdigest()
 
 
-def _read(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray | None:
+def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.ndarray | None:
     """The cached features; None if there are none, or not such as these."""
     try:
         # What `np.load` does for a .npy file, but for no other format.
@@ -217,28 +225,61 @@ def _read(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray | None:
         if cached.shape == shape and cached.dtype == np.float32:
             return cached
         problem = f"it holds {cached.dtype} {list(cached.shape)}, not float32 {list(shape)}"
-    warnings.warn(f"Features are computed again, in place of {path}: {problem}.", stacklevel=3)
+    if warn:
+        warnings.warn(f"Features are computed again, in place of {path}: {problem}.", stacklevel=3)
     return None
 
 
-def _write(path: pathlib.Path, shape: tuple[int, ...], batches: Iterator[np.ndarray]) -> None:
-    """Writes a .npy file, batch by batch; nobody sees it before it is whole."""
+def _complete(
+    path: pathlib.Path, images: np.ndarray, parameters: _Parameters, shape: tuple[int, ...]
+) -> None:
+    """Writes a .npy file, batch by batch, from where it was interrupted; nobody sees half of it.
+
+    One process writes at a time; others wait for it. Only batches that are whole are kept.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: several processes may be computing the same.
-    temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}.tmp")
-    header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
-    try:
-        with open(temporary, "xb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for batch in batches:
-                file.write(np.ascontiguousarray(batch).data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    partial = path.with_suffix(".partial")
+    with _locked(partial) as file:
+        if _read(path, shape, warn=False) is not None:  # Written by the one that was waited for.
+            partial.unlink(missing_ok=True)
+            return
+        header = io.BytesIO()
+        description = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, description)
+        begin, row = len(header.getvalue()), 4 * math.prod(shape[1:])
+        batches = _whole_batches(max(0, file.seek(0, os.SEEK_END) - begin), row * _BATCH_SIZE)
+        done = min(batches * _BATCH_SIZE, len(images))
+        file.seek(0)
+        file.write(header.getvalue())
+        file.truncate(begin + done * row)
+        file.seek(0, os.SEEK_END)
+        for batch in _batches_of_features(images, parameters, done):
+            file.write(np.ascontiguousarray(batch).data)
+            file.flush()
+        os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+def _whole_batches(size: int, batch: int) -> int:
+    """Returns how many batches of so many bytes a file of this size has."""
+    return size // batch
 
 
 @contextlib.contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[int], Any]]:
+def _locked(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Opens a file that no other process has opened so, which is waited for."""
+    while True:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Another may have renamed it while this one waited for its lock.
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield file
+                return
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int, done: int) -> Iterator[Callable[[int], Any]]:
     """What advances a progress bar, where tqdm is installed and it takes long."""
     try:
         import tqdm
@@ -247,6 +288,7 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], Any]]:
         return
     with tqdm.tqdm(
         total=total,
+        initial=done,
         desc="scattering",
         unit=" images",
         delay=_SECONDS_UNTIL_PROGRESS_BAR,

@@ -14,6 +14,7 @@ from tfdp.clipping.batch_losses import function_checks
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data
+from tfdp.data.columns import Features, chosen
 from tfdp.data.source import PoissonSource, draw_indices
 from tfdp.data.stored import stored
 
@@ -30,6 +31,8 @@ def poisson_batches(
     padding: str = NONE,
     seed: int | None = None,
     first_step: int = 0,
+    features: Features = None,
+    label: str | None = None,
 ) -> PoissonBatches:
     """Returns batches in which each example is independently with probability q = B / N.
 
@@ -72,6 +75,10 @@ def poisson_batches(
         amplification by sampling needs that nobody knows who was sampled. By default sampling
         comes from the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has drawn already.
+      features: Where examples are dicts (data sources of TFDS, Hugging Face's data sets,
+        `tfds.load` without `as_supervised`, a dict of arrays): the name of the input; or a list of
+        names, which gives the model a dict of inputs.
+      label: Where examples are dicts: the name of the target.
 
     Returns:
       A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
@@ -87,7 +94,7 @@ def poisson_batches(
       >>> batches.element_spec[0]
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
-    source = source_of(data, others, seed, transform)
+    source = source_of(data, others, seed, transform, features, label)
     dataset_size = source.dataset_size
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     check_integer("chunk_size", chunk_size, 1, None, optional=True)
@@ -112,9 +119,17 @@ def poisson_batches(
     return make(source)
 
 
-def source_of(data: Any, others: tuple, seed: int | None, transform: Any) -> PoissonSource:
+def source_of(
+    data: Any,
+    others: tuple,
+    seed: int | None,
+    transform: Any,
+    features: Features = None,
+    label: str | None = None,
+) -> PoissonSource:
     """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
     check_data(data, others)
+    data = chosen(data, features, label)
     examples = stored(data)
     if examples is None:
         (x, y, *weights), size = _load(data)
@@ -216,6 +231,7 @@ def _load(data: Any) -> tuple[tuple, int]:
             "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or a "
             f"tf.data.Dataset of such examples. Received: {type(data).__name__}"
             + (f" of length {len(data)}." if isinstance(data, (tuple, list)) else ".")
+            + (" Of a dict, choose with `features` and `label`." if isinstance(data, dict) else "")
         )
     with tf.device("cpu"):
         parts = [tf.nest.map_structure(tf.convert_to_tensor, part) for part in data]
@@ -242,7 +258,7 @@ def _read(data: tf.data.Dataset) -> tuple:
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
             "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight). Received "
-            f"elements: {data.element_spec}."
+            f"elements: {data.element_spec}. Of dicts, choose with `features` and `label`."
         )
     try:
         return tf.nest.map_structure(lambda *values: np.stack(values), *examples)

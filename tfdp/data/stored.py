@@ -2,7 +2,7 @@
 
 import abc
 import concurrent.futures
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,8 +120,9 @@ class Items(Examples):
         if not (isinstance(first, (tuple, list)) and len(first) in (2, 3)):
             raise ValueError(
                 "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
-                f"object whose `data[0]` is {_described(first)}. Wrap it in a class with `__len__` "
-                "and `__getitem__` that returns such a tuple."
+                f"object whose `data[0]` is {_described(first)}. Choose from dicts with `features` "
+                "and `label`; else wrap the object in a class with `__len__` and `__getitem__` "
+                "that returns such a tuple."
             )
         arrays = _arrays_of(first)
         for array in tf.nest.flatten(arrays):
@@ -227,6 +228,46 @@ class Parts(Examples):
         if not read:
             return self._parts[0].read(indices)
         return [np.concatenate(values) for values in zip(*read, strict=True)]
+
+
+class Weighted(Examples):
+    """Examples with the weights of their classes.
+
+    Args:
+      examples: Examples `(x, y)` or `(x, y, sample_weight)`.
+      weigh: Function of their tensors, with one row for each example, that returns
+        `(x, y, sample_weight)`.
+    """
+
+    def __init__(self, examples: Examples, weigh: Callable[..., tuple]):
+        self._examples, self._weigh = examples, weigh
+        _, weights = self._weighted(np.array([0]))
+        spec = tf.TensorSpec(weights.shape[1:], tf.float32)
+        self.element_spec = (*examples.element_spec[:2], spec)
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """See the base class."""
+        rows, weights = self._weighted(indices)
+        return [*rows, weights]
+
+    def _weighted(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns the rows of `(x, y)`, flattened, and the weights."""
+        rows = self._examples.read(indices)
+        spec = self._examples.element_spec
+        tensors = tf.nest.map_structure(tf.constant, tf.nest.pack_sequence_as(spec, rows)[1:])
+        given = [tf.cast(weights, tf.float32) for weights in tensors[1:]]
+        with tf.device("cpu"):  # Where labels without a weight are found.
+            try:
+                weights = self._weigh(None, tensors[0], *given)[2]
+            except tf.errors.InvalidArgumentError as error:
+                raise ValueError(
+                    "Argument `class_weight` must have a weight for each label. Received labels, "
+                    f"among those of {len(indices)} examples, that have none: {error.message}"
+                ) from error
+        return rows[: len(rows) - len(given)], tf.cast(weights, tf.float32).numpy()
 
 
 def stored(data: Any) -> Examples | None:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.checks import is_batched
+from tfdp.data.columns import Features, chosen
 from tfdp.data.stored import Arrays, Examples, Parts
 
 _PART_BYTES = 2**28
@@ -17,7 +18,13 @@ _STRING_BYTES = 2**14  # That a string is taken to have, of which the type does 
 _INDEX = "examples.json"
 
 
-def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
+def write_examples(
+    dataset: tf.data.Dataset,
+    folder: str | os.PathLike,
+    *,
+    features: Features = None,
+    label: str | None = None,
+) -> None:
     """Writes a data set of single examples to a folder, as memory-mapped arrays.
 
     It shows its progress, and holds one part at a time in memory. If it is interrupted, the next
@@ -27,6 +34,8 @@ def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
     Args:
       dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
       folder: Where to write; it is made if it does not exist.
+      features: Of examples that are dicts, what is written as x: a name, or a list of names.
+      label: Of examples that are dicts, the name of what is written as y.
 
     Raises:
       ValueError: The dataset is infinite or has batches, its examples are not of fixed shapes and
@@ -39,6 +48,12 @@ def write_examples(dataset: tf.data.Dataset, folder: str | os.PathLike) -> None:
       >>> len(tfdp.data.read_examples(folder))
       2
     """
+    if is_batched(dataset):
+        raise ValueError(
+            "Argument `dataset` must have single examples, the unit of privacy. Received batches, "
+            f"{dataset.element_spec}: leave out `batch`, or call `unbatch()`."
+        )
+    dataset = chosen(dataset, features, label)
     specs = _checked_specs(dataset)
     total = int(dataset.cardinality())
     place = pathlib.Path(folder)
@@ -114,12 +129,8 @@ def _checked_specs(dataset: tf.data.Dataset) -> list[tf.TensorSpec]:
     if not (isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) in (2, 3)):
         raise ValueError(
             "Argument `dataset` must have examples (x, y) or (x, y, sample_weight). Received "
-            f"elements: {dataset.element_spec}: choose x and y with `map`."
-        )
-    if is_batched(dataset):
-        raise ValueError(
-            "Argument `dataset` must have single examples, the unit of privacy. Received batches, "
-            f"{dataset.element_spec}: leave out `batch`, or call `unbatch()`."
+            f"elements: {dataset.element_spec}: choose x and y with `map`, or with `features` "
+            "and `label` from dicts."
         )
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):

@@ -12,6 +12,7 @@ from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
+from tfdp.data.columns import Features
 from tfdp.models.model_check import check_is_model, validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD, record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
@@ -71,6 +72,8 @@ def make_private(
     metrics: Any = None,
     transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     chunk_size: int | None = None,
+    features: Features = None,
+    label: str | None = None,
     prior: Ledgers | None = None,
     verbose: bool = True,
     **optimizer_arguments: Any,
@@ -107,6 +110,8 @@ def make_private(
         become `weighted_metrics`, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
       chunk_size: See `tfdp.data.poisson_batches`.
+      features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
+      label: Name of the target, of examples that are dicts.
       prior: What else was released about the same examples: a `PrivacyLedger`, or several.
       verbose: Whether to print what was decided, in five lines.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
@@ -152,7 +157,13 @@ def make_private(
     elif compiled.get("jit_compile"):
         padding = BUCKETS if chunk_size is None else FULL
     batches = _batches(
-        data, batch_size, transform=transform, chunk_size=chunk_size, padding=padding
+        data,
+        batch_size,
+        transform=transform,
+        chunk_size=chunk_size,
+        padding=padding,
+        features=features,
+        label=label,
     )
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta

@@ -22,6 +22,7 @@ from tfdp.clipping.engine import (
     check_relation,
 )
 from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.problem import ClippingProblem
 from tfdp.clipping.vectorized.engine import VectorizedClipping
 
 LEAST_NOISE = "least_noise"
@@ -240,10 +241,8 @@ class MicroAggregation(Aggregation):
             _check_mask(graph.mask is not None, loss)
             handles = [total.graph.capture(variable.handle) for variable in variables]
             count = graph.checked_rows()
-            mask = graph.keeps(count)
-            sums, found["connected"], within = vectorized.sum_over_chunks(
-                graph, handles, variables, mask, tf.zeros([count], tf.int32), count, common=shared
-            )
+            problem = ClippingProblem(graph, variables, handles, count, graph.keeps(count))
+            sums, found["connected"], within = vectorized.sum_over_chunks(problem, common=shared)
             return sums, graph.regularizer_gradients(handles), within, count
 
         sums, regularizer_gradients, within, count = loss.in_function_of_rows(

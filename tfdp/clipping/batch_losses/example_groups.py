@@ -10,6 +10,7 @@ from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import group_of_rows
 from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.problem import ClippingProblem
 from tfdp.clipping.vectorized.engine import VectorizedClipping
 
 
@@ -89,12 +90,12 @@ def clipped_group_sum(
     Raises:
       ValueError: `function` does not return a scalar, or uses data that are not its arguments.
     """
-    count = mask.shape[0]
     traced = _GroupLoss.trace(function, batch, mask, variables)
     handles = [traced.graph.terms[0].graph.capture(variable.handle) for variable in variables]
-    sums, connected, _ = VectorizedClipping(clip, None, rule).sum_over_chunks(
-        traced, handles, variables, tf.reduce_any(mask, axis=1), tf.zeros([count], tf.int32), count
+    problem = ClippingProblem(
+        traced, variables, handles, mask.shape[0], tf.reduce_any(mask, axis=1)
     )
+    sums, connected, _ = VectorizedClipping(clip, None, rule).sum_over_chunks(problem)
     return [s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)]
 
 

@@ -1,7 +1,9 @@
 """The engine for speed: one backward pass for the whole batch, norms and sums by rules."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -12,6 +14,7 @@ from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.one_pass.per_example_gradients import Contribution
 from tfdp.clipping.one_pass.plan import NeedsWholeModel, Plan
 from tfdp.clipping.one_pass.weighted_sums import WeightedSums, cut
+from tfdp.clipping.problem import ClippingProblem
 from tfdp.clipping.report import (
     Report,
     SlowClippingWarning,
@@ -21,6 +24,9 @@ from tfdp.clipping.report import (
 )
 from tfdp.clipping.vectorized import faulty_products
 from tfdp.clipping.vectorized.engine import VectorizedClipping
+
+_Sums: TypeAlias = tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]
+"""The clipped sum of each variable, `ClippedSum.within_clip` and `ClippedSum.error`."""
 
 
 class OnePassClipping(ClippingEngine):
@@ -42,11 +48,6 @@ class OnePassClipping(ClippingEngine):
         this size, for which the model is evaluated again. None: as many as `memory_budget` allows.
       memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
         batch of `usual_rows`; by default 2 GiB on a CPU and 8 GiB on a GPU.
-      compare_first_step: Whether to clip the first batch with `VectorizedClipping` as well, and to
-        stop with an error if the two sums differ by more than 1 in 1,000. For debugging; layers
-        that draw random numbers (Dropout) must be off. Both engines get the same numbers for a
-        random rule: only a norm that is within rounding of the least one that is kept can look
-        like an error. Epsilon does not cover that error.
     """
 
     def __init__(
@@ -57,14 +58,11 @@ class OnePassClipping(ClippingEngine):
         *,
         chunk_size: int | None = None,
         memory_budget: int | None = None,
-        compare_first_step: bool = False,
     ):
         self._vectorized = VectorizedClipping(l2_norm_clip, num_microbatches, rule)
         super().__init__(l2_norm_clip, num_microbatches, rule)
         self.chunk_size = chunk_size
         self.memory_budget = memory_budget
-        self._uncompared: tf.Variable | None = None
-        self.compare_first_step = compare_first_step
         self._report: Report | None = None
         self._warned: str | None = None
 
@@ -77,15 +75,6 @@ class OnePassClipping(ClippingEngine):
     def wide_sums(self, wide: bool) -> None:
         self._vectorized.wide_sums = wide
 
-    @property
-    def compare_first_step(self) -> bool:
-        """Whether the first batch is clipped by both engines; to be set before training."""
-        return self._uncompared is not None
-
-    @compare_first_step.setter
-    def compare_first_step(self, compare: bool) -> None:
-        self._uncompared = tf.Variable(True, trainable=False) if compare else None
-
     def clipped_sum(
         self,
         loss: tf.Tensor,
@@ -95,41 +84,40 @@ class OnePassClipping(ClippingEngine):
         most_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
+        asked = (loss, variables, group_seed, clip, most_rows)
         self._draw_secretly(loss)
         if self.num_microbatches is not None:
             self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
-            return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
+            return self._vectorized.clipped_sum(*asked)
         faulty_products.check(loss.graph.get_operations())
         graph = reading.read_loss(loss)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)
         if plan.fallback:
-            return self._left_to_vectorized(
-                plan.fallback, loss, variables, group_seed, clip, most_rows
-            )
+            return self._left_to_vectorized(plan.fallback, *asked)
         rows = graph.checked_rows()
-        mask = graph.keeps(rows)
-        most = rows if most_rows is None else most_rows
-        uniforms = self._draw_uniforms(rows, group_seed)
-        expected = graph.batch[0].shape[0] or self.usual_rows or most_rows
-        chunk = self._chunk_rows(plan, graph.batch[0].shape[0] or most_rows, expected)
+        most_known = graph.batch[0].shape[0] or most_rows
+        problem = ClippingProblem(
+            graph,
+            variables,
+            handles,
+            rows,
+            graph.keeps(rows),
+            self._draw_uniforms(rows, group_seed),
+            clip,
+            rows if most_rows is None else most_rows,
+            graph.batch[0].shape[0] or self.usual_rows or most_rows,
+        )
+        chunk = self._chunk_rows(plan, most_known, problem.expected_rows)
         try:
             if chunk is None:
-                sums, within, error = self._sums_of(
-                    plan, graph, handles, variables, mask, rows, most, clip, uniforms, expected
-                )
+                sums, within, error = self._sums_of(problem, plan)
             else:
                 if plan.has_loops:  # Raises here, not once copies of the loops were differentiated.
-                    plan.contributions(rows, self._slow_gradients(graph, handles, variables))
-                sums, within, error = self._in_chunks(
-                    plan, graph, handles, variables, mask, rows, most, clip, uniforms, chunk
-                )
+                    plan.contributions(rows, self._slow_gradients(problem))
+                sums, within, error = self._in_chunks(problem, plan, chunk)
         except NeedsWholeModel as reason:
-            return self._left_to_vectorized(
-                str(reason), loss, variables, group_seed, clip, most_rows
-            )
-        if self._uncompared is not None:
-            sums = self._compared(sums, graph, handles, variables, mask, rows, clip, uniforms)
+            return self._left_to_vectorized(str(reason), *asked)
         return ClippedSum(
             gradients=sums,
             regularizer_gradients=graph.regularizer_gradients(handles),
@@ -139,9 +127,11 @@ class OnePassClipping(ClippingEngine):
             error=error if self.wide_sums else None,
         )
 
-    def _left_to_vectorized(self, why, loss, variables, group_seed, clip, most_rows) -> ClippedSum:
+    def _left_to_vectorized(
+        self, why: str, loss: tf.Tensor, variables: Sequence[tf.Variable], *asked: Any
+    ) -> ClippedSum:
         self._tell(vectorized_report(variables, why))
-        return self._vectorized.clipped_sum(loss, variables, group_seed, clip, most_rows)
+        return self._vectorized.clipped_sum(loss, variables, *asked)
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
         """Which rule clips the gradients of each variable, or why none does.
@@ -185,99 +175,80 @@ class OnePassClipping(ClippingEngine):
         chunk = max(1, budget // max(1, plan.bytes_per_row))
         return chunk if expected_rows is not None and expected_rows > chunk else None
 
-    def _sums_of(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms, expected):
-        """The clipped sums of a loss that is computed at once, and `within_clip` and `error`."""
-        slow = self._slow_gradients(graph, handles, variables)
-        contributions = plan.contributions(rows, slow)
+    def _sums_of(self, problem: ClippingProblem, plan: Plan) -> _Sums:
+        """Returns the clipped sums of a loss that is computed at once."""
+        contributions = plan.contributions(problem.rows, self._slow_gradients(problem))
         self._tell(plan.report())
         present = [c for c in contributions if c is not None]
         group_of = [
             group
-            for group, c in zip(self._groups(variables), contributions, strict=True)
+            for group, c in zip(self._groups(problem.variables), contributions, strict=True)
             if c is not None
         ]
-        found, within = self._clipped_sums(present, group_of, mask, rows, clip, uniforms, expected)
+        found, within = self._clipped_sums(problem, present, group_of)
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
         # Of the most rows that there can be: how many there are is private.
+        most = problem.most_rows
         additions = tf.cast(most, tf.float64) * tf.cast(of_row, tf.float64)
         error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))
         return [None if c is None else next(sums) for c in contributions], within, error
 
-    def _in_chunks(self, plan, graph, handles, variables, mask, rows, most, clip, uniforms, chunk):
+    def _in_chunks(self, problem: ClippingProblem, plan: Plan, chunk: int) -> _Sums:
         """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
+        rows = problem.rows
         count = (rows + chunk - 1) // chunk
         size = (rows + count - 1) // tf.maximum(count, 1)
-        connected = [False] * len(variables)
-        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
-        if self.wide_sums:
-            dtypes = [tf.float64] * len(variables)
+        connected = [False] * len(problem.variables)  # Told by the trace of the loop.
 
         def body(index, sums, within, error):
             start = tf.minimum(index * size, rows - size)
-            part = graph.at([cut(tensor, start, size) for tensor in graph.tensors])
+            keep = cut(problem.mask, start, size)
+            graph = problem.graph.at([cut(tensor, start, size) for tensor in problem.graph.tensors])
             here = tf.compat.v1.get_default_graph()
-            local = [reading.bring(handle, here) for handle in handles]
-            keep = cut(mask, start, size)
-            keep = tf.logical_and(keep, start + tf.range(size) >= index * size)
-            # The same operations: as proven as the whole.
-            part_plan = Plan(part, local, variables, whole=plan)
-            numbers = cut(uniforms, start, size)
-            new, more, lost = self._sums_of(
-                part_plan, part, local, variables, keep, size, most, clip, numbers, chunk
+            part = dataclasses.replace(
+                problem,
+                graph=graph,
+                handles=[reading.bring(handle, here) for handle in problem.handles],
+                rows=size,
+                mask=tf.logical_and(keep, start + tf.range(size) >= index * size),
+                uniforms=cut(problem.uniforms, start, size),
+                expected_rows=chunk,
             )
+            # The same operations: as proven as the whole.
+            part_plan = Plan(graph, part.handles, part.variables, whole=plan)
+            new, more, lost = self._sums_of(part, part_plan)
             connected[:] = [n is not None for n in new]
             sums = [
                 s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
             ]
             return index + 1, sums, within + more, tf.maximum(error, lost)
 
-        zeros = [tf.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
-        start = [0, zeros, 0.0, tf.zeros([], tf.float64)]
+        start = [0, problem.zeros(self.wide_sums), 0.0, tf.zeros([], tf.float64)]
         _, sums, within, error = tf.while_loop(
             lambda index, *_: index < count, body, start, parallel_iterations=1
         )
         sums = [s if yes else None for s, yes in zip(sums, connected, strict=True)]
         # The bound for all rows covers those of every part: their terms are fewer.
-        return sums, within, sum_error_of_chunks(error, (most + chunk - 1) // chunk)
+        return sums, within, sum_error_of_chunks(error, (problem.most_rows + chunk - 1) // chunk)
 
-    def _compared(self, sums, graph, handles, variables, mask, rows, clip, uniforms):
-        """The sums, once they were found to be those of the vectorised engine in the first step."""
-        pending = self._uncompared
-        present = [s for s in sums if s is not None]
+    def _slow_gradients(self, problem: ClippingProblem) -> Callable:
+        """Returns a function for variables without a rule: gradients by example, vectorised.
 
-        def compare() -> tf.Tensor:
-            groups = tf.zeros([rows], tf.int32)
-            slow, _, _ = self._vectorized.sum_over_chunks(
-                graph, handles, variables, mask, groups, rows, clip, uniforms=uniforms
-            )
-            slow = [s for s, own in zip(slow, sums, strict=True) if own is not None]
-            difference = tf.linalg.global_norm([a - b for a, b in zip(present, slow, strict=True)])
-            norm = tf.linalg.global_norm(slow)
-            check = tf.debugging.Assert(  # Says no more: the sums have no noise yet.
-                difference <= 1e-3 * norm + 1e-6,
-                ["The one-pass and the vectorised clipped sum differ by more than 1 in 1,000."],
-            )
-            with tf.control_dependencies([check]):
-                return pending.assign(False)
-
-        with tf.control_dependencies([tf.cond(pending, compare, lambda: tf.constant(False))]):
-            return [None if s is None else tf.identity(s) for s in sums]
-
-    def _slow_gradients(self, graph, handles, variables) -> Callable:
-        """For variables without a rule: their gradients of each example, vectorised.
-
-        Returns:
-          A function from the indices of such variables to functions that give their gradients,
-          `[n, ...]`, of n rows of the batch. The model is evaluated once for all of them.
+        It takes the indices of such variables, and returns functions that give their gradients,
+        `[n, ...]`, of n rows of the batch. The model is evaluated once for all of them.
         """
 
         def of_variables(indices: Sequence[int]) -> list[Callable[..., tf.Tensor]]:
+            of_these = dataclasses.replace(
+                problem,
+                variables=[problem.variables[i] for i in indices],
+                handles=[problem.handles[i] for i in indices],
+            )
+
             def together(batch: list[tf.Tensor]) -> list[tf.Tensor]:
-                return self._vectorized.gradients_of_rows(
-                    graph, [handles[i] for i in indices], [variables[i] for i in indices], batch
-                )
+                return self._vectorized.gradients_of_rows(of_these, batch)
 
             def of_one(place: int) -> Callable[..., tf.Tensor]:
                 def function(*batch: tf.Tensor) -> tf.Tensor:
@@ -291,16 +262,9 @@ class OnePassClipping(ClippingEngine):
         return of_variables
 
     def _clipped_sums(
-        self,
-        contributions: list[Contribution],
-        group_of: list[int],
-        mask: tf.Tensor,
-        rows: tf.Tensor,
-        clip: tf.Tensor | None,
-        uniforms: tf.Tensor,
-        expected_rows: int | None,
+        self, problem: ClippingProblem, contributions: list[Contribution], group_of: list[int]
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The clipped sum of each variable, and `ClippedSum.within_clip`."""
+        """Returns the clipped sum of each variable, and `ClippedSum.within_clip`."""
         if not contributions:
             return [], tf.zeros([])
 
@@ -310,10 +274,10 @@ class OnePassClipping(ClippingEngine):
             keep: tf.Tensor,
             uniforms: tf.Tensor,
         ) -> Factors:
-            return self._factors(squares, groups, keep, clip, uniforms)
+            return self._factors(squares, groups, keep, problem.clip, uniforms)
 
         sums, factors = WeightedSums(contributions, group_of, self.wide_sums).compute(
-            mask, rows, uniforms, factors_of, expected_rows
+            problem.mask, problem.rows, problem.uniforms, factors_of, problem.expected_rows
         )
         totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]
         return totals, factors.within_clip

@@ -6,6 +6,7 @@ where that is cheaper, without ever having them in memory.
 """
 
 import abc
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -48,7 +49,13 @@ class Contribution(abc.ABC):
         self.tensors = list(tensors)
         self.shape = list(shape)
         self.name = name
-        self.view = View()  # How the weights follow from the variable.
+        self.view = View()
+
+    def through(self, view: View) -> "Contribution":
+        """Returns these gradients, of weights that follow from the variable as `view` says."""
+        seen = copy.copy(self)
+        seen.view = view
+        return seen
 
     @property
     def size(self) -> int:
@@ -410,8 +417,7 @@ def combine(contributions: Sequence[Contribution], shape: Sequence[int]) -> Cont
         if len(products) < len(contributions):
             return _sum_of(contributions, shape)
         combined = _joined([c for c in products if isinstance(c, OuterProducts)])
-    combined.view = first.view
-    return combined
+    return combined.through(first.view)
 
 
 def _same_products(c: Contribution, first: Contribution) -> bool:

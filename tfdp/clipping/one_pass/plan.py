@@ -253,8 +253,7 @@ class Plan:
             if part is not None and site.view.end is not None:
                 computed_parts.setdefault(site.view.key, []).append((site.view, part))
             elif part is not None:
-                part.view = site.view
-                parts.append(part)
+                parts.append(part.through(site.view))
         shape = variable.shape.as_list()
         for same in computed_parts.values():  # Unrolled steps compute the same again and again.
             view = same[0][0]

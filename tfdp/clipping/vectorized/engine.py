@@ -10,6 +10,7 @@ from tfdp.clipping import norms
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows, sum_error
 from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.problem import ClippingProblem, RowLoss
 from tfdp.clipping.report import Report, of_last_step, vectorized_report
 from tfdp.clipping.vectorized import faulty_products
 from tfdp.clipping.vectorized.mapping import vectorized_map
@@ -84,15 +85,15 @@ class VectorizedClipping(ClippingEngine):
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
         most = rows if most_rows is None else most_rows
-        mask = graph.keeps(rows)
         groups = group_of_rows(group_seed, rows, self.num_microbatches or 1)
         uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
-        sums, connected, within = self.sum_over_chunks(
-            graph, handles, variables, mask, groups, rows, clip, uniforms=uniforms
+        problem = ClippingProblem(
+            graph, variables, handles, rows, graph.keeps(rows), uniforms, clip
         )
+        sums, connected, within = self.sum_over_chunks(problem, groups)
         if self.num_microbatches is not None:
             sizes = tf.math.unsorted_segment_sum(
-                tf.cast(mask, tf.float32), groups, self.num_microbatches
+                tf.cast(problem.mask, tf.float32), groups, self.num_microbatches
             )
             means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
             everyone = tf.ones_like(sizes, tf.bool)
@@ -110,39 +111,33 @@ class VectorizedClipping(ClippingEngine):
         )
 
     def sum_over_chunks(
-        self, graph, handles, variables, mask, groups, rows, clip=None, common=None, uniforms=None
-    ):
-        """Sums of the clipped gradients; with microbatches, per group and not yet clipped.
+        self,
+        problem: ClippingProblem,
+        groups: tf.Tensor | None = None,
+        common: Sequence[tf.Tensor] | None = None,
+    ) -> tuple[list[tf.Tensor], list[bool], tf.Tensor]:
+        """Adds up the clipped gradients; with microbatches, per group and not yet clipped.
 
         Args:
-          graph: The loss.
-          handles: The variables' handles in its graph.
-          variables: The variables.
-          mask: Which rows are examples, bool `[rows]`.
-          groups: The microbatch of each row, int32 `[rows]`.
-          rows: Number of rows.
-          clip: See `ClippingEngine.clipped_sum`.
+          problem: The batch.
+          groups: The microbatch of each row, int32 `[rows]`, where there are some.
           common: For each variable what to add to every row's gradient before it is clipped.
-          uniforms: For each row the random number of a random rule.
 
         Returns:
           The sums; whether the loss depends on each variable; and `ClippedSum.within_clip`.
 
         Raises:
-          ValueError: The rule is random, and there are no `uniforms`.
+          ValueError: The rule is random, and there are no random numbers.
         """
-        if uniforms is None and self.rule.is_random:
+        graph, variables, rows = problem.graph, problem.variables, problem.rows
+        if problem.uniforms is None and self.rule.is_random:
             raise ValueError(
                 "Argument `rule` must not be random where no random numbers are drawn for it. "
                 f"Received: rule={self.rule}."
             )
-        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
-        if self.wide_sums and self.num_microbatches is None:
-            dtypes = [tf.float64] * len(variables)
+        clips_rows = self.num_microbatches is None
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
-        zeros = [
-            tf.zeros([*lead, *v.shape], dtype) for v, dtype in zip(variables, dtypes, strict=True)
-        ]
+        zeros = problem.zeros(self.wide_sums and clips_rows, lead)
         limit = self._largest_chunk(graph, variables)
         num_chunks = (rows + limit - 1) // limit
         chunk = (rows + num_chunks - 1) // tf.maximum(num_chunks, 1)
@@ -152,9 +147,10 @@ class VectorizedClipping(ClippingEngine):
             return tf.pad(tensor, [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)])
 
         batch = [pad(tensor) for tensor in graph.tensors]
-        mask, groups = pad(mask), pad(groups)
-        clips_rows = self.num_microbatches is None
-        uniforms = pad(uniforms if clips_rows and uniforms is not None else tf.zeros([rows]))
+        mask = pad(problem.mask)
+        groups = pad(tf.zeros([rows], tf.int32) if groups is None else groups)
+        of_rows = clips_rows and problem.uniforms is not None
+        uniforms = pad(problem.uniforms if of_rows else tf.zeros([rows]))
         connected = [False] * len(variables)
 
         def add_chunk(index, sums, within):
@@ -166,13 +162,13 @@ class VectorizedClipping(ClippingEngine):
                 return tf.ensure_shape(piece, [None, *tensor.shape[1:]])
 
             piece = [cut(tensor) for tensor in batch]
-            gradients = self.gradients_of_rows(
-                graph, handles, variables, piece, connected, one=limit == 1
-            )
+            gradients = self.gradients_of_rows(problem, piece, connected, one=limit == 1)
             if common is not None:
                 gradients = [g + c for g, c in zip(gradients, common, strict=True)]
             if clips_rows:
-                gradients, more = self._clip(gradients, variables, cut(mask), clip, cut(uniforms))
+                gradients, more = self._clip(
+                    gradients, variables, cut(mask), problem.clip, cut(uniforms)
+                )
                 within = within + more
                 new = [tf.reduce_sum(gradient, axis=0) for gradient in gradients]
             else:
@@ -210,9 +206,7 @@ class VectorizedClipping(ClippingEngine):
 
     def gradients_of_rows(
         self,
-        graph: reading.LossGraph,
-        handles: Sequence[tf.Tensor],
-        variables: Sequence[tf.Variable],
+        problem: ClippingProblem,
         batch: list[tf.Tensor],
         connected: list[bool] | None = None,
         one: bool = False,
@@ -220,21 +214,20 @@ class VectorizedClipping(ClippingEngine):
         """The gradients of every row, by themselves.
 
         Args:
-          graph: The loss.
-          handles: The variables' handles in its graph.
-          variables: The variables.
-          batch: Rows, as `graph.tensors`.
+          problem: What rows are of.
+          batch: The rows, as `problem.graph.tensors`.
           connected: Is told, for each variable, whether the loss depends on it.
           one: Whether there is a single row.
 
         Returns:
           For each variable the gradients, `[n, ...]`; zeros where the loss does not depend on it.
         """
-        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        graph, variables = problem.graph, problem.variables
+        dtypes = problem.gradient_dtypes()
 
         def gradient_of_row(row):
             target = tf.compat.v1.get_default_graph()
-            local = [reading.bring(handle, target) for handle in handles]
+            local = [reading.bring(handle, target) for handle in problem.handles]
             loss = graph.evaluate([tf.expand_dims(tensor, 0) for tensor in row])
             gradients = tf.gradients(loss, local)
             for i, gradient in enumerate(gradients):
@@ -271,7 +264,9 @@ class VectorizedClipping(ClippingEngine):
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _largest_chunk(self, graph: reading.LossGraph, variables) -> int:
+    def _largest_chunk(
+        self, graph: reading.LossGraph | RowLoss, variables: Sequence[tf.Variable]
+    ) -> int:
         if self.chunk_size is not None:
             return self.chunk_size
         if graph.has_operation(_LOOP_TYPES):

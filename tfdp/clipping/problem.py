@@ -1,0 +1,67 @@
+"""A batch whose gradients are to be clipped and added up, as the engines pass it on."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from tfdp.clipping.loss_graph import reading
+
+
+class RowLoss(Protocol):
+    """A loss that can be evaluated for one row: a `reading.LossGraph`, or that of groups."""
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """What belongs to the rows, `[rows, ...]`."""
+
+    def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the loss of a single row, a scalar."""
+
+    def has_operation(self, types: frozenset[str]) -> bool:
+        """Returns whether the loss uses an operation of one of some types."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippingProblem:
+    """A batch, its loss, and how its gradients are to be clipped.
+
+    Attributes:
+      graph: The loss.
+      variables: The trainable variables.
+      handles: Their handles in the graph of the loss.
+      rows: Number of rows, an int32 scalar.
+      mask: Which rows are examples, bool `[rows]`.
+      uniforms: For each row the random number of a random rule, `[rows]`; None: there are none.
+      clip: The clip to use in place of the engine's, a scalar; or None.
+      most_rows: The most rows that there can be, for bounds on rounding.
+      expected_rows: The rows for which memory is planned, if that is known.
+    """
+
+    graph: reading.LossGraph | RowLoss
+    variables: Sequence[tf.Variable]
+    handles: Sequence[tf.Tensor]
+    rows: tf.Tensor | int
+    mask: tf.Tensor
+    uniforms: tf.Tensor | None = None
+    clip: tf.Tensor | None = None
+    most_rows: tf.Tensor | int = 0
+    expected_rows: int | None = None
+
+    def gradient_dtypes(self) -> list[tf.DType]:
+        """Returns the type of each variable's gradients: float32 at least."""
+        return [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in self.variables]
+
+    def zeros(self, wide: bool, lead: Sequence[int] = ()) -> list[tf.Tensor]:
+        """Returns zeros to which the gradients of each variable can be added.
+
+        Args:
+          wide: Whether they are of float64.
+          lead: Dimensions in front of the variables' own.
+        """
+        dtypes = [tf.float64] * len(self.variables) if wide else self.gradient_dtypes()
+        return [
+            tf.zeros([*lead, *v.shape], dtype)
+            for v, dtype in zip(self.variables, dtypes, strict=True)
+        ]

@@ -1,0 +1,109 @@
+"""Examples that are dicts: chooses the features and the label by their names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+Features = str | Sequence[str] | None
+
+
+def chosen(data: Any, features: Features, label: str | None) -> Any:
+    """Returns data whose examples are `(x, y)`, of data whose examples are dicts.
+
+    Args:
+      data: A random-access source or a `tf.data.Dataset` whose examples are dicts; or a dict of
+        arrays, or what has its names like one.
+      features: Name of the input, or names of several, which become a dict; None with `label`
+        None: data are returned as they are.
+      label: Name of the target.
+
+    Raises:
+      ValueError: A name is unknown, only one of the arguments is given, or examples are no dicts.
+    """
+    if features is None and label is None:
+        return data
+    _check_names(features, label)
+    if isinstance(data, tf.data.Dataset):
+        _check_example(data.element_spec, features, label)
+        return data.map(lambda *example: _picked(example[0], features, label))
+    if _has_names(data):
+        _check_example(data, features, label)
+        return _picked(data, features, label)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__") and len(data)):
+        raise ValueError(_no_dicts(data))
+    _check_example(data[0], features, label)
+    kind = ManyColumns if hasattr(data, "__getitems__") else Columns
+    return kind(data, features, label)
+
+
+class Columns:
+    """A random-access source of `(x, y)`, of one of dicts.
+
+    Args:
+      items: The source.
+      features: See `chosen`.
+      label: See `chosen`.
+    """
+
+    def __init__(self, items: Any, features: Features, label: str | None):
+        self._items, self._features, self._label = items, features, label
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple:
+        return _picked(self._items[index], self._features, self._label)
+
+
+class ManyColumns(Columns):
+    """The same of a source that reads several examples at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple]:
+        """Returns the examples with these indices."""
+        examples = self._items.__getitems__(indices)
+        return [_picked(example, self._features, self._label) for example in examples]
+
+
+def _has_names(value: Any) -> bool:
+    """Whether something is a dict, or like one: a file of HDF5, a data frame."""
+    return hasattr(value, "keys") and hasattr(value, "__getitem__")
+
+
+def _picked(example: Any, features: Features, label: str | None) -> tuple:
+    x = example[features] if isinstance(features, str) else {n: example[n] for n in features or ()}
+    return x, example[label]
+
+
+def _check_names(features: Any, label: Any) -> None:
+    several = isinstance(features, (list, tuple)) and len(features) > 0
+    names = list(features) if several else [features]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        raise ValueError(
+            "Argument `features` must be the name of a feature, or a list of different names, when "
+            f"`label` is given. Received: {features=}, {label=}."
+        )
+    if not isinstance(label, str):
+        raise ValueError(
+            "Argument `label` must be the name of the target when `features` are given. Received: "
+            f"{features=}, {label=}."
+        )
+
+
+def _check_example(example: Any, features: Features, label: str | None) -> None:
+    if not _has_names(example):
+        raise ValueError(_no_dicts(example))
+    names = [features] if isinstance(features, str) else list(features or ())
+    for argument, name in [*(("features", name) for name in names), ("label", label)]:
+        if name not in example.keys():  # noqa: SIM118 (Not each is a dict.)
+            raise ValueError(
+                f"Argument `{argument}` must name what the examples have: {list(example.keys())}. "
+                f"Received: {name!r}."
+            )
+
+
+def _no_dicts(received: Any) -> str:
+    return (
+        "Arguments `features` and `label` are for data whose examples are dicts. Received: "
+        f"{type(received).__name__}. Leave them out where examples are (x, y)."
+    )
