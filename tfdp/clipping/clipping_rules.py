@@ -157,9 +157,9 @@ class ImportanceSamplingClipping(FlatClipping):
 
     Formal guarantees:
       * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the
-        ledger holds. Say that every example of the data set draws its number before the batch is drawn.
-        Given these, its contribution is a function of it and the weights, no longer than C, and
-        the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
+        ledger holds. Say that every example of the data set draws its number before the batch is
+        drawn. Given these, its contribution is a function of it and the weights, no longer than C,
+        and the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
         these, by weights that do not depend on the data; as hockey-stick divergences are jointly
         convex, its privacy is at least theirs. The numbers must be secret for that: they belong to
         rows, and with known numbers of rows, an added example would move all later examples to
@@ -167,8 +167,8 @@ class ImportanceSamplingClipping(FlatClipping):
       * No better privacy is claimed: gradients of norm C are always kept, so that the worst case is
         that of `FlatClipping`.
       * It is never better than `FlatClipping` at the same privacy, by the variance of the sum. Its
-        expected value is the same; an example that is sampled with probability q adds `q C ||c|| - q^2
-        ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
+        expected value is the same; an example that is sampled with probability q adds `q C ||c|| -
+        q^2 ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
         `||c|| (C - ||c||)` is the variance of the rounding. The noise is the same. What is less is
         the number of gradients in the sum. (Here, no time is saved: all gradients of the batch are
         computed to know their norms.)
