@@ -21,7 +21,7 @@ def calibrate_noise_multiplier(
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
 ) -> float:
-    """The smallest noise multiplier with which training stays within a privacy budget.
+    """Returns the smallest noise multiplier with which training stays within a privacy budget.
 
     Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`. The result is within 0.1% of the smallest such noise multiplier, but
@@ -69,7 +69,7 @@ def calibrate_steps(
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
 ) -> int:
-    """The most steps that a privacy budget allows.
+    """Returns the most steps that a privacy budget allows.
 
     Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`, and with one step more a larger one.
@@ -113,7 +113,7 @@ def most_releases(
     target_epsilon: float,
     delta: float,
 ) -> int:
-    """The most releases of `event` that a privacy budget allows after those of `prior`.
+    """Returns the most releases of `event` that a privacy budget allows after those of `prior`.
 
     Guarantees: as `calibrate_steps`, for any event that an accountant supports.
 

@@ -17,7 +17,7 @@ _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
 def sampled_gaussian(
     sampling_probability: float, noise_multiplier: float
 ) -> dp_accounting.PoissonSampledDpEvent:
-    """The event of one private step: a Gaussian mechanism on a Poisson-sampled batch.
+    """Returns the event of one private step: a Gaussian mechanism on a Poisson-sampled batch.
 
     Args:
       sampling_probability: Probability q, in (0, 1], that an example is in the batch.
@@ -86,7 +86,7 @@ def check_event(event: dp_accounting.DpEvent) -> None:
 def first_difference(
     old: dp_accounting.DpEvent, new: dp_accounting.DpEvent
 ) -> tuple[str, Any, Any] | None:
-    """The first parameter in which two frozen events differ: its name and both values.
+    """Returns the first parameter in which two frozen events differ: its name and both values.
 
     In an event of several mechanisms, the name says in which: `selection.noise_multiplier`.
     """

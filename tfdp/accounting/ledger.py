@@ -133,7 +133,7 @@ class PrivacyLedger:
         return builder.build()
 
     def epsilon(self, delta: float) -> EpsilonBound:
-        """The smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
+        """Returns the smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
 
         If batches can be truncated, the bound is computed at a smaller delta that leaves room for
         that (0.1% smaller if this is enough): it holds at the `delta` stated.
@@ -351,7 +351,7 @@ def _is_selective(ledger: PrivacyLedger) -> bool:
 
 
 def _seen_as(release: Release, old: str, new: str) -> list[Release]:
-    """A release under another assumption of what is seen."""
+    """Returns a release under another assumption of what is seen."""
     event = release.event
     if old == new or not contains_selective_release(event):
         return [release]

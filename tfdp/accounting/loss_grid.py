@@ -226,7 +226,7 @@ def _ends_together(values: np.ndarray, first: int, last: int) -> np.ndarray:
 def _masses_of_polygon(
     upper: np.ndarray, lower: np.ndarray, knots: np.ndarray, is_exact: np.ndarray
 ) -> np.ndarray:
-    """The changes of the slope of the polygon at the knots, in E, times E."""
+    """Returns the changes of the slope of the polygon at the knots, in E, times E."""
     difference = upper * np.expm1(knots - _losses(upper, lower))
     slack = np.where(is_exact, 0.0, _ROUNDINGS * (1 + np.abs(knots)) * upper)
     # The polygon is so far below L_(j + 1), and below L_j.
@@ -241,7 +241,7 @@ def _masses_of_polygon(
 
 
 def _losses(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """The losses of outcomes."""
+    """Returns the losses of outcomes."""
     near = np.abs(upper - lower) < 0.5 * lower
     close = np.log1p(np.where(near, upper - lower, 0.0) / np.where(near, lower, 1.0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -285,5 +285,5 @@ def _knots(low: float, high: float) -> np.ndarray:
 
 
 def sums_from(values: np.ndarray) -> np.ndarray:
-    """The sums of the values from each index on, and 0 at the end [values + 1]."""
+    """Returns the sums of the values from each index on, and 0 at the end [values + 1]."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)

@@ -119,7 +119,7 @@ class LossSum:
         self._loss_error += 4 * _EPS * float(counts @ np.abs([p.offset for p in pieces]))
 
     def epsilon(self, delta: float) -> float:
-        """A bound on the smallest epsilon at `delta`."""
+        """Returns a bound on the smallest epsilon at `delta`."""
         left = delta - max(self._sign, 0.0) * self._infinite
         if left <= 0:
             return math.inf
@@ -142,7 +142,7 @@ class LossSum:
         return self._shifted(float(np.clip(inside, self._knots[last], self._knots[last + 1])))
 
     def delta(self, epsilon: float) -> float:
-        """An upper bound on the smallest delta at `epsilon`."""
+        """Returns an upper bound on the smallest delta at `epsilon`."""
         place = np.array(epsilon - 1e-13 * epsilon - self._loss_error - self._middle)
         above = np.searchsorted(self._knots, place)
         deltas = self._deltas(place, above)
@@ -255,7 +255,7 @@ def _tilted_sum(
 
 
 def _fft_error(count: float, size: int) -> float:
-    """The error of `_tilted_sum`, at most, in the 2-norm.
+    """Returns the error of `_tilted_sum`, at most, in the 2-norm.
 
     A transform is off by at most 8 eps log2(size) of its 2-norm (Higham 2002, "Accuracy and
     Stability of Numerical Algorithms", Theorem 24.2, with a margin), which is at most that of a

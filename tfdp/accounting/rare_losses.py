@@ -169,7 +169,7 @@ class RareLosses:
         return high if self._sign > 0 else low
 
     def delta(self, epsilon: float) -> float:
-        """A bound on the smallest delta at `epsilon`."""
+        """Returns a bound on the smallest delta at `epsilon`."""
         if self._none is None:
             return max(self._sign, 0.0)
         epsilon -= self._sign * (1e-13 * abs(epsilon) + self._loss_error)
@@ -185,13 +185,13 @@ class RareLosses:
 
 
 def _probability_above(direction: Direction, bound: float) -> float:
-    """The probability of losses above, at most."""
+    """Returns the probability of losses above, at most."""
     masses = direction.masses(np.array([bound]))
     return min(float(masses.upper[1] + masses.upper_error[1]), 1.0)
 
 
 def _bound(directions: Directions, mean: float) -> float:
-    """The loss above which about so many are expected."""
+    """Returns the loss above which about so many are expected."""
     low, high = 1e-12, max(1e-12, *(direction.range(1e-300)[1] for direction, _ in directions))
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)

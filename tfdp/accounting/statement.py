@@ -171,7 +171,7 @@ def _is_model(source: Any) -> bool:
 
 
 def _other_optimizer(source: Any) -> tuple[str, ...]:
-    """Names an optimizer that is not private."""
+    """Returns names an optimizer that is not private."""
     optimizer = getattr(source, "optimizer", None) if _is_model(source) else None
     if optimizer is None or hasattr(type(optimizer), "ledger"):
         return ()

@@ -17,7 +17,7 @@ LARGEST_CLIP = 1e10
 
 
 def within_range(clip: tf.Tensor) -> tf.Tensor:
-    """The nearest clip that float32 can compute with; the least one if `clip` is NaN."""
+    """Returns the nearest clip that float32 can compute with; the least one if `clip` is NaN."""
     clip = tf.where(tf.math.is_nan(clip), LEAST_CLIP, clip)
     return tf.clip_by_value(clip, LEAST_CLIP, LARGEST_CLIP)
 
@@ -37,7 +37,7 @@ class ClippingRule(abc.ABC):
     is_random: ClassVar[bool] = False
 
     def groups(self, names: Sequence[str]) -> list[int]:
-        """Which variables are clipped together: for each the number of its group, from 0.
+        """Returns which variables are clipped together: for each the number of its group, from 0.
 
         Args:
           names: Names of the variables.
@@ -46,7 +46,7 @@ class ClippingRule(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
-        """The factors for gradients of given norms.
+        """Returns the factors for gradients of given norms.
 
         Args:
           norms: Norms of the gradients of `n` examples, by group: `[n, groups]`.
@@ -57,7 +57,7 @@ class ClippingRule(abc.ABC):
         """
 
     def random_factors(self, norms: tf.Tensor, clip: Clip, uniforms: tf.Tensor) -> tf.Tensor:
-        """The factors of one step; those of most rules are no matter of chance.
+        """Returns the factors of one step; those of most rules are no matter of chance.
 
         Args:
           norms: See `factors`.
@@ -244,7 +244,7 @@ class AdaptiveQuantileClipping(FlatClipping):
                 )
 
     def noise(self, noise_multiplier: float, expected_batch_size: int) -> tuple[float, float]:
-        """How the noise is divided between the two parts of the mechanism.
+        """Returns how the noise is divided between the two parts of the mechanism.
 
         Args:
           noise_multiplier: Noise multiplier z of both together.
@@ -272,7 +272,7 @@ class AdaptiveQuantileClipping(FlatClipping):
         return inverse**-0.5, count_noise
 
     def next_clip(self, clip: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """The clip after a step in which about `share` of the gradients were not clipped.
+        """Returns the clip after a step in which about `share` of the gradients were not clipped.
 
         It stays between 1e-15 and 1e10, and where it is if `share` is not finite.
         """
@@ -290,7 +290,7 @@ _NAMED: dict[str, type[ClippingRule]] = {
 
 
 def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
-    """A clipping rule from its name, from what `serialize` returned, or itself.
+    """Returns a clipping rule from its name, from what `serialize` returned, or itself.
 
     Raises:
       ValueError: There is no such rule.
@@ -307,7 +307,7 @@ def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
 
 
 def serialize(rule: ClippingRule) -> dict[str, Any]:
-    """What `get` makes the same rule from: of a rule of tfdp, plain values."""
+    """Returns what `get` makes the same rule from: of a rule of tfdp, plain values."""
     names = {cls: name for name, cls in _NAMED.items()}
     if type(rule) not in names:
         raise ValueError(

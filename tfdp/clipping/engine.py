@@ -192,7 +192,7 @@ class ClippingEngine(abc.ABC):
             random_streams.make_secret(loss, self.streams)
 
     def _groups(self, variables: Sequence[tf.Variable]) -> list[int]:
-        """Which variables the rule clips together."""
+        """Returns which variables the rule clips together."""
         return self.rule.groups([variable.name for variable in variables])
 
     def _draw_uniforms(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
@@ -210,7 +210,7 @@ class ClippingEngine(abc.ABC):
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
     ) -> "Factors":
-        """By what to multiply gradients.
+        """Returns by what to multiply gradients.
 
         Args:
           squares: Squared norms of the gradients of each variable, `[n]`.
@@ -315,9 +315,9 @@ class Factors:
         object.__setattr__(self, "_columns", tf.unstack(self.by_group, axis=1))
 
     def of_variable(self, index: int) -> tf.Tensor:
-        """The factors for one variable, `[n]`."""
+        """Returns the factors for one variable, `[n]`."""
         return self.of_group(self.group_of[index])
 
     def of_group(self, group: int) -> tf.Tensor:
-        """The factors for the variables of one group, `[n]`."""
+        """Returns the factors for the variables of one group, `[n]`."""
         return self._columns[group]  # type: ignore[attr-defined]

@@ -102,7 +102,7 @@ class Report:
 
 
 def vectorized_report(variables: Sequence[tf.Variable], why: str) -> Report:
-    """The report of a model that is left to the vectorised engine."""
+    """Returns the report of a model that is left to the vectorised engine."""
     sizes = [(v.name, v.shape.num_elements()) for v in variables]
     return Report(tuple(Entry(name, n, "vectorised", False, n) for name, n in sizes), why)
 

@@ -138,7 +138,7 @@ def _opened(
     features: Features,
     label: str | None,
 ) -> dict[int, PoissonSource]:
-    """The parts of this worker's replicas, by their indices among all."""
+    """Returns the parts of this worker's replicas, by their indices among all."""
     sources: dict[int, PoissonSource] = {}
 
     def open_one(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:

@@ -291,7 +291,7 @@ def _available_bytes() -> int:
 
 
 def _weights(given: Any) -> tf.Tensor:
-    """The weights of the examples, as numbers that losses are multiplied by."""
+    """Returns the weights of the examples, as numbers that losses are multiplied by."""
     _check_weights(given)
     return tf.cast(given, tf.float32)
 

@@ -61,7 +61,7 @@ class Autoencoder(tf.keras.Model):
         self._set_save_spec(encoder.save_spec(dynamic_batch=True)[0][0])
 
     def encode(self, x: Any, y: Any = None) -> tfd.Distribution:
-        """The approximate posterior q(z|x).
+        """Returns the approximate posterior q(z|x).
 
         Args:
           x: Examples, `[n, ...]`.
@@ -74,7 +74,7 @@ class Autoencoder(tf.keras.Model):
         return tfd.Independent(tfd.Normal(loc, scale), 1)
 
     def decode(self, z: Any, y: Any = None) -> tfd.Distribution:
-        """The law p(x|z) of examples.
+        """Returns the law p(x|z) of examples.
 
         Args:
           z: Codes, `[n, latent_dim]`.
@@ -181,7 +181,7 @@ class Autoencoder(tf.keras.Model):
         return np.concatenate(found)
 
     def reconstruct(self, x: Any, y: Any = None) -> np.ndarray:
-        """The means of p(x|z) at the means of q(z|x).
+        """Returns the means of p(x|z) at the means of q(z|x).
 
         Args:
           x: Examples, `[n, ...]`.
@@ -240,7 +240,7 @@ class Autoencoder(tf.keras.Model):
         return self._log_likelihood_at(x, condition, codes) + weight
 
     def _checked_event_shape(self) -> list[int]:
-        """The shape of an example; makes sure that the networks fit together."""
+        """Returns the shape of an example; makes sure that the networks fit together."""
         latent_dim = self.prior.latent_dim
         x, encoded = _signature("encoder", self.encoder)
         z, decoded = _signature("decoder", self.decoder)
@@ -264,7 +264,7 @@ class Autoencoder(tf.keras.Model):
 
 
 def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.TensorShape]:
-    """The shapes of what a network takes first, and of what it returns."""
+    """Returns the shapes of what a network takes first, and of what it returns."""
     spec = network.save_spec(dynamic_batch=True)
     if spec is None:
         raise ValueError(

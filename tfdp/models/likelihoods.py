@@ -16,7 +16,7 @@ class Likelihood(abc.ABC):
     """The law p(x | z) of an example x, whose values are independent given the decoder's output."""
 
     def distribution(self, decoded: tf.Tensor, event_rank: int) -> tfd.Independent:
-        """The law of examples.
+        """Returns the law of examples.
 
         Args:
           decoded: Output of the decoder, `[..., *event]`.
@@ -39,10 +39,10 @@ class Likelihood(abc.ABC):
 
     @abc.abstractmethod
     def values(self, decoded: tf.Tensor) -> tfd.Distribution:
-        """The laws of the single values, with batch shape `[..., *event]`."""
+        """Returns the laws of the single values, with batch shape `[..., *event]`."""
 
     def mean(self, decoded: tf.Tensor) -> tf.Tensor:
-        """The expected example: the image to show, `[..., *event]`."""
+        """Returns the expected example: the image to show, `[..., *event]`."""
         return tf.convert_to_tensor(decoded)
 
 
@@ -137,7 +137,7 @@ _NAMED: dict[str, type[Likelihood]] = {
 
 
 def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
-    """A likelihood from its name, from what `serialize` returned, or itself.
+    """Returns a likelihood from its name, from what `serialize` returned, or itself.
 
     Raises:
       ValueError: There is no such likelihood.
@@ -156,7 +156,7 @@ def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
 
 
 def serialize(likelihood: Likelihood) -> dict[str, Any]:
-    """What `get` makes the same likelihood from: of a likelihood of tfdp, plain values.
+    """Returns what `get` makes the same likelihood from: of a likelihood of tfdp, plain values.
 
     Raises:
       ValueError: It is none of tfdp's likelihoods.

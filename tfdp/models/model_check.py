@@ -347,7 +347,7 @@ def _notes(model: Any, losses: Any) -> tuple[str, ...]:
 
 
 def _surrogate(outputs: Any) -> tf.Tensor | None:
-    """A loss of each example that every output enters."""
+    """Returns a loss of each example that every output enters."""
     real = [o for o in tf.nest.flatten(outputs) if o.dtype.is_floating and o.shape.rank]
     if not real:
         return None
@@ -356,7 +356,7 @@ def _surrogate(outputs: Any) -> tf.Tensor | None:
 
 
 def _container(model: Any, losses: Any, weights: Any) -> Any:
-    """The object that computes a loss in `fit`."""
+    """Returns the object that computes a loss in `fit`."""
     compile_utils = importlib.import_module("tf_keras.src.engine.compile_utils")
     names = getattr(model, "output_names", None)
     return compile_utils.LossesContainer(losses, weights, output_names=names)
@@ -372,7 +372,7 @@ def _units(model: Any) -> Iterator[Any]:
 
 
 def _owners(model: Any) -> dict[int, tuple[tf.Variable, Any]]:
-    """The layer of each variable, by the variable's id."""
+    """Returns the layer of each variable, by the variable's id."""
     return {
         id(v): (v, layer)
         for layer in model._flatten_layers()

@@ -23,11 +23,11 @@ class Prior(abc.ABC):
 
     @abc.abstractmethod
     def distribution(self) -> tfd.Distribution:
-        """The law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
+        """Returns the law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Returns the arguments of the constructor, as plain values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def _matrix(locs: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """The same numbers as tuples of floats."""
+    """Returns the same numbers as tuples of floats."""
     try:
         rows = tuple(tuple(loc) for loc in locs)
     except TypeError:
@@ -194,7 +194,7 @@ _NAMED: dict[str, type[Prior]] = {
 
 
 def get(prior: Prior | dict[str, Any]) -> Prior:
-    """A prior from what `serialize` returned, or itself.
+    """Returns a prior from what `serialize` returned, or itself.
 
     Raises:
       ValueError: There is no such prior.
@@ -213,7 +213,7 @@ def get(prior: Prior | dict[str, Any]) -> Prior:
 
 
 def serialize(prior: Prior) -> dict[str, Any]:
-    """What `get` makes the same prior from: of a prior of tfdp, plain values.
+    """Returns what `get` makes the same prior from: of a prior of tfdp, plain values.
 
     Raises:
       ValueError: It is none of tfdp's priors.

@@ -164,7 +164,7 @@ def check_arithmetic() -> None:
 
 
 def _xla_flags() -> str:
-    """The flags, or the text of the file that is named in their place."""
+    """Returns the flags, or the text of the file that is named in their place."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if not flags or flags.startswith("-"):
         return flags

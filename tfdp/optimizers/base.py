@@ -256,7 +256,7 @@ class PrivateOptimizerMixin(PersistentState):
         return dp_accounting.GaussianDpEvent(self._noise_multiplier)
 
     def _kind(self) -> int:
-        """What a step is, as `record_table` says it."""
+        """Returns what a step is, as `record_table` says it."""
         unpadded = self._sampled is not None and self._sampled.padding == NONE
         return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
 
@@ -405,7 +405,7 @@ class PrivateOptimizerMixin(PersistentState):
             return draw_use.use_of(clipped, self._sampled, accumulator), lock
 
     def _most_rows(self) -> int | None:
-        """The most rows of a batch, which follow from how it was sampled."""
+        """Returns the most rows of a batch, which follow from how it was sampled."""
         if self._sampled is None:
             return None
         return -(-self._sampled.padded_batch_size // self._gradient_accumulation_steps)
@@ -413,7 +413,7 @@ class PrivateOptimizerMixin(PersistentState):
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
     ) -> ClippedSum:
-        """The clipped sum of a loss with a batch-wise term."""
+        """Returns the clipped sum of a loss with a batch-wise term."""
         if replicas.count() > 1:
             raise ValueError(
                 "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
@@ -508,7 +508,7 @@ class PrivateOptimizerMixin(PersistentState):
             return super()._distributed_apply(*args, **kwargs)
 
     def _add_noise(self, total: ClippedSum, variables: list) -> list:
-        """The noisy sums of a logical batch."""
+        """Returns the noisy sums of a logical batch."""
         key = self._noise.next_key(self._position())
         if not self._clipping.wide_sums:
             if self._adaptive is not None:

@@ -77,7 +77,7 @@ class ValidationTest:
     def accepts(
         self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor, key: tf.Tensor
     ) -> tf.Tensor:
-        """Whether to keep the update: a scalar bool tensor.
+        """Returns whether to keep the update: a scalar bool tensor.
 
         Args:
           old: The loss before the update, on a fresh Poisson batch.
@@ -92,7 +92,7 @@ class ValidationTest:
         return clipped + tf.convert_to_tensor(noise) < self.threshold * self.clip
 
     def _is_below_threshold(self, clipped: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Whether the clipped difference, on a grid and with noise, is below the threshold.
+        """Returns whether the clipped difference, on a grid and with noise, is below the threshold.
 
         In steps of the grid, k + round(y) < t just where y < ceil(t) - 1/2 - k. As |k| stays one
         step below the clip, that is in the range for which A and B hold, whatever k is.
@@ -107,7 +107,7 @@ class ValidationTest:
     def clipped_difference(
         self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor
     ) -> tf.Tensor:
-        """The mean difference of the losses, clipped to [-C_v, C_v]; 0 for an empty batch.
+        """Returns the mean difference of the losses, clipped to [-C_v, C_v]; 0 for an empty batch.
 
         A loss that is infinite or not a number counts as the worst: an example that is broken
         before and after changes nothing, and an update that breaks the model is not wanted.

@@ -150,7 +150,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     def accepts(
         self, old: ValidationLoss, new: ValidationLoss, mask: tf.Tensor, position: tf.Tensor
     ) -> tf.Tensor:
-        """Whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
+        """Returns whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
         return self._test.accepts(old, new, mask, self._test_noise.next_key(position))
 
     def charge(self) -> None:
@@ -158,7 +158,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         self._released.add(tf.constant(True))
 
     def releases(self) -> tf.Tensor:
-        """The number of releases so far, int64, in the graph being built."""
+        """Returns the number of releases so far, int64, in the graph being built."""
         return self._released.total()
 
     def kept_variables(self) -> list[tf.Variable]:
@@ -183,7 +183,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return super().minimize(*args, **kwargs)
 
     def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
-        """The batch is a draw of the attempt's own, made in the same graph."""
+        """Returns the batch is a draw of the attempt's own, made in the same graph."""
         padded = self._sampled is not None and self._sampled.padding != NONE
         zero = tf.constant(0, tf.int64)
         return Use(tf.constant(not padded or clipped.mask is not None), zero, zero), None
@@ -221,7 +221,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this optimizer again."""
+        """Returns the arguments that make this optimizer again."""
         return {
             **super().get_config(),
             "validation_batch_size": self.validation_batch_size,

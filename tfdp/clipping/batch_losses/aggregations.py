@@ -103,7 +103,7 @@ class TermWiseAggregation(Aggregation):
     def sensitivities(
         self, l2_norm_clip: float, relation: str = ADD_OR_REMOVE_ONE
     ) -> Sensitivities:
-        """How far one example moves the two sums.
+        """Returns how far one example moves the two sums.
 
         Args:
           l2_norm_clip: The clip C1 of examples.
@@ -204,7 +204,7 @@ class MicroAggregation(Aggregation):
     """
 
     def sensitivity(self, l2_norm_clip: float, rows: int | tf.Tensor) -> float | tf.Tensor:
-        """How far an example moves the sum, under add-or-remove-one.
+        """Returns how far an example moves the sum, under add-or-remove-one.
 
         Args:
           l2_norm_clip: The clip C.
@@ -275,7 +275,7 @@ class BatchAggregation(Aggregation):
     """
 
     def sensitivity(self, l2_norm_clip: float) -> float:
-        """How far an example moves the clipped gradient of the batch: 2C."""
+        """Returns how far an example moves the clipped gradient of the batch: 2C."""
         return 2 * l2_norm_clip
 
     def clipped_sum(
@@ -352,7 +352,7 @@ def split_noise(
 
 
 def _clipped_sample_sum(loss, rows, engine, variables, seed, most_rows) -> ClippedSum:
-    """The clipped sum of the sample-wise term."""
+    """Returns the clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 
     def compute(total: tf.Tensor, seed: tf.Tensor) -> tuple:
@@ -382,7 +382,7 @@ def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
 
 
 def _sum(parts: list) -> tf.Tensor | None:
-    """The sum of those that are not None."""
+    """Returns the sum of those that are not None."""
     present = [part for part in parts if part is not None]
     return tf.add_n(present) if present else None
 

@@ -133,7 +133,7 @@ class TwoTermLoss:
         return tf.shape(tf.nest.flatten(tuple(self.batch))[0])[0]
 
     def with_draws(self, seed: tf.Tensor) -> tuple[Any, ...]:
-        """The tensors of the batch, and those of `draws`.
+        """Returns the tensors of the batch, and those of `draws`.
 
         Args:
           seed: Secret key, int64 `[5]` or `[2]`, used for nothing else.
@@ -189,7 +189,7 @@ class TwoTermLoss:
         return function_checks.trace("sample_wise", traced, specs)(tuple(rows), self.mask, others)
 
     def public_regularizer(self) -> tf.Tensor:
-        """The regulariser, a scalar.
+        """Returns the regulariser, a scalar.
 
         Raises:
           ValueError: It is none, or depends on data.

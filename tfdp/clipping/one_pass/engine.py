@@ -134,7 +134,7 @@ class OnePassEngine(ClippingEngine):
         return self._vectorized.clipped_sum(loss, variables, *asked)
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
-        """Which rule clips the gradients of each variable, or why none does.
+        """Returns which rule clips the gradients of each variable, or why none does.
 
         Args:
           model: A model that was built or called; it is traced with a stand-in for the loss. None:
@@ -167,7 +167,7 @@ class OnePassEngine(ClippingEngine):
     def _chunk_rows(
         self, plan: Plan, most_rows: int | None, expected_rows: int | None
     ) -> int | None:
-        """The rows of a part, if the batch must be worked on in parts."""
+        """Returns the rows of a part, if the batch must be worked on in parts."""
         if self.chunk_size is not None:
             known_to_fit = most_rows is not None and most_rows <= self.chunk_size
             return None if known_to_fit else self.chunk_size

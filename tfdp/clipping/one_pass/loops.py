@@ -73,7 +73,7 @@ class Body:
     def backward(
         self, gradients: Sequence[tf.Tensor | None], count: tf.Tensor
     ) -> tuple[list[tf.Tensor | None], list[Taken]]:
-        """The gradient of the call, and what the gradients of the weights follow from.
+        """Returns the gradient of the call, and what the gradients of the weights follow from.
 
         Args:
           gradients: For each output of the call its gradient, or None for zero.

@@ -99,13 +99,13 @@ class Plan:
         return self._graph.has_operation(_LOOP_TYPES)
 
     def report(self) -> Report:
-        """What was decided, once `contributions` was called."""
+        """Returns what was decided, once `contributions` was called."""
         return Report(tuple(self.entries))
 
     def contributions(
         self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
     ) -> list[Contribution | None]:
-        """The gradients of each variable for every example; None where the loss has none.
+        """Returns the gradients of each variable for every example; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.

@@ -211,7 +211,7 @@ class VectorizedEngine(ClippingEngine):
         connected: list[bool] | None = None,
         one: bool = False,
     ) -> list[tf.Tensor]:
-        """The gradients of every row, by themselves.
+        """Returns the gradients of every row, by themselves.
 
         Args:
           problem: What rows are of.

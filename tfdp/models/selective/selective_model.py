@@ -107,7 +107,7 @@ class SelectiveModel(tf.keras.Model):
         self._shown = EpochMeans("non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """What the base model answers; Keras passes `training` on to it if it takes it."""
+        """Returns what the base model answers; Keras passes `training` on to it if it takes it."""
         return self.base_model(inputs)
 
     def fit(
@@ -276,7 +276,7 @@ class SelectiveModel(tf.keras.Model):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again."""
+        """Returns the arguments that make this model again."""
         return {
             "name": self.name,
             "base_model": tf.keras.layers.serialize(self.base_model),

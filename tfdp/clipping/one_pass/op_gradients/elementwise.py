@@ -20,7 +20,7 @@ def bias_add(use: Use) -> Contribution:
 
 
 def _broadcast_axes(use: Use) -> list[int] | None:
-    """The axes of a gradient `[n, each, ...]` along which the weights are the same."""
+    """Returns the axes of a gradient `[n, each, ...]` along which the weights are the same."""
     output = use.op.outputs[0].shape
     if output.rank is None or None in use.shape or use.rows[-1] is None:
         return None

@@ -12,7 +12,7 @@ _TYPES = ("FusedBatchNormV3", "FusedBatchNormV2", "FusedBatchNorm")
 
 
 def _axes(use: Use) -> list[int] | None:
-    """The axes of `[n, each, ...]` but those of the examples and the channels."""
+    """Returns the axes of `[n, each, ...]` but those of the examples and the channels."""
     if use.op.get_attr("is_training") or use.rows[0] is None or use.rows[0].axis != 0:
         return None
     rank = use.gradient.shape.rank

@@ -43,5 +43,5 @@ def register_op_gradients(*types: str, weight: int = 1) -> Callable[[Rule], Rule
 
 
 def find_op_gradients(op_type: str, weight: int) -> Rule | None:
-    """The rule for an operation whose input `weight` is the weights, or None."""
+    """Returns the rule for an operation whose input `weight` is the weights, or None."""
     return _RULES.get((op_type, weight))
