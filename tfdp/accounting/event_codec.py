@@ -83,32 +83,6 @@ def check_event(event: dp_accounting.DpEvent) -> None:
             raise _validation.error("event", f"of positive integer `{name}`", event)
 
 
-def first_difference(
-    old: dp_accounting.DpEvent, new: dp_accounting.DpEvent
-) -> tuple[str, Any, Any] | None:
-    """Returns the first parameter in which two frozen events differ: its name and both values.
-
-    In an event of several mechanisms, the name says in which: `selection.noise_multiplier`.
-    """
-    if type(old) is not type(new) or not attr.has(type(old)):
-        return None if old == new else ("event", old, new)
-    pairs = {f.name: (getattr(old, f.name), getattr(new, f.name)) for f in attr.fields(type(old))}
-    mechanisms = [name for name, pair in pairs.items() if _are_events(*pair)]
-    for name, (a, b) in pairs.items():
-        if name in mechanisms:
-            difference = first_difference(a, b)
-            if difference is not None:
-                inner, a, b = difference
-                return inner if len(mechanisms) == 1 else f"{name}.{inner}", a, b
-        elif a != b:
-            return name, a, b
-    return None
-
-
-def _are_events(*values: Any) -> bool:
-    return all(isinstance(value, dp_accounting.DpEvent) for value in values)
-
-
 def encode(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """Returns `event` as nested dicts and lists that JSON can hold.
 
