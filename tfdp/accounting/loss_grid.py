@@ -30,7 +30,7 @@ _ROUNDINGS = 16 * _EPS
 # Steps of an iteration.
 _ANCHORINGS = 6
 # Outcomes that are at most so many cells from the likeliest may be taken together with it.
-_NEAR = (0, 4)
+_NEAR = (0, 4, 12)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,9 @@ class Discrete:
 _NO_OUTCOME = Discrete(np.zeros(1), np.full(1, np.finfo(float).tiny), 0.0)
 
 
-def grid(direction: Direction, interval: float, tail: float, below: bool) -> Discrete:
+def grid(
+    direction: Direction, interval: float, tail: float, below: bool, tilt: float = 1.0
+) -> Discrete:
     """Returns the losses of `direction` on multiples of `interval`; see `discretize`.
 
     Args:
@@ -72,20 +74,19 @@ def grid(direction: Direction, interval: float, tail: float, below: bool) -> Dis
       interval: Of the grid.
       tail: Probability of losses that are too large for the grid, and so count as infinite.
       below: Whether the result is dominated. Its losses are then multiples plus `offset`.
+      tilt: Of several dominated results, that with the largest mean of e^(tilt loss) is returned.
     """
     low, high = direction.range(tail)
     if below:  # What is left out leaves less to tell.
         low, high = max(low, -HUGE_LOSS), min(high, HUGE_LOSS)
     knots = interval * _knots(low / interval, high / interval)
     if below:
-        # The squared Hellinger distance is convex, too: the best one has the largest.
         pieces = [_all_together(direction)]
         if len(knots) > 1:  # All losses may be huge.
             pieces += [_anchored(direction, knots, near) for near in _NEAR]
-        return max(
-            [piece for piece in pieces if piece.mass.sum() > 0] or [_NO_OUTCOME],
-            key=lambda piece: float(piece.mass @ -np.expm1(-piece.losses / 2)),
-        )
+        moments = [float(piece.log_moments(np.array([tilt]))[0]) for piece in pieces]
+        best = int(np.argmax(moments))
+        return pieces[best] if moments[best] > -np.inf else _NO_OUTCOME
     result = discretize(direction, knots)
     return result if result.mass.any() else Discrete(np.zeros(1), np.ones(1), result.infinite)
 

@@ -81,7 +81,8 @@ class LossSum:
             # are much smaller, their mean decides.
             interval = min(interval / 2, (spread or math.inf) / _CELLS_OF_SPREAD)
         for _ in range(2):
-            pieces = [grid(direction, interval, tail, below) for direction, _ in directions]
+            # No small tilt tells pieces apart.
+            pieces = [grid(d, interval, tail, below, max(theta, 1.0)) for d, _ in directions]
             low, high = _window(pieces, counts, theta)
             if not high - low > interval * (_MOST_POINTS - 4):
                 break
