@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tfdp import _compat
+
 
 def run(program, **environment):
     inherited = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
@@ -28,7 +30,31 @@ def test_import_needs_no_environment_variable(before):
     assert "tf_keras" in result.stdout, result.stderr[-2000:]
 
 
+<<<<<<< HEAD
 @pytest.mark.slow
+=======
+def test_import_writes_nothing():
+    program = "import os; os.environ.pop('TF_CPP_MIN_LOG_LEVEL', None); import tfdp"
+    result = run(program)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_what_is_written_before_an_exception_is_shown(capfd):
+    with _compat.quiet_stderr():
+        os.write(2, b"dropped")
+    os.write(2, b"kept")
+    with pytest.raises(ZeroDivisionError), _compat.quiet_stderr():
+        os.write(2, b" shown")
+        1 / 0  # noqa: B018
+    assert capfd.readouterr().err == "kept shown"
+
+
+def test_import_with_standard_error_closed():
+    result = run("import os, sys; os.close(2); sys.stderr = None\nimport tfdp\nprint('imported')")
+    assert result.stdout == "imported\n"
+
+
+>>>>>>> docs
 def test_import_after_keras_3_says_what_to_do():
     result = run("import tensorflow as tf\ntf.keras.layers.Dense(1)\nimport tfdp")
     assert result.returncode != 0

@@ -2,7 +2,7 @@
 
 from tfdp import _compat
 
-_compat.use_keras_2()
+_compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 

@@ -1,6 +1,6 @@
 """Makes TensorFlow, Keras 2 and TensorFlow Privacy work together; nothing else in tfdp knows how.
 
-Four facts are dealt with here:
+Five facts are dealt with here:
 
 1. TensorFlow Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which only Keras 2
    (`tf-keras`) has. TensorFlow picks the Keras version when `tf.keras` is first touched.
@@ -9,18 +9,61 @@ Four facts are dealt with here:
    a SavedModel. A private optimizer must not forget what has been released, so its state goes
    into both.
 4. AutoGraph rewrites whatever a tf.function calls, except what it knows to need no rewriting.
+5. TensorFlow writes lines about the machine to standard error when it is imported, from C++, and
+   before its log level is read.
 """
 
+import contextlib
 import importlib
 import os
 import sys
+import tempfile
 import types
+from collections.abc import Iterator
 from typing import Any
 
 _ESTIMATOR_MODULES = (
     "tensorflow_privacy.privacy.estimators.dnn",
     "tensorflow_privacy.privacy.estimators.v1.dnn",
 )
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Drops what is written to standard error, also by C++, unless there is an exception."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # Standard error is closed: there is nothing to drop.
+        yield
+        return
+    _flush()
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            written.seek(0)
+            os.write(kept, written.read())
+            raise
+        finally:
+            _flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _flush() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow and Keras 2 without the lines that TensorFlow writes when it starts.
+
+    Raises:
+      ImportError: `tf.keras` is Keras 3 already, or a package is missing.
+    """
+    with quiet_stderr() if "tensorflow" not in sys.modules else contextlib.nullcontext():
+        use_keras_2()
 
 
 def use_keras_2() -> None:

@@ -75,7 +75,7 @@ class Laplace(Likelihood):
     """Values with Laplace errors of one scale; the decoder's output is their location.
 
     Args:
-      scale: Scale b of the density exp(-|x - location| / b) / (2 b), positive.
+      scale: Scale b of the density `exp(-|x - location| / b) / (2 b)`, positive.
 
     Raises:
       ValueError: `scale` is not positive and finite.
