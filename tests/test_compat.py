@@ -30,9 +30,6 @@ def test_import_needs_no_environment_variable(before):
     assert "tf_keras" in result.stdout, result.stderr[-2000:]
 
 
-<<<<<<< HEAD
-@pytest.mark.slow
-=======
 def test_import_writes_nothing():
     program = "import os; os.environ.pop('TF_CPP_MIN_LOG_LEVEL', None); import tfdp"
     result = run(program)
@@ -54,7 +51,7 @@ def test_import_with_standard_error_closed():
     assert result.stdout == "imported\n"
 
 
->>>>>>> docs
+@pytest.mark.slow
 def test_import_after_keras_3_says_what_to_do():
     result = run("import tensorflow as tf\ntf.keras.layers.Dense(1)\nimport tfdp")
     assert result.returncode != 0
