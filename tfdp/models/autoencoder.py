@@ -131,7 +131,9 @@ class Autoencoder(tf.keras.Model):
     ) -> tf.Tensor:
         return self.decoder(z if condition is None else [z, condition], training=training)
 
-    def _log_likelihood_at(self, x, condition, codes, training: bool = False) -> tf.Tensor:
+    def _log_likelihood_at(
+        self, x: tf.Tensor, condition: tf.Tensor | None, codes: tf.Tensor, training: bool = False
+    ) -> tf.Tensor:
         """Values of log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
         count = tf.shape(codes)[1] if codes.shape[1] is None else codes.shape[1]
         if condition is not None:
@@ -230,7 +232,9 @@ class Autoencoder(tf.keras.Model):
             found.append((total - np.log(num_samples)).numpy())
         return np.concatenate(found)
 
-    def _log_weights(self, x, condition, noise) -> tf.Tensor:
+    def _log_weights(
+        self, x: tf.Tensor, condition: tf.Tensor | None, noise: tf.Tensor
+    ) -> tf.Tensor:
         """Logarithms of the importance weights of codes, `[rows, samples]`."""
         loc, scale = self._encode(x, condition)
         loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]

@@ -332,7 +332,12 @@ class TermWiseVAE(Autoencoder):
     # What the arguments say.
 
     def _make_aggregation(
-        self, name: str, batch_clip, num_groups, split, group_capacity
+        self,
+        name: str,
+        batch_clip: float | None,
+        num_groups: int,
+        split: float | str,
+        group_capacity: int | None,
     ) -> Aggregation | None:
         # Checked also where it is not used: without a divergence there are no groups.
         term_wise = TermWiseAggregation(

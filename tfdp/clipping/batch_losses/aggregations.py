@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfdp._validation import error
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups, one_group
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
+from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import (
     ADD_OR_REMOVE_ONE,
-    LEAST_CLIP,
     ClippedSum,
     ClippingEngine,
     check_relation,
@@ -289,7 +289,7 @@ class BatchAggregation(Aggregation):
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
 
-        def of_batch(*arguments):
+        def of_batch(*arguments: tf.Tensor) -> tf.Tensor:
             *batch, mask = arguments
             losses = loss.sample_wise(*batch)
             loss.public_regularizer()  # Raises if, after the model was called, it is not public.
@@ -351,7 +351,14 @@ def split_noise(
     return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
 
 
-def _clipped_sample_sum(loss, rows, engine, variables, seed, most_rows) -> ClippedSum:
+def _clipped_sample_sum(
+    loss: TwoTermLoss,
+    rows: Sequence[Any],
+    engine: ClippingEngine,
+    variables: Sequence[tf.Variable],
+    seed: tf.Tensor,
+    most_rows: int | None,
+) -> ClippedSum:
     """Returns the clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 

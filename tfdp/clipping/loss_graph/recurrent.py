@@ -7,7 +7,7 @@ weight, two sequences whose outer products add up to each example's gradient.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,9 @@ class RecurrentCall:
             shown = tf.minimum(tf.cumsum(shown, reverse=self.go_backwards), 1)
         return tf.cast(shown, dtype)[..., tf.newaxis]
 
-    def _state_gradients(self, replay, output_gradients):
+    def _state_gradients(
+        self, replay: "_Replay", output_gradients: Sequence[tf.Tensor | None]
+    ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
         """What the outputs pass to the hidden state of each step, and to the final states."""
         dtype = replay.x.dtype
         last, outputs, *states = [
@@ -358,11 +360,18 @@ class _Replay:
     final: list[tf.Tensor]
 
 
-def _walk(step, sequences, states, widths, x, backwards):
+def _walk(
+    step: Callable[..., tuple[list[tf.Tensor], list[tf.Tensor]]],
+    sequences: Sequence[Any],
+    states: list[tf.Tensor],
+    widths: Sequence[int],
+    x: tf.Tensor,
+    backwards: bool,
+) -> tuple[list[tf.Tensor], list[tf.TensorArray]]:
     """Takes steps along sequences; returns the last states, and arrays of what steps leave."""
     length = x.shape[0] or tf.shape(x)[0]
 
-    def array(s):
+    def array(s: tf.Tensor) -> tf.TensorArray:
         return tf.TensorArray(s.dtype, length, element_shape=s.shape[1:]).unstack(s)
 
     arrays = [array(s) if tf.is_tensor(s) else s for s in sequences]
@@ -370,7 +379,7 @@ def _walk(step, sequences, states, widths, x, backwards):
     shapes = [[batch, width * units] for width in widths]
     stored = [tf.TensorArray(x.dtype, length, element_shape=shape) for shape in shapes]
 
-    def body(position, states, stored):
+    def body(position: tf.Tensor, states: list, stored: list) -> tuple:
         new, values = step([a and a.read(position) for a in arrays], states)
         for old, tensor in zip(states, new, strict=True):
             tensor.set_shape(old.shape)

@@ -237,7 +237,13 @@ class Plan:
         return gradients, kept, taken
 
     def _contribution(
-        self, variable, sites, gradients, recurrent, taken, count
+        self,
+        variable: tf.Variable,
+        sites: Sequence[Site],
+        gradients: dict,
+        recurrent: dict,
+        taken: dict[tuple, Taken],
+        count: tf.Tensor,
     ) -> Contribution | None:
         parts: list[Contribution] = []
         computed_parts: dict[tuple, list[tuple[View, Contribution]]] = {}
@@ -261,7 +267,9 @@ class Plan:
             parts.append(computed_weights.of_variable(joined, view, shape))
         return combine(parts, shape) if parts else None
 
-    def _part(self, site: Site, found: tf.Tensor | Taken, variable, count) -> Contribution:
+    def _part(
+        self, site: Site, found: tf.Tensor | Taken, variable: tf.Variable, count: tf.Tensor
+    ) -> Contribution:
         shape = variable.shape.as_list()
         if isinstance(found, Taken):
             inner = self._analysis.inner[site.caller.name]

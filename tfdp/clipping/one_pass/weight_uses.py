@@ -170,7 +170,14 @@ class _Search:
                         self._seen.add(key)
                         pending += self._at(op, index, view, analysis, caller)
 
-    def _at(self, op, index, view, analysis, caller) -> list[tuple[tf.Tensor, View]]:
+    def _at(
+        self,
+        op: tf.Operation,
+        index: int,
+        view: View,
+        analysis: RowAnalysis,
+        caller: tf.Operation | None,
+    ) -> list[tuple[tf.Tensor, View]]:
         """Notes a site, or returns what else to follow."""
         if op.name in analysis.inner:
             if caller is not None:

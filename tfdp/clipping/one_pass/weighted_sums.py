@@ -195,7 +195,9 @@ class WeightedSums:
         groups = max(self._group_of) + 1
         late = [i for i in range(len(self._contributions)) if i not in early]
 
-        def body(index, sums, by_group, bad, within):
+        def body(
+            index: tf.Tensor, sums: list, by_group: tf.Tensor, bad: tf.Tensor, within: tf.Tensor
+        ) -> tuple:
             start = tf.minimum(index * size, rows - size)
             part = Part(start, size)
             tensors = {i: [part.cut(t) for t in self._contributions[i].tensors] for i in late}

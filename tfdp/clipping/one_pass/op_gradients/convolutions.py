@@ -1,7 +1,7 @@
 """Convolutions: the gradient of a kernel is a product of patches and output gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -137,7 +137,9 @@ def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
     return tf.gather(tensor, constant(places.ravel()), axis=constant(1))
 
 
-def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
+def _paddings(
+    image: Sequence[int], kernel: Sequence[int], output: Sequence[int], attributes: dict
+) -> list[tuple[int, int]]:
     """Zeros before and after each of the two axes; SAME puts the odd one after."""
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     if attributes["padding"] == b"EXPLICIT":

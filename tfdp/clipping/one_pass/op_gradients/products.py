@@ -2,6 +2,7 @@
 
 import math
 import string
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -94,7 +95,15 @@ def einsum(use: Use) -> Contribution | None:
     return _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels)
 
 
-def _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels) -> OuterProducts:
+def _einsum_as_products(
+    use: Use,
+    x: tf.Tensor,
+    x_order: str,
+    g_order: str,
+    summed: Sequence[str],
+    kept: Sequence[str],
+    w_labels: Sequence[str],
+) -> OuterProducts:
     """Positions are the labels that data and result share, and the weights do not have."""
     dimension = dict(zip(w_labels, use.shape, strict=True))
     shared = [c for c in x_order[1:] if c in g_order]
