@@ -7,10 +7,14 @@ needs no seed of tfdp's for that, which would take another path through the code
 
 Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=explore` tries others.
 
+`pytest` runs what takes little time, `pytest --slow` everything: tests marked `slow`, and all cases
+of those marked `quick_cases`. A test that is named by its `path::name` is run in any case.
+
 Python's garbage collector passes over what lives long, such as TensorFlow's graphs, of which Keras
 keeps one for each `fit`, once in 100 tests: it took a sixth of all time.
 """
 
+import collections
 import gc
 import os
 
@@ -38,6 +42,29 @@ _TESTS_PER_COLLECTION = 100
 _run = 0
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run all tests, the slow ones too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is slow, unless `--slow` or the very test is asked for."""
+    if config.getoption("--slow") or any("::" in argument for argument in config.args):
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept, left_out = [], []
+    for same in cases.values():
+        marker = same[0].get_closest_marker("quick_cases")
+        count = marker.args[0] if marker else len(same)
+        quick = {len(same) * place // count for place in range(count)}  # From first to last.
+        for place, item in enumerate(same):
+            slow = item.get_closest_marker("slow") or place not in quick
+            (left_out if slow else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
 def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 50)
     _collect()
@@ -61,9 +88,10 @@ def _nothing_of_another_test():
 
     A global seed, with which DPSUR refuses models that draw random numbers; and what variables have
     cost: models of one seed begin with equal weights, and the ledger takes one for the copy of
-    another whose step was counted, but failed.
+    another whose step was counted, but failed. Keras numbers layers of one name.
     """
     yield
+    tf.keras.backend.reset_uids()
     tf.random.set_seed(None)
     lineage._lineages.clear()
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 
 layers = tf.keras.layers
 
@@ -92,13 +92,13 @@ def without_noise(cls, expected_batch_size, **kwargs):
     return cls(float("inf"), 0.0, expected_batch_size, **kwargs)
 
 
-class ComparedClipping(OnePassClipping):
+class ComparedClipping(OnePassEngine):
     """Clips by both engines, and fails in the step where their sums differ."""
 
     def clipped_sum(self, loss, variables, group_seed, clip=None, most_rows=None):
         asked = (loss, variables, group_seed, clip, most_rows)
         fast = super().clipped_sum(*asked)
-        other = VectorizedClipping(self.l2_norm_clip, rule=self.rule)
+        other = VectorizedEngine(self.l2_norm_clip, rule=self.rule)
         other.wide_sums = self.wide_sums
         slow = other.clipped_sum(*asked)
         pairs = [
@@ -112,7 +112,7 @@ class ComparedClipping(OnePassClipping):
         return dataclasses.replace(fast, gradients=gradients)
 
 
-class UnclippedEngine(VectorizedClipping):
+class UnclippedEngine(VectorizedEngine):
     """Mutant: the clip is skipped."""
 
     @property

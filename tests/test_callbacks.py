@@ -45,6 +45,7 @@ def train(budget, **kwargs):
     return model, history
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
     budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
@@ -57,6 +58,7 @@ def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
     assert np.all(np.diff(history["epsilon"]) > 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("epsilon", [2.0, 2.5, 3.0])
 def test_a_short_last_call_of_an_epoch_is_no_reason_to_overspend(epsilon):
     """Keras takes one step at the end of an epoch of five, and then four at a time again."""
@@ -70,6 +72,7 @@ def test_stopping_only_after_epochs_is_caught():
     assert model.optimizer.ledger.steps > allowed_steps(2.0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_chunks_count_as_one_step_which_is_completed(steps_per_execution):
     """A step is counted at its first chunk, and those that follow overspend nothing."""
@@ -105,6 +108,7 @@ def test_a_spent_budget_allows_no_further_training():
     assert model.optimizer.ledger.steps == before
 
 
+@pytest.mark.slow
 def test_unaccounted_batches_stop_at_once():
     """Compiled by XLA, which drops the assertion that refuses them."""
     data = batches(padding="buckets")
@@ -114,6 +118,7 @@ def test_unaccounted_batches_stop_at_once():
     assert model.optimizer.iterations.numpy() == 1
 
 
+@pytest.mark.slow
 def test_unweighted_metrics_are_warned_about():
     data = batches(padding="buckets")
     model = make(data, metrics=["accuracy"])
@@ -121,6 +126,7 @@ def test_unweighted_metrics_are_warned_about():
         model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)
 
 
+@pytest.mark.slow
 def test_without_padding_metrics_are_right():
     data = batches()
     model = make(data, metrics=["accuracy"])
@@ -144,6 +150,7 @@ def test_other_optimizers_are_refused():
         model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(1.0, 1e-5)], verbose=0)
 
 
+@pytest.mark.slow
 def test_prior_costs_leave_fewer_steps():
     prior = tfdp.accounting.PrivacyLedger()
     data = batches()
@@ -158,6 +165,7 @@ def test_prior_costs_leave_fewer_steps():
         tfdp.callbacks.PrivacyBudget(2.0, DELTA, prior={"epsilon": 1.0})
 
 
+@pytest.mark.slow
 def test_a_recompiled_model_has_what_is_left_of_the_budget():
     budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
     data = batches()
@@ -193,6 +201,7 @@ def test_one_line_says_why_training_was_stopped(capsys):
     assert line.endswith(": the next step would exceed target_epsilon=2.")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("epsilon", [50.0, None])
 def test_no_line_where_all_epochs_were_trained(epsilon, capsys):
     data = batches()
@@ -206,6 +215,7 @@ def test_no_line_where_all_epochs_were_trained(epsilon, capsys):
     assert "PrivacyBudget" not in capsys.readouterr().out
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("budget_comes_first", [True, False])
 def test_a_restored_training_has_what_is_left_of_the_budget(budget_comes_first, tmp_path):
     def train(epochs):

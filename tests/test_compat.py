@@ -21,6 +21,7 @@ def run(program, **environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before", ["", "import tensorflow as tf"], ids=["alone", "after tensorflow"]
 )
@@ -50,6 +51,7 @@ def test_import_with_standard_error_closed():
     assert result.stdout == "imported\n"
 
 
+@pytest.mark.slow
 def test_import_after_keras_3_says_what_to_do():
     result = run("import tensorflow as tf\ntf.keras.layers.Dense(1)\nimport tfdp")
     assert result.returncode != 0
@@ -57,6 +59,7 @@ def test_import_after_keras_3_says_what_to_do():
     assert "TF_USE_LEGACY_KERAS=1" in result.stderr
 
 
+@pytest.mark.slow
 def test_all_of_tensorflow_privacy_can_be_imported_too():
     result = run(
         "import tfdp, tensorflow_privacy as tfp\n"

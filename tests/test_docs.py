@@ -42,6 +42,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
@@ -72,6 +73,7 @@ def test_readme_examples(capsys):
     assert capsys.readouterr().out.count("epsilon = ") == 4
 
 
+@pytest.mark.slow
 def test_examples_of_batch_wise_losses(capsys):
     names = run_examples("docs/vae.md")
     assert names["decorrelated"].optimizer.ledger.steps == 40
@@ -83,6 +85,7 @@ def test_examples_of_accounting(capsys):
     assert capsys.readouterr().out.startswith("EpsilonInterval(lower=1.828")
 
 
+@pytest.mark.slow
 def test_examples_of_the_guarantee(capsys):
     names = run_examples("docs/guarantee.md")
     printed = capsys.readouterr().out

@@ -47,16 +47,19 @@ def left_behind(**case):
     return sum(graph not in before for graph in graphs())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("selective", [False, True])
 def test_no_graph_is_left_behind(selective):
     assert left_behind(selective=selective) == 0
 
 
+@pytest.mark.slow
 def test_no_graph_is_left_behind_where_batches_are_looked_up_outside(monkeypatch):
     monkeypatch.setattr(devices, "compiled_for_gpu", devices.compiled_by_xla)
     assert left_behind(jit_compile=True, padding="buckets") == 0
 
 
+@pytest.mark.slow
 def test_graphs_that_a_table_keeps_are_noticed(monkeypatch):
     kept = []
     guard = out_of_range.guard

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping, TwoTermLoss
+from tfdp.clipping import OnePassEngine, TwoTermLoss
 from tfdp.clipping.batch_losses.example_groups import draw_groups
 from tfdp.clipping.batch_losses.two_term_loss import split_key
 
@@ -52,7 +52,7 @@ class Sum:
         def run(x, y, mask):
             loss = TwoTermLoss(batch=(x, y), mask=mask, aggregation=aggregation, **terms)
             found = loss.clipped_sum(
-                OnePassClipping(clip),
+                OnePassEngine(clip),
                 model.trainable_variables,
                 tf.constant(SEED, tf.int64),
                 expected_batch_size,

@@ -59,10 +59,14 @@ def _flush() -> None:
 def import_tensorflow() -> None:
     """Imports TensorFlow and Keras 2 without the lines that TensorFlow writes when it starts.
 
+    (Who sets TF_CPP_MIN_LOG_LEVEL=0 gets them.)
+
     Raises:
       ImportError: `tf.keras` is Keras 3 already, or a package is missing.
     """
-    with quiet_stderr() if "tensorflow" not in sys.modules else contextlib.nullcontext():
+    asked_for = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
+    quiet = "tensorflow" not in sys.modules and not asked_for
+    with quiet_stderr() if quiet else contextlib.nullcontext():
         use_keras_2()
 
 

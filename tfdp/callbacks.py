@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error
 from tfdp.accounting.calibration import most_releases
 from tfdp.accounting.ledger import (
     Ledgers,
@@ -46,11 +47,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def __init__(self, target_epsilon: float, delta: float, prior: Ledgers | None = None):
         super().__init__()
         if not target_epsilon > 0:
-            raise ValueError(
-                f"Argument `target_epsilon` must be positive. Received: {target_epsilon=}."
-            )
+            raise error("target_epsilon", "positive", target_epsilon)
         if not 0 < delta < 1:
-            raise ValueError(f"Argument `delta` must be in (0, 1). Received: {delta=}.")
+            raise error("delta", "in (0, 1)", delta)
         self.target_epsilon = target_epsilon
         self.delta = delta
         self._prior = as_ledgers(prior)

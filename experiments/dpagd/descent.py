@@ -49,7 +49,7 @@ from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
 from tfdp.accounting import RdpFilter
 from tfdp.accounting.sampling import FULL, PoissonSampling
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.loss_graph.reading import read_loss
 from tfdp.clipping.one_pass.plan import Plan
 from tfdp.optimizers.noise import add_gaussian_noise
@@ -123,7 +123,7 @@ class AdaptiveGradientDescent(tf.Module):
         self._source = dataclasses.replace(source, x=x, y=y)
         self._sampling = dataclasses.replace(sampling, padding=FULL)
         self._selection = PoissonSampling(size, settings.selection_batch_size, padding=FULL)
-        self._engine = OnePassClipping(settings.l2_norm_clip)
+        self._engine = OnePassEngine(settings.l2_norm_clip)
         use = next(source.uses)
         self._learning = KeyStream(source.seed, f"iterations {use}: learning")
         self._testing = KeyStream(source.seed, f"iterations {use}: testing")

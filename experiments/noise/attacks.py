@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from experiments.output import markdown, save
 from tfdp._random.key_streams import KeyStream
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.secure_noise import add_secure_noise
 
@@ -124,7 +124,7 @@ def distances_of_orders(wide: bool) -> list[float]:
     Returns:
       The distances for each number of examples in `_ROWS`.
     """
-    engine = OnePassClipping(1.0)
+    engine = OnePassEngine(1.0)
     engine.wide_sums = wide
     weights = tf.Variable(tf.zeros([1]))
 

@@ -109,6 +109,7 @@ def test_huge_epsilons_with_truncation_do_not_overflow():
 # Selective release.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("sigma", "steps", "delta"), [(0.24, 1000, 1e-5), (0.85, 10**6, 1e-15), (2.0, 10**7, 1e-15)]
 )

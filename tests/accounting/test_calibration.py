@@ -21,6 +21,7 @@ def _epsilon(q, noise_multiplier, steps, delta, tau=TRUNCATION_PROBABILITY, past
     return ledger.epsilon(delta).epsilon
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("q", "target", "delta", "steps"),
     [
@@ -117,6 +118,7 @@ def test_a_spent_budget():
         calibrate_noise_multiplier(**budget, steps=1)
 
 
+@pytest.mark.slow
 def test_extremes():
     budget = {"delta": 1e-5, "sampling_probability": 0.1}
     assert calibrate_steps(target_epsilon=5, noise_multiplier=0, **budget) == 0

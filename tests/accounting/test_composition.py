@@ -28,6 +28,7 @@ def _bounds(q, sigma, steps, delta):
     return module.least_epsilon(parts, delta), module.epsilon(parts, delta)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", _CASES)
 def test_hard_cases_are_enclosed(case):
     exact = reference.composed_epsilon(*case)
@@ -47,6 +48,7 @@ def _drawn(seed, count):
             yield (q, sigma, steps, delta), exact
 
 
+@pytest.mark.slow
 def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
     for i, (case, exact) in enumerate(_drawn(14, 100)):
         parts = [(sampled_gaussian(*case[:2]), case[2])]
@@ -57,6 +59,7 @@ def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
             assert least <= exact * (1 + _REFERENCE_ERROR), case
 
 
+@pytest.mark.quick_cases(11)
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.1])
 @pytest.mark.parametrize("steps", [1, 7, 10**5])
@@ -119,6 +122,7 @@ def test_delta_is_the_inverse(case):
         assert module.delta(parts, module.epsilon(parts, delta)) == pytest.approx(delta, rel=0.01)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("q", [1e-7, 1e-3, 1 - 1e-9, 1.0])
 @pytest.mark.parametrize("sigma", [0.02, 1.0, 1e5])
 def test_extremes_are_bounded_in_the_right_order(q, sigma):
@@ -158,6 +162,40 @@ def test_polygons_enclose_the_hockey_stick(q, sigma, interval):
                 assert max(deltas) >= exact * (1 - 1e-9) - 1e-15
 
 
+@pytest.mark.parametrize("interval", [0.3, 1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize(("q", "sigma"), [(1e-5, 0.5), (1e-3, 1.0), (0.1, 3.0)])
+def test_lower_polygons_of_losses_that_are_small_for_the_grid(q, sigma, interval):
+    pair = sampled_gaussian(q, sigma)
+    for direction in (pair.add, pair.remove):
+        piece = loss_grid.grid(direction, interval, 1e-25, True)
+        rough = loss_grid.grid(direction, q / 100, 1e-25, False)
+        assert np.all(np.abs(np.diff(piece.losses) / interval % 1 - 0.5) > 0.49)
+        excess = [
+            np.maximum(-np.expm1(x - p.losses[:, np.newaxis]), 0.0).T @ p.mass
+            for p in (piece, rough)
+            for x in [np.concatenate([-np.geomspace(1e-8, 5, 200), np.geomspace(1e-8, 9, 200)])]
+        ]
+        assert np.all(excess[0] <= excess[1] * (1 + 1e-12) + 1e-15)
+        moments = [float(p.log_moments(np.array([2.0]))[0]) for p in (piece, rough)]
+        assert moments[0] <= moments[1] + 1e-13
+
+
+def test_a_lower_polygon_is_dominated_by_any_outcomes():
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        size = rng.integers(1, 12)
+        knots = np.cumsum(rng.exponential(10 ** rng.uniform(-4, 0.5), size)) + rng.normal()
+        losses = knots + rng.normal(size=size) * 10 ** rng.uniform(-6, 0)
+        upper = rng.dirichlet(np.full(size, 0.3)) * (rng.random(size) < 0.9)
+        lower = upper * np.exp(-losses)
+        piece = loss_grid._dominated(upper, lower, knots)
+        assert set(piece.losses) <= {*knots, 0.0} and np.all(piece.mass >= 0)
+        e = np.exp(np.concatenate([knots, losses, rng.normal(size=50) * 3, [-700.0]]))
+        exact = np.maximum(upper - np.outer(e, lower), 0.0).sum(axis=1)
+        bound = np.maximum(1 - np.outer(e, np.exp(-piece.losses)), 0.0) @ piece.mass
+        assert np.all(bound <= exact + 1e-13)
+
+
 # Mutants.
 
 
@@ -187,8 +225,21 @@ def test_mutant_that_rounds_losses_down_is_caught(monkeypatch):
 
 
 def test_mutant_lower_bound_of_the_upper_polygon_is_caught(monkeypatch):
-    monkeypatch.setattr(loss_grid, "_lowered", lambda above, _: above)
-    assert _is_caught()
+    monkeypatch.setattr(loss_grid, "_masses_of_polygon", lambda upper, *_: upper)
+    with pytest.raises(AssertionError):
+        test_a_lower_polygon_is_dominated_by_any_outcomes()
+
+
+def test_mutant_that_forgets_the_offset_of_the_knots_is_caught(monkeypatch):
+    anchored = loss_grid._anchored
+
+    def mutant(*arguments):
+        piece = anchored(*arguments)
+        return loss_grid.Discrete(piece.losses - piece.offset, piece.mass, piece.infinite)
+
+    monkeypatch.setattr(loss_grid, "_anchored", mutant)
+    with pytest.raises(AssertionError):
+        test_lower_polygons_of_losses_that_are_small_for_the_grid(1e-3, 1.0, 1e-2)
 
 
 def test_mutant_that_forgets_what_is_left_out_is_caught(monkeypatch):

@@ -27,6 +27,7 @@ def _integral(density, upper, lower, low, high):
     return integrate.trapezoid(np.where((loss > low) & (loss <= high), density(z), 0.0), z)
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("q", [0.02, 0.6, 1.0])
 @pytest.mark.parametrize("noise", [module.Gaussian(0.9), module.Laplace(1.3)])
 @pytest.mark.parametrize("remove", [False, True])

@@ -53,29 +53,6 @@ def test_numpy_scalars_become_pythons():
     assert type(frozen.event.noise_multiplier) is float
 
 
-def test_first_difference_names_the_innermost_parameter():
-    old = event_codec.sampled_gaussian(0.1, 1.0)
-    assert event_codec.first_difference(old, event_codec.sampled_gaussian(0.1, 1.0)) is None
-    new = event_codec.sampled_gaussian(0.1, 2.0)
-    assert event_codec.first_difference(old, new) == ("noise_multiplier", 1.0, 2.0)
-    new = event_codec.sampled_gaussian(0.2, 1.0)
-    assert event_codec.first_difference(old, new) == ("sampling_probability", 0.1, 0.2)
-    assert event_codec.first_difference(old, Gaussian(1.0)) == ("event", old, Gaussian(1.0))
-
-
-def test_first_difference_says_in_which_of_several_mechanisms():
-    update, selection = event_codec.sampled_gaussian(0.1, 1.0), event_codec.sampled_gaussian(0.2, 2)
-    old = SelectiveReleaseDpEvent(update, selection)
-    assert event_codec.first_difference(old, SelectiveReleaseDpEvent(update, selection)) is None
-    other = event_codec.sampled_gaussian(0.2, 3)
-    new = SelectiveReleaseDpEvent(update, other)
-    assert event_codec.first_difference(old, new) == ("selection.noise_multiplier", 2, 3)
-    new = SelectiveReleaseDpEvent(other, selection)
-    assert event_codec.first_difference(old, new) == ("update.sampling_probability", 0.1, 0.2)
-    new = SelectiveReleaseDpEvent(update, selection, 0.0)
-    assert event_codec.first_difference(old, new) == ("threshold", -1.0, 0.0)
-
-
 def test_refuses_foreign_classes():
     @attr.s(frozen=True, auto_attribs=True)
     class ForeignDpEvent(dp_accounting.DpEvent):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tfdp.accounting import (
     PrivacyLedger,
-    PrivacyParametersChangedError,
     SelectiveReleaseDpEvent,
     bounds,
 )
@@ -138,36 +137,6 @@ def test_refuses_impossible_releases():
     assert ledger.steps == 0
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (sampled_gaussian(0.01, 0.9), "`noise_multiplier` must stay 1.0, .*noise_multiplier=0.9"),
-        (sampled_gaussian(0.1, 1.0), "`sampling_probability` must stay 0.01, .*probability=0.1"),
-        (dp_accounting.GaussianDpEvent(1.0), "`event` must stay PoissonSampled.*event=Gaussian"),
-    ],
-)
-def test_changed_parameters_are_refused(other, message):
-    ledger = PrivacyLedger()
-    ledger.record(_STEP, 10)
-    resumed = PrivacyLedger()
-    resumed.record(other)
-    for candidate in (other, resumed):
-        with pytest.raises(PrivacyParametersChangedError, match=message):
-            ledger.check_compatible(candidate)
-    assert issubclass(PrivacyParametersChangedError, ValueError)
-
-
-def test_equal_parameters_are_compatible():
-    ledger, resumed = PrivacyLedger(), PrivacyLedger()
-    ledger.check_compatible(_STEP)
-    ledger.record(_OTHER)
-    ledger.record(_STEP, 10)
-    ledger.check_compatible(resumed)
-    resumed.record(_STEP, 3)
-    ledger.check_compatible(resumed)
-    ledger.check_compatible(_STEP)
-
-
 def test_repr_shows_what_was_released():
     ledger = PrivacyLedger(notes=["a note"])
     ledger.record(_STEP, 3)
@@ -189,11 +158,10 @@ def test_observability_is_kept_and_priced(mode):
     assert f"selective_release='{mode}'" in repr(ledger)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_ledgers_of_the_published_price_are_refused(version):
+def test_ledgers_of_the_published_price_are_refused():
     ledger = PrivacyLedger()
     ledger.record(_SELECTIVE, 20)
-    data = {**ledger.to_dict(), "version": version, "selective_release": "published"}
+    data = {**ledger.to_dict(), "selective_release": "published"}
     with pytest.raises(ValueError, match=r"selective_release='published'.*not an upper bound"):
         PrivacyLedger.from_dict(data)
     # What the message says to do.
@@ -204,28 +172,9 @@ def test_ledgers_of_the_published_price_are_refused(version):
 def test_mutant_that_reads_ledgers_of_the_published_price_is_caught(monkeypatch):
     monkeypatch.setattr("tfdp.accounting.ledger.check_observability", lambda value: value)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_ledgers_of_the_published_price_are_refused(2)
+        test_ledgers_of_the_published_price_are_refused()
 
 
-def test_ledgers_of_the_first_version_are_read():
-    ledger = PrivacyLedger(notes=["a"])
-    ledger.record(_STEP, 10)
-    data = {**ledger.to_dict(), "version": 1}
-    del data["selective_release"]
-    copy = PrivacyLedger.from_dict(data)
-    assert (copy.releases, copy.notes) == (ledger.releases, ledger.notes)
-    assert copy.selective_release == "conditional"
-    assert copy.to_dict() == ledger.to_dict()
-
-
-def test_observability_must_stay():
-    ledger, other = PrivacyLedger(), PrivacyLedger(selective_release="per_attempt")
-    ledger.record(_STEP)
-    ledger.check_compatible(other)  # It makes no difference here.
-    ledger.record(_SELECTIVE)
-    with pytest.raises(PrivacyParametersChangedError, match="`selective_release` must stay 'cond"):
-        ledger.check_compatible(other)
-    with pytest.raises(PrivacyParametersChangedError, match=r"`selection\.noise_multiplier` must"):
-        ledger.check_compatible(SelectiveReleaseDpEvent(_STEP, sampled_gaussian(0.02, 1.0)))
+def test_observability_is_one_of_two():
     with pytest.raises(ValueError, match="Argument `selective_release` must be one of"):
         PrivacyLedger(selective_release="hidden")

@@ -94,6 +94,7 @@ def _parameters(function):
     return ()
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", _TAKERS)
 def test_no_argument_accepts_the_published_price(name):
     _TAKERS[name]("conditional")

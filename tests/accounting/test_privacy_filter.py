@@ -184,6 +184,7 @@ def worst(scores, added, q, width, order):
     return max(divergence(sampled, without, order), divergence(without, sampled, order))
 
 
+@pytest.mark.quick_cases(19)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("q", [0.02, 0.4, 1.0])
 @pytest.mark.parametrize("width", [0.1, 1.0, 4.0])

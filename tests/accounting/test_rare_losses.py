@@ -19,6 +19,8 @@ _HARD = [
     (1.45e-5, 0.601, 213_642, 3.9e-7),
     (4.11e-5, 0.626, 25_099, 2.7e-9),
     (1.41e-5, 1.02, 539_651, 3.8e-13),
+    (1.38e-5, 0.425, 3_206_321, 1.3e-13),
+    (8.19e-6, 0.408, 1_659_571, 3.2e-14),
 ]
 
 
@@ -52,6 +54,7 @@ def _check_two_steps(q, sigma, delta):
     assert 0.995 * exact < least <= exact * (1 + 1e-7)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "case", [(1e-5, 0.5, 1e-8), (1e-3, 0.6, 1e-7), (1e-6, 0.45, 1e-12), (0.02, 0.5, 1e-4)]
 )
@@ -59,6 +62,7 @@ def test_two_steps_are_enclosed(case):
     _check_two_steps(*case)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("case", _HARD)
 def test_bounds_are_near_each_other(case):
     q, sigma, steps, delta = case
@@ -78,6 +82,7 @@ def _by_one_event(q, sigma, steps, delta):
         return np.nanmax(np.where(with_it > delta, np.log((with_it - delta) / without), 0.0))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", _HARD)
 def test_no_bound_is_below_what_one_event_shows(case):
     q, sigma, steps, delta = case
@@ -187,9 +192,3 @@ def _check_coarse_part():
 
 def test_lower_bounds_of_parts():
     _check_coarse_part()
-
-
-def test_mutant_that_takes_a_part_for_the_whole_is_caught(monkeypatch):
-    monkeypatch.setattr(Below, "complete", True)
-    with pytest.raises(AssertionError):
-        _check_coarse_part()

@@ -142,6 +142,7 @@ def test_quadrature_is_never_below_even_on_a_coarse_grid(monkeypatch):
     assert all(coarse >= precise * (1 - 2e-5) for coarse, precise in _coarse_values(monkeypatch))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("wrong", [0.0, -1 / 12])
 def test_mutant_without_the_margin_for_jumps_is_caught(wrong, monkeypatch):
     monkeypatch.setattr(selected_gaussian, "_KINK", wrong)
@@ -184,6 +185,7 @@ def test_tiny_probabilities_come_out_positive_and_small():
     assert (rdp > 0).all() and (rdp < 1e-10).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     q=st.floats(1e-4, 1),
@@ -207,6 +209,7 @@ def test_more_noise_costs_less_and_all_else_costs_more(
     assert rdp(q, sigma, validation_q, log_spread, at=1 + (order - 1) / factor) <= ours
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("q", "sigma"), [(2048 / 60000, 4.0), (0.017, 1.35), (0.01, 0.3)])
 def test_is_quick(q, sigma):
     begin = time.process_time()

@@ -107,6 +107,7 @@ def _epsilons(case):
     return [*quantiles, quantiles[-1] + case[2] * case[3] / 2]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("remove", [False, True])
 @pytest.mark.parametrize("case", _CASES)
 def test_is_above_the_best_that_thresholds_find_and_close(case, remove):
@@ -117,6 +118,7 @@ def test_is_above_the_best_that_thresholds_find_and_close(case, remove):
         assert found - 1e-15 <= bound <= 1.01 * found + 1e-9
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("remove", [False, True])
 @pytest.mark.parametrize("case", _CASES)
 def test_is_above_what_climbing_from_random_functions_finds(case, remove):
@@ -128,6 +130,7 @@ def test_is_above_what_climbing_from_random_functions_finds(case, remove):
         assert 0.9 * bound - 1e-4 <= _climbed(case, remove, epsilon, rng) <= bound + 1e-15
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     q=st.floats(0, 1),
@@ -179,6 +182,7 @@ def _rdp_epsilon(case, count):
     return dp_accounting.rdp.compute_epsilon(DEFAULT_RDP_ORDERS, rdp, 1e-5)[0]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("count", "most"), [(1, 0.7), (10, 0.97), (384, 1.005)])
 def test_is_below_the_renyi_bound_or_near_it(count, most):
     """One a per epsilon is more freedom than one per order: many updates bring it above."""
@@ -200,6 +204,7 @@ def test_discretization_is_never_below_the_profile():
 # Numerical errors.
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", _CASES)
 def test_more_intervals_change_nothing_that_is_reported(case, monkeypatch):
     epsilons = _epsilons(case)
@@ -211,6 +216,7 @@ def test_more_intervals_change_nothing_that_is_reported(case, monkeypatch):
     assert (value <= finer * (1 + (2e-4 if case[0] else 5e-3)) + 1e-12).all()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("intervals", [1, 2, 5])
 @pytest.mark.parametrize("case", _CASES)
 def test_few_intervals_are_never_below(case, intervals, monkeypatch):
@@ -234,6 +240,7 @@ def test_any_price_is_a_bound(seed, monkeypatch):
     assert found <= _profile(_STRONG, False, [0.3])[0] <= 1.1 * found
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("q", "sigma"), [(0.01, 1.0), (0.3, 4.0), (1e-5, 2.0), (1 - 1e-9, 2.0), (0.1, 0.5), (0.01, 1e3)]
 )
@@ -257,6 +264,7 @@ def test_without_validation_batch_and_noise_only_the_bit_is_left():
         assert deltas[1] < 1e-9
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("q", [0.0, 1e-12, 0.01, 1 - 1e-12, 1.0])
 @pytest.mark.parametrize("sigma", [0.05, 0.1, 1.0, 1e4, 1e9])
 def test_extreme_parameters_give_proper_distributions(q, sigma):
@@ -275,6 +283,7 @@ def test_all_loss_may_be_infinite():
         assert module.dominating_pair(*case) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     q=st.floats(1e-4, 1),

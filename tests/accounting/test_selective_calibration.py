@@ -59,6 +59,7 @@ def test_the_papers_updates_are_more_than_the_budget_allows():
     assert 380 <= calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES) <= 395
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", ["conditional", "per_attempt"])
 def test_noise_meets_the_target_and_less_does_not(mode):
     sigma = calibrate_selective_release(
@@ -67,6 +68,7 @@ def test_noise_meets_the_target_and_less_does_not(mode):
     assert _epsilon(300, sigma, 1.3, mode) <= 1 < _epsilon(300, 0.999 * sigma, 1.3, mode)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", ["conditional", "per_attempt"])
 def test_validation_noise_meets_the_target_and_less_does_not(mode):
     sigma = calibrate_selective_release(
@@ -114,6 +116,7 @@ def test_truncation_and_the_cap_are_part_of_the_budget():
     assert calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES, max_attempts=5) == 0
 
 
+@pytest.mark.slow
 def test_a_spent_or_impossible_budget():
     ledger = PrivacyLedger()
     ledger.record(sampled_gaussian(0.1, 0.7), 1000)

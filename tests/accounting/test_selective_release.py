@@ -106,6 +106,7 @@ def test_other_mechanisms_are_refused_by_name(mode, part):
                 accountant.compose(event)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
 def test_both_accountants_price_what_can_be_observed(mode):
     for make in (RdpAccountant, PldAccountant):
@@ -249,6 +250,7 @@ def _delta_of_an_attempt(event, epsilon, p, r):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bit", _BITS)
 def test_pld_of_an_attempt_bounds_the_exact_delta(bit):
     q, sigma, beta = bit

@@ -45,6 +45,7 @@ def test_unknown_names_are_errors(capsys):
     assert "--part must be of head" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_parts_of_a_network():
     trained = [
         len(fine_tuning.network(Case("mobilenet_v2", part, 32)).trainable_variables)

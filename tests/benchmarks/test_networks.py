@@ -8,6 +8,7 @@ from benchmarks import networks
 from benchmarks.problems import PROBLEMS, mlp_parameters, mlp_width, problem
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", [*PROBLEMS, "mlp_7"])
 def test_network_has_the_stated_shapes_and_parameters(name):
     p = problem(name)

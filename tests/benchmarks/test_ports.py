@@ -7,6 +7,7 @@ from benchmarks.programs import PROGRAMS, Timed
 from tfdp.clipping.report import Entry, Report
 
 
+@pytest.mark.slow
 def test_a_row_of_a_program(monkeypatch):
     tiny = Timed(programs.structured_data, 8, {})
     monkeypatch.setitem(PROGRAMS, "structured_data", tiny)

@@ -42,6 +42,7 @@ def test_tables_and_picture_show_every_point(tmp_path):
     assert matplotlib.image.imread(tmp_path / "plot.png").std() > 0
 
 
+@pytest.mark.slow
 def test_logical_step_in_chunks_is_measured():
     settings = Settings(16, dataset_size=64, chunk_size=16)
     measurements = plan(["tfdp_one_pass"], "mlp_4", settings)

@@ -23,6 +23,7 @@ def rows(text):
     return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
 
 
+@pytest.mark.slow
 def test_fit_beside_plain_fit(capsys):
     arguments = ("--batch", "8", "16", "--repeats", "2", "--turn_seconds", "0.01")
     step.main(["--user", "--dataset_size", "200", *arguments])
@@ -46,6 +47,7 @@ def measured(contestant, seconds, batch=8, **others):
     )
 
 
+@pytest.mark.slow
 def test_table_of_a_run_has_a_row_for_everyone_and_reasons_for_the_missing(capsys, tmp_path):
     step.main(
         [
@@ -124,6 +126,7 @@ def test_every_contestant_has_a_plain_step_of_its_framework(name):
     assert name in DEFAULT or "adam" in name or "sign" in name or "dpsur" in name
 
 
+@pytest.mark.slow
 def test_an_attempt_beside_a_step_on_poisson_batches(capsys):
     names = "tfdp_one_pass,tfdp_dpsur"
     quick = ["--batch", "8", "--repeats", "2", "--turn_seconds", "0.01", "--contestants", names]
@@ -134,6 +137,7 @@ def test_an_attempt_beside_a_step_on_poisson_batches(capsys):
     assert float(ratios["DPSUR attempt / DP-SGD step"]) > 0
 
 
+@pytest.mark.slow
 def test_attempts_need_data_to_draw_from(capsys):
     step.main(["--batch", "8", "--repeats", "1", "--contestants", "tfdp_dpsur"])
     assert "needs --dataset_size" in capsys.readouterr().out
@@ -186,6 +190,7 @@ def test_bad_argument_is_refused(arguments, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_time_per_step_is_a_finite_number_of_seconds():
     measurements = plan(["keras_sgd"], "mlp_4", Settings(4, batches=1))
     Rounds(1, turn_seconds=0.01).measure(measurements)

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 
 layers = tf.keras.layers
 N = 7
@@ -478,7 +478,7 @@ def built(make, x, seed=0):
     return model
 
 
-class ExpectsRows(OnePassClipping):
+class ExpectsRows(OnePassEngine):
     """Is told how many rows to expect, as the optimizers tell it."""
 
     def clipped_sum(self, loss, variables, group_seed, clip=None, expected_rows=N):

@@ -12,20 +12,27 @@ from tests import selective_support, support
 from tests.clipping.models import FAST, N, Y, built
 from tfdp._random import key_streams
 from tfdp.clipping import (
-    AdaptiveQuantile,
-    Automatic,
-    Flat,
-    ImportanceSampling,
-    OnePassClipping,
-    PerLayer,
-    VectorizedClipping,
+    AdaptiveQuantileClipping,
+    AutomaticClipping,
+    FlatClipping,
+    ImportanceSamplingClipping,
+    OnePassEngine,
+    PerLayerClipping,
+    VectorizedEngine,
     clipping_rules,
     devices,
     step_check,
 )
 from tfdp.optimizers.arguments import check_two_term_arguments
 
-RULES = [Flat(), PerLayer(), Automatic(), Automatic(1e-6), AdaptiveQuantile(), ImportanceSampling()]
+RULES = [
+    FlatClipping(),
+    PerLayerClipping(),
+    AutomaticClipping(),
+    AutomaticClipping(1e-6),
+    AdaptiveQuantileClipping(),
+    ImportanceSamplingClipping(),
+]
 NAMES = ["a/kernel:0", "a/bias:0", "b/kernel:0", "c/d/kernel:0"]
 
 
@@ -46,7 +53,7 @@ def test_nothing_longer_than_the_clip_is_left(rule, norms, clip):
     assert clipped_norm(rule, norms[:groups], clip) <= clip * (1 + 1e-5)
 
 
-class PerLayerWithoutRoot(PerLayer):
+class PerLayerWithoutRoot(PerLayerClipping):
     """Mutant: each layer is clipped to the whole clip."""
 
     def factors(self, norms, clip):
@@ -55,18 +62,18 @@ class PerLayerWithoutRoot(PerLayer):
 
 def test_layers_that_are_each_clipped_to_the_whole_are_caught():
     assert clipped_norm(PerLayerWithoutRoot(), [5.0, 5.0, 5.0], 1.0) > 1.7
-    assert clipped_norm(PerLayer(), [5.0, 5.0, 5.0], 1.0) == pytest.approx(1.0)
+    assert clipped_norm(PerLayerClipping(), [5.0, 5.0, 5.0], 1.0) == pytest.approx(1.0)
 
 
 def test_layers_are_those_of_the_names():
-    assert PerLayer().groups(NAMES) == [0, 0, 1, 2]
-    assert Flat().groups(NAMES) == [0, 0, 0, 0]
+    assert PerLayerClipping().groups(NAMES) == [0, 0, 1, 2]
+    assert FlatClipping().groups(NAMES) == [0, 0, 0, 0]
 
 
 def test_short_gradients_stay_or_are_normalised():
-    assert clipped_norm(Flat(), [0.5], 1.0) == 0.5
-    assert clipped_norm(Automatic(0.01), [0.5], 1.0) == pytest.approx(0.5 / 0.51)
-    assert clipped_norm(Automatic(0.01), [0.0], 1.0) == 0
+    assert clipped_norm(FlatClipping(), [0.5], 1.0) == 0.5
+    assert clipped_norm(AutomaticClipping(0.01), [0.5], 1.0) == pytest.approx(0.5 / 0.51)
+    assert clipped_norm(AutomaticClipping(0.01), [0.0], 1.0) == 0
 
 
 @pytest.mark.parametrize("name", [*clipping_rules._NAMED])
@@ -86,12 +93,12 @@ def test_unknown_rules_are_refused():
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda: Automatic(0.0), "stability"),
-        (lambda: Automatic(math.inf), "stability"),
-        (lambda: AdaptiveQuantile(target_quantile=1.5), "target_quantile"),
-        (lambda: AdaptiveQuantile(learning_rate=0.0), "learning_rate"),
-        (lambda: AdaptiveQuantile(count_noise=-1.0), "count_noise"),
-        (lambda: AdaptiveQuantile(count_noise=0.5).noise(1.0, 100), "count_noise"),
+        (lambda: AutomaticClipping(0.0), "stability"),
+        (lambda: AutomaticClipping(math.inf), "stability"),
+        (lambda: AdaptiveQuantileClipping(target_quantile=1.5), "target_quantile"),
+        (lambda: AdaptiveQuantileClipping(learning_rate=0.0), "learning_rate"),
+        (lambda: AdaptiveQuantileClipping(count_noise=-1.0), "count_noise"),
+        (lambda: AdaptiveQuantileClipping(count_noise=0.5).noise(1.0, 100), "count_noise"),
     ],
 )
 def test_bad_arguments_are_named(make, argument):
@@ -107,14 +114,14 @@ def test_sum_and_count_together_cost_what_the_ledger_counts(noise_multiplier, co
     In units in which both noises are 1, an example moves the sum by 1 / s_g and the count by
     1 / (2 s_b).
     """
-    rule = AdaptiveQuantile(count_noise=count_noise)
+    rule = AdaptiveQuantileClipping(count_noise=count_noise)
     sum_noise, count = rule.noise(noise_multiplier, 1000)
     moved = math.hypot(1 / sum_noise, 1 / (2 * count))
     assert moved == pytest.approx(1 / noise_multiplier)
 
 
 def test_the_clip_moves_towards_the_quantile():
-    rule = AdaptiveQuantile(target_quantile=0.5, learning_rate=0.2)
+    rule = AdaptiveQuantileClipping(target_quantile=0.5, learning_rate=0.2)
     assert float(rule.next_clip(tf.constant(1.0), tf.constant(1.0))) < 1
     assert float(rule.next_clip(tf.constant(1.0), tf.constant(0.0))) > 1
     assert float(rule.next_clip(tf.constant(1.0), tf.constant(0.5))) == 1
@@ -153,10 +160,10 @@ def assert_rounds_without_bias(rule, clip=2.0):
 
 
 def test_norms_are_rounded_without_bias():
-    assert_rounds_without_bias(ImportanceSampling())
+    assert_rounds_without_bias(ImportanceSamplingClipping())
 
 
-class Thinned(ImportanceSampling):
+class Thinned(ImportanceSamplingClipping):
     """Mutant: those that are kept are clipped, but not lengthened to C."""
 
     def random_factors(self, norms, clip, uniforms):
@@ -164,35 +171,37 @@ class Thinned(ImportanceSampling):
         return tf.where(kept, self.factors(norms, clip), 0.0)
 
 
-class KeptBySquare(ImportanceSampling):
+class KeptBySquare(ImportanceSamplingClipping):
     """Mutant: kept with the square of the probability."""
 
     def random_factors(self, norms, clip, uniforms):
         return super().random_factors(norms, clip, 1 - tf.sqrt(1 - uniforms))
 
 
-class Normalised(ImportanceSampling):
+class Normalised(ImportanceSamplingClipping):
     """Mutant: everything is kept."""
 
     def random_factors(self, norms, clip, uniforms):
         return clip / norms
 
 
-class InverseOfUnclipped(ImportanceSampling):
+class InverseOfUnclipped(ImportanceSamplingClipping):
     """Mutant: kept as if the clip was a tenth larger, weighted by the inverse."""
 
     def random_factors(self, norms, clip, uniforms):
         return super().random_factors(norms, 1.1 * clip, uniforms)
 
 
-@pytest.mark.parametrize("rule", [Thinned, KeptBySquare, Normalised, InverseOfUnclipped, Flat])
+@pytest.mark.parametrize(
+    "rule", [Thinned, KeptBySquare, Normalised, InverseOfUnclipped, FlatClipping]
+)
 def test_biased_rounding_is_caught(rule):
     with pytest.raises(AssertionError):
         assert_rounds_without_bias(rule())
 
 
 def test_rounding_at_its_limits():
-    rule = ImportanceSampling()
+    rule = ImportanceSamplingClipping()
     numbers = tf.constant([0.0, 0.5, 1 - 2.0**-23])
     for norm in (0.0, 1e-45, 1e-30, 1e-16, math.nan):
         assert not np.any(rounded(rule, [norm] * 3, numbers))
@@ -207,7 +216,7 @@ def test_rounding_at_its_limits():
 
 def test_rules_without_chance_need_no_numbers():
     for rule in RULES:
-        assert rule.is_random == isinstance(rule, ImportanceSampling)
+        assert rule.is_random == isinstance(rule, ImportanceSamplingClipping)
         if not rule.is_random:
             assert rounded(rule, [0.5], None) == rule.factors(tf.constant([[0.5]]), 1.0)
 
@@ -253,12 +262,10 @@ def clip_for(name="dense"):
 
 CLIP = clip_for()
 ENGINES = {
-    "one pass": lambda clip: OnePassClipping(clip, rule="importance_sampling"),
-    "one pass, chunks": lambda clip: OnePassClipping(
-        clip, rule="importance_sampling", chunk_size=3
-    ),
-    "vectorised": lambda clip: VectorizedClipping(clip, rule="importance_sampling"),
-    "vectorised, chunks": lambda clip: VectorizedClipping(
+    "one pass": lambda clip: OnePassEngine(clip, rule="importance_sampling"),
+    "one pass, chunks": lambda clip: OnePassEngine(clip, rule="importance_sampling", chunk_size=3),
+    "vectorised": lambda clip: VectorizedEngine(clip, rule="importance_sampling"),
+    "vectorised, chunks": lambda clip: VectorizedEngine(
         clip, rule="importance_sampling", chunk_size=3
     ),
 }
@@ -298,26 +305,27 @@ def assert_kept_independently(engine, jit_compile=False):
     assert np.all(np.abs(between_steps) < limit * 1.5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_rows_and_steps_are_rounded_independently(jit_compile):
     assert_kept_independently(ENGINES["one pass"](CLIP), jit_compile)
 
 
-class OneNumberForAll(OnePassClipping):
+class OneNumberForAll(OnePassEngine):
     """Mutant: all rows of a batch have the same number."""
 
     def _draw_uniforms(self, count, seed):
         return tf.fill([count], super()._draw_uniforms(1, seed)[0])
 
 
-class SameInEveryStep(OnePassClipping):
+class SameInEveryStep(OnePassEngine):
     """Mutant: the seed of the step is not used."""
 
     def _draw_uniforms(self, count, seed):
         return super()._draw_uniforms(count, tf.zeros_like(seed))
 
 
-class NumberForEachVariable(OnePassClipping):
+class NumberForEachVariable(OnePassEngine):
     """Mutant: variables have numbers of their own."""
 
     def _groups(self, variables):
@@ -331,12 +339,14 @@ class NumberForEachVariable(OnePassClipping):
         return type(factors)(by_group, factors.bad, factors.within_clip, list(group_of))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [OneNumberForAll, SameInEveryStep, NumberForEachVariable])
 def test_numbers_that_are_not_the_examples_own_are_caught(mutant):
     with pytest.raises(AssertionError):
         assert_kept_independently(mutant(CLIP, rule="importance_sampling"))
 
 
+@pytest.mark.slow
 def test_engines_agree_in_parts(monkeypatch):
     x, clip = FAST["conv2d"][1], clip_for("conv2d")
     vectorised = Sums(ENGINES["vectorised, chunks"](clip), "conv2d")
@@ -375,7 +385,7 @@ def test_bad_examples_are_dropped(engine):
 
 
 def test_means_of_microbatches_are_rounded():
-    sums = Sums(OnePassClipping(CLIP, num_microbatches=1, rule="importance_sampling"))
+    sums = Sums(OnePassEngine(CLIP, num_microbatches=1, rule="importance_sampling"))
     lengths = np.array([np.linalg.norm(sums(seed)) for seed in range(30)])
     assert np.all((lengths == 0) | np.isclose(lengths, CLIP, rtol=1e-4))
     assert 0 < np.count_nonzero(lengths) < 30
@@ -389,8 +399,8 @@ def test_without_a_clip_nothing_is_rounded():
 def test_both_engines_use_the_same_random_numbers(monkeypatch):
     engine = support.ComparedClipping(CLIP, rule="importance_sampling")
     Sums(engine)(0)
-    draw = VectorizedClipping._draw_uniforms
-    monkeypatch.setattr(VectorizedClipping, "_draw_uniforms", lambda *args: 1 - draw(*args))
+    draw = VectorizedEngine._draw_uniforms
+    monkeypatch.setattr(VectorizedEngine, "_draw_uniforms", lambda *args: 1 - draw(*args))
     with pytest.raises(tf.errors.InvalidArgumentError, match="sums differ"):
         Sums(engine)(0)
 
@@ -398,7 +408,7 @@ def test_both_engines_use_the_same_random_numbers(monkeypatch):
 # Importance sampling in the optimizers.
 
 
-class Recording(ImportanceSampling):
+class Recording(ImportanceSamplingClipping):
     """Remembers the first random numbers of each batch: four, as one in float32 has 23 bits."""
 
     numbers: ClassVar[list] = []
@@ -428,11 +438,12 @@ def test_an_optimizer_has_it_at_the_price_of_flat_clipping():
     arguments = {"sampling": poisson().sampling}
     made = tfdp.DPSGD(0.5, 1.1, clipping_rule="importance_sampling", **arguments)
     again = tfdp.DPSGD.from_config(made.get_config())
-    assert again.clipping.rule == ImportanceSampling()
+    assert again.clipping.rule == ImportanceSamplingClipping()
     flat = tfdp.DPSGD(0.5, 1.1, **arguments)
     assert (made.release, made.noise_stddev) == (flat.release, flat.noise_stddev)
 
 
+@pytest.mark.slow
 def test_every_batch_draws_new_numbers(numbers):
     data = poisson(chunk_size=20)
     # What a global seed fixes, it must not fix.
@@ -481,4 +492,4 @@ def test_numbers_that_are_rolled_back_with_a_rejected_attempt_are_caught(numbers
 
 def test_it_goes_with_no_two_term_loss():
     with pytest.raises(ValueError, match=r"`clipping_rule` must not be random.*Received"):
-        check_two_term_arguments(ImportanceSampling(), 1, False)
+        check_two_term_arguments(ImportanceSamplingClipping(), 1, False)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tfdp.clipping import VectorizedClipping
+from tfdp.clipping import VectorizedEngine
 
 
 @pytest.mark.parametrize(
@@ -15,16 +15,16 @@ from tfdp.clipping import VectorizedClipping
     ],
 )
 def test_sensitivity(num_microbatches, relation, factor):
-    engine = VectorizedClipping(0.5, num_microbatches)
+    engine = VectorizedEngine(0.5, num_microbatches)
     assert engine.sensitivity(relation) == 0.5 * factor
 
 
 def test_relation_is_checked():
     with pytest.raises(ValueError, match=r"`relation` must be .*Received: relation='swap'"):
-        VectorizedClipping(1.0).sensitivity("swap")
+        VectorizedEngine(1.0).sensitivity("swap")
 
 
 def test_infinite_clip_has_infinite_sensitivity():
-    engine = VectorizedClipping(math.inf)
+    engine = VectorizedEngine(math.inf)
     assert not engine.clips
     assert math.isinf(engine.sensitivity())

@@ -10,12 +10,12 @@ import tensorflow as tf
 from tests import support
 from tests.clipping.models import FAST, N, built
 from tfdp.clipping import (
-    Automatic,
-    Flat,
-    ImportanceSampling,
-    OnePassClipping,
-    PerLayer,
-    VectorizedClipping,
+    AutomaticClipping,
+    FlatClipping,
+    ImportanceSamplingClipping,
+    OnePassEngine,
+    PerLayerClipping,
+    VectorizedEngine,
     devices,
     norms,
 )
@@ -31,7 +31,13 @@ layers = tf.keras.layers
 MOST = 1 + 1e-5
 # Powers of ten from denormal numbers to nearly the largest of float32.
 POWERS = [-44, -40, -38, -37, -30, -23, -20, -19, -18, -12, -6, 0, 3, 9, 15, 18, 19, 25, 38]
-RULES = [Flat(), PerLayer(), Automatic(), Automatic(LEAST_CLIP), ImportanceSampling()]
+RULES = [
+    FlatClipping(),
+    PerLayerClipping(),
+    AutomaticClipping(),
+    AutomaticClipping(LEAST_CLIP),
+    ImportanceSamplingClipping(),
+]
 CLIPS = [LEAST_CLIP, 1e-6, 1.0, LARGEST_CLIP]
 
 
@@ -108,7 +114,7 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
     longest, kept, keep = 0.0, 0, tf.ones([len(true)], tf.bool)
     uniforms = tf.zeros([len(true)])  # Keeps as little as possible of what importance sampling may.
     for rule, clip in itertools.product(RULES, CLIPS):
-        engine = OnePassClipping(clip, rule=rule)
+        engine = OnePassEngine(clip, rule=rule)
         engine.wide_sums = wide
         for numbers in (uniforms, uniforms + 0.999999):
             found = engine._factors([squares], [0], keep, None, numbers)
@@ -133,17 +139,20 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
     return longest
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16])
 def test_nothing_longer_than_the_clip_is_left(form, dtype):
     assert longest_of(form, dtype) <= MOST
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_nor_with_xla(form):
     assert longest_of(form, jit_compile=True) <= MOST
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_with_wide_sums_not_a_bit_more(form, dtype):
@@ -288,23 +297,25 @@ def longest_contribution(engine, name, jit_compile=False):
     return longest / engine.l2_norm_clip
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_pass_contributions(name):
-    assert longest_contribution(OnePassClipping(0.3), name) <= MOST
+    assert longest_contribution(OnePassEngine(0.3), name) <= MOST
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["dense", "embedding"])
 def test_vectorised_contributions(name):
-    assert longest_contribution(VectorizedClipping(0.3), name) <= MOST
+    assert longest_contribution(VectorizedEngine(0.3), name) <= MOST
 
 
 @pytest.mark.parametrize("rule", ["per_layer", "automatic", "importance_sampling"])
 def test_contributions_with_other_rules(rule):
-    assert longest_contribution(OnePassClipping(0.3, rule=rule), "dense") <= MOST
+    assert longest_contribution(OnePassEngine(0.3, rule=rule), "dense") <= MOST
 
 
 def test_contributions_with_xla():
-    assert longest_contribution(OnePassClipping(0.3), "conv2d", jit_compile=True) <= MOST
+    assert longest_contribution(OnePassEngine(0.3), "conv2d", jit_compile=True) <= MOST
 
 
 P = 10_000
@@ -320,32 +331,33 @@ def short_inputs_of_a_steep_loss(engine, jit_compile=False):
     return np.linalg.norm(clipped_sum(x, np.full(N, 1e19, np.float32), np.arange(N) == 0))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("rule", ["flat", "per_layer", "automatic"])
-@pytest.mark.parametrize("make", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("make", [OnePassEngine, VectorizedEngine])
 def test_products_of_norms_that_underflow(make, rule):
     assert 0.5 < short_inputs_of_a_steep_loss(make(1.0, rule=rule)) <= MOST
 
 
 def test_they_were_not_clipped(monkeypatch):
     monkeypatch.setattr(norms, "TINY", 0.0)
-    assert short_inputs_of_a_steep_loss(OnePassClipping(1.0)) > 90
-    assert short_inputs_of_a_steep_loss(OnePassClipping(1.0, rule="automatic")) > 900
+    assert short_inputs_of_a_steep_loss(OnePassEngine(1.0)) > 90
+    assert short_inputs_of_a_steep_loss(OnePassEngine(1.0, rule="automatic")) > 900
 
 
 @pytest.mark.parametrize("clip", [LEAST_CLIP / 2, 0.0, -1.0, math.nan, 2 * LARGEST_CLIP])
 def test_the_range_of_clips(clip):
     with pytest.raises(ValueError, match=r"`l2_norm_clip` must be .*Received: l2_norm_clip="):
-        OnePassClipping(clip)
-    assert OnePassClipping(math.inf).l2_norm_clip == math.inf
+        OnePassEngine(clip)
+    assert OnePassEngine(math.inf).l2_norm_clip == math.inf
 
 
 @pytest.mark.parametrize("stability", [0.0, LEAST_CLIP / 2, 2 * LARGEST_CLIP, math.inf, math.nan])
 def test_the_range_of_stabilities(stability):
     with pytest.raises(ValueError, match=r"`stability` must be .*1e-15 to 1e\+10.*Received"):
-        Automatic(stability)
+        AutomaticClipping(stability)
 
 
-class DividesByZero(Flat):
+class DividesByZero(FlatClipping):
     """A rule whose factors may be infinite."""
 
     def factors(self, norms, clip):
@@ -353,7 +365,7 @@ class DividesByZero(Flat):
 
 
 def test_factors_that_are_not_finite_are_zero():
-    engine = OnePassClipping(1.0, rule=DividesByZero())
+    engine = OnePassEngine(1.0, rule=DividesByZero())
     squares = norms.of_rows(tf.zeros([1, 3]), 3) * 0 + 1.0
     found = engine._factors([squares], [0], tf.constant([True]), None, tf.zeros([1]))
     assert found.by_group.numpy() == 0 and found.bad.numpy()

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 
 layers = tf.keras.layers
 N, CLIP = 8, 0.4
@@ -89,29 +89,33 @@ def check(engine, model):
     )
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", [*ONE_PASS, *CROPS])
 def test_one_pass(name):
-    engine, model = OnePassClipping(CLIP), {**ONE_PASS, **CROPS}[name]()
+    engine, model = OnePassEngine(CLIP), {**ONE_PASS, **CROPS}[name]()
     check(engine, model)
     report = engine.report()
     assert report.fallback is None and report.fast_fraction == 1
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["words", "counted words", "names", "cut to shape"])
 def test_in_parts(name):
-    engine = OnePassClipping(CLIP, chunk_size=3)
+    engine = OnePassEngine(CLIP, chunk_size=3)
     check(engine, {**ONE_PASS, **CROPS}[name]())
     assert engine.report().fast_fraction == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [*ONE_PASS, *CROPS, *VECTORIZED])
 def test_vectorized(name):
-    check(VectorizedClipping(CLIP), {**ONE_PASS, **CROPS, **VECTORIZED}[name]())
+    check(VectorizedEngine(CLIP), {**ONE_PASS, **CROPS, **VECTORIZED}[name]())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", VECTORIZED)
 def test_what_is_not_proven_is_vectorized(name):
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     check(engine, VECTORIZED[name]())
     assert engine.report().fallback
 
@@ -128,7 +132,7 @@ def test_a_variable_without_a_rule_behind_words():
     model = tf.keras.Sequential(
         [layers.Input([1], dtype="string"), *model.layers[:-1], Own(), model.layers[-1]]
     )
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     check(engine, model)
     assert engine.report().fallback is None
 
@@ -146,7 +150,7 @@ class Branch(layers.Layer):
         return tf.cond(PUBLIC > 0, lambda: x @ self.w, lambda: tf.tanh(x @ self.w))
 
 
-@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("engine", [OnePassEngine, VectorizedEngine])
 def test_weights_in_branches(engine):
     model = tf.keras.Sequential([layers.Input([3]), layers.Dense(3), Branch()])
     x = np.random.default_rng(2).normal(size=[N, 3]).astype("float32")
@@ -168,13 +172,14 @@ AUGMENTATIONS = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_random_augmentations_change_no_other_row(name):
     """One row's gradient is the same whatever the other rows are, if the stream is."""
     layer = AUGMENTATIONS[name]()
     model = image_model(layer)
     generator = layer._random_generator._generator
-    sums = support.ClippedSum(OnePassClipping(CLIP), model, IMAGES)
+    sums = support.ClippedSum(OnePassEngine(CLIP), model, IMAGES)
     first = np.arange(N) == 0
     other = np.where(first[:, None, None, None], IMAGES, IMAGES[::-1])
     results = []

@@ -170,6 +170,7 @@ def test_printing_is_said_to_show_private_data():
     refused("shows private data: remove `tf.print`", lambda: (Training(print_rows), None))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("factor", [remember_in_python, remember_in_python_without_saying_so])
 def test_a_list_without_python_code_is_caught(factor, monkeypatch):
     monkeypatch.setattr(step_check, "check_type", lambda op: None)
@@ -281,6 +282,7 @@ def one(kept, value):
     return 1
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", WRITES)
 def test_no_statistic_may_be_written(name):
     training, call, _ = assigned(WRITES[name])
@@ -309,6 +311,7 @@ def model_and_batches(layer, **kwargs):
     return model, batches
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_layer_that_remembers_is_refused_by_name(jit_compile):
     model, batches = model_and_batches(Remembers(), jit_compile=jit_compile)
@@ -354,6 +357,7 @@ PUBLIC_WRITES = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", PUBLIC_WRITES)
 def test_what_does_not_depend_on_data_may_be_written(name):
     training, call, _ = assigned(PUBLIC_WRITES[name])
@@ -598,6 +602,7 @@ def test_places_where_examples_of_two_terms_may_have_been_mixed(place):
     refused(TWO_TERM_PLACES[place], lambda: at(place, TwoTerms))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [Training, TwoTerms])
 def test_rows_that_are_mixed_and_passed_are_caught(kind, monkeypatch):
     monkeypatch.setattr(step_check, "_check_passed", lambda op, inputs: None)
@@ -616,6 +621,7 @@ def test_not_looking_for_branches_is_caught(monkeypatch):
     assert_leaks(lambda: at(chosen_update))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", [captured_rows, rows_in_branch, rows_in_loop])
 def test_not_following_what_is_captured_is_caught(place, monkeypatch):
     monkeypatch.setattr(step_check, "_is_branch_or_loop", lambda graph: False)
@@ -639,6 +645,7 @@ def test_rows_of_an_enclosing_function_may_be_captured():
     assert np.any(update(training, call))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("kind", ["range", "iterator", "dataset", "nested"])
 def test_loops_over_fresh_batches_are_accepted(kind, jit_compile):
@@ -660,6 +667,7 @@ def test_loops_over_fresh_batches_are_accepted(kind, jit_compile):
     assert sum(training.optimizer.released_steps()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"steps_per_execution": 2}, {"jit_compile": True}])
 def test_keras_runs_several_steps_and_compiles(options):
     model, batches = model_and_batches(layers.Dropout(0.2), **options)
@@ -684,6 +692,7 @@ def adapted():
     return layer
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "make",
     [lambda: layers.GaussianNoise(0.1), WithGenerator, adapted],

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import support
 from tests.clipping.models import FAST, SEQUENCES, Y, built
 from tests.support import crossentropy, open_spec
-from tfdp.clipping import OnePassClipping, VectorizedClipping, devices, engine
+from tfdp.clipping import OnePassEngine, VectorizedEngine, devices, engine
 from tfdp.clipping.engine import sum_error
 from tfdp.clipping.one_pass import weighted_sums
 
@@ -69,32 +69,34 @@ def check_sums(made, name, **kwargs):
         assert np.linalg.norm(total - other) <= CLIP * (1 + 2 * error)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_of_models(name):
-    check_sums(wide(OnePassClipping), name)
+    check_sums(wide(OnePassEngine), name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["conv2d", MODEL])
 def test_sums_of_instantiated_gradients(name):
-    check_sums(wide(VectorizedClipping), name)
+    check_sums(wide(VectorizedEngine), name)
 
 
 @pytest.mark.parametrize("rule", ["automatic", "per_layer", "importance_sampling"])
 def test_sums_of_rules(rule):
-    check_sums(wide(OnePassClipping, rule=rule), MODEL)
+    check_sums(wide(OnePassEngine, rule=rule), MODEL)
 
 
 def test_sums_compiled_by_xla():
-    check_sums(wide(OnePassClipping), MODEL, jit_compile=True)
+    check_sums(wide(OnePassEngine), MODEL, jit_compile=True)
 
 
 def test_sums_of_chunks():
-    check_sums(wide(OnePassClipping, chunk_size=3), MODEL)
+    check_sums(wide(OnePassEngine, chunk_size=3), MODEL)
 
 
 def test_sums_in_parts(monkeypatch):
     monkeypatch.setattr(devices, "working_set_bytes", lambda: 2000)
-    check_sums(wide(OnePassClipping), MODEL)
+    check_sums(wide(OnePassEngine), MODEL)
 
 
 def test_sums_of_float32_are_caught(monkeypatch):
@@ -105,7 +107,7 @@ def test_sums_of_float32_are_caught(monkeypatch):
     monkeypatch.setattr(weighted_sums, "weighted_sum", narrow)
     monkeypatch.setattr("tfdp.clipping.one_pass.per_example_gradients.weighted_sum", narrow)
     with pytest.raises(AssertionError):
-        check_sums(wide(OnePassClipping), MODEL)
+        check_sums(wide(OnePassEngine), MODEL)
 
 
 def test_both_engines_have_wide_sums():
@@ -115,7 +117,7 @@ def test_both_engines_have_wide_sums():
 def test_groups_are_summed_in_float64():
     model, everyone = built(FAST[MODEL][0], SEQUENCES), np.ones(len(Y), bool)
     (total, error), (narrow, _) = (
-        summing(wide(OnePassClipping, CLIP, is_wide, num_microbatches=3), model, SEQUENCES, Y)(
+        summing(wide(OnePassEngine, CLIP, is_wide, num_microbatches=3), model, SEQUENCES, Y)(
             everyone
         )
         for is_wide in (True, False)
@@ -145,7 +147,7 @@ def distance_of_neighbours(is_wide):
     large = np.ones([1024, 1], np.float32)
     before = np.concatenate([small, large])
     after = np.concatenate([large, small, large[:1]])
-    made = wide(OnePassClipping, 1.0, is_wide)
+    made = wide(OnePassEngine, 1.0, is_wide)
     first, second = (sum_of_rows(made, tf.constant(x)) for x in (before, after))
     # The other order of the neighbours, if roundings point the other way.
     third, fourth = (sum_of_rows(made, tf.constant(x[::-1])) for x in (before, after))
@@ -161,13 +163,13 @@ def test_clip_factors_without_a_margin_are_caught(monkeypatch):
     """Mutant."""
     monkeypatch.setattr(engine, "rounding_margin", lambda _: 0.0)
     rows = np.random.default_rng(0).normal(size=(2000, 1)).astype(np.float32) * 10
-    made = wide(VectorizedClipping, 0.3)
+    made = wide(VectorizedEngine, 0.3)
     factors = made._factors([tf.square(rows[:, 0])], [0], tf.ones([2000], tf.bool), None, None)
     longest = np.max(np.abs(np.float64(factors.of_variable(0)) * rows[:, 0]))
     assert longest > 0.3 and longest <= 0.3 * (1 + 2.0**-21)
 
 
-@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("engine", [OnePassEngine, VectorizedEngine])
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_the_bound_says_nothing_of_the_number_of_rows(engine, chunk_size):
     """Without padding that is private, and the noise follows from the bound."""

@@ -38,6 +38,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", REFUSED)
 def test_changes_are_refused_with_what_to_do(name):
     with pytest.raises(TypeError, match=f"`{name}` must not be used.*`transform=`|transform="):
@@ -70,6 +71,7 @@ def update_with(class_weight=None, sample_weight=None, padding="none"):
     return support.flat(model.get_weights()) - before, model.optimizer.released_steps()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 def test_class_weights_are_weights_of_examples(padding):
     of_examples = np.array([CLASS_WEIGHTS[label] for label in Y])

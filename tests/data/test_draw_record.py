@@ -77,6 +77,7 @@ MISUSES = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 @pytest.mark.parametrize("name", MISUSES)
 def test_misused_batches_are_refused(name, padding):
@@ -85,6 +86,7 @@ def test_misused_batches_are_refused(name, padding):
     assert counted(trained(data.sampling), misuse(next(iter(data)))) == (fresh, 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MISUSES)
 def test_under_xla_they_get_no_epsilon(name):
     misuse, expected = MISUSES[name]
@@ -102,6 +104,7 @@ def leave_a_second_chunk(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_an_unknown_batch_counts_whatever_the_record_holds(monkeypatch):
     """Under XLA, which drops the assertion that refuses it."""
     leave_a_second_chunk(monkeypatch)
@@ -125,6 +128,7 @@ class LooksAtMasksOnly(draw_record.DrawRecord):
         return super().take(sampling, mask, [], following, part)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("mutant", "name"), [(Forgets, "used twice"), (LooksAtMasksOnly, "normalised by the batch")]
 )
@@ -174,6 +178,7 @@ def test_a_batch_without_its_weights_is_a_draw():
     assert counted(trained(data.sampling), [(x, y)]) == (1, 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_every_way_through_keras(jit_compile):
     data = batches(padding="buckets" if jit_compile else "none")
@@ -252,6 +257,7 @@ def test_iterators_and_threads_get_other_draws():
     assert len(set(everything)) == len(everything) == 600
 
 
+@pytest.mark.quick_cases(11)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     "dtype", ["float16", "bfloat16", "float32", "float64", "int8", "int64", "uint8", "complex64"]
@@ -290,6 +296,7 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(devices, "compiled_for_gpu", devices.compiled_by_xla)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_compiled_for_a_gpu_batches_are_looked_up_outside(steps, on_a_gpu):
     chunk_size = None if steps == 1 else 20
@@ -333,12 +340,14 @@ def called_in_one_function(reads):
     return optimizer.released_steps()
 
 
+@pytest.mark.slow
 def test_compiled_for_a_gpu_one_batch_counts_for_one_call(on_a_gpu):
     assert called_in_one_function(1) == (1, 1)
     # What the second reads is not what was looked up when the step was traced.
     assert called_in_one_function(2) == (1, 1)
 
 
+@pytest.mark.slow
 def test_calls_that_are_not_marked_are_caught(on_a_gpu, monkeypatch):
     monkeypatch.setattr(draw_record.RECORD, "_marks_on_device", Unwritten)
     with pytest.raises(AssertionError):

@@ -172,6 +172,7 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(module, "_BATCH_SIZE", 8)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("num_groups", [None, 1, 27, 81])
 def test_examples_are_independent(num_groups):

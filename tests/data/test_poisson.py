@@ -51,6 +51,7 @@ def assert_poisson_sampling(included, q):
     assert abs(np.mean(z)) < 5 * np.sqrt(1 / len(z) + (n - 1) / len(z))  # Pairs of examples.
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("n", "q"), [(50, 0.16), (20, 0.5), (40, 0.9), (400, 0.02)])
 def test_each_example_is_in_each_batch_independently(n, q):
     assert_poisson_sampling(draw_many(4000, n=n, q=q), q)
@@ -208,6 +209,7 @@ def test_a_tf_data_dataset_of_examples():
     assert data.sampling.dataset_size == N
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 def test_fit_with_metrics(padding):
     """Weighted metrics are those of the examples; without padding, loss and metrics are, too."""

@@ -67,6 +67,7 @@ def drawn(data, count=3, **kwargs):
     return [tf.nest.map_structure(np.asarray, batch) for batch in batches.take(count)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kwargs", [{}, {"padding": "full"}, {"chunk_size": 9}])
 @pytest.mark.parametrize("name", SOURCES)
 def test_batches_are_those_from_memory(name, kwargs, tmp_path):
@@ -111,6 +112,7 @@ def test_weights_and_transform():
     np.testing.assert_array_equal(x, 2 * X[y])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["memory map", "written"])
 def test_training_counts_its_steps(name, tmp_path):
     batches = tfdp.data.poisson_batches(SOURCES[name](tmp_path), expected_batch_size=20)

@@ -64,6 +64,7 @@ def test_bad_flag_is_refused_with_a_sentence(argument, complaint):
         parse(argument)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -92,6 +93,7 @@ def test_an_argument_that_is_no_flag_is_refused():
         classify.main(["classify", "digits"])
 
 
+@pytest.mark.slow
 def test_refusal_ends_the_program_without_a_traceback(tmp_path):
     process = start(f"--output_dir={tmp_path / 'run'}", "--expected_batch_size=5000")
     _, errors = process.communicate()
@@ -137,6 +139,7 @@ def finished(tmp_path_factory):
     return folder, classify_here(f"--output_dir={folder}", "--epochs=2", "--seed=3")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_artefacts(finished):
     folder, result = finished
     names = ["curve.png", "flags.txt", "metrics.csv", "model.keras", "privacy.txt", "result.json"]
@@ -256,6 +259,7 @@ def test_run_without_privacy_says_so(tmp_path, capsys):
     assert second["steps"] == result["steps"] // 3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("method", ["dpsgd", "sgd"])
 def test_a_run_that_diverged_is_a_result(tmp_path, monkeypatch, method):
     # Fixed, as what such a model guesses right is chance; the setting would last for this process.
@@ -269,6 +273,7 @@ def test_a_run_that_diverged_is_a_result(tmp_path, monkeypatch, method):
     assert "nan" in (tmp_path / "metrics.csv").read_text()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("head", ["conv", "linear"])
 def test_it_trains_on_features(tmp_path, head):
     result = classify_here(
@@ -288,6 +293,7 @@ def test_it_trains_on_features(tmp_path, head):
         assert np.mean(right[data.eval_y == int(c)]) == accuracy
 
 
+@pytest.mark.slow
 def test_a_run_on_features_has_its_ledger(tmp_path):
     result = classify_here(
         f"--output_dir={tmp_path / 'run'}",
@@ -297,6 +303,7 @@ def test_a_run_on_features_has_its_ledger(tmp_path):
     assert 0 < result["epsilon"] <= result["settings"]["target_epsilon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "below"), [("dpis", "dpsgd"), ("dpis_adam", "dpadam")])
 def test_importance_sampling_has_the_ledger_of_the_method_below(tmp_path, method, below):
     if method not in METHODS:
@@ -334,6 +341,7 @@ def test_an_interrupted_run_says_how_to_resume(monkeypatch, capsys):
     assert "run the same command again to resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flags_of_a_run_hold_its_folders(finished):
     folder, _ = finished
     flags = (folder / "flags.txt").read_text()

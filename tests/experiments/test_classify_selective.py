@@ -25,6 +25,7 @@ def finished(tmp_path_factory):
     return folder, classify_here(f"--output_dir={folder}", "--epochs=2", "--seed=3", *FLAGS)
 
 
+@pytest.mark.slow
 def test_it_trains_with_the_parameters_of_the_flags(finished):
     folder, result = finished
     model = tf.keras.models.load_model(folder / "model.keras")
@@ -57,6 +58,7 @@ def test_neither_times_nor_attempts_are_kept(finished):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("method", SELECTIVE_METHODS[1:])
 def test_every_method_runs(method, tmp_path):
     result = classify_here(f"--output_dir={tmp_path}", f"--method={method}", "--epochs=1")
@@ -70,6 +72,7 @@ def test_observed_attempts_are_paid_for(tmp_path):
     assert result["ledger"]["selective_release"] == "per_attempt"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -89,6 +92,7 @@ def test_flags_that_do_not_go_together_are_refused(tmp_path, arguments, complain
         classify_here(f"--output_dir={tmp_path / 'run'}", "--epochs=1", *arguments)
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_no_times(tmp_path):
     process = start(f"--output_dir={tmp_path / 'run'}", "--epochs=1", *FLAGS)
     out, err = process.communicate()

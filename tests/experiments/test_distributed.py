@@ -4,7 +4,10 @@ import re
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_killed_worker_stops_all_and_they_go_on(tmp_path):
     command = [sys.executable, "-m", "experiments.distributed", "--workers=2", "--epochs=3"]
     command += [f"--output_dir={tmp_path}", "--kill_at_step=15", "--restarts=1"]

@@ -75,6 +75,7 @@ def find(places, job):
     return found
 
 
+@pytest.mark.slow
 def test_every_job_gets_a_line_but_one_that_fails(done):
     places, failures = done
     assert len(records.read(places.record)) == 3
@@ -206,6 +207,7 @@ def test_a_failure_ends_the_program_with_an_error(capsys):
     assert "b: RefusedError: no" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_line_was_written_is_not_run_again(tmp_path, here, monkeypatch):
     places = places_in(tmp_path)
     with monkeypatch.context() as patch:
@@ -224,8 +226,9 @@ def test_a_run_that_ended_before_its_line_was_written_is_not_run_again(tmp_path,
 LONG = job(epochs=15)
 SCRIPT = """
 from pathlib import Path
-from experiments import grid, jobs, records, training
+from experiments import jobs, records, training
 from experiments.settings import resolve
+from experiments.tables import grid
 
 if __name__ == "__main__":
     settings = resolve({given!r})

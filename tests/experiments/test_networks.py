@@ -7,6 +7,7 @@ from experiments import datasets, networks
 from experiments.settings import make_network, resolve
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("dataset", "parameters"),
     [

@@ -54,6 +54,7 @@ def is_picture(path):
     return image.ndim == 3 and image.std() > 0.01
 
 
+@pytest.mark.slow
 def test_from_search_to_tables(tmp_path, here, capsys):
     """The whole way, with training."""
     (tmp_path / "tables.toml").write_text(ONE_TRIAL)

@@ -69,6 +69,7 @@ def interrupt(monkeypatch, after_epochs, *arguments):
             classify_here(*arguments)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path):
     arguments = ("--epochs=6", "--method=dpsignsgd", *FIXED)
     whole = start(f"--output_dir={tmp_path / 'whole'}", *arguments)
@@ -90,6 +91,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path):
     assert not (tmp_path / "killed" / "checkpoint").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -108,6 +110,7 @@ def test_every_kind_of_run_resumes(tmp_path, monkeypatch, no_global_determinism,
     assert_same(tmp_path / "whole", tmp_path / "part", ROUNDING)
 
 
+@pytest.mark.slow
 def test_comparison_notices_a_run_that_draws_its_first_batches_again(
     tmp_path, monkeypatch, no_global_determinism
 ):
@@ -127,6 +130,7 @@ def test_comparison_notices_a_run_that_draws_its_first_batches_again(
         assert_same(tmp_path / "whole", tmp_path / "part", ROUNDING)
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_epoch_is_only_finished(tmp_path, monkeypatch):
     arguments = (f"--output_dir={tmp_path}", "--epochs=2")
     with monkeypatch.context() as patch:

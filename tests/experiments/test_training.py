@@ -30,6 +30,7 @@ def column(path, name):
     return [row[name] for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "epochs"), [("dpsgd", 3), ("dpsur_sgd", 2), ("sgd", 2), ("dpagd", 3)]
 )
@@ -50,6 +51,7 @@ def test_the_last_model_is_the_same_whether_or_not_those_before_it_were_evaluate
     assert (tmp_path / "last" / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_only_evaluation_makes_it_later(tmp_path, monkeypatch):
     def killed(self):
         raise KeyboardInterrupt

@@ -23,7 +23,7 @@ def noise_free(case, **more):
 
 def adaptive(case, first_clip, learning_rate):
     """A noise-free optimizer whose clip follows the norms."""
-    rule = tfdp.clipping.AdaptiveQuantile(target_quantile=0.5, learning_rate=learning_rate)
+    rule = tfdp.clipping.AdaptiveQuantileClipping(target_quantile=0.5, learning_rate=learning_rate)
     return tfdp.DPSGD(
         first_clip, 0.0, 2, learning_rate=1.0, engine=case["engine"], clipping_rule=rule
     )
@@ -35,7 +35,7 @@ def clipping_rule(optimizer):
 
 def fallback(optimizer):
     """Why the one-pass engine left a model to the vectorised one, or None."""
-    if not isinstance(optimizer.clipping, tfdp.clipping.OnePassClipping):
+    if not isinstance(optimizer.clipping, tfdp.clipping.OnePassEngine):
         return None
     return optimizer.clipping.report(None).fallback
 

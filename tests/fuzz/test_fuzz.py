@@ -41,6 +41,7 @@ def test_a_seed_decides_on_the_cases():
         compile(recipes.script(first), family, "exec")
 
 
+@pytest.mark.slow
 def test_shrinking_removes_what_does_not_matter():
     recipe = corpus.of(9)[0]
     kept = {"op": "scale", "k": [0, 0, 0]}

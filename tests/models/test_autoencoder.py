@@ -139,6 +139,7 @@ def test_work_in_parts_changes_nothing(monkeypatch):
     np.testing.assert_array_equal(model.generate(7, seed=1), many[:7])
 
 
+@pytest.mark.slow
 def test_it_converges_from_below():
     """Bounds are the tighter, the more samples: Burda et al., theorem 1."""
     model, exact = linear(wrong=0.5), LAW.logpdf(X).mean()

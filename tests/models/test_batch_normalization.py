@@ -47,6 +47,7 @@ def values(model):
     return sorted(v.numpy().tobytes() for v in model.variables if "moving" not in v.name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", [convolutions, residual, nested])
 @pytest.mark.parametrize("by", ["group", "frozen"])
 def test_the_model_trains_and_has_the_weights(make, by):

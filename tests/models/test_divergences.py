@@ -82,6 +82,7 @@ def test_values_pair_by_pair(divergence, rows):
     assert float(value) == pytest.approx(reference(divergence, rows), rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 def test_gradients_are_slopes(divergence):
     """Against central differences of the reference."""
@@ -153,6 +154,7 @@ def deviation(values, truth):
     return abs(np.mean(values) - truth) / (np.std(values) / math.sqrt(len(values)))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("divergence", "truth"), TRUTHS, ids=lambda part: getattr(part, "__name__", str(part))
 )
@@ -164,6 +166,7 @@ def test_mmds_are_unbiased(divergence, truth):
     assert deviation(values, 0.0) > 20 and deviation(values, truth / 3) > 12
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("divergence", "truth"), TRUTHS, ids=lambda part: getattr(part, "__name__", str(part))
 )
@@ -173,6 +176,7 @@ def test_pairs_of_a_row_with_itself_are_caught(divergence, truth, monkeypatch):
     assert deviation(in_groups(divergence, gaussian_rows()), truth(divergence)) > 50
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("divergence", [DimensionwiseMMD(), RbfMMD()], ids=str)
 def test_mmds_of_equal_laws_are_zero_in_the_mean(divergence):
     values = in_groups(divergence, gaussian_rows(0.0, 1.0))
@@ -221,6 +225,7 @@ def test_kl_is_stable_where_densities_are_too_small_for_floats():
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients.values())
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 3e38, 1e-45, 0.0])
 @pytest.mark.parametrize("posterior", [independent, tfd.MultivariateNormalDiag])
@@ -275,6 +280,7 @@ def test_the_order_of_rows_does_not_matter(divergence):
         assert value == pytest.approx(float(value_of(divergence, rows)), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 def test_groups_vectorise(divergence, jit_compile):
@@ -300,6 +306,7 @@ def test_groups_vectorise(divergence, jit_compile):
             np.testing.assert_allclose(gradients[name][j], gradient[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 def test_the_gradient_of_vectorised_groups(divergence):
     """As above, but the tape is around the map."""
@@ -318,6 +325,7 @@ def test_the_gradient_of_vectorised_groups(divergence):
             np.testing.assert_allclose(gradients[name][j], gradient[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 def test_batches_of_open_size_and_lower_precision(divergence):
     rows, mask = make_rows(4), np.array([True, True, True, False])

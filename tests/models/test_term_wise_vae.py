@@ -104,6 +104,7 @@ def test_a_step_is_that_of_clipped_examples_and_clipped_groups(fixed):
         assert np.abs(found - expected(*mutant)).max() > 1e-3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("changes", [{"alpha": 0.0}, {"divergence": None, "batch_clip": None}])
 def test_without_the_divergence_it_is_dp_sgd(changes, fixed):
     model = vae(**changes)
@@ -111,6 +112,7 @@ def test_without_the_divergence_it_is_dp_sgd(changes, fixed):
     np.testing.assert_allclose(step(model), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_clips_and_with_one_group_it_is_the_plain_gradient(fixed):
     arguments = {"num_samples": 2, "alpha": 3.0, "beta": 0.5}
     model = vae(num_groups=1, group_capacity=N, batch_clip=math.inf, **arguments)
@@ -124,6 +126,7 @@ def test_without_clips_and_with_one_group_it_is_the_plain_gradient(fixed):
     np.testing.assert_allclose(before - flat(plain), expected, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", ["micro", "batch"])
 def test_baselines(aggregation, fixed):
     model = vae(aggregation=aggregation, alpha=3.0)
@@ -164,6 +167,7 @@ def test_weight_regularisers_are_neither_clipped_nor_noised(fixed):
     np.testing.assert_allclose(step(model, limit=1e-6), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", ["term_wise", "batch"])
 def test_activity_regularisers_are_refused(aggregation):
     """They are a loss of the data that no clip would see; to leave them out is no answer."""
@@ -194,6 +198,7 @@ def test_the_noise_of_a_step():
             assert scipy.stats.kstest(noise, scipy.stats.norm(0, wrong * stddev).cdf).pvalue < 1e-4
 
 
+@pytest.mark.slow
 def test_under_xla_it_is_the_same(fixed):
     """With the same groups, too."""
     plain, xla = (step(vae(), jit_compile=jit_compile) for jit_compile in (False, True))

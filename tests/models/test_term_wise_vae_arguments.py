@@ -27,6 +27,7 @@ DIVERGENCES = [
 ]
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -105,6 +106,7 @@ def test_optimizers_that_do_not_go_with_the_aggregation(aggregation, make, messa
         vae(aggregation=aggregation).compile(make())
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "given",
     [
@@ -164,6 +166,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick_cases(17)
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=str)
 def test_arguments_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -71,6 +71,7 @@ def without_divergence():
     return model.optimizer.ledger
 
 
+@pytest.mark.quick_cases(1)
 def test_the_divergence_costs_no_epsilon(trained, without_divergence):
     """Whichever the optimizer: it is one Gaussian mechanism with its noise multiplier."""
     own = trained[0].optimizer.ledger
@@ -121,6 +122,7 @@ class CountsTheLoss(TermWiseVAE):
         return super().train_step(data)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [ShowsTheLoss, CountsTheLoss])
 def test_a_step_that_shows_something_would_be_seen(mutant):
     logs, model = Logs(), not_private(vae(mutant, aggregation="none"))
@@ -166,6 +168,7 @@ def test_other_batches_are_refused():
     assert model.optimizer.released_steps() == (0, 0)
 
 
+@pytest.mark.slow
 def test_under_xla_other_batches_show_nothing_and_get_no_epsilon():
     model = vae(divergence=None)
     model.compile(optimizer(sampling=batches(padding="buckets").sampling), jit_compile=True)
@@ -246,6 +249,7 @@ def test_masks_of_evaluation_are_no_reason_for_a_warning(caplog, capfd):
 # Conditional ones.
 
 
+@pytest.mark.slow
 def test_a_conditional_one_is_trained_with_labels(tmp_path):
     model = compiled(conditional(divergence="kl"))
     held_out = (X[:16], Y[:16])
@@ -306,6 +310,7 @@ def restored(form, folder):
     return model
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
 def test_training_goes_on_bit_for_bit(form, saved, fixed):
     folder, _, predicted, expected = saved

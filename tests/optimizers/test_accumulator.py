@@ -61,11 +61,13 @@ def steps_equal_to_uninterrupted(broken_off_after):
     np.testing.assert_allclose(weights(resumed), weights(whole), atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("broken_off_after", [1, 2, 3, 4, 6])
 def test_what_is_broken_off_is_dropped(broken_off_after):
     steps_equal_to_uninterrupted(broken_off_after)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("broken_off_after", [1, 3])
 def test_mixing_two_logical_batches_is_caught(broken_off_after, monkeypatch):
     monkeypatch.setattr("tfdp.optimizers.base.Accumulator", NeverDrops)
@@ -87,6 +89,7 @@ def test_chunks_of_two_draws_are_refused():
         model.train_on_batch(*parts[3])
 
 
+@pytest.mark.slow
 def test_under_xla_chunks_of_two_draws_make_no_step():
     """XLA drops assertions; what does not belong to the draw must not get into its sum."""
     model = make("full")
@@ -161,6 +164,7 @@ def assert_whole_draws_are_added(monkeypatch, accumulator, padding="full"):
     np.testing.assert_allclose(w.numpy(), [steps], rtol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "full"])
 def test_threads_never_mix_draws(monkeypatch, padding):
     assert_whole_draws_are_added(monkeypatch, Slow, padding)
@@ -172,11 +176,13 @@ def test_a_trained_optimizer_can_be_copied():
     assert copy.deepcopy(model.optimizer).gradient_accumulation_steps == 4
 
 
+@pytest.mark.slow
 def test_threads_without_the_lock_are_caught(monkeypatch):
     with pytest.raises(AssertionError):
         assert_whole_draws_are_added(monkeypatch, SlowWithoutLock)
 
 
+@pytest.mark.slow
 def test_reads_before_the_lock_are_caught(monkeypatch):
     with pytest.raises(AssertionError):
         assert_whole_draws_are_added(monkeypatch, ReadsBeforeTheLock, "none")

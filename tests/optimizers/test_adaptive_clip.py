@@ -6,7 +6,7 @@ from scipy import stats
 import tfdp
 from tests import support
 from tests.support import compiled, small_model
-from tfdp.clipping import AdaptiveQuantile, clipping_rules
+from tfdp.clipping import AdaptiveQuantileClipping, clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP
 from tfdp.optimizers import adaptive_clip
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -23,9 +23,10 @@ def make(rule="adaptive_quantile", cls=tfdp.DPSGD, clip=5.0, noise=1.0, **kwargs
     return cls(clip, noise, clipping_rule=rule, sampling=data.sampling), data
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("cls", support.OPTIMIZERS)
 def test_the_clip_follows_the_median_norm(cls):
-    rule = AdaptiveQuantile(0.5, learning_rate=0.5, count_noise=2.0)
+    rule = AdaptiveQuantileClipping(0.5, learning_rate=0.5, count_noise=2.0)
     optimizer, data = make(rule, cls, clip=50.0)
     optimizer.learning_rate = 0.0
     model = compiled(optimizer)
@@ -50,7 +51,7 @@ def test_the_ledger_counts_the_noise_of_both():
 
 def law(scale=1.0):
     """The noise on the sum and, as far as the clip shows it, on the count."""
-    clip = AdaptiveClip(AdaptiveQuantile(count_noise=30.0), 2.0, 1.5, 100)
+    clip = AdaptiveClip(AdaptiveQuantileClipping(count_noise=30.0), 2.0, 1.5, 100)
     variable = tf.Variable(2.0)
     clip.create(lambda *args, **kwargs: variable)
     sums, counts = [], []
@@ -66,6 +67,7 @@ def p_values(scale):
     return [stats.kstest(values, "norm").pvalue for values in law(scale)]
 
 
+@pytest.mark.slow
 def test_law_of_the_noise():
     assert min(p_values(1.0)) > 1e-4
     for scale in (2 / 3, 3 / 2):  # Mutants.
@@ -74,7 +76,7 @@ def test_law_of_the_noise():
 
 def test_one_example_moves_the_count_by_half():
     model = small_model()
-    engine = tfdp.clipping.OnePassClipping(1.0)
+    engine = tfdp.clipping.OnePassEngine(1.0)
     model(X[:1])
 
     @tf.function(
@@ -99,6 +101,7 @@ def test_one_example_moves_the_count_by_half():
     assert abs(float(count(broken, Y[:50], full)) - counts[0]) in (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_accumulated_batches_move_the_clip_like_one():
     clips = []
     for chunk, steps in ((None, 1), (40, None)):
@@ -106,7 +109,7 @@ def test_accumulated_batches_move_the_clip_like_one():
         optimizer = tfdp.DPSGD(
             1.0,
             0.0,
-            clipping_rule=AdaptiveQuantile(count_noise=0.0),
+            clipping_rule=AdaptiveQuantileClipping(count_noise=0.0),
             learning_rate=0.0,
             sampling=data.sampling,
         )
@@ -150,7 +153,7 @@ def test_microbatches_and_unknown_engines_are_refused():
 
 def clip_after(steps, within, first=1e-13):
     """The clip after steps in which all gradients of 10 are, or are not, longer than it."""
-    clip = AdaptiveClip(AdaptiveQuantile(learning_rate=2.0), first, 1.0, 10)
+    clip = AdaptiveClip(AdaptiveQuantileClipping(learning_rate=2.0), first, 1.0, 10)
     variable = tf.Variable(first)
     clip.create(lambda *args, **kwargs: variable)
     step = tf.function(clip.step)

@@ -49,6 +49,7 @@ def assert_normal(sample, stddev):
     assert p_value[2 / 3] < 1e-9 and p_value[3 / 2] < 1e-9
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_law_of_the_noise_whatever_the_chunks(chunks):
     sample = noise_of_one_step(make(gradient_accumulation_steps=chunks), chunks)
@@ -56,11 +57,13 @@ def test_law_of_the_noise_whatever_the_chunks(chunks):
     assert_normal(sample, SIGMA * CLIP)
 
 
+@pytest.mark.slow
 def test_law_of_the_noise_with_microbatches():
     optimizer = make(num_microbatches=BATCH)
     assert_normal(noise_of_one_step(optimizer), 2 * SIGMA * CLIP)
 
 
+@pytest.mark.slow
 def test_law_of_the_noise_compiled_by_xla():
     model = wide_model()
     model.compile(make(), loss=crossentropy(), jit_compile=True)
@@ -89,6 +92,7 @@ class NoiseEveryMicroStep(tfdp.DPSGD):
         return super()._accumulate(step, name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("mutant", "chunks"), [(HalvedNoise, 1), (NoiseEveryMicroStep, 4)])
 def test_wrong_noise_is_caught(mutant, chunks):
     sample = noise_of_one_step(make(mutant, gradient_accumulation_steps=chunks), chunks)
@@ -127,6 +131,7 @@ def test_steps_do_not_share_noise():
     assert_unrelated(noise_of_one_step(optimizer), noise_of_one_step(optimizer))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", [None, 5])
 def test_a_step_taken_back_does_not_repeat_its_noise(seed):
     """Restoring an older checkpoint must not draw the noise of its next step again: the

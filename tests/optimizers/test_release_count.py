@@ -108,6 +108,7 @@ def restored_counts(jit_compile=False, cls=ReleaseRecord):
     return [*counts, first.count(), int(first.saved.numpy()[:, STEPS].sum())]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_restoring_never_lowers_the_count_and_counts_nothing_twice(jit_compile):
     assert restored_counts(jit_compile) == [5, 9, 9, 13, 14, 14]
@@ -136,6 +137,7 @@ def test_an_older_checkpoint_of_the_same_optimizer_takes_nothing_back():
     assert steps.count() == 3 and steps.saved.numpy()[0, STEPS] == 3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["checkpoint", "weights", "keras"])
 def test_restoring_into_a_new_optimizer(form, tmp_path):
     model = compiled()
@@ -177,6 +179,7 @@ def totals(rows):
     return found
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_full_table_adds_rows_of_equal_parameters_up(jit_compile):
     known = np.zeros([6, COLUMNS])
@@ -205,6 +208,7 @@ def test_parameters_without_room_get_no_epsilon():
     assert merged[2, KIND] == MIXED and merged[2, STEPS] == 0
 
 
+@pytest.mark.slow
 def test_more_optimizers_in_a_row_than_a_table_has_rows():
     saved, total = None, 0
     for _ in range(record_table.ROWS + 20):
@@ -385,6 +389,7 @@ def steps_of_a_copy(first, second):
     return found
 
 
+@pytest.mark.slow
 def test_models_of_several_distribution_strategies():
     assert steps_of_a_copy("mirrored", "one device") == [1, 2]
 
@@ -426,6 +431,7 @@ def test_other_noise_and_other_classes_are_composed(tmp_path):
     assert set(loaded.optimizer.ledger.releases) == set(expected.releases)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 def test_the_ledger_charges_the_truncation_of_what_ran(padding, tmp_path):
     """Padded batches are cut off more often, and so were all batches of older records."""
@@ -454,6 +460,7 @@ def test_mutant_that_charges_padded_batches_as_others_is_caught(monkeypatch, tmp
         test_the_ledger_charges_the_truncation_of_what_ran("full", tmp_path)
 
 
+@pytest.mark.slow
 def test_optimizers_that_alternate_see_each_other(tmp_path):
     model = compiled()
     first, second = make(), make(2.0)
@@ -473,6 +480,7 @@ def two_layers():
     )
 
 
+@pytest.mark.slow
 def test_frozen_layers_are_part_of_what_a_loss_reads():
     model = two_layers()
     model.layers[1].trainable = False
@@ -488,6 +496,7 @@ def test_frozen_layers_are_part_of_what_a_loss_reads():
     assert "5 steps" in text and "SGD does to the model" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_what_is_trained_later_is_no_part_of_what_was_read_before():
     model = two_layers()
     model.layers[1].trainable = False
@@ -559,6 +568,7 @@ def test_the_ledger_can_only_be_read():
     assert model.optimizer.ledger.steps == 3
 
 
+@pytest.mark.slow
 def test_a_delta_that_is_too_large_is_warned_about():
     model = compiled()
     train(model, 1)

@@ -52,6 +52,7 @@ def sgd(cls=tfdp.DPSGD, noise=0.0, **kwargs):
     return lambda: cls(CLIP, noise, BATCH, **{"learning_rate": 0.3, **kwargs})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "parts", "reduction", "counts"),
     [
@@ -71,6 +72,7 @@ def test_the_update_is_that_of_one_replica(optimizer, parts, reduction, counts):
         np.testing.assert_allclose(together, alone, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_losses_that_are_divided_by_the_number_of_replicas_are_caught(monkeypatch):
     """Mutant: Keras's share of the mean is taken for the loss of an example."""
     monkeypatch.setattr(reductions.Reduction, "of_all_replicas", lambda own: own.losses)
@@ -78,12 +80,14 @@ def test_losses_that_are_divided_by_the_number_of_replicas_are_caught(monkeypatc
     assert np.max(np.abs(alone - together)) > 1e-3
 
 
+@pytest.mark.slow
 def test_secure_noise_is_added_to_the_sum_of_one_replica():
     optimizer = sgd(noise=1e-6, secure_noise=True, gradient_accumulation_steps=5)
     alone = trained(tf.distribute.get_strategy(), optimizer, 5)
     np.testing.assert_allclose(trained(mirrored(3), optimizer, 5), alone, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("row", [0, 1, BATCH - 1])
 def test_an_example_moves_the_sum_by_at_most_the_clip(row):
     """Each replica of two has one half of the rows; the example stands in one of them."""
@@ -131,6 +135,7 @@ def correlation_of_slices(sample, count):
     return [abs(np.corrcoef(a, b)[0, 1]) * np.sqrt(short) for a, b in pairs]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kwargs", [{}, {"noise_seed": 3}, {"secure_noise": True}])
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_noise_of_all_replicas_is_that_of_one(count, kwargs):
@@ -141,6 +146,7 @@ def test_the_noise_of_all_replicas_is_that_of_one(count, kwargs):
     assert max(correlation_of_slices(sample, count)) < 5
 
 
+@pytest.mark.slow
 def test_full_noise_of_each_replica_is_caught(monkeypatch):
     """Mutant."""
     monkeypatch.setattr(replicas, "own_share", lambda draw, size: draw(size))
@@ -155,6 +161,7 @@ def test_one_key_for_the_slices_of_all_replicas_is_caught(monkeypatch):
     assert max(correlation_of_slices(noise_of_one_step(2, noise_seed=3), 2)) > 20
 
 
+@pytest.mark.slow
 def test_the_count_of_the_adaptive_clip_gets_noise_once(monkeypatch):
     added = []
 
@@ -204,6 +211,7 @@ def private_model(strategy, batches, cls=tfdp.DPSGD, **kwargs):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kwargs", [{}, {"padding": "full"}, {"chunk_size": 7}])
 def test_every_replica_samples_its_own_part(kwargs):
     strategy = mirrored(2)
@@ -233,6 +241,7 @@ def test_rows_of_a_part_are_exceeded_no_more_often_than_those_of_the_whole():
         assert parts.padded_batch_size <= max(sizes) + 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kwargs", [{}, {"padding": "full"}, {"chunk_size": 30}])
 def test_steps_are_counted_once_for_all_replicas(kwargs):
     strategy = mirrored(2)
@@ -247,6 +256,7 @@ def test_steps_are_counted_once_for_all_replicas(kwargs):
     assert model.optimizer.ledger.epsilon(1e-5).epsilon == alone.epsilon(1e-5).epsilon
 
 
+@pytest.mark.slow
 def test_replicas_whose_draws_are_empty_take_part():
     strategy = mirrored(3)
     batches = distributed(strategy, (190, 5, 5), expected=2, steps_per_epoch=20)
@@ -256,6 +266,7 @@ def test_replicas_whose_draws_are_empty_take_part():
     assert np.all(np.isfinite(support.flat(model.get_weights())))
 
 
+@pytest.mark.slow
 def test_a_batch_of_another_replicas_part_is_refused(monkeypatch):
     """Two replicas with samples of one part: an example could be in both."""
     strategy = mirrored(2)
@@ -424,6 +435,7 @@ def test_a_step_outside_of_the_replicas_is_refused():
         step(X[:BATCH], Y[:BATCH])
 
 
+@pytest.mark.slow
 def test_own_loops_take_steps_in_replicas():
     strategy = mirrored(2)
     batches = distributed(strategy)

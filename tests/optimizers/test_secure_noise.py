@@ -206,11 +206,13 @@ def sums_are_on_the_grid(cls=tfdp.DPSGD, jit_compile=None, chunk_size=None, **kw
         assert_on_the_grid(tf.constant(weights * 32), sensitivity)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_steps_release_points_of_the_grid(rule):
     sums_are_on_the_grid(clipping_rule=rule)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "kwargs",
     [{"engine": "vectorized"}, {"num_microbatches": 32}, {"chunk_size": 12}, {"jit_compile": True}],
@@ -224,6 +226,7 @@ def test_noise_in_float32_is_caught():
         sums_are_on_the_grid(NoGrid)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("cls", support.OPTIMIZERS)
 def test_updates_are_those_without_it_but_for_the_noise(cls):
     weights = []
@@ -256,6 +259,7 @@ class Watching(tfdp.DPSGD):
         return super()._add_noise(total, variables)
 
 
+@pytest.mark.slow
 def test_the_error_of_chunks_is_added_up():
     found = []
     for chunk_size in (None, 12):
@@ -278,6 +282,7 @@ def test_the_error_of_chunks_is_added_up():
 # The adaptive clip's count, and DPSUR's test.
 
 
+@pytest.mark.slow
 def test_the_count_is_on_its_grid_and_its_noise_has_its_distribution():
     keys = KeyStream(3, "count")
     draw = tf.function(
@@ -288,8 +293,9 @@ def test_the_count_is_on_its_grid_and_its_noise_has_its_distribution():
     assert_normal(counts - 10.5, 30.0)
 
 
+@pytest.mark.slow
 def test_an_adaptive_clip_follows_the_norms():
-    rule = tfdp.clipping.AdaptiveQuantile(0.5, learning_rate=0.5, count_noise=2.0)
+    rule = tfdp.clipping.AdaptiveQuantileClipping(0.5, learning_rate=0.5, count_noise=2.0)
     data = test_adaptive_clip.batches(padding="full")
     kwargs = {"clipping_rule": rule, "sampling": data.sampling}
     optimizer = tfdp.DPSGD(50.0, 1.0, secure_noise=True, **kwargs)
@@ -298,6 +304,7 @@ def test_an_adaptive_clip_follows_the_norms():
     assert optimizer.release == tfdp.DPSGD(50.0, 1.0, **kwargs).release
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("new", [-9.0, -0.1, 9.0])
 @pytest.mark.parametrize(("actual", "right"), [(1.3, True), (1.3 * 2 / 3, False)])
 def test_acceptance(new, actual, right, monkeypatch):
@@ -335,6 +342,7 @@ def test_acceptance_stays_within_its_bounds_to_the_last_bit(beta, noise, clip, m
         assert low <= ratio <= high
 
 
+@pytest.mark.slow
 def test_dpsur_trains():
     data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, seed=0, padding="full")
     optimizer = tfdp.DPSURSGD(
@@ -419,7 +427,7 @@ def test_it_is_in_the_config():
         ({"secure_noise": 1}, "`secure_noise` must be True or False"),
         ({"noise_multiplier": 1e6}, "`noise_multiplier` must be at most 32768 .*1000000"),
         (
-            {"clipping_rule": tfdp.clipping.AdaptiveQuantile(count_noise=1e6)},
+            {"clipping_rule": tfdp.clipping.AdaptiveQuantileClipping(count_noise=1e6)},
             "`count_noise` must be at most 131072 .*1000000",
         ),
     ],

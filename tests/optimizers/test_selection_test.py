@@ -101,6 +101,7 @@ def acceptances(test, new, n=3000):
     return int(tf.reduce_sum(tf.cast(run(), tf.int32)))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("new", [-9.0, -0.1, 0.0, 9.0])
 @pytest.mark.parametrize(("actual", "right"), [(SIGMA, True), (SIGMA * 2 / 3, False)])
 def test_the_law_of_acceptance(new, actual, right):

@@ -72,6 +72,7 @@ def test_what_is_not_known_is_not_priced():
         _ = opt.ledger
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

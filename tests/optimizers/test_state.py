@@ -68,6 +68,7 @@ def weights_after(model, data, epochs=1):
     return support.flat(model.get_weights())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", OPTIMIZERS)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
 def test_training_goes_on_bit_for_bit(cls, form, tmp_path):
@@ -101,6 +102,7 @@ def test_ledger_counts_steps_not_chunks():
     assert "0.25" in str(event) and "1.1" in str(event)  # q = 16 / 64 and the noise multiplier.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["keras", "tf"])
 def test_ledger_is_known_as_soon_as_a_model_is_loaded(form, tmp_path):
     model = compiled(make(tfdp.DPSGD))
@@ -125,6 +127,7 @@ def test_restoring_an_older_checkpoint_does_not_forget_what_was_released(tmp_pat
 CHANGES = [("noise_multiplier", 2.0), ("l2_norm_clip", 0.7), ("num_microbatches", 4)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "value"), CHANGES)
 def test_resuming_with_other_privacy_parameters_is_refused(name, value, tmp_path):
     model = compiled(make(tfdp.DPSGD))
@@ -174,6 +177,7 @@ def test_shuffled_batches_are_refused_and_cost_nothing():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_under_xla_shuffled_batches_get_no_epsilon():
     model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
     model.fit(X, Y, batch_size=16, verbose=0)
@@ -183,6 +187,7 @@ def test_under_xla_shuffled_batches_get_no_epsilon():
     assert any("poisson_batches" in note for note in ledger.notes)
 
 
+@pytest.mark.slow
 def test_boolean_labels_are_no_mask():
     """Every example counts, whatever its label; and nothing is taken for Poisson batches."""
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -196,6 +201,7 @@ def test_a_fixed_noise_seed_is_noted():
     assert any("noise_seed" in note for note in make(tfdp.DPSGD).ledger.notes)
 
 
+@pytest.mark.slow
 def test_under_xla_which_drops_assertions_they_get_no_epsilon():
     data = batches(padding="full")
     model = compiled(tfdp.DPSGD(1.0, 1.0, sampling=data.sampling), jit_compile=True)
@@ -205,6 +211,7 @@ def test_under_xla_which_drops_assertions_they_get_no_epsilon():
     assert model.optimizer.released_steps() == (3, 1)
 
 
+@pytest.mark.slow
 def test_restoring_an_older_checkpoint_does_not_forget_unaccounted_steps(tmp_path):
     model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
     model.fit(batches(padding="buckets"), verbose=0)

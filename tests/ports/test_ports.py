@@ -31,6 +31,7 @@ def assert_fast(report):
     assert [entry for entry in report.entries if not entry.fast] == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", BUILDERS)
 def test_program(name):
     """The program runs on the fast engine, and an epsilon can be stated."""
@@ -70,6 +71,7 @@ def test_fine_tuning_in_two_phases(network):
     assert model.optimizer.ledger.steps == 4
 
 
+@pytest.mark.slow
 def test_a_training_loop_of_ones_own():
     model, _, data = programs.convnet(N)
     batches = batches_of(*data)
@@ -86,6 +88,7 @@ def test_a_training_loop_of_ones_own():
     assert np.all(np.isfinite(losses)) and optimizer.ledger.steps == 2
 
 
+@pytest.mark.slow
 def test_a_gan_with_a_private_critic():
     model, _, data = programs.gan(N, batch=B)
     batches = batches_of(*data)
@@ -97,6 +100,7 @@ def test_a_gan_with_a_private_critic():
     assert model.optimizer.ledger.steps == 4
 
 
+@pytest.mark.slow
 def test_callbacks(tmp_path):
     model, loss, data = programs.several_labels(N)
     batches = batches_of(*data)
@@ -123,6 +127,7 @@ def test_callbacks(tmp_path):
     assert tf.keras.models.load_model(tmp_path / "model.keras").optimizer.ledger.steps > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["keras", "tf", "h5"])
 def test_saving_and_training_on(form, tmp_path):
     model, loss, data = programs.convnet(N)

@@ -44,6 +44,7 @@ def stream(key, nonce, number, count=1, **kwargs):
     return compute(*words).numpy().T.astype("<u4").tobytes().hex()
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(("key", "nonce", "number", "expected"), VECTORS)
 def test_vectors_of_the_rfc(key, nonce, number, expected, jit_compile):
@@ -120,6 +121,7 @@ def test_logarithms():
     np.testing.assert_allclose(chacha._log(numbers), np.log(numbers), rtol=2e-15, atol=0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("count", [1, 340, 341, 5000, 90_000])
 def test_any_number_of_them(count):
     drawn = chacha.normals(KEY, count).numpy()
@@ -129,6 +131,7 @@ def test_any_number_of_them(count):
     assert unknown(tf.constant(count)).shape == (count,)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_they_are_the_same_within_any_function(jit_compile):
     compute = tf.function(lambda key: chacha.normals(key, 1000), jit_compile=jit_compile)

@@ -44,6 +44,7 @@ def largest_errors(jit_compile=False):
     return np.max(np.array(errors, float), axis=0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_functions_are_right_to_275_places(jit_compile):
     assert np.all(largest_errors(jit_compile) < 2.0**-275)

@@ -34,6 +34,7 @@ def test_the_integers_have_the_distribution_of_a_rounded_normal_number():
     assert p_value(drawn, 7.5 * 1.01) < 1e-9 and p_value(drawn, 7.5 / 1.01) < 1e-9
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("scale", [SCALE, 2.0**-3, 2.0**33])
 def test_large_and_small_scales(scale):
     drawn = rounded_normals(KEY, 300_000, scale).numpy()
@@ -49,6 +50,7 @@ def test_scales_are_raised_to_what_the_decision_knows():
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("count", [1, 30_000])
 def test_they_are_rounded_normals_of_the_same_key(count, jit_compile):
@@ -151,6 +153,7 @@ def wrong_numbers(round_exactly, off=0):
     return wrong
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("off", [-3, -1, 0, 1, 2])
 def test_numbers_next_to_a_half_are_those_of_exact_arithmetic(off):
     assert wrong_numbers(tf.function(rounded_exactly), off) == 0
@@ -167,11 +170,13 @@ def without_further_bits(words, further, is_sine, scale, about):
     return rounded_exactly(words, tf.zeros_like(further), is_sine, scale, about)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [by_float64, without_further_bits])
 def test_other_numbers_are_caught(mutant):
     assert wrong_numbers(tf.function(mutant)) > 5
 
 
+@pytest.mark.slow
 def test_a_radius_of_which_float64_loses_all_is_rounded_exactly():
     """Next to u = 1, float64 finds a radius of 0; scaled, the number may be far from 0."""
     words = np.array([[2**32 - 1], [2**32 - 1], [0], [0], [2**29], [0]], np.uint32)
@@ -192,6 +197,7 @@ def test_a_radius_of_which_float64_loses_all_is_rounded_exactly():
     assert found == expected
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_what_is_settled_is_what_float64_finds_where_it_can(jit_compile, monkeypatch):
     """With a doubt that leaves some of the numbers open, they are the same."""

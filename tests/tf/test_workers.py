@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from experiments import workers
 
 PROGRAM = """
@@ -42,12 +44,14 @@ def run(*differences):
         return [(*worker.communicate(timeout=300), worker.returncode) for worker in started]
 
 
+@pytest.mark.slow
 def test_all_workers_have_one_model_and_one_count():
     (first, _, _), (second, _, _) = run({}, {})
     assert first == second
     assert json.loads(first)[0] == [6, 0]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_given_something_else_is_an_error_in_all():
     for output, errors, status in run({}, {"noise_multiplier": 0.1}):
         assert status and not output

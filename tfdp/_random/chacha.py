@@ -85,7 +85,7 @@ def _turned(rows: tf.Tensor, by: int) -> tf.Tensor:
 
 
 def _words(numbers: tf.Tensor) -> tf.Tensor:
-    """The 32-bit words of int64 `[n]`, the lower of each first; uint32 `[2 n]`."""
+    """Returns the 32-bit words of int64 `[n]`, the lower of each first; uint32 `[2 n]`."""
     return tf.reshape(tf.bitcast(numbers, tf.uint32), [-1])
 
 
@@ -178,7 +178,7 @@ def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.T
 
 @functools.cache
 def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
-    """The function that draws the words of `size` blocks, from a first one on."""
+    """Returns the function that draws the words of `size` blocks, from a first one on."""
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.transpose(_stream(key, use, first, size)), [-1])
@@ -188,7 +188,7 @@ def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
 
 @functools.cache
 def _drawing_normals(dtype: tf.DType, size: int) -> Callable[..., tf.Tensor]:
-    """The function that draws normal numbers of `size` blocks, from a first one on."""
+    """Returns the function that draws normal numbers of `size` blocks, from a first one on."""
     pairs = size * _WORDS // _WORDS_OF_PAIR
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
@@ -245,6 +245,6 @@ def _on_circle(turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _uniform(words: tf.Tensor) -> tf.Tensor:
-    """Numbers in (0, 1] of words `[4, n]`: all the precision of float64 also next to 0."""
+    """Returns numbers in (0, 1] of words `[4, n]`: all the precision of float64 also next to 0."""
     small = words[2] * _ONE**3 + (words[3] + 0.5) * _ONE**4
     return words[0] * _ONE + (words[1] * _ONE**2 + small)

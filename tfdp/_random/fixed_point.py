@@ -16,7 +16,7 @@ _MASK = 2**_BITS - 1
 
 
 def _digits(scaled: int) -> list[int]:
-    """The digits of `scaled * 2^-304`."""
+    """Returns the digits of `scaled * 2^-304`."""
     below = [scaled >> _BITS * (_DIGITS - 1 - i) & _MASK for i in range(1, _DIGITS)]
     return [scaled >> _PLACES, *below]
 

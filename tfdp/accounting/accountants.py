@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import dp_accounting
 import numpy as np
 
+from tfdp import _validation
 from tfdp.accounting import (
-    _validation,
     composition,
     dominating_pairs,
     event_codec,

@@ -68,7 +68,7 @@ class EpsilonInterval:
 def tightest_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> EpsilonBound:
-    """The smaller of the RDP and the PLD epsilon of all `releases`.
+    """Returns the smaller of the RDP and the PLD epsilon of all `releases`.
 
     An accountant that does not support one of the events is left out. Results are cached.
 

@@ -9,7 +9,8 @@ from typing import Any
 import dp_accounting
 import scipy.optimize
 
-from tfdp.accounting import _validation, bounds
+from tfdp import _validation
+from tfdp.accounting import bounds
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.selective_release import check_observability
@@ -75,12 +76,12 @@ class Budget:
         )
 
     def epsilon(self, *new: Release) -> float:
-        """The smallest known epsilon of all that was released and `new`."""
+        """Returns the smallest known epsilon of all that was released and `new`."""
         releases = (*self.past, *new)
         return bounds.tightest_epsilon(releases, self.delta, self.selective_release).epsilon
 
     def most(self, release: Callable[[int], Release]) -> int:
-        """The largest n for which `release(n)` is affordable, with n + 1 not: 0 to 10^8."""
+        """Returns the largest n for which `release(n)` is affordable, with n + 1 not: 0 to 10^8."""
 
         def affordable(price: _Price) -> Callable[[int], bool]:
             return lambda n: price(*([release(n)] if n else [])) <= self.target
@@ -98,7 +99,7 @@ class Budget:
         return _most(affordable_at_all, start + 1, max(1, start // 8))
 
     def least_noise(self, release: Callable[[float], Release]) -> float:
-        """The least noise multiplier for which `release(noise multiplier)` is affordable.
+        """Returns the least noise multiplier for which `release(noise multiplier)` is affordable.
 
         Raises:
           ValueError: The past has spent the budget, or no noise is enough.
@@ -203,7 +204,7 @@ def sampling_probability(
 
 
 def _most(affordable: Callable[[int], bool], low: int, stride: int) -> int:
-    """The largest n >= `low`, which is affordable, with n affordable and n + 1 not."""
+    """Returns the largest n >= `low`, which is affordable, with n affordable and n + 1 not."""
     high = low + stride
     while affordable(high):
         if high >= _MOST_RELEASES:

@@ -2,7 +2,8 @@
 
 import dp_accounting
 
-from tfdp.accounting import _validation, budget, event_codec
+from tfdp import _validation
+from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
@@ -20,7 +21,7 @@ def calibrate_noise_multiplier(
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
 ) -> float:
-    """The smallest noise multiplier with which training stays within a privacy budget.
+    """Returns the smallest noise multiplier with which training stays within a privacy budget.
 
     Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`. The result is within 0.1% of the smallest such noise multiplier, but
@@ -68,7 +69,7 @@ def calibrate_steps(
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
 ) -> int:
-    """The most steps that a privacy budget allows.
+    """Returns the most steps that a privacy budget allows.
 
     Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`, and with one step more a larger one.
@@ -112,7 +113,7 @@ def most_releases(
     target_epsilon: float,
     delta: float,
 ) -> int:
-    """The most releases of `event` that a privacy budget allows after those of `prior`.
+    """Returns the most releases of `event` that a privacy budget allows after those of `prior`.
 
     Guarantees: as `calibrate_steps`, for any event that an accountant supports.
 

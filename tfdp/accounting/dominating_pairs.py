@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from scipy import special
@@ -39,13 +39,7 @@ class Masses:
 
 
 class Direction(Protocol):
-    """One direction of a pair.
-
-    Attributes:
-      complete: Whether these are all outcomes, and not only a part of them.
-    """
-
-    complete: ClassVar[bool]
+    """One direction of a pair, or a part of its outcomes."""
 
     def range(self, tail: float) -> tuple[float, float]:
         """The least and the largest loss, but for probabilities of `tail` on either side."""
@@ -73,7 +67,7 @@ class Gaussian:
     sigma: float
 
     def tail(self, probability: float) -> float:
-        """The outcome that is exceeded with this probability."""
+        """Returns the outcome that is exceeded with this probability."""
         return -self.sigma * float(special.ndtri(min(probability, 1.0)))
 
     def log_ratio(self, z: float) -> float:
@@ -81,7 +75,7 @@ class Gaussian:
         return (z - 0.5) / self.sigma**2
 
     def outcome(self, log_ratio: np.ndarray) -> np.ndarray:
-        """The outcome with this log ratio."""
+        """Returns the outcome with this log ratio."""
         return self.sigma**2 * log_ratio + 0.5
 
     def probabilities(self, edges: np.ndarray, shift: float) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +91,7 @@ class Laplace:
     scale: float
 
     def tail(self, probability: float) -> float:
-        """The outcome that is exceeded with this probability."""
+        """Returns the outcome that is exceeded with this probability."""
         return math.inf  # Losses are bounded.
 
     def log_ratio(self, z: float) -> float:
@@ -105,7 +99,7 @@ class Laplace:
         return (2 * min(max(z, 0.0), 1.0) - 1) / self.scale
 
     def outcome(self, log_ratio: np.ndarray) -> np.ndarray:
-        """The largest outcome with this log ratio; infinite where there is none."""
+        """Returns the largest outcome with this log ratio; infinite where there is none."""
         z = (self.scale * log_ratio + 1) / 2
         return np.where(z < 0, -np.inf, np.where(z >= 1, np.inf, z))
 
@@ -149,8 +143,6 @@ class Sampled:
       remove: Whether upper is the mixture (1 - q) noise + q shifted noise; else it is the noise.
     """
 
-    complete: ClassVar[bool] = True
-
     noise: Gaussian | Laplace
     q: float
     remove: bool
@@ -193,7 +185,7 @@ class Sampled:
         return float(np.logaddexp(math.log1p(-self.q), math.log(self.q) + log_ratio))
 
     def _edges(self, log_ratios: np.ndarray) -> np.ndarray:
-        """The outcomes where the log of r is `log_ratios`; -infinity below log(1 - q)."""
+        """Returns the outcomes where the log of r is `log_ratios`; -infinity below log(1 - q)."""
         if self.q == 1:
             return self.noise.outcome(log_ratios)
         # r - (1 - q), without overflow, and without cancellation near log r = 0.
@@ -248,8 +240,6 @@ class Atoms:
       infinite: Probability of an infinite loss.
     """
 
-    complete: ClassVar[bool] = True
-
     upper: np.ndarray
     lower: np.ndarray
     upper_error: np.ndarray
@@ -263,7 +253,7 @@ class Atoms:
             return np.log(np.maximum(self.upper, 0.0)) - np.log(self.lower)
 
     def range(self, tail: float) -> tuple[float, float]:
-        """The least and the largest finite loss."""
+        """Returns the least and the largest finite loss."""
         losses = self.losses[self.upper > 0]
         return (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 0.0)
 
@@ -323,7 +313,7 @@ def upper_hull(points: Sequence[_Point]) -> list[_Point]:
 
 
 def _step(p: _Point, q: _Point, i: int) -> float:
-    """The difference of the levels (i = 0) or powers (i = 1) of two points, from p to q."""
+    """Returns the difference of the levels (i = 0) or powers (i = 1) of two points, from p to q."""
     return q[i] - p[i] if max(q[i], p[i]) < 0.5 else p[i + 2] - q[i + 2]
 
 

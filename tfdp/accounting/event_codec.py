@@ -8,7 +8,7 @@ import attr
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import _validation
+from tfdp import _validation
 
 # Decoding imports the class that a file names, so only classes of these packages are looked up.
 _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
@@ -17,7 +17,7 @@ _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
 def sampled_gaussian(
     sampling_probability: float, noise_multiplier: float
 ) -> dp_accounting.PoissonSampledDpEvent:
-    """The event of one private step: a Gaussian mechanism on a Poisson-sampled batch.
+    """Returns the event of one private step: a Gaussian mechanism on a Poisson-sampled batch.
 
     Args:
       sampling_probability: Probability q, in (0, 1], that an example is in the batch.
@@ -81,32 +81,6 @@ def check_event(event: dp_accounting.DpEvent) -> None:
             raise _validation.error("event", f"of finite `{name}`", event)
         if name == "count" and not (_validation.is_integer(value) and value > 0):
             raise _validation.error("event", f"of positive integer `{name}`", event)
-
-
-def first_difference(
-    old: dp_accounting.DpEvent, new: dp_accounting.DpEvent
-) -> tuple[str, Any, Any] | None:
-    """The first parameter in which two frozen events differ: its name and both values.
-
-    In an event of several mechanisms, the name says in which: `selection.noise_multiplier`.
-    """
-    if type(old) is not type(new) or not attr.has(type(old)):
-        return None if old == new else ("event", old, new)
-    pairs = {f.name: (getattr(old, f.name), getattr(new, f.name)) for f in attr.fields(type(old))}
-    mechanisms = [name for name, pair in pairs.items() if _are_events(*pair)]
-    for name, (a, b) in pairs.items():
-        if name in mechanisms:
-            difference = first_difference(a, b)
-            if difference is not None:
-                inner, a, b = difference
-                return inner if len(mechanisms) == 1 else f"{name}.{inner}", a, b
-        elif a != b:
-            return name, a, b
-    return None
-
-
-def _are_events(*values: Any) -> bool:
-    return all(isinstance(value, dp_accounting.DpEvent) for value in values)
 
 
 def encode(event: dp_accounting.DpEvent) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import _validation, bounds, event_codec
+from tfdp import _validation
+from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -16,8 +17,7 @@ from tfdp.accounting.selective_release import (
     contains_selective_release,
 )
 
-# Version 1 had no `selective_release`.
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 1
 
 
 class PrivacyParametersChangedError(ValueError):
@@ -132,7 +132,7 @@ class PrivacyLedger:
         return builder.build()
 
     def epsilon(self, delta: float) -> EpsilonBound:
-        """The smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
+        """Returns the smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
 
         If batches can be truncated, the bound is computed at a smaller delta that leaves room for
         that (0.1% smaller if this is enough): it holds at the `delta` stated.
@@ -146,41 +146,6 @@ class PrivacyLedger:
         """
         delta = _validation.between_zero_and_one("delta", delta)
         return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
-
-    def check_compatible(self, other: "PrivacyLedger | dp_accounting.DpEvent") -> None:
-        """Checks that training may go on from this ledger with the parameters of `other`.
-
-        Compares the last release of this ledger with the last one of `other`, or with the event
-        `other` that will be recorded next. An empty ledger is compatible with everything.
-
-        Raises:
-          PrivacyParametersChangedError: They differ; names the parameter and both values.
-        """
-        if isinstance(other, PrivacyLedger):
-            new = other._releases[-1].event if other._releases else None
-            self._check_observability(other)
-        else:
-            new = event_codec.freeze(other)
-        if new is None or not self._releases:
-            return
-        difference = event_codec.first_difference(self._releases[-1].event, new)
-        if difference is not None:
-            raise self._changed(*difference)
-
-    def _check_observability(self, other: "PrivacyLedger") -> None:
-        """One accepted update and one attempt must not be counted together."""
-        if other.selective_release != self.selective_release and any(
-            contains_selective_release(r.event) for r in self._releases
-        ):
-            raise self._changed(
-                "selective_release", self.selective_release, other.selective_release
-            )
-
-    def _changed(self, name: str, old_value: Any, new_value: Any) -> PrivacyParametersChangedError:
-        return PrivacyParametersChangedError(
-            f"Argument `{name}` must stay {old_value!r}, with which {self.steps} steps were "
-            f"taken. Received: {name}={new_value!r}. Start a new training to change it."
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the ledger as a dict that JSON can hold and `from_dict` reads back.
@@ -210,12 +175,10 @@ class PrivacyLedger:
           ValueError: `data` is not of that form, or names an unknown class of events.
         """
         keys = {"version", "selective_release", "releases", "notes"}
-        if isinstance(data, Mapping) and data.get("version") == 1:
-            data = {"selective_release": CONDITIONAL, **data, "version": _FORMAT_VERSION}
         if not isinstance(data, Mapping) or set(data) != keys:
             raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
         if data["version"] != _FORMAT_VERSION:
-            raise _validation.error("version", f"1 or {_FORMAT_VERSION}", data["version"])
+            raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
         ledger = cls(data["notes"], data["selective_release"])
         for release in data["releases"]:
             if set(release) != {"event", "count", "truncation_probability"}:
@@ -350,7 +313,7 @@ def _is_selective(ledger: PrivacyLedger) -> bool:
 
 
 def _seen_as(release: Release, old: str, new: str) -> list[Release]:
-    """A release under another assumption of what is seen."""
+    """Returns a release under another assumption of what is seen."""
     event = release.event
     if old == new or not contains_selective_release(event):
         return [release]

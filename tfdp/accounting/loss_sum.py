@@ -77,22 +77,26 @@ class LossSum:
         if typical:
             theta = _tilt(directions, tail, delta, 0.0)[0]
         if below:
-            # Where the grid is coarse for the mass of the losses, a lower polygon is far off.
+            # A lower polygon is far off where the interval is of the size of most losses. Where all
+            # are much smaller, their mean decides.
             interval = min(interval / 2, (spread or math.inf) / _CELLS_OF_SPREAD)
         for _ in range(2):
-            pieces = [grid(direction, interval, tail, below) for direction, _ in directions]
+            # No small tilt tells pieces apart.
+            pieces = [grid(d, interval, tail, below, max(theta, 1.0)) for d, _ in directions]
             low, high = _window(pieces, counts, theta)
             if not high - low > interval * (_MOST_POINTS - 4):
                 break
             interval = 1.01 * (high - low) / (_MOST_POINTS - 4)
+        offset = float(sum(n * p.offset for p, n in zip(pieces, counts, strict=True)))
+        low, high = low - offset, high - offset
         size = scipy.fft.next_fast_len(math.ceil((high - low) / interval) + 4, real=True)
         start = math.floor(low / interval) - 1
         log_moments = _log_moments(pieces, theta)
         tilted = _tilted_sum(pieces, counts, interval, theta, log_moments, size)
         tilted = np.maximum(np.roll(tilted, -(start % size)), 0.0)
         # Relative to the middle of the window, so that little overflows.
-        self._middle = interval * (start + size // 2)
-        self._knots = interval * (start + np.arange(size)) - self._middle
+        self._middle = interval * (start + size // 2) + offset
+        self._knots = interval * (np.arange(size) - size // 2)
         self._theta, self._log_scale = theta, float(counts @ log_moments) - theta * self._middle
         weighted = tilted * np.exp(-theta * self._knots)
         self._upper = sums_from(weighted)
@@ -113,9 +117,10 @@ class LossSum:
         self._relative = _EPS * (float(counts.sum()) * (1000 + largest) + 100)
         self._log_totals = [float(counts @ _log_moments(pieces, order)) for order in (0.0, -1.0)]
         self._loss_error = math.fsum(n * d.loss_error for d, n in directions)
+        self._loss_error += 4 * _EPS * float(counts @ np.abs([p.offset for p in pieces]))
 
     def epsilon(self, delta: float) -> float:
-        """A bound on the smallest epsilon at `delta`."""
+        """Returns a bound on the smallest epsilon at `delta`."""
         left = delta - max(self._sign, 0.0) * self._infinite
         if left <= 0:
             return math.inf
@@ -138,7 +143,7 @@ class LossSum:
         return self._shifted(float(np.clip(inside, self._knots[last], self._knots[last + 1])))
 
     def delta(self, epsilon: float) -> float:
-        """An upper bound on the smallest delta at `epsilon`."""
+        """Returns an upper bound on the smallest delta at `epsilon`."""
         place = np.array(epsilon - 1e-13 * epsilon - self._loss_error - self._middle)
         above = np.searchsorted(self._knots, place)
         deltas = self._deltas(place, above)
@@ -241,7 +246,7 @@ def _tilted_sum(
     log_transform = np.zeros(size // 2 + 1, dtype=complex)
     for piece, count, log_moment in zip(pieces, counts, log_moments, strict=True):
         tilted = np.exp(np.log(piece.mass) + theta * piece.losses - log_moment)
-        places = np.rint(piece.losses / interval).astype(np.int64) % size
+        places = np.rint((piece.losses - piece.offset) / interval).astype(np.int64) % size
         transform = scipy.fft.rfft(np.bincount(places, tilted, minlength=size))
         log_transform += count * np.log(transform)
     large = log_transform.real > -_NEGLIGIBLE
@@ -251,7 +256,7 @@ def _tilted_sum(
 
 
 def _fft_error(count: float, size: int) -> float:
-    """The error of `_tilted_sum`, at most, in the 2-norm.
+    """Returns the error of `_tilted_sum`, at most, in the 2-norm.
 
     A transform is off by at most 8 eps log2(size) of its 2-norm (Higham 2002, "Accuracy and
     Stability of Numerical Algorithms", Theorem 24.2, with a margin), which is at most that of a

@@ -9,7 +9,8 @@ import attr
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import _validation, event_codec
+from tfdp import _validation
+from tfdp.accounting import event_codec
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS, RdpAccountant
 from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.ledger import PrivacyParametersChangedError
@@ -232,7 +233,7 @@ class RdpFilter:
     def can_afford(
         self, event: dp_accounting.DpEvent, count: int = 1, truncation_probability: float = 0.0
     ) -> bool:
-        """Whether `spend` with these arguments would be allowed.
+        """Returns whether `spend` with these arguments would be allowed.
 
         Raises:
           As `spend`, but for the budget.
@@ -340,7 +341,7 @@ class RdpFilter:
 
 @functools.lru_cache(maxsize=4096)
 def _cost(event: dp_accounting.DpEvent, order: float) -> float:
-    """The Renyi divergence of one release of a frozen event, in both directions."""
+    """Returns the Renyi divergence of one release of a frozen event, in both directions."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return event.count * _cost(event.event, order)
     if isinstance(event, dp_accounting.ComposedDpEvent):

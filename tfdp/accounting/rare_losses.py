@@ -28,7 +28,6 @@ kind, with rare outcomes that cannot be told from the largest others: they raise
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -54,8 +53,6 @@ class _Changed:
       whole: The direction.
       bound: The loss.
     """
-
-    complete: ClassVar[bool] = False
 
     whole: Direction
     bound: float
@@ -106,8 +103,6 @@ class Above(_Changed):
 
 class Capped(_Changed):
     """All outcomes; those with losses above the bound cannot be told from the largest others."""
-
-    complete: ClassVar[bool] = True
 
     def _changed(self, values: np.ndarray, place: int) -> np.ndarray:
         result = np.where(np.arange(len(values) - 1) <= place, values[:-1], 0.0)
@@ -174,7 +169,7 @@ class RareLosses:
         return high if self._sign > 0 else low
 
     def delta(self, epsilon: float) -> float:
-        """A bound on the smallest delta at `epsilon`."""
+        """Returns a bound on the smallest delta at `epsilon`."""
         if self._none is None:
             return max(self._sign, 0.0)
         epsilon -= self._sign * (1e-13 * abs(epsilon) + self._loss_error)
@@ -190,13 +185,13 @@ class RareLosses:
 
 
 def _probability_above(direction: Direction, bound: float) -> float:
-    """The probability of losses above, at most."""
+    """Returns the probability of losses above, at most."""
     masses = direction.masses(np.array([bound]))
     return min(float(masses.upper[1] + masses.upper_error[1]), 1.0)
 
 
 def _bound(directions: Directions, mean: float) -> float:
-    """The loss above which about so many are expected."""
+    """Returns the loss above which about so many are expected."""
     low, high = 1e-12, max(1e-12, *(direction.range(1e-300)[1] for direction, _ in directions))
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)

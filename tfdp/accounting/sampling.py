@@ -12,7 +12,7 @@ import math
 
 import scipy.stats
 
-from tfdp.accounting import _validation
+from tfdp import _validation
 
 # Largest probability that a padded batch has more examples than rows. It is charged to delta by the
 # ledger; at 1e-30 the charge is below a thousandth of delta = 1e-15 for a million steps at

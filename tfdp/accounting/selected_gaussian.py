@@ -58,7 +58,7 @@ def rdp(
     log_spread: float,
     orders: tuple[float, ...],
 ) -> np.ndarray:
-    """The Renyi divergence of one accepted update, at most, in the worse direction.
+    """Returns the Renyi divergence of one accepted update, at most, in the worse direction.
 
     Guarantees: never below the supremum over all acceptance probabilities, errors of quadrature and
     of rounding included. Above it by less than a thousandth or 1e-11, unless B / A > e^10 or
@@ -147,7 +147,7 @@ class _Dual:
         self.last = self.corners[:, 0]
 
     def bracket(self) -> tuple[float, float]:
-        """The best eta is (log Z - log N) / alpha for the best N and Z: between these."""
+        """Returns the best eta is (log Z - log N) / alpha for the best N and Z: between these."""
         log_n, log_z, _ = self.corners
         return (
             float(log_z.min() - log_n.max()) / self.order,
@@ -206,7 +206,7 @@ def _mixed(a: np.ndarray, b: np.ndarray, validation_q: float) -> np.ndarray:
 
 
 def _log_c(law: _Law, order: float, remove: bool) -> float:
-    """The smallest log c that is proven, in one direction."""
+    """Returns the smallest log c that is proven, in one direction."""
     coarse = _Dual(law, order, remove, _COARSE)
     low, high = coarse.bracket()
     slopes = {x: coarse.log_c(x)[1] for x in (low, high)}

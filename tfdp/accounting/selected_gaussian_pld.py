@@ -141,7 +141,7 @@ class _Dual:
         return gain * self.a_with, cost * self.a
 
     def breaks(self, slope: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-        """The three l [3, n] at which the best of the lines changes."""
+        """Returns the three l [3, n] at which the best of the lines changes."""
         # The lower two fall with l and the upper two rise. They meet where the last of the lower
         # ones gets below one of the upper ones.
         meet = np.max(
@@ -157,7 +157,7 @@ class _Dual:
         )
 
     def masses(self, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the corners [4, n] add to the masses that x and y are shares of."""
+        """Returns what the corners [4, n] add to the masses that x and y are shares of."""
         tails = self.law.tails(breaks, self.remove)
         everything, nothing = np.ones_like(tails[:, :1]), np.zeros_like(tails[:, :1])
         ends = (nothing, tails, everything) if self.remove else (everything, tails, nothing)
@@ -195,7 +195,7 @@ class _Dual:
 
 
 def _crossing(slope: np.ndarray, intercept: np.ndarray, i: int, j: int) -> np.ndarray:
-    """Where line j, the less steep one, gets above line i."""
+    """Returns where line j, the less steep one, gets above line i."""
     with np.errstate(over="ignore"):
         ratio = (intercept[i] - intercept[j]) / np.maximum(slope[j] - slope[i], 1e-300)
     return np.minimum(ratio, 1e290)
@@ -214,7 +214,7 @@ class _Polygon:
 
 
 def _polygon(law: _Law, remove: bool) -> _Polygon:
-    """A polygon that is proven to be above f wherever f(y) <= 1 - y.
+    """Returns a polygon that is proven to be above f wherever f(y) <= 1 - y.
 
     Where f is larger, (1 - x, 1 - y) is covered by the polygon of the other direction.
     """
@@ -268,7 +268,7 @@ def _power(
 
 
 def _atoms(own: _Polygon, other: _Polygon) -> dominating_pairs.Atoms:
-    """The outcomes of a pair whose trade-off curve is the hull of both polygons.
+    """Returns the outcomes of a pair whose trade-off curve is the hull of both polygons.
 
     A test of power x at level y is, the other way round, one of power 1 - y at level 1 - x.
     """

@@ -4,7 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
-from tfdp.accounting import _validation, budget, event_codec
+from tfdp import _validation
+from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers

@@ -14,8 +14,8 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
+from tfdp import _validation
 from tfdp.accounting import (
-    _validation,
     dominating_pairs,
     selected_gaussian,
     selected_gaussian_pld,
@@ -69,7 +69,7 @@ class SelectiveReleaseDpEvent(dp_accounting.DpEvent):
 def acceptance_bounds(
     validation_noise_multiplier: float, threshold: float = -1.0
 ) -> tuple[float, float]:
-    """The least and the largest probability with which the test accepts, on any data.
+    """Returns the least and the largest probability with which the test accepts, on any data.
 
     Args:
       validation_noise_multiplier: sigma_v > 0. The number in [-1, 1] gets noise of 2 * sigma_v.
@@ -88,7 +88,7 @@ def acceptance_bounds(
 
 
 def parameters_for_acceptance(least: float, largest: float) -> tuple[float, float]:
-    """The test that accepts with a probability between `least` and `largest`, on any data.
+    """Returns the test that accepts with a probability between `least` and `largest`, on any data.
 
     The conditional bound charges for their ratio alone, so that among the tests of one ratio the
     one with the largest probabilities makes the same law of accepted updates with the fewest
@@ -115,7 +115,7 @@ def parameters_for_acceptance(least: float, largest: float) -> tuple[float, floa
 
 
 def default_max_attempts(least_acceptance: float) -> int:
-    """The cap on attempts that is reached with probability at most 1e-30, on any data.
+    """Returns the cap on attempts that is reached with probability at most 1e-30, on any data.
 
     Args:
       least_acceptance: A of `acceptance_bounds`.
@@ -139,7 +139,7 @@ def selective_truncation_probability(
     least_acceptance: float,
     max_attempts: int | None = None,
 ) -> float:
-    """The probability, at most, that an accepted update was not made as accounted for.
+    """Returns the probability, at most, that an accepted update was not made as accounted for.
 
     The number of attempts is at most geometric, of success probability A, and whether an attempt is
     made does not depend on its own batches. By Wald's identity the expected number of truncated
@@ -183,7 +183,7 @@ def check_observability(value: Any) -> str:
 
 
 def contains_selective_release(event: dp_accounting.DpEvent) -> bool:
-    """Whether `event` is a SelectiveReleaseDpEvent or made of one."""
+    """Returns whether `event` is a SelectiveReleaseDpEvent or made of one."""
     if isinstance(event, SelectiveReleaseDpEvent):
         return True
     values = [getattr(event, f.name) for f in attr.fields(type(event))]
@@ -280,7 +280,7 @@ def bit_pair(event: SelectiveReleaseDpEvent, attained: bool = False) -> dominati
 
 
 def _bit_atoms(laws: list[np.ndarray]) -> dominating_pairs.Atoms:
-    """The outcomes of the hull of trade-off curves of two outcomes each, [upper, lower]."""
+    """Returns the outcomes of the hull of trade-off curves of two outcomes each, [upper, lower]."""
     points = [(0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 0.0, 0.0)]
     for upper, lower in laws:
         more = int(upper[1] * lower[0] > upper[0] * lower[1])  # The answer of the larger ratio.

@@ -7,7 +7,8 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import _validation, bounds
+from tfdp import _validation
+from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
@@ -170,7 +171,7 @@ def _is_model(source: Any) -> bool:
 
 
 def _other_optimizer(source: Any) -> tuple[str, ...]:
-    """Names an optimizer that is not private."""
+    """Returns names an optimizer that is not private."""
     optimizer = getattr(source, "optimizer", None) if _is_model(source) else None
     if optimizer is None or hasattr(type(optimizer), "ledger"):
         return ()

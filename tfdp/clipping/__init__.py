@@ -8,37 +8,37 @@ from tfdp.clipping.batch_losses.aggregations import (
 )
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss
 from tfdp.clipping.clipping_rules import (
-    AdaptiveQuantile,
-    Automatic,
+    AdaptiveQuantileClipping,
+    AutomaticClipping,
     ClippingRule,
-    Flat,
-    ImportanceSampling,
-    PerLayer,
+    FlatClipping,
+    ImportanceSamplingClipping,
+    PerLayerClipping,
 )
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
-from tfdp.clipping.one_pass.engine import OnePassClipping
-from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.engine import OnePassEngine
+from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.report import Report, SlowClippingWarning
-from tfdp.clipping.vectorized.engine import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 __all__ = [
-    "AdaptiveQuantile",
+    "AdaptiveQuantileClipping",
     "Aggregation",
-    "Automatic",
+    "AutomaticClipping",
     "BatchAggregation",
     "ClippedSum",
     "ClippingEngine",
     "ClippingRule",
-    "Flat",
-    "ImportanceSampling",
+    "FlatClipping",
+    "ImportanceSamplingClipping",
     "MicroAggregation",
-    "OnePassClipping",
-    "PerLayer",
+    "OnePassEngine",
+    "PerLayerClipping",
     "Report",
     "Sensitivities",
     "SlowClippingWarning",
     "TermWiseAggregation",
     "TwoTermLoss",
-    "VectorizedClipping",
-    "register_rule",
+    "VectorizedEngine",
+    "register_op_gradients",
 ]

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
+from tfdp._validation import error
+
 Clip: TypeAlias = float | tf.Tensor
 # The squares of shorter gradients vanish in float32: their norms are not known.
 LEAST_CLIP = 1e-15
@@ -15,7 +17,7 @@ LARGEST_CLIP = 1e10
 
 
 def within_range(clip: tf.Tensor) -> tf.Tensor:
-    """The nearest clip that float32 can compute with; the least one if `clip` is NaN."""
+    """Returns the nearest clip that float32 can compute with; the least one if `clip` is NaN."""
     clip = tf.where(tf.math.is_nan(clip), LEAST_CLIP, clip)
     return tf.clip_by_value(clip, LEAST_CLIP, LARGEST_CLIP)
 
@@ -35,7 +37,7 @@ class ClippingRule(abc.ABC):
     is_random: ClassVar[bool] = False
 
     def groups(self, names: Sequence[str]) -> list[int]:
-        """Which variables are clipped together: for each the number of its group, from 0.
+        """Returns which variables are clipped together: for each the number of its group, from 0.
 
         Args:
           names: Names of the variables.
@@ -44,7 +46,7 @@ class ClippingRule(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
-        """The factors for gradients of given norms.
+        """Returns the factors for gradients of given norms.
 
         Args:
           norms: Norms of the gradients of `n` examples, by group: `[n, groups]`.
@@ -55,7 +57,7 @@ class ClippingRule(abc.ABC):
         """
 
     def random_factors(self, norms: tf.Tensor, clip: Clip, uniforms: tf.Tensor) -> tf.Tensor:
-        """The factors of one step; those of most rules are no matter of chance.
+        """Returns the factors of one step; those of most rules are no matter of chance.
 
         Args:
           norms: See `factors`.
@@ -69,7 +71,7 @@ class ClippingRule(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat(ClippingRule):
+class FlatClipping(ClippingRule):
     """Gradients longer than C are scaled down to C: `g / max(1, ||g|| / C)`.
 
     References:
@@ -83,7 +85,7 @@ class Flat(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PerLayer(ClippingRule):
+class PerLayerClipping(ClippingRule):
     """The gradients of each of L layers are clipped to `C / sqrt(L)`: all together, to C.
 
     Variables belong to the same layer if their names have the same part before the last slash, as
@@ -107,7 +109,7 @@ class PerLayer(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Automatic(ClippingRule):
+class AutomaticClipping(ClippingRule):
     """Gradients are normalised: `C * g / (||g|| + stability)`. Short ones get longer, too.
 
     The clip becomes a factor of the learning rate: there is no clip to tune.
@@ -128,9 +130,8 @@ class Automatic(ClippingRule):
 
     def __post_init__(self) -> None:
         if not LEAST_CLIP <= self.stability <= LARGEST_CLIP:
-            raise ValueError(
-                f"Argument `stability` must be a number from {LEAST_CLIP} to {LARGEST_CLIP:g}. "
-                f"Received: stability={self.stability}."
+            raise error(
+                "stability", f"a number from {LEAST_CLIP} to {LARGEST_CLIP:g}", self.stability
             )
 
     def factors(self, norms: tf.Tensor, clip: Clip) -> tf.Tensor:
@@ -139,7 +140,7 @@ class Automatic(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class ImportanceSampling(Flat):
+class ImportanceSamplingClipping(FlatClipping):
     """Of a batch, examples are kept with a probability that grows with their gradient (DPIS).
 
     With probability `p = min(1, ||g|| / C)` a gradient g is kept, and counts as `C * g / ||g||`;
@@ -155,19 +156,19 @@ class ImportanceSampling(Flat):
     `||c_i||`, nor a bound on it.
 
     Formal guarantees:
-      * Privacy is that of `Flat` at the same `expected_batch_size`, clip and noise; the ledger
-        holds. Say that every example of the data set draws its number before the batch is drawn.
-        Given these, its contribution is a function of it and the weights, no longer than C, and
-        the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
+      * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the
+        ledger holds. Say that every example of the data set draws its number before the batch is
+        drawn. Given these, its contribution is a function of it and the weights, no longer than C,
+        and the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
         these, by weights that do not depend on the data; as hockey-stick divergences are jointly
         convex, its privacy is at least theirs. The numbers must be secret for that: they belong to
         rows, and with known numbers of rows, an added example would move all later examples to
         other numbers. Engines draw them from the secret seed of the step.
       * No better privacy is claimed: gradients of norm C are always kept, so that the worst case is
-        that of `Flat`.
-      * It is never better than `Flat` at the same privacy, by the variance of the sum. Its expected
-        value is the same; an example that is sampled with probability q adds `q C ||c|| - q^2
-        ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
+        that of `FlatClipping`.
+      * It is never better than `FlatClipping` at the same privacy, by the variance of the sum. Its
+        expected value is the same; an example that is sampled with probability q adds `q C ||c|| -
+        q^2 ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
         `||c|| (C - ||c||)` is the variance of the rounding. The noise is the same. What is less is
         the number of gradients in the sum. (Here, no time is saved: all gradients of the batch are
         computed to know their norms.)
@@ -197,7 +198,7 @@ class ImportanceSampling(Flat):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveQuantile(Flat):
+class AdaptiveQuantileClipping(FlatClipping):
     """Flat clipping with a clip that follows a quantile of the norms, privately.
 
     `l2_norm_clip` is where it begins, and it stays between 1e-15 and 1e10. After each step the
@@ -243,7 +244,7 @@ class AdaptiveQuantile(Flat):
                 )
 
     def noise(self, noise_multiplier: float, expected_batch_size: int) -> tuple[float, float]:
-        """How the noise is divided between the two parts of the mechanism.
+        """Returns how the noise is divided between the two parts of the mechanism.
 
         Args:
           noise_multiplier: Noise multiplier z of both together.
@@ -262,15 +263,16 @@ class AdaptiveQuantile(Flat):
         if count_noise is None:
             count_noise = max(expected_batch_size / 20, noise_multiplier)
         if 2 * count_noise <= noise_multiplier:
-            raise ValueError(
-                "Argument `count_noise` must be more than half of the optimizer's noise multiplier "
-                f"{noise_multiplier}. Received: count_noise={self.count_noise}."
+            raise error(
+                "count_noise",
+                f"more than half of the optimizer's noise multiplier {noise_multiplier}",
+                self.count_noise,
             )
         inverse = noise_multiplier**-2 - (2 * count_noise) ** -2
         return inverse**-0.5, count_noise
 
     def next_clip(self, clip: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """The clip after a step in which about `share` of the gradients were not clipped.
+        """Returns the clip after a step in which about `share` of the gradients were not clipped.
 
         It stays between 1e-15 and 1e10, and where it is if `share` is not finite.
         """
@@ -279,16 +281,16 @@ class AdaptiveQuantile(Flat):
 
 
 _NAMED: dict[str, type[ClippingRule]] = {
-    "flat": Flat,
-    "per_layer": PerLayer,
-    "automatic": Automatic,
-    "adaptive_quantile": AdaptiveQuantile,
-    "importance_sampling": ImportanceSampling,
+    "flat": FlatClipping,
+    "per_layer": PerLayerClipping,
+    "automatic": AutomaticClipping,
+    "adaptive_quantile": AdaptiveQuantileClipping,
+    "importance_sampling": ImportanceSamplingClipping,
 }
 
 
 def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
-    """A clipping rule from its name, from what `serialize` returned, or itself.
+    """Returns a clipping rule from its name, from what `serialize` returned, or itself.
 
     Raises:
       ValueError: There is no such rule.
@@ -298,15 +300,14 @@ def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
     config = {"name": rule} if isinstance(rule, str) else dict(rule)
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            f"Argument `clipping_rule` must be one of {sorted(_NAMED)} or a "
-            f"`tfdp.clipping.ClippingRule`. Received: clipping_rule={rule!r}."
+        raise error(
+            "clipping_rule", f"one of {sorted(_NAMED)} or a `tfdp.clipping.ClippingRule`", rule
         )
     return cls(**config)
 
 
 def serialize(rule: ClippingRule) -> dict[str, Any]:
-    """What `get` makes the same rule from: of a rule of tfdp, plain values."""
+    """Returns what `get` makes the same rule from: of a rule of tfdp, plain values."""
     names = {cls: name for name, cls in _NAMED.items()}
     if type(rule) not in names:
         raise ValueError(

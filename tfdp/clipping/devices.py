@@ -23,17 +23,17 @@ def compiled_by_xla() -> bool:
 
 
 def compiled_for_gpu() -> bool:
-    """Whether it is, and will run on a GPU."""
+    """Returns whether it is, and will run on a GPU."""
     return compiled_by_xla() and bool(tf.config.list_logical_devices("GPU"))
 
 
 def working_set_bytes() -> int:
-    """How much to have in memory at the same time where parts of a batch are worked on."""
+    """Returns how much to have in memory at the same time where parts of a batch are worked on."""
     return _GPU_BYTES if tf.config.list_logical_devices("GPU") else _CPU_BYTES
 
 
 def memory_budget() -> int:
-    """How many bytes one backward pass may take by default."""
+    """Returns how many bytes one backward pass may take by default."""
     return _GPU_BUDGET if tf.config.list_logical_devices("GPU") else _CPU_BUDGET
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams
@@ -24,10 +25,7 @@ _GROUPS, _UNIFORMS = range(2)
 def check_relation(relation: str) -> None:
     """Raises a ValueError if there is no such neighbouring relation."""
     if relation not in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
-        raise ValueError(
-            f"Argument `relation` must be '{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'. "
-            f"Received: relation={relation!r}."
-        )
+        raise error("relation", f"'{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'", relation)
 
 
 def check_clip(name: str, clip: float) -> None:
@@ -194,7 +192,7 @@ class ClippingEngine(abc.ABC):
             random_streams.make_secret(loss, self.streams)
 
     def _groups(self, variables: Sequence[tf.Variable]) -> list[int]:
-        """Which variables the rule clips together."""
+        """Returns which variables the rule clips together."""
         return self.rule.groups([variable.name for variable in variables])
 
     def _draw_uniforms(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
@@ -212,7 +210,7 @@ class ClippingEngine(abc.ABC):
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
     ) -> "Factors":
-        """By what to multiply gradients.
+        """Returns by what to multiply gradients.
 
         Args:
           squares: Squared norms of the gradients of each variable, `[n]`.
@@ -317,9 +315,9 @@ class Factors:
         object.__setattr__(self, "_columns", tf.unstack(self.by_group, axis=1))
 
     def of_variable(self, index: int) -> tf.Tensor:
-        """The factors for one variable, `[n]`."""
+        """Returns the factors for one variable, `[n]`."""
         return self.of_group(self.group_of[index])
 
     def of_group(self, group: int) -> tf.Tensor:
-        """The factors for the variables of one group, `[n]`."""
+        """Returns the factors for the variables of one group, `[n]`."""
         return self._columns[group]  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ MOST_CANCELLED = 1200.0
 
 
 def _rounding(terms: int) -> float:
-    """The share by which a sum of so many products of one sign may come out too low.
+    """Returns the share by which a sum of so many products of one sign may come out too low.
 
     At worst it is `terms` units of rounding, for sums one after the other. Libraries add up blocks:
     for equal terms, which are the worst, the loss of matrix products was found to be a quarter of
@@ -178,7 +178,7 @@ def in_float32(squares: tf.Tensor) -> tf.Tensor:
 
 
 def _guard(fan_in: int, fan_out: int, positions: int) -> float:
-    """The share of `(sum_t |a_t| |g_t|)^2` by which a norm by Gram matrices may be too low.
+    """Returns the share of `(sum_t |a_t| |g_t|)^2` by which a norm by Gram matrices may be too low.
 
     With products of u digits, the norm's square loses 4u of it; and the gradients that are summed
     (again in products) are longer by 2u of its root, which is at most 5u of it in the square.

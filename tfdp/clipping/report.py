@@ -86,7 +86,7 @@ class Report:
         remedy = (
             "Steps take longer, often several times as long; the guarantee is the same. "
             "`print(optimizer.clipping.report())` lists all variables. Write such a layer with "
-            "operations that have a rule, or register one (`tfdp.clipping.register_rule`)."
+            "operations that have a rule, or register one (`tfdp.clipping.register_op_gradients`)."
         )
         if self.fallback:
             return f"{self.fallback} {remedy}"
@@ -102,7 +102,7 @@ class Report:
 
 
 def vectorized_report(variables: Sequence[tf.Variable], why: str) -> Report:
-    """The report of a model that is left to the vectorised engine."""
+    """Returns the report of a model that is left to the vectorised engine."""
     sizes = [(v.name, v.shape.num_elements()) for v in variables]
     return Report(tuple(Entry(name, n, "vectorised", False, n) for name, n in sizes), why)
 

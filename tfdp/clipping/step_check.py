@@ -228,7 +228,7 @@ def _tie_to_outermost(graph: tf.Graph) -> None:
 
 
 def _being_handled() -> list[BaseException]:
-    """The exception being handled or raised, and those in whose handlers it was raised."""
+    """Returns the exception being handled or raised, and those in whose handlers it was raised."""
     found: list[BaseException] = []
     error = sys.exc_info()[1]
     while error is not None and error not in found:
@@ -296,7 +296,7 @@ def check_types(graph: tf.Graph) -> None:
 
 
 def is_allowed(kind: str) -> bool:
-    """Whether operations of a type may be in a training step."""
+    """Returns whether operations of a type may be in a training step."""
     if kind in _HARMLESS or kind in _ITERATORS:
         return True
     if kind.startswith((*data_flow.WRITES, *data_flow.COLLECTIVES)):
@@ -404,7 +404,7 @@ def _not_in_branch(why: str) -> ValueError:
 
 
 def _made_at(op: tf.Operation) -> str:
-    """The user's line that made an operation, for messages."""
+    """Returns the user's line that made an operation, for messages."""
     for frame in reversed(op.traceback or ()):
         if not any(part in frame.filename for part in _LIBRARIES):
             return f", made at {frame.filename}:{frame.lineno}"

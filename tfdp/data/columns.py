@@ -66,7 +66,7 @@ class ManyColumns(Columns):
 
 
 def _has_names(value: Any) -> bool:
-    """Whether something is a dict, or like one: a file of HDF5, a data frame."""
+    """Returns whether something is a dict, or like one: a file of HDF5, a data frame."""
     return hasattr(value, "keys") and hasattr(value, "__getitem__")
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
 from tfdp._tf.workers import check_alike, gathered
+from tfdp._validation import error
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.data.columns import Features
 from tfdp.data.poisson import check_integer, drawn_batches, source_of
@@ -82,9 +83,7 @@ def distributed_poisson_batches(
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
     if padding not in _PADDINGS:
-        raise ValueError(
-            f"Argument `padding` must be one of {list(_PADDINGS)}. Received: {padding=}."
-        )
+        raise error("padding", f"one of {list(_PADDINGS)}", padding)
     sources = _opened(strategy, open_shard, seed, transform, features, label)
     given = {
         "dataset_size": dataset_size,
@@ -139,7 +138,7 @@ def _opened(
     features: Features,
     label: str | None,
 ) -> dict[int, PoissonSource]:
-    """The parts of this worker's replicas, by their indices among all."""
+    """Returns the parts of this worker's replicas, by their indices among all."""
     sources: dict[int, PoissonSource] = {}
 
     def open_one(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:

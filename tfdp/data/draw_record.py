@@ -193,7 +193,7 @@ class DrawRecord:
             return dataclasses.replace(use, fresh=fresh)
 
     def _marks_on_device(self) -> tf.Variable:
-        """Numbers of the draws that were used, where compiled functions can write them."""
+        """Returns numbers of the draws that were used, where compiled functions can write them."""
         if self._marks is None:
             with plain_variables():
                 nothing = tf.fill([_SLOTS], tf.constant(_NOTHING, tf.int64))
@@ -256,7 +256,7 @@ class DrawRecord:
 
 
 def _facts(sampling: PoissonSampling, part: int) -> tuple[int, ...]:
-    """The numbers by which samplings are told apart, and parts of the data set."""
+    """Returns the numbers by which samplings are told apart, and parts of the data set."""
     sizes = sampling.dataset_size, sampling.expected_batch_size
     steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
     return *sizes, steps, padding, sampling.parts, part
@@ -297,7 +297,7 @@ _shared_of_flat = shared_function(_of_flat, any_size=True)
 
 
 def _bits(flat: tf.Tensor) -> tf.Tensor:
-    """The entries as int64, equal only where they are the same bit for bit."""
+    """Returns the entries as int64, equal only where they are the same bit for bit."""
     if flat.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(flat, 2**62)
     if flat.dtype == tf.bool:
@@ -326,7 +326,7 @@ def _next_number(counter: tf.Variable) -> tf.Tensor:
 
 
 def is_own(operation: tf.Operation) -> bool:
-    """Whether an operation is one by which a batch is looked up."""
+    """Returns whether an operation is one by which a batch is looked up."""
     return f"/{_SCOPE}" in f"/{operation.name}"
 
 

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tfdp._validation import error
+
 try:
     import fcntl
 except ImportError:  # On Windows: of two processes that compute the same, one may fail.
@@ -116,14 +118,15 @@ def scattering_features(
                 f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
             )
     if not (_is_positive_integer(max_order) and max_order <= 2):
-        raise ValueError(f"Argument `max_order` must be 1 or 2. Received: {max_order=}.")
+        raise error("max_order", "1 or 2", max_order)
     images = _checked_images(images, least_side=2**num_scales)
     size, height, width, channels = images.shape
     depth = channels * _num_coefficients(num_scales, num_angles, max_order)
     if num_groups is not None and (not _is_positive_integer(num_groups) or depth % num_groups):
-        raise ValueError(
-            f"Argument `num_groups` must be None or a positive divisor of {depth}, the number of "
-            f"output channels. Received: {num_groups=}."
+        raise error(
+            "num_groups",
+            f"None or a positive divisor of {depth}, the number of output channels",
+            num_groups,
         )
     shape = (size, height >> num_scales, width >> num_scales, depth)
     parameters = _Parameters(
@@ -151,7 +154,7 @@ def scattering_features(
 def _batches_of_features(
     images: np.ndarray, parameters: _Parameters, done: int = 0
 ) -> Iterator[np.ndarray]:
-    """The features of successive batches of images `[N, height, width, channels]`."""
+    """Returns the features of successive batches of images `[N, height, width, channels]`."""
     _, height, width, channels = images.shape
     transform = _transform(height, width, parameters)
     num_groups = parameters.num_groups
@@ -192,13 +195,13 @@ def _normalize(features: np.ndarray, num_groups: int) -> np.ndarray:
 
 
 def _num_coefficients(num_scales: int, num_angles: int, max_order: int) -> int:
-    """Number of coefficients K of one channel."""
+    """Returns number of coefficients K of one channel."""
     second = num_angles**2 * num_scales * (num_scales - 1) // 2
     return 1 + num_angles * num_scales + (second if max_order == 2 else 0)
 
 
 def _key(images: np.ndarray, parameters: _Parameters) -> str:
-    """A fingerprint of all that the features depend on."""
+    """Returns a fingerprint of all that the features depend on."""
     description = {
         "format": _FORMAT_VERSION,
         "kymatio": _kymatio("version").version,
@@ -213,7 +216,7 @@ def _key(images: np.ndarray, parameters: _Parameters) -> str:
 
 
 def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.ndarray | None:
-    """The cached features; None if there are none, or not such as these."""
+    """Returns the cached features; None if there are none, or not such as these."""
     try:
         # What `np.load` does for a .npy file, but for no other format.
         cached = np.lib.format.open_memmap(path, mode="r")
@@ -280,7 +283,7 @@ def _locked(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _progress_bar(total: int, done: int) -> Iterator[Callable[[int], Any]]:
-    """What advances a progress bar, where tqdm is installed and it takes long."""
+    """Returns what advances a progress bar, where tqdm is installed and it takes long."""
     try:
         import tqdm
     except ImportError:
@@ -298,7 +301,7 @@ def _progress_bar(total: int, done: int) -> Iterator[Callable[[int], Any]]:
 
 
 def _kymatio(module: str) -> Any:
-    """A module of Kymatio, which only this function of tfdp needs."""
+    """Returns a module of Kymatio, which only this function of tfdp needs."""
     try:
         return importlib.import_module(f"kymatio.{module}")
     except ImportError as error:
@@ -308,7 +311,7 @@ def _kymatio(module: str) -> Any:
 
 
 def _checked_images(images: Any, least_side: int) -> np.ndarray:
-    """The images as a contiguous float32 array."""
+    """Returns the images as a contiguous float32 array."""
     array = np.asarray(images)
     if array.ndim != 4 or 0 in array.shape or min(array.shape[1:3]) < least_side:
         raise ValueError(

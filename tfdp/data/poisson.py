@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error
 from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling, padded_batch_size
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.data import draw_record
@@ -185,9 +186,7 @@ def drawn_batches(
 
 def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
     if padding not in PADDINGS:
-        raise ValueError(
-            f"Argument `padding` must be one of {list(PADDINGS)}. Received: {padding=}."
-        )
+        raise error("padding", f"one of {list(PADDINGS)}", padding)
     if padding == BUCKETS and chunk_size is not None:
         raise ValueError(
             'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
@@ -203,10 +202,7 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None
 def _check_transform(transform: Any, x: Any, y: Any) -> None:
     """Refuses functions by which examples could get into each other."""
     if not callable(transform):
-        raise ValueError(
-            "Argument `transform` must be a function of one example, (x, y) -> (x, y), or None. "
-            f"Received: transform={transform!r}."
-        )
+        raise error("transform", "a function of one example, (x, y) -> (x, y), or None", transform)
     outputs = function_checks.trace("transform", transform, (x, y)).structured_outputs
     if not (isinstance(outputs, tuple) and len(outputs) == 2):
         raise ValueError(
@@ -295,7 +291,7 @@ def _available_bytes() -> int:
 
 
 def _weights(given: Any) -> tf.Tensor:
-    """The weights of the examples, as numbers that losses are multiplied by."""
+    """Returns the weights of the examples, as numbers that losses are multiplied by."""
     _check_weights(given)
     return tf.cast(given, tf.float32)
 

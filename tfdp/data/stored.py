@@ -190,7 +190,7 @@ class Items(Examples):
         return arrays
 
     def _are_strings(self, kinds: list) -> bool:
-        """Whether the examples differ in the lengths of strings alone."""
+        """Returns whether the examples differ in the lengths of strings alone."""
 
         def plain(kind: tuple) -> tuple:
             shape, dtype = kind

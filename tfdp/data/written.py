@@ -177,7 +177,7 @@ def _write_text(path: pathlib.Path, text: str) -> None:
 
 
 def _encoded(structure: Any) -> Any:
-    """A nested structure of specs as JSON has it."""
+    """Returns a nested structure of specs as JSON has it."""
     if isinstance(structure, dict):
         return {"dict": {key: _encoded(structure[key]) for key in sorted(structure)}}
     if isinstance(structure, (tuple, list)):

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._validation import error, is_integer
 from tfdp.models import likelihoods, priors
 from tfdp.models.likelihoods import Likelihood
 from tfdp.models.priors import Prior
-from tfdp.optimizers.arguments import is_integer
 
 # Latent codes that are worked on at the same time.
 _CODES_AT_A_TIME = 4096
@@ -49,10 +49,7 @@ class Autoencoder(tf.keras.Model):
                     f"layer, or call it once). Received: {name}={network!r}."
                 )
         if not (num_classes is None or (is_integer(num_classes) and num_classes >= 1)):
-            raise ValueError(
-                "Argument `num_classes` must be a positive integer or None. Received: "
-                f"{num_classes=}."
-            )
+            raise error("num_classes", "a positive integer or None", num_classes)
         self.encoder = encoder
         self.decoder = decoder
         self.prior = priors.get(prior)
@@ -64,7 +61,7 @@ class Autoencoder(tf.keras.Model):
         self._set_save_spec(encoder.save_spec(dynamic_batch=True)[0][0])
 
     def encode(self, x: Any, y: Any = None) -> tfd.Distribution:
-        """The approximate posterior q(z|x).
+        """Returns the approximate posterior q(z|x).
 
         Args:
           x: Examples, `[n, ...]`.
@@ -77,7 +74,7 @@ class Autoencoder(tf.keras.Model):
         return tfd.Independent(tfd.Normal(loc, scale), 1)
 
     def decode(self, z: Any, y: Any = None) -> tfd.Distribution:
-        """The law p(x|z) of examples.
+        """Returns the law p(x|z) of examples.
 
         Args:
           z: Codes, `[n, latent_dim]`.
@@ -162,7 +159,7 @@ class Autoencoder(tf.keras.Model):
           Examples, `[n, ...]`.
         """
         if not (is_integer(n) and n >= 0):
-            raise ValueError(f"Argument `n` must be a non-negative integer. Received: {n=}.")
+            raise error("n", "a non-negative integer", n)
         condition = None if y is None else np.broadcast_to(np.asarray(y), [n])
         self._checked_condition(condition)
         seeds = np.random.SeedSequence(seed)
@@ -184,7 +181,7 @@ class Autoencoder(tf.keras.Model):
         return np.concatenate(found)
 
     def reconstruct(self, x: Any, y: Any = None) -> np.ndarray:
-        """The means of p(x|z) at the means of q(z|x).
+        """Returns the means of p(x|z) at the means of q(z|x).
 
         Args:
           x: Examples, `[n, ...]`.
@@ -216,9 +213,7 @@ class Autoencoder(tf.keras.Model):
           One number for each example, `[n]`, in nats.
         """
         if not (is_integer(num_samples) and num_samples >= 1):
-            raise ValueError(
-                f"Argument `num_samples` must be a positive integer. Received: {num_samples=}."
-            )
+            raise error("num_samples", "a positive integer", num_samples)
         draws = tf.random.Generator.from_seed(
             np.random.SeedSequence(seed).generate_state(1)[0], alg="philox"
         )
@@ -245,7 +240,7 @@ class Autoencoder(tf.keras.Model):
         return self._log_likelihood_at(x, condition, codes) + weight
 
     def _checked_event_shape(self) -> list[int]:
-        """The shape of an example; makes sure that the networks fit together."""
+        """Returns the shape of an example; makes sure that the networks fit together."""
         latent_dim = self.prior.latent_dim
         x, encoded = _signature("encoder", self.encoder)
         z, decoded = _signature("decoder", self.decoder)
@@ -269,7 +264,7 @@ class Autoencoder(tf.keras.Model):
 
 
 def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.TensorShape]:
-    """The shapes of what a network takes first, and of what it returns."""
+    """Returns the shapes of what a network takes first, and of what it returns."""
     spec = network.save_spec(dynamic_batch=True)
     if spec is None:
         raise ValueError(

@@ -4,6 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error
+
 _LARGEST_NUMBER_OF_GROUPS = 32
 _LEAST_CHANNELS = 4  # Of a group.
 BATCH_NORMALIZATION = (
@@ -49,7 +51,7 @@ def replace_batch_normalization(model: tf.keras.Model, by: str = "group") -> tf.
       - Wu and He, 2018, Group Normalization (https://arxiv.org/abs/1803.08494).
     """
     if by not in ("group", "frozen"):
-        raise ValueError(f"Argument `by` must be 'group' or 'frozen'. Received: {by=}.")
+        raise error("by", "'group' or 'frozen'", by)
     if not isinstance(model, tf.keras.Model):
         raise ValueError(
             f"Argument `model` must be a model of Keras 2 (`tf.keras`). Received: {model!r}, of "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp.optimizers.arguments import is_number
+from tfdp._validation import error, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Divergence(abc.ABC):
         prior_samples: tf.Tensor,
         mask: tf.Tensor,
     ) -> tf.Tensor:
-        """The estimate: as for `__call__`, but rows that do not exist hold zeros.
+        """Returns the estimate: as for `__call__`, but rows that do not exist hold zeros.
 
         Only the parameters of the posterior's rows still hold what they did. However few rows
         exist, its gradient must be finite.
@@ -141,7 +141,7 @@ class DimensionwiseMMD(_MaximumMeanDiscrepancy):
         object.__setattr__(self, "scales", _positive_numbers("scales", self.scales))
 
     def kernel(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """The sum over scales and dimensions, `[n, n]`."""
+        """Returns the sum over scales and dimensions, `[n, n]`."""
         distances = _squared_differences(x, y)
         kernels = tf.zeros_like(distances)
         for scale in self.scales:
@@ -185,7 +185,7 @@ class RbfMMD(_MaximumMeanDiscrepancy):
         object.__setattr__(self, "bandwidths", _positive_numbers("bandwidths", self.bandwidths))
 
     def kernel(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """The sum over bandwidths, `[n, n]`."""
+        """Returns the sum over bandwidths, `[n, n]`."""
         distances = tf.reduce_mean(_squared_differences(x, y), axis=-1)
         kernels = tf.zeros_like(distances)
         for bandwidth in self.bandwidths:
@@ -247,14 +247,15 @@ def _log_densities(posterior: tfd.Distribution, points: tf.Tensor, mask: tf.Tens
 
 
 def _location_and_scale(posterior: tfd.Distribution) -> tuple[tf.Tensor, tf.Tensor]:
-    """The parameters themselves: NaNs in the gradient of a density could not be masked."""
+    """Returns the parameters themselves: NaNs in the gradient of a density could not be masked."""
     if isinstance(posterior, tfd.Independent) and isinstance(posterior.distribution, tfd.Normal):
         return posterior.distribution.loc, posterior.distribution.scale
     if isinstance(posterior, tfd.MultivariateNormalDiag) and posterior.loc is not None:
         return posterior.loc, posterior.scale.diag_part()
-    raise ValueError(
-        "Argument `posterior` must be a diagonal normal: a `tfd.MultivariateNormalDiag` or a "
-        f"`tfd.Independent` of `tfd.Normal`. Received: posterior={posterior}."
+    raise error(
+        "posterior",
+        "a diagonal normal: a `tfd.MultivariateNormalDiag` or a `tfd.Independent` of `tfd.Normal`",
+        posterior,
     )
 
 
@@ -264,23 +265,23 @@ def _squared_differences(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _existing(rows: tf.Tensor, mask: tf.Tensor, otherwise: float = 0.0) -> tf.Tensor:
-    """The rows that exist; in all others, a constant."""
+    """Returns the rows that exist; in all others, a constant."""
     return tf.where(mask[:, tf.newaxis], rows, tf.constant(otherwise, rows.dtype))
 
 
 def _pairs(mask: tf.Tensor) -> tf.Tensor:
-    """Which pairs of rows exist, bool `[n, n]`."""
+    """Returns which pairs of rows exist, bool `[n, n]`."""
     return tf.logical_and(mask[:, tf.newaxis], mask[tf.newaxis])
 
 
 def _distinct_pairs(mask: tf.Tensor) -> tf.Tensor:
-    """Which pairs of two different rows exist, bool `[n, n]`."""
+    """Returns which pairs of two different rows exist, bool `[n, n]`."""
     same = tf.eye(tf.shape(mask)[0], dtype=tf.bool)
     return tf.logical_and(_pairs(mask), tf.logical_not(same))
 
 
 def _mean(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """The mean of the values that count; 0 if none does."""
+    """Returns the mean of the values that count; 0 if none does."""
     total = tf.reduce_sum(tf.where(counted, values, tf.zeros_like(values)))
     return total / tf.maximum(tf.reduce_sum(tf.cast(counted, values.dtype)), 1.0)
 
@@ -307,7 +308,7 @@ def _check_rows(samples: tf.Tensor, prior_samples: tf.Tensor, mask: tf.Tensor) -
 
 
 def _positive_numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    """The same numbers as a tuple of floats."""
+    """Returns the same numbers as a tuple of floats."""
     try:
         numbers = tuple(values)
     except TypeError:
@@ -338,15 +339,16 @@ def get(divergence: Divergence | str | dict[str, Any] | None) -> Divergence | No
     config = dict(divergence) if isinstance(divergence, dict) else {"name": divergence}
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            f"Argument `divergence` must be None, one of {sorted(_NAMED)} or a "
-            f"`tfdp.models.divergences.Divergence`. Received: divergence={divergence!r}."
+        raise error(
+            "divergence",
+            f"None, one of {sorted(_NAMED)} or a `tfdp.models.divergences.Divergence`",
+            divergence,
         )
     return cls(**config)
 
 
 def serialize(divergence: Divergence | None) -> dict[str, Any] | None:
-    """What `get` makes the same divergence from: of a divergence of tfdp, plain values.
+    """Returns what `get` makes the same divergence from: of a divergence of tfdp, plain values.
 
     Raises:
       ValueError: It is none of tfdp's divergences.

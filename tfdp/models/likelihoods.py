@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp.optimizers.arguments import is_integer, is_number
+from tfdp._validation import error, is_integer, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Likelihood(abc.ABC):
     """The law p(x | z) of an example x, whose values are independent given the decoder's output."""
 
     def distribution(self, decoded: tf.Tensor, event_rank: int) -> tfd.Independent:
-        """The law of examples.
+        """Returns the law of examples.
 
         Args:
           decoded: Output of the decoder, `[..., *event]`.
@@ -39,10 +39,10 @@ class Likelihood(abc.ABC):
 
     @abc.abstractmethod
     def values(self, decoded: tf.Tensor) -> tfd.Distribution:
-        """The laws of the single values, with batch shape `[..., *event]`."""
+        """Returns the laws of the single values, with batch shape `[..., *event]`."""
 
     def mean(self, decoded: tf.Tensor) -> tf.Tensor:
-        """The expected example: the image to show, `[..., *event]`."""
+        """Returns the expected example: the image to show, `[..., *event]`."""
         return tf.convert_to_tensor(decoded)
 
 
@@ -126,7 +126,7 @@ class Normal(Likelihood):
 
 def _check_scale(scale: float) -> None:
     if not (is_number(scale) and 0 < scale < math.inf):
-        raise ValueError(f"Argument `scale` must be a positive, finite number. Received: {scale=}.")
+        raise error("scale", "a positive, finite number", scale)
 
 
 _NAMED: dict[str, type[Likelihood]] = {
@@ -137,7 +137,7 @@ _NAMED: dict[str, type[Likelihood]] = {
 
 
 def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
-    """A likelihood from its name, from what `serialize` returned, or itself.
+    """Returns a likelihood from its name, from what `serialize` returned, or itself.
 
     Raises:
       ValueError: There is no such likelihood.
@@ -147,15 +147,16 @@ def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
     config = dict(likelihood) if isinstance(likelihood, dict) else {"name": likelihood}
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            f"Argument `likelihood` must be one of {sorted(_NAMED)} or a "
-            f"`tfdp.models.likelihoods.Likelihood`. Received: likelihood={likelihood!r}."
+        raise error(
+            "likelihood",
+            f"one of {sorted(_NAMED)} or a `tfdp.models.likelihoods.Likelihood`",
+            likelihood,
         )
     return cls(**config)
 
 
 def serialize(likelihood: Likelihood) -> dict[str, Any]:
-    """What `get` makes the same likelihood from: of a likelihood of tfdp, plain values.
+    """Returns what `get` makes the same likelihood from: of a likelihood of tfdp, plain values.
 
     Raises:
       ValueError: It is none of tfdp's likelihoods.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import FULL
-from tfdp.clipping import OnePassClipping, SlowClippingWarning, step_check
+from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
 from tfdp.clipping.loss_graph import batch_state, reading
 from tfdp.data.batches import PoissonBatches
 from tfdp.models.batch_normalization import BATCH_NORMALIZATION
@@ -21,7 +21,7 @@ _STATELESS = "Use `stateful=False`."
 _NO_STATISTIC = "Normalize within the example: GroupNormalization, LayerNormalization."
 _SLOW = (
     "It trains, slower: use layers of `tf.keras.layers` with known rules, or add a rule with "
-    "`tfdp.clipping.register_rule`."
+    "`tfdp.clipping.register_op_gradients`."
 )
 _REDUCTION = (
     "Leave the loss's `reduction` at its default: Keras cannot add a weight regularizer to losses "
@@ -156,7 +156,7 @@ class _Trace:
         self.kept: list[tf.Variable | None] = []
         self.outputs: Any = None
         self.variables: list[tf.Variable] = []
-        self.engine = OnePassClipping(1.0)
+        self.engine = OnePassEngine(1.0)
         self.engine.streams = streams
 
     def forward(self, model: Any, args: Any, kwargs: Any) -> Any:
@@ -347,7 +347,7 @@ def _notes(model: Any, losses: Any) -> tuple[str, ...]:
 
 
 def _surrogate(outputs: Any) -> tf.Tensor | None:
-    """A loss of each example that every output enters."""
+    """Returns a loss of each example that every output enters."""
     real = [o for o in tf.nest.flatten(outputs) if o.dtype.is_floating and o.shape.rank]
     if not real:
         return None
@@ -356,7 +356,7 @@ def _surrogate(outputs: Any) -> tf.Tensor | None:
 
 
 def _container(model: Any, losses: Any, weights: Any) -> Any:
-    """The object that computes a loss in `fit`."""
+    """Returns the object that computes a loss in `fit`."""
     compile_utils = importlib.import_module("tf_keras.src.engine.compile_utils")
     names = getattr(model, "output_names", None)
     return compile_utils.LossesContainer(losses, weights, output_names=names)
@@ -372,7 +372,7 @@ def _units(model: Any) -> Iterator[Any]:
 
 
 def _owners(model: Any) -> dict[int, tuple[tf.Variable, Any]]:
-    """The layer of each variable, by the variable's id."""
+    """Returns the layer of each variable, by the variable's id."""
     return {
         id(v): (v, layer)
         for layer in model._flatten_layers()

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp.optimizers.arguments import is_integer, is_number
+from tfdp._validation import error, is_integer, is_number
 
 
 class Prior(abc.ABC):
@@ -23,11 +23,11 @@ class Prior(abc.ABC):
 
     @abc.abstractmethod
     def distribution(self) -> tfd.Distribution:
-        """The law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
+        """Returns the law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Returns the arguments of the constructor, as plain values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +100,7 @@ class SpikeAndSlab(Prior):
         _check_latent_dim(self.latent_dim)
         _check_positive("spike_scale", self.spike_scale)
         if not (is_number(self.spike_weight) and 0 < self.spike_weight < 1):
-            raise ValueError(
-                "Argument `spike_weight` must be a number in (0, 1). Received: "
-                f"spike_weight={self.spike_weight!r}."
-            )
+            raise error("spike_weight", "a number in (0, 1)", self.spike_weight)
 
     def distribution(self) -> tfd.Distribution:
         """See `Prior.distribution`."""
@@ -166,9 +163,7 @@ class GaussianMixture(Prior):
 
 def _check_latent_dim(latent_dim: int) -> None:
     if not (is_integer(latent_dim) and latent_dim >= 1):
-        raise ValueError(
-            f"Argument `latent_dim` must be a positive integer. Received: {latent_dim=}."
-        )
+        raise error("latent_dim", "a positive integer", latent_dim)
 
 
 def _check_positive(name: str, value: float) -> None:
@@ -179,7 +174,7 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def _matrix(locs: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """The same numbers as tuples of floats."""
+    """Returns the same numbers as tuples of floats."""
     try:
         rows = tuple(tuple(loc) for loc in locs)
     except TypeError:
@@ -187,10 +182,7 @@ def _matrix(locs: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
     widths = {len(row) for row in rows}
     finite = all(is_number(value) and math.isfinite(value) for row in rows for value in row)
     if len(widths) != 1 or 0 in widths or not finite:
-        raise ValueError(
-            "Argument `locs` must be a list of points, each a list of as many finite numbers. "
-            f"Received: locs={locs!r}."
-        )
+        raise error("locs", "a list of points, each a list of as many finite numbers", locs)
     return tuple(tuple(float(value) for value in row) for row in rows)
 
 
@@ -202,7 +194,7 @@ _NAMED: dict[str, type[Prior]] = {
 
 
 def get(prior: Prior | dict[str, Any]) -> Prior:
-    """A prior from what `serialize` returned, or itself.
+    """Returns a prior from what `serialize` returned, or itself.
 
     Raises:
       ValueError: There is no such prior.
@@ -212,15 +204,16 @@ def get(prior: Prior | dict[str, Any]) -> Prior:
     config = dict(prior) if isinstance(prior, dict) else {}
     cls = _NAMED.get(str(config.pop("name", None)))
     if cls is None:
-        raise ValueError(
-            "Argument `prior` must be a `tfdp.models.priors.Prior`, or a dict whose 'name' is one "
-            f"of {sorted(_NAMED)}. Received: prior={prior!r}."
+        raise error(
+            "prior",
+            f"a `tfdp.models.priors.Prior`, or a dict whose 'name' is one of {sorted(_NAMED)}",
+            prior,
         )
     return cls(**config)
 
 
 def serialize(prior: Prior) -> dict[str, Any]:
-    """What `get` makes the same prior from: of a prior of tfdp, plain values.
+    """Returns what `get` makes the same prior from: of a prior of tfdp, plain values.
 
     Raises:
       ValueError: It is none of tfdp's priors.

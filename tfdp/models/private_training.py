@@ -214,7 +214,7 @@ def _check_numbers(**arguments: Any) -> None:
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:
-    """The arguments of the last `compile`; empty if there was none."""
+    """Returns the arguments of the last `compile`; empty if there was none."""
     config = getattr(model, "_compile_config", None)
     if config is None or not model._is_compiled:
         return {}
@@ -270,7 +270,7 @@ def _private_optimizer(
 
 
 def _learning_rate(optimizer: Any) -> Any:
-    """The learning rate of a Keras optimizer: a schedule, or its value now."""
+    """Returns the learning rate of a Keras optimizer: a schedule, or its value now."""
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
         rate = optimizer._hyper["learning_rate"]  # Of a legacy one.

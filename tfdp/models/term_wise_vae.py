@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._validation import error, is_integer, is_number
 from tfdp.clipping import (
     Aggregation,
     BatchAggregation,
@@ -19,7 +20,6 @@ from tfdp.models.autoencoder import Autoencoder
 from tfdp.models.divergences import Divergence
 from tfdp.models.likelihoods import Likelihood
 from tfdp.models.priors import Prior
-from tfdp.optimizers.arguments import is_integer, is_number
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -176,7 +176,7 @@ class TermWiseVAE(Autoencoder):
     def _terms(
         self, rows: dict[str, tf.Tensor], mask: tf.Tensor | None, training: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The mean negative ELBO of a batch, and D."""
+        """Returns the mean negative ELBO of a batch, and D."""
         losses = self._negative_elbo(rows, training)
         if mask is None:
             mask = tf.ones_like(losses, tf.bool)
@@ -185,7 +185,7 @@ class TermWiseVAE(Autoencoder):
         return mean, self._distance(rows, mask, training)
 
     def _rows_of(self, data: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """The batch, and which of its rows are examples."""
+        """Returns the batch, and which of its rows are examples."""
         x, y, mask = tf.keras.utils.unpack_x_y_sample_weight(data)
         return {"x": x} if self.num_classes is None else {"x": x, "y": y}, mask
 
@@ -279,7 +279,7 @@ class TermWiseVAE(Autoencoder):
         return tf.add_n([tf.constant(0.0), *self.losses])
 
     def _plain_step(self, data: Any) -> None:
-        """An update without privacy."""
+        """Returns an update without privacy."""
         with tf.GradientTape() as tape:
             mean, distance = self._terms(*self._drawn_rows(data), training=True)
             total = mean + self.alpha * distance + self._regularizer()
@@ -288,7 +288,7 @@ class TermWiseVAE(Autoencoder):
         self.optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """The means over batches of the loss and of its two terms, D without alpha."""
+        """Returns the means over batches of the loss and of its two terms, D without alpha."""
         rows, mask = self._drawn_rows(data)
         mean, distance = self._terms(rows, mask, training=False)
         weight = tf.shape(rows["x"])[0] if mask is None else tf.math.count_nonzero(mask)
@@ -305,7 +305,7 @@ class TermWiseVAE(Autoencoder):
     # Saving.
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again."""
+        """Returns the arguments that make this model again."""
         return {
             "name": self.name,
             "encoder": tf.keras.layers.serialize(self.encoder),
@@ -356,7 +356,7 @@ class _Evaluated:
 
 
 def _with(rows: dict[str, tf.Tensor], drawn: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The tensors of a batch and the random numbers of its rows."""
+    """Returns the tensors of a batch and the random numbers of its rows."""
     return {**rows, **dict(zip(("noise", "prior"), drawn, strict=False))}
 
 
@@ -370,17 +370,10 @@ def _check_arguments(**values: Any) -> None:
                 f"{name}={value!r}."
             )
     if not (is_integer(values["num_samples"]) and values["num_samples"] >= 1):
-        raise ValueError(
-            "Argument `num_samples` must be a positive integer. Received: "
-            f"num_samples={values['num_samples']!r}."
-        )
+        raise error("num_samples", "a positive integer", values["num_samples"])
     if values["aggregation"] not in AGGREGATIONS:
-        raise ValueError(
-            f"Argument `aggregation` must be one of {', '.join(map(repr, AGGREGATIONS))}. "
-            f"Received: aggregation={values['aggregation']!r}."
+        raise error(
+            "aggregation", f"one of {', '.join(map(repr, AGGREGATIONS))}", values["aggregation"]
         )
     if not isinstance(values["non_private_diagnostics"], bool):
-        raise ValueError(
-            "Argument `non_private_diagnostics` must be True or False. Received: "
-            f"non_private_diagnostics={values['non_private_diagnostics']!r}."
-        )
+        raise error("non_private_diagnostics", "True or False", values["non_private_diagnostics"])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import AdaptiveQuantile
+from tfdp.clipping import AdaptiveQuantileClipping
 from tfdp.clipping.clipping_rules import within_range
 from tfdp.optimizers import replicas
 from tfdp.optimizers.noise import add_gaussian_noise
@@ -12,7 +12,7 @@ from tfdp.optimizers.secure_noise import add_secure_noise, add_secure_noise_to_c
 
 
 class AdaptiveClip:
-    """The current clip C, and the noise with which it is learnt; see `AdaptiveQuantile`.
+    """The current clip C, and the noise with which it is learnt; see `AdaptiveQuantileClipping`.
 
     Formal guarantee: `step` is one Gaussian mechanism of noise multiplier `noise_multiplier`, whose
     results are the noisy sum and the next clip.
@@ -26,7 +26,7 @@ class AdaptiveClip:
 
     def __init__(
         self,
-        rule: AdaptiveQuantile,
+        rule: AdaptiveQuantileClipping,
         l2_norm_clip: float,
         noise_multiplier: float,
         expected_batch_size: int,

@@ -1,7 +1,6 @@
 """What the arguments of a private optimizer must be."""
 
 import math
-import numbers
 import os
 import re
 from collections.abc import Sequence
@@ -9,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error, is_integer, is_number
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.clipping import (
-    AdaptiveQuantile,
+    AdaptiveQuantileClipping,
     ClippingEngine,
     ClippingRule,
-    OnePassClipping,
-    VectorizedClipping,
+    OnePassEngine,
+    VectorizedEngine,
     devices,
 )
 from tfdp.clipping.engine import LEAST_CLIP, check_clip
@@ -53,8 +53,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         or a `tfdp.clipping.ClippingRule` with arguments of its own."""
 
 ENGINES: dict[str, type[ClippingEngine]] = {
-    "one_pass": OnePassClipping,
-    "vectorized": VectorizedClipping,
+    "one_pass": OnePassEngine,
+    "vectorized": VectorizedEngine,
 }
 
 
@@ -83,15 +83,11 @@ def check_privacy_arguments(
 ) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
     if not is_number(l2_norm_clip):
-        raise ValueError(
-            f"Argument `l2_norm_clip` must be a positive number, at least {LEAST_CLIP}. Received: "
-            f"{l2_norm_clip=}."
-        )
+        raise error("l2_norm_clip", f"a positive number, at least {LEAST_CLIP}", l2_norm_clip)
     check_clip("l2_norm_clip", l2_norm_clip)
     if not (is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
-        raise ValueError(
-            "Argument `noise_multiplier` must be a non-negative, finite number (0: no privacy). "
-            f"Received: {noise_multiplier=}."
+        raise error(
+            "noise_multiplier", "a non-negative, finite number (0: no privacy)", noise_multiplier
         )
     if noise_multiplier > 0 and math.isinf(l2_norm_clip):
         raise ValueError(
@@ -117,9 +113,7 @@ def check_privacy_arguments(
             f"group. Received: {num_microbatches=}, {gradient_accumulation_steps=}."
         )
     if not (noise_seed is None or is_integer(noise_seed)):
-        raise ValueError(
-            f"Argument `noise_seed` must be an integer or None. Received: {noise_seed=}."
-        )
+        raise error("noise_seed", "an integer or None", noise_seed)
 
 
 def check_secure_noise(
@@ -130,9 +124,7 @@ def check_secure_noise(
 ) -> None:
     """Raises a ValueError if the noise is not one that secure noise can be made for."""
     if not isinstance(secure_noise, bool):
-        raise ValueError(
-            f"Argument `secure_noise` must be True or False. Received: {secure_noise=}."
-        )
+        raise error("secure_noise", "True or False", secure_noise)
     if secure_noise and noise_multiplier > LARGEST_NOISE_MULTIPLIER:
         raise ValueError(
             f"Argument `noise_multiplier` must be at most {LARGEST_NOISE_MULTIPLIER:g} with "
@@ -172,7 +164,7 @@ def check_arithmetic() -> None:
 
 
 def _xla_flags() -> str:
-    """The flags, or the text of the file that is named in their place."""
+    """Returns the flags, or the text of the file that is named in their place."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if not flags or flags.startswith("-"):
         return flags
@@ -203,9 +195,10 @@ def sampling_of(
     if isinstance(sampling, dict):
         sampling = PoissonSampling(**sampling)
     if not isinstance(sampling, PoissonSampling):
-        raise ValueError(
-            "Argument `sampling` must be the attribute `sampling` of "
-            f"`tfdp.data.poisson_batches(...)`, or None. Received: {sampling=}."
+        raise error(
+            "sampling",
+            "the attribute `sampling` of `tfdp.data.poisson_batches(...)`, or None",
+            sampling,
         )
     for name, given in (
         ("expected_batch_size", expected_batch_size),
@@ -227,18 +220,14 @@ def check_clipping_arguments(
 ) -> None:
     """Raises a ValueError that names the first argument that does not go with the others."""
     if engine not in ENGINES:
-        raise ValueError(
-            f"Argument `engine` must be one of {sorted(ENGINES)}. Received: {engine=}."
-        )
-    if isinstance(rule, AdaptiveQuantile) and math.isinf(l2_norm_clip):
-        raise ValueError(
-            "Argument `l2_norm_clip` must be finite for an adaptive clip to begin with. Received: "
-            f"{l2_norm_clip=}."
-        )
-    if isinstance(rule, AdaptiveQuantile) and num_microbatches is not None:
-        raise ValueError(
-            "Argument `num_microbatches` must be None with an adaptive clip, which counts "
-            f"examples. Received: {num_microbatches=}."
+        raise error("engine", f"one of {sorted(ENGINES)}", engine)
+    if isinstance(rule, AdaptiveQuantileClipping) and math.isinf(l2_norm_clip):
+        raise error("l2_norm_clip", "finite for an adaptive clip to begin with", l2_norm_clip)
+    if isinstance(rule, AdaptiveQuantileClipping) and num_microbatches is not None:
+        raise error(
+            "num_microbatches",
+            "None with an adaptive clip, which counts examples",
+            num_microbatches,
         )
 
 
@@ -247,11 +236,12 @@ def check_two_term_arguments(
 ) -> None:
     """Raises a ValueError that names the first argument that does not go with a TwoTermLoss."""
     if secure_noise:
-        raise ValueError(
-            "Argument `secure_noise` must be False with a TwoTermLoss, whose sums are in float32 "
-            f"and have several sensitivities. Received: {secure_noise=}."
+        raise error(
+            "secure_noise",
+            "False with a TwoTermLoss, whose sums are in float32 and have several sensitivities",
+            secure_noise,
         )
-    if isinstance(rule, AdaptiveQuantile):
+    if isinstance(rule, AdaptiveQuantileClipping):
         raise ValueError(
             "Argument `clipping_rule` must have a fixed clip with a TwoTermLoss, whose noise "
             f"follows from it. Received: clipping_rule={rule}."
@@ -262,10 +252,11 @@ def check_two_term_arguments(
             f"numbers for it. Received: clipping_rule={rule}."
         )
     if gradient_accumulation_steps > 1:
-        raise ValueError(
-            "Argument `gradient_accumulation_steps` must be 1 with a TwoTermLoss: where an "
-            "example's batch ends depends on the other examples, and with it, who shares its "
-            f"group. Received: {gradient_accumulation_steps=}."
+        raise error(
+            "gradient_accumulation_steps",
+            "1 with a TwoTermLoss: where an example's batch ends depends on the other examples, "
+            "and with it, who shares its group",
+            gradient_accumulation_steps,
         )
 
 
@@ -294,13 +285,3 @@ def check_variables(variables: Sequence[tf.Variable]) -> None:
                 "Argument `var_list` must hold real floating-point variables. Received: "
                 f"{variable.name} of type {variable.dtype.name}."
             )
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` is a real number that is not NaN; `True` and `False` are not."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
-
-
-def is_integer(value: Any) -> bool:
-    """Whether `value` is an integer; `True` and `False` are not."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Integral)

@@ -9,12 +9,13 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error
 from tfdp._warnings import warn_user
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.clipping import (
-    AdaptiveQuantile,
+    AdaptiveQuantileClipping,
     ClippedSum,
     ClippingEngine,
     ClippingRule,
@@ -128,7 +129,7 @@ class PrivateOptimizerMixin(PersistentState):
         self._engine = engine
         self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
         self._adaptive: AdaptiveClip | None = None
-        if isinstance(rule, AdaptiveQuantile):
+        if isinstance(rule, AdaptiveQuantileClipping):
             self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
         noises = (noise_multiplier, 0.0)
         if self._adaptive is not None:
@@ -255,7 +256,7 @@ class PrivateOptimizerMixin(PersistentState):
         return dp_accounting.GaussianDpEvent(self._noise_multiplier)
 
     def _kind(self) -> int:
-        """What a step is, as `record_table` says it."""
+        """Returns what a step is, as `record_table` says it."""
         unpadded = self._sampled is not None and self._sampled.padding == NONE
         return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
 
@@ -354,9 +355,10 @@ class PrivateOptimizerMixin(PersistentState):
                 f"{self._sampled.parts} parts, with {replicas.count()} replicas."
             )
         if self._clipping.num_microbatches is not None and replicas.count() > 1:
-            raise ValueError(
-                "Argument `num_microbatches` must be None under a distribution strategy of several "
-                f"replicas. Received: num_microbatches={self._clipping.num_microbatches}."
+            raise error(
+                "num_microbatches",
+                "None under a distribution strategy of several replicas",
+                self._clipping.num_microbatches,
             )
 
     def _warn_without_sampling(self) -> None:
@@ -403,7 +405,7 @@ class PrivateOptimizerMixin(PersistentState):
             return draw_use.use_of(clipped, self._sampled, accumulator), lock
 
     def _most_rows(self) -> int | None:
-        """The most rows of a batch, which follow from how it was sampled."""
+        """Returns the most rows of a batch, which follow from how it was sampled."""
         if self._sampled is None:
             return None
         return -(-self._sampled.padded_batch_size // self._gradient_accumulation_steps)
@@ -411,7 +413,7 @@ class PrivateOptimizerMixin(PersistentState):
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
     ) -> ClippedSum:
-        """The clipped sum of a loss with a batch-wise term."""
+        """Returns the clipped sum of a loss with a batch-wise term."""
         if replicas.count() > 1:
             raise ValueError(
                 "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
@@ -506,7 +508,7 @@ class PrivateOptimizerMixin(PersistentState):
             return super()._distributed_apply(*args, **kwargs)
 
     def _add_noise(self, total: ClippedSum, variables: list) -> list:
-        """The noisy sums of a logical batch."""
+        """Returns the noisy sums of a logical batch."""
         key = self._noise.next_key(self._position())
         if not self._clipping.wide_sums:
             if self._adaptive is not None:

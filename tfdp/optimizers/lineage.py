@@ -111,7 +111,7 @@ def captured_variables() -> Iterator[Any]:
 
 
 def _handles(variable: Any) -> list[Any]:
-    """The handles of a variable: of each device, if it is mirrored."""
+    """Returns the handles of a variable: of each device, if it is mirrored."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return [part.handle for part in variable.values]
     return [getattr(variable, "handle", variable)]

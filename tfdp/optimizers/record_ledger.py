@@ -109,7 +109,7 @@ def ledger_of_model(model: Any) -> PrivacyLedger | None:
 
 
 def _variables(model: Any) -> list[Any]:
-    """The variables of a model, as far as it has been built."""
+    """Returns the variables of a model, as far as it has been built."""
     if model.built:
         return list(model.variables)
     built = [part for part in model.submodules if getattr(part, "built", False)]

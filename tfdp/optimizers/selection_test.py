@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 
 from tfdp._random.rounded_gaussian import rounded_normals
-from tfdp.optimizers.arguments import is_integer, is_number
+from tfdp._validation import error, is_integer, is_number
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.secure_noise import STEPS
 
@@ -48,44 +48,36 @@ class ValidationTest:
 
     def __post_init__(self) -> None:
         if not (is_integer(self.batch_size) and self.batch_size >= 1):
-            raise ValueError(
-                "Argument `validation_batch_size` must be a positive integer. Received: "
-                f"validation_batch_size={self.batch_size!r}."
-            )
+            raise error("validation_batch_size", "a positive integer", self.batch_size)
         if not (is_number(self.noise_multiplier) and 0 < self.noise_multiplier < math.inf):
-            raise ValueError(
-                "Argument `validation_noise_multiplier` must be a positive, finite number. "
-                f"Received: validation_noise_multiplier={self.noise_multiplier!r}."
+            raise error(
+                "validation_noise_multiplier", "a positive, finite number", self.noise_multiplier
             )
         if not (is_number(self.clip) and _LEAST_CLIP <= self.clip <= _LARGEST_CLIP):
-            raise ValueError(
-                f"Argument `validation_clip` must be a number from {_LEAST_CLIP:g} to "
-                f"{_LARGEST_CLIP:g}. Received: validation_clip={self.clip!r}."
+            raise error(
+                "validation_clip", f"a number from {_LEAST_CLIP:g} to {_LARGEST_CLIP:g}", self.clip
             )
         if not (is_number(self.threshold) and math.isfinite(self.threshold)):
-            raise ValueError(
-                "Argument `threshold` must be a finite number. Received: "
-                f"threshold={self.threshold!r}."
-            )
+            raise error("threshold", "a finite number", self.threshold)
         if not self.secure_noise:
             return
         if not _LEAST_NOISE <= self.noise_multiplier <= _LARGEST_NOISE:
-            raise ValueError(
-                f"Argument `validation_noise_multiplier` must be from {_LEAST_NOISE} to "
-                f"{_LARGEST_NOISE:g} with `secure_noise`. Received: "
-                f"validation_noise_multiplier={self.noise_multiplier!r}."
+            raise error(
+                "validation_noise_multiplier",
+                f"from {_LEAST_NOISE} to {_LARGEST_NOISE:g} with `secure_noise`",
+                self.noise_multiplier,
             )
         if abs(self.threshold) > _LARGEST_THRESHOLD:
-            raise ValueError(
-                f"Argument `threshold` must be from -{_LARGEST_THRESHOLD:g} to "
-                f"{_LARGEST_THRESHOLD:g} with `secure_noise`. Received: "
-                f"threshold={self.threshold!r}."
+            raise error(
+                "threshold",
+                f"from -{_LARGEST_THRESHOLD:g} to {_LARGEST_THRESHOLD:g} with `secure_noise`",
+                self.threshold,
             )
 
     def accepts(
         self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor, key: tf.Tensor
     ) -> tf.Tensor:
-        """Whether to keep the update: a scalar bool tensor.
+        """Returns whether to keep the update: a scalar bool tensor.
 
         Args:
           old: The loss before the update, on a fresh Poisson batch.
@@ -100,7 +92,7 @@ class ValidationTest:
         return clipped + tf.convert_to_tensor(noise) < self.threshold * self.clip
 
     def _is_below_threshold(self, clipped: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Whether the clipped difference, on a grid and with noise, is below the threshold.
+        """Returns whether the clipped difference, on a grid and with noise, is below the threshold.
 
         In steps of the grid, k + round(y) < t just where y < ceil(t) - 1/2 - k. As |k| stays one
         step below the clip, that is in the range for which A and B hold, whatever k is.
@@ -115,7 +107,7 @@ class ValidationTest:
     def clipped_difference(
         self, old: "ValidationLoss", new: "ValidationLoss", mask: tf.Tensor
     ) -> tf.Tensor:
-        """The mean difference of the losses, clipped to [-C_v, C_v]; 0 for an empty batch.
+        """Returns the mean difference of the losses, clipped to [-C_v, C_v]; 0 for an empty batch.
 
         A loss that is infinite or not a number counts as the worst: an example that is broken
         before and after changes nothing, and an update that breaks the model is not wanted.

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error, is_integer
 from tfdp.accounting.sampling import NONE
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -19,7 +20,6 @@ from tfdp.accounting.selective_release import (
 from tfdp.clipping import ClippedSum
 from tfdp.data.draw_record import Use
 from tfdp.optimizers import record_table, replicas
-from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selection_test import ValidationLoss, ValidationTest
 
@@ -73,15 +73,16 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             l2_norm_clip, noise_multiplier, expected_batch_size, noise_seed=noise_seed, **kwargs
         )
         if self._gradient_accumulation_steps > 1:
-            raise ValueError(
-                "Argument `gradient_accumulation_steps` must be 1: an attempt is one batch, which "
-                "the clipping engine works on in parts by itself. Received: "
-                f"gradient_accumulation_steps={self._gradient_accumulation_steps}."
+            raise error(
+                "gradient_accumulation_steps",
+                "1: an attempt is one batch, which the clipping engine works on in parts by itself",
+                self._gradient_accumulation_steps,
             )
         if self._dataset_size is not None and self._dataset_size < validation_batch_size:
-            raise ValueError(
-                "Argument `validation_batch_size` must be at most the number of training examples, "
-                f"{self._dataset_size}. Received: {validation_batch_size=}."
+            raise error(
+                "validation_batch_size",
+                f"at most the number of training examples, {self._dataset_size}",
+                validation_batch_size,
             )
         self._test_noise = KeyStream(noise_seed, "test_noise")
         self._attempt: tf.Tensor | None = None
@@ -149,7 +150,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
     def accepts(
         self, old: ValidationLoss, new: ValidationLoss, mask: tf.Tensor, position: tf.Tensor
     ) -> tf.Tensor:
-        """Whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
+        """Returns whether to keep an update, a scalar bool tensor: see `ValidationTest.accepts`."""
         return self._test.accepts(old, new, mask, self._test_noise.next_key(position))
 
     def charge(self) -> None:
@@ -157,7 +158,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         self._released.add(tf.constant(True))
 
     def releases(self) -> tf.Tensor:
-        """The number of releases so far, int64, in the graph being built."""
+        """Returns the number of releases so far, int64, in the graph being built."""
         return self._released.total()
 
     def kept_variables(self) -> list[tf.Variable]:
@@ -182,7 +183,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return super().minimize(*args, **kwargs)
 
     def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
-        """The batch is a draw of the attempt's own, made in the same graph."""
+        """Returns the batch is a draw of the attempt's own, made in the same graph."""
         padded = self._sampled is not None and self._sampled.padding != NONE
         zero = tf.constant(0, tf.int64)
         return Use(tf.constant(not padded or clipped.mask is not None), zero, zero), None
@@ -206,10 +207,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
                 )
             return most
         if not is_integer(max_attempts) or not 1 <= max_attempts < 2**31:
-            raise ValueError(
-                "Argument `max_attempts` must be an integer of at least 1, or None. Received: "
-                f"{max_attempts=}."
-            )
+            raise error("max_attempts", "an integer of at least 1, or None", max_attempts)
         return int(max_attempts)
 
     def _privacy_parameters(self) -> dict[str, float]:
@@ -223,7 +221,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this optimizer again."""
+        """Returns the arguments that make this optimizer again."""
         return {
             **super().get_config(),
             "validation_batch_size": self.validation_batch_size,

@@ -18,7 +18,7 @@ from tests.two_term_support import (
     looped_groups,
     looped_samples,
 )
-from tfdp.clipping import BatchAggregation, MicroAggregation, OnePassClipping, TermWiseAggregation
+from tfdp.clipping import BatchAggregation, MicroAggregation, OnePassEngine, TermWiseAggregation
 from tfdp.clipping.batch_losses.aggregations import Sensitivities, split_noise
 
 M = 4
@@ -95,6 +95,7 @@ def test_batch_is_the_clipped_gradient_of_the_whole_loss():
         np.testing.assert_allclose(found(x, y, mask), expected, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", [term_wise(), MicroAggregation(), BatchAggregation()])
 def test_a_regularizer_is_public(aggregation):
     model, (x, y, mask) = Codes(), data()
@@ -107,6 +108,7 @@ def test_a_regularizer_is_public(aggregation):
     np.testing.assert_allclose(support.flat(public), gradient(model, regularizer), rtol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", [term_wise(), MicroAggregation(), BatchAggregation()])
 def test_masked_rows_are_nothing(aggregation):
     model, (x, y, mask) = Codes(), data()
@@ -165,6 +167,7 @@ def parts(model, aggregation):
     return samples, groups
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_neighbours_are_no_farther_apart_than_the_sensitivities(relation):
     rng = np.random.default_rng(0)
@@ -195,6 +198,7 @@ class Pull(tf.keras.Model):
         return self.weight * tf.reduce_sum(tf.where(mask, x[:, 0], 0.0))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_an_example_moves_the_batch_wise_sum_by_twice_the_clip(relation):
     x, mask = np.full([40, 3], 0.5, "float32"), np.ones(40, bool)
@@ -249,6 +253,7 @@ def test_a_split_by_share_and_of_one_term_alone():
     assert split_noise(2.0, 0.2, 0.0, 1.0) == (math.inf, 2.0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("split", ["least_noise", 0.3])
 def test_noise_scales(split):
     model, (x, y, mask) = Codes(), data()
@@ -319,6 +324,7 @@ def noise_of_steps(optimizer, aggregation, steps, clip_off=False):
     return codes, head
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["term_wise", "micro", "batch"])
 def test_the_noise_of_a_step(kind):
     aggregation = {
@@ -402,7 +408,7 @@ def test_capacity():
 
 
 def test_the_engine_is_that_of_one_pass():
-    engine = OnePassClipping(C1)
+    engine = OnePassEngine(C1)
     model, (x, y, mask) = Codes(), data()
 
     @tf.function

@@ -10,7 +10,7 @@ from tests.two_term_support import SEED, Codes, data
 from tfdp.clipping import (
     BatchAggregation,
     MicroAggregation,
-    OnePassClipping,
+    OnePassEngine,
     TermWiseAggregation,
     TwoTermLoss,
 )
@@ -47,7 +47,7 @@ def clipped_in_graph(changes, model, x, y, mask):
     }
     variables = model.trainable_variables
     found = TwoTermLoss(**arguments).clipped_sum(
-        OnePassClipping(0.5), variables, tf.constant(SEED, tf.int64), 32
+        OnePassEngine(0.5), variables, tf.constant(SEED, tf.int64), 32
     )
     return [
         tf.concat([tf.reshape(tf.zeros_like(v) if g is None else g, [-1]) for g, v in pairs], 0)
@@ -140,6 +140,7 @@ def test_a_number_is_no_row():
     )
 
 
+@pytest.mark.slow
 def test_rows_computed_by_their_own_shapes_are_rows():
     def by_row(model, x, y, mask):
         x = tf.reshape(tf.reshape(x, [tf.shape(x)[0], 1, 3]), [-1, x.shape[1]])
@@ -178,6 +179,7 @@ def in_branch(get):
     return step
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("within", [in_function, in_branch])
 def test_rows_mixed_in_an_enclosing_function(within):
     for mixed in (lambda x: x - tf.reduce_mean(x, 0), lambda x: tf.reduce_max(x) * tf.ones_like(x)):
@@ -216,6 +218,7 @@ def of_dataset(x, y):
 OUTSIDE = [of_tensor, of_size, of_branch, of_tensor_array, of_dataset]
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("number", OUTSIDE)
 def test_tensors_of_the_step_are_refused(number, term):
@@ -241,6 +244,7 @@ def test_functions_that_a_term_calls_may_not_mix_the_step():
     refused("mixes examples", changes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("term", FUNCTIONS)
 def test_terms_may_call_functions(term):
     called = tf.function(lambda loss: 2.0 * loss, autograph=False)
@@ -277,6 +281,7 @@ def test_tensors_of_the_other_term_are_refused(kept):
     refused(of_outside("batch_wise"), changes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("term", TERMS)
 def test_schedules_may_be_computed_outside(term):
     step = tf.Variable(3.0)
@@ -363,6 +368,7 @@ def test_variables_may_count_steps():
     same(changes, lambda model, *_: using("batch_wise", model, lambda: 3.0))
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("called", [False, True], ids=["", "called"])
 @pytest.mark.parametrize("writer", ["step", "sample_wise"])
@@ -387,7 +393,7 @@ def test_metrics_may_not_be_read(writer, called, term):
 
 
 def test_an_ordinary_loss_may_not_depend_on_a_metric_either():
-    metric, engine = tf.keras.metrics.Mean(), OnePassClipping(0.5)
+    metric, engine = tf.keras.metrics.Mean(), OnePassEngine(0.5)
 
     def step(changes, model, x, y, mask):
         metric.update_state(x)
@@ -474,6 +480,7 @@ def by_print(x):
     return number
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("term", FUNCTIONS)
 @pytest.mark.parametrize(
     "make",
@@ -487,6 +494,7 @@ def test_side_effects_are_refused(make, term):
     refused(SIDE_EFFECTS, changes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("term", FUNCTIONS)
 def test_assertions_are_no_side_effects(term):
     def changes(model, x, y, mask):
@@ -500,6 +508,7 @@ def test_assertions_are_no_side_effects(term):
     same(changes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
 def test_dropout_and_random_numbers_inside(aggregation):
     dropout = layers.Dropout(0.5)
@@ -531,6 +540,7 @@ def custom(factor):
     return identity
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("term", FUNCTIONS)
 @pytest.mark.parametrize("called", [False, True], ids=["", "called"])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
@@ -545,6 +555,7 @@ def test_custom_gradients_that_use_the_step(aggregation, called, term):
     refused(of_outside(name), changes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("called", [False, True], ids=["", "called"])
 def test_custom_gradients_of_constants_are_their_gradients(called):
     def changes(model, x, y, mask):
@@ -592,6 +603,7 @@ def of_layer(layer):
     return changes
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize(
     "make",
@@ -611,6 +623,7 @@ def test_regularizers_that_depend_on_data(make, aggregation):
     refused(OF_THE_DATA, changes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
 def test_regularizers_of_weights_are_public(aggregation):
     def changes(model, x, y, mask):
@@ -624,6 +637,7 @@ def test_regularizers_of_weights_are_public(aggregation):
     np.testing.assert_allclose(public, support.flat(of_head), rtol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("term", FUNCTIONS)
 def test_batch_normalization(term, aggregation):
@@ -700,7 +714,7 @@ def test_clips_whose_squares_vanish_are_refused(clip):
 
 def test_engines_refuse_such_clips_too():
     with pytest.raises(ValueError, match="`l2_norm_clip` must be a positive number, at least"):
-        OnePassClipping(LEAST_CLIP / 2)
+        OnePassEngine(LEAST_CLIP / 2)
 
 
 def test_the_least_clip_clips():
@@ -734,6 +748,7 @@ def rows_of_the_largest(model, x, y, mask):
     return {"sample_wise": sample_wise, "batch_wise": None, "batch": rows}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("check", "attack"),
     [("_is_public", scaled_by_the_largest), ("check_is_by_row", rows_of_the_largest)],

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 import tfdp
 from tests.two_term_support import SEED, Codes, data
-from tfdp.clipping import OnePassClipping, TermWiseAggregation, TwoTermLoss
+from tfdp.clipping import OnePassEngine, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import two_term_loss
 from tfdp.clipping.batch_losses.two_term_loss import split_key
-from tfdp.clipping.clipping_rules import ImportanceSampling
+from tfdp.clipping.clipping_rules import ImportanceSamplingClipping
 
 B = 32
 tfd = tfdp.models.priors.tfd
@@ -23,7 +23,7 @@ def summed(make_loss, jit_compile=False):
     def run(x, y, mask):
         loss = make_loss(model, x, y, mask)
         found = loss.clipped_sum(
-            OnePassClipping(1.0), model.trainable_variables, tf.constant(SEED, tf.int64), B
+            OnePassEngine(1.0), model.trainable_variables, tf.constant(SEED, tf.int64), B
         )
         return found.gradients, found.mask is not None
 
@@ -52,6 +52,7 @@ def refused(message, **changes):
         summed(make_loss)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_under_xla():
     plain, _ = summed(two_terms)
     compiled, _ = summed(two_terms, jit_compile=True)
@@ -253,6 +254,7 @@ def related_keys(key, count, dtype=tf.int64):
     return [tf.stack([keys[0][0], k[1]]) for k in keys]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [cast_keys, one_key, related_keys])
 def test_seeds_with_public_or_shared_bits_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(two_term_loss, "split_key", mutant)
@@ -270,7 +272,7 @@ def kept_of(seed):
         loss = TwoTermLoss(
             lambda x: tf.linalg.matvec(x, variable), None, (x,), TermWiseAggregation(1.0, 2)
         )
-        engine = OnePassClipping(1.0, rule=ImportanceSampling())
+        engine = OnePassEngine(1.0, rule=ImportanceSamplingClipping())
         return loss.clipped_sum(engine, [variable], tf.constant(seed, tf.int64), B).gradients[0]
 
     return np.array(run(0.5 * tf.eye(60))) > 0
@@ -288,16 +290,17 @@ def test_a_random_rule_draws_from_the_seed_of_the_step():
 
 def test_a_random_rule_with_a_constant_seed_is_caught(monkeypatch):
     """Mutant: the engine gets a constant seed, as for rules that draw nothing."""
-    right = OnePassClipping.clipped_sum
+    right = OnePassEngine.clipped_sum
 
     def wrong(self, loss, variables, group_seed, *args, **kwargs):
         return right(self, loss, variables, tf.constant([0, 0], tf.int64), *args, **kwargs)
 
-    monkeypatch.setattr(OnePassClipping, "clipped_sum", wrong)
+    monkeypatch.setattr(OnePassEngine, "clipped_sum", wrong)
     with pytest.raises(AssertionError):
         check_random_rule()
 
 
+@pytest.mark.slow
 def test_a_mask_that_does_not_come_with_the_data_proves_no_poisson_sampling():
     def make_loss(model, x, y, mask):
         return two_terms(model, x, y, tf.ones_like(y, tf.bool))

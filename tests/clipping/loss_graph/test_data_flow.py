@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.loss_graph import data_flow, reading
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, RAGGED, SIZE, Flow
 
@@ -145,4 +145,4 @@ def test_engines_see_metrics_without_an_optimizer():
 
     x, y = support.small_data(4)
     with pytest.raises(ValueError, match="The loss must depend on no metric"):
-        support.ClippedSum(OnePassClipping(1.0), model, x, loss)(x, y)
+        support.ClippedSum(OnePassEngine(1.0), model, x, loss)(x, y)

@@ -6,12 +6,12 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.loss_graph import out_of_range, reading
 
 layers = tf.keras.layers
 
-ENGINES = [OnePassClipping, VectorizedClipping]
+ENGINES = [OnePassEngine, VectorizedEngine]
 BAD = [3, 4, 5]
 
 
@@ -38,6 +38,7 @@ def with_bad_ones(x, y):
     return x, y
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_examples_out_of_range_add_nothing(engine, jit_compile):
@@ -49,7 +50,7 @@ def test_examples_out_of_range_add_nothing(engine, jit_compile):
     without = clipped(x, y, mask)
     np.testing.assert_allclose(clipped(*with_bad_ones(x, y)), without, atol=1e-6)
     assert np.any(np.abs(clipped(x, y) - without) > 1e-3)
-    if isinstance(engine, OnePassClipping):
+    if isinstance(engine, OnePassEngine):
         assert all(entry.fast for entry in engine.report().entries)
 
 
@@ -141,6 +142,7 @@ def test_tables_of_integers_are_looked_up_in_range():
     np.testing.assert_array_equal(found, [13, 10])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("selective", [False, True])
 def test_training_goes_on_over_a_bad_label(selective):
     x, y = support.small_data()

@@ -71,17 +71,20 @@ def assert_secret(name, jit_compile=False, engine="one_pass"):
             assert np.abs(some - other).max() > 0.01
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ["one_pass", "vectorized"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_streams_are_secret(name, engine):
     assert_secret(name, engine=engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout", "stateless uniform", "generator"])
 def test_streams_are_secret_under_xla(name):
     assert_secret(name, jit_compile=True)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["dropout", "stateless uniform", "generator"])
 def test_known_streams_are_caught(name, monkeypatch):
     monkeypatch.setattr(random_streams, "make_secret", lambda loss, stream: None)
@@ -96,6 +99,7 @@ def test_the_law_is_that_of_the_layer():
     assert 1e-9 < scipy.stats.chi2.sf(statistic, len(kept)) < 1 - 1e-9
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ["one_pass", "vectorized"])
 def test_rows_draw_independent_numbers(engine):
     """Each example moves weights of its own, by the mask that it has drawn."""
@@ -117,6 +121,7 @@ def test_rows_draw_independent_numbers(engine):
     assert np.abs(correlations).max() < 0.95 and np.abs(correlations.mean()) < 0.1
 
 
+@pytest.mark.slow
 def test_all_engines_use_the_numbers_of_the_forward_pass():
     """In parts as well."""
     data = batches()
@@ -145,6 +150,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("engine", "chunk_size"), [("one_pass", None), ("one_pass", 7), ("vectorized", None)]
 )
@@ -195,6 +201,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_made_secret_is_refused(name):
     def layer():
@@ -204,6 +211,7 @@ def test_what_cannot_be_made_secret_is_refused(name):
         updates(layer, batches())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["gamma", "poisson"])
 def test_it_is_allowed_where_places_are_free(name):
     assert len(updates(lambda: layers.Lambda(REFUSED[name]), batches("full"))) == 2
@@ -220,6 +228,7 @@ def generator_states():
     return found
 
 
+@pytest.mark.slow
 def test_states_of_generators_tell_no_number_of_rows():
     assert len(generator_states()) == 1
 

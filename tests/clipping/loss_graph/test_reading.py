@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import VectorizedClipping
+from tfdp.clipping import VectorizedEngine
 from tfdp.clipping.loss_graph import reading
 
 layers = tf.keras.layers
@@ -11,7 +11,7 @@ X, Y = support.small_data(6)
 
 
 def run(model, loss, x=X, **kwargs):
-    return support.ClippedSum(VectorizedClipping(1.0), model, x, loss=loss, **kwargs)(x, Y)
+    return support.ClippedSum(VectorizedEngine(1.0), model, x, loss=loss, **kwargs)(x, Y)
 
 
 def test_a_sum_is_the_sum_of_the_examples_losses():
@@ -28,7 +28,7 @@ def test_a_scaled_sum_keeps_its_weight():
         return 0.01 * support.crossentropy("sum")(y_true, y_pred, sample_weight=sample_weight)
 
     def unclipped(loss):
-        engine = VectorizedClipping(np.inf)
+        engine = VectorizedEngine(np.inf)
         return support.ClippedSum(engine, model, X, loss=loss)(X, Y)
 
     np.testing.assert_allclose(
@@ -81,7 +81,7 @@ def test_a_layer_that_mixes_examples_sees_one_at_a_time():
             layers.Dense(3),
         ]
     )
-    clipped_sum = support.ClippedSum(VectorizedClipping(1.0), model, X)
+    clipped_sum = support.ClippedSum(VectorizedEngine(1.0), model, X)
     whole = clipped_sum(X, Y)
     alone = sum(clipped_sum(X[i : i + 1], Y[i : i + 1]) for i in range(6))
     np.testing.assert_allclose(whole, alone, atol=1e-5)
@@ -90,7 +90,7 @@ def test_a_layer_that_mixes_examples_sees_one_at_a_time():
 def test_a_graph_that_holds_the_batch_size_is_refused():
     model = tf.keras.Sequential([layers.Lambda(lambda t: tf.reshape(t, [6, 4])), layers.Dense(3)])
     model.build([6, 4])
-    engine = VectorizedClipping(1.0)
+    engine = VectorizedEngine(1.0)
 
     @tf.function
     def step(x, y):
@@ -103,7 +103,7 @@ def test_a_graph_that_holds_the_batch_size_is_refused():
 
 def test_static_batch_sizes_work_for_ordinary_models():
     model = support.small_model()
-    engine = VectorizedClipping(0.3)
+    engine = VectorizedEngine(0.3)
 
     @tf.function
     def step(x, y):

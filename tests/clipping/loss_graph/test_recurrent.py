@@ -96,6 +96,7 @@ def differentiate(
     return Outcome(found[0], expected, ours, {i: (None, *u)[-2:] for i, u in uses.items()})
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("time", [TIME, None])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sequences", [False, True])
@@ -116,6 +117,7 @@ def test_gradients(kind, backwards, sequences, masked, time):
         assert np.all(g[~MASK] == 0) and np.all(np.abs(g[MASK]).max(axis=-1) > 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -133,6 +135,7 @@ def test_other_options(kind, options):
     assert outcome.largest_error() < 1e-5
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_each_example_has_the_gradient_that_it_has_alone(kind):
     layer = make(kind, return_sequences=True, go_backwards=True)
@@ -145,6 +148,7 @@ def test_each_example_has_the_gradient_that_it_has_alone(kind):
             )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float64", 1e-12), ("mixed_bfloat16", 0.2), ("mixed_float16", 0.02)]
 )
@@ -156,6 +160,7 @@ def test_other_types(kind, dtype, tolerance):
     assert outcome.largest_error() < tolerance
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_xla(kind):
     layer = make(kind, return_sequences=True, go_backwards=True)
@@ -170,6 +175,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("change", MUTANTS, ids=str)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_mutants_are_caught(kind, change):
@@ -178,6 +184,7 @@ def test_mutants_are_caught(kind, change):
     assert outcome.largest_error() > 1e-3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_within_a_model(kind):
     """Both directions, with a mask of the model's own, as replaced gradients of their calls."""

@@ -5,17 +5,17 @@ import pytest
 import tensorflow as tf
 
 from tests import support
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.loss_graph import reading, reductions
 
 layers = tf.keras.layers
-ENGINES = [OnePassClipping, VectorizedClipping]
+ENGINES = [OnePassEngine, VectorizedEngine]
 N, CLIP = 12, 0.3
 X, Y = support.small_data(N)
 MASK = np.arange(N) % 3 > 0
 
 
-def clipped_sum(loss, model=None, engine=VectorizedClipping, x=X, y=Y, mask=MASK, **kwargs):
+def clipped_sum(loss, model=None, engine=VectorizedEngine, x=X, y=Y, mask=MASK, **kwargs):
     return support.ClippedSum(engine(CLIP), model or support.small_model(), x, loss, **kwargs)(
         x, y, mask
     )
@@ -65,6 +65,7 @@ MEANS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("loss", MEANS)
 def test_means_are_taken_apart(loss, engine):
@@ -111,14 +112,15 @@ def test_a_mean_of_means_is_caught(monkeypatch):
 
     monkeypatch.setattr(reductions, "of_term", of_the_mean)
     with pytest.raises(AssertionError):
-        test_means_are_taken_apart(keras_mean, OnePassClipping)
+        test_means_are_taken_apart(keras_mean, OnePassEngine)
 
 
 def test_with_xla():
-    found = clipped_sum(keras_mean, engine=OnePassClipping, jit_compile=True)
+    found = clipped_sum(keras_mean, engine=OnePassEngine, jit_compile=True)
     np.testing.assert_allclose(found, looped(losses_of), atol=1e-6)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("of", [keras_mean, support.crossentropy("sum")])
 def test_public_factors_stay(of, engine):
@@ -152,6 +154,7 @@ def number_of_rows(y):
     return tf.cast(tf.shape(y)[0], tf.float32)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("reduce", "within"),
@@ -172,6 +175,7 @@ def test_losses_of_pixels_are_reduced_within_the_example(reduce, within, engine)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_weighted_mean_over_tokens_is_one_within_the_example(engine):
     """Masked tokens: the loss of an example is the mean over its own."""
@@ -254,6 +258,7 @@ def _largest(y, prediction, sample_weight):
     return tf.reduce_max(losses_of(y, prediction))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -281,6 +286,7 @@ def test_sums_and_means_do_not_mix():
 # Through Keras.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "loss", ["sparse_categorical_crossentropy", tf.keras.losses.sparse_categorical_crossentropy]
 )
@@ -299,6 +305,7 @@ def test_losses_as_keras_users_give_them(loss):
     np.testing.assert_allclose(trained(loss), trained(none), atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("reduction", ["none", "sum_over_batch_size"])
 def test_several_outputs_with_weights_and_a_regulariser(reduction):
     tf.keras.utils.set_random_seed(0)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tests import support
 from tests.clipping.models import CLIP, VECTORS, Y, assert_equals_loop, built
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.one_pass import computed_weights
 
 layers = tf.keras.layers
@@ -37,9 +37,10 @@ def with_weights(function):
     return lambda: tf.keras.Sequential([Computed(), layers.Dense(3)])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_gradients_equal_a_loop_over_examples(name):
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, with_weights(COMPUTED[name]), VECTORS)
     report = engine.report()
     assert report.fast_fraction == 1, str(report)
@@ -47,14 +48,14 @@ def test_gradients_equal_a_loop_over_examples(name):
 
 
 def test_what_has_no_gradient_adds_none():
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     model = built(with_weights(lambda w: tf.round(3 * w)), VECTORS)
     gradients = support.ClippedSum(engine, model, VECTORS).gradients(VECTORS, Y)[0]
     assert gradients[0] is None or not np.any(gradients[0])
 
 
 def test_complex_numbers_are_left_to_the_vectorised_engine():
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
 
     def real_part(w):
         return tf.math.real(tf.complex(w, w) * tf.complex(0.5, -1.0))
@@ -64,7 +65,7 @@ def test_complex_numbers_are_left_to_the_vectorised_engine():
 
 
 def test_lists_of_weights_are_left_to_the_vectorised_engine():
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
 
     def from_a_list(w):
         return tf.TensorArray(tf.float32, 5).unstack(w).stack()
@@ -77,7 +78,7 @@ def test_gradients_that_are_not_pulled_back_are_caught(monkeypatch):
     """The norm must be that of the variable's gradient, not of the computed weights'."""
     monkeypatch.setattr(computed_weights, "_pulled_back", lambda gradient, view, shape: gradient)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), with_weights(COMPUTED["softmax"]), VECTORS)
+        assert_equals_loop(OnePassEngine(CLIP), with_weights(COMPUTED["softmax"]), VECTORS)
 
 
 def test_steps_that_compute_the_same_weights_are_put_together():
@@ -86,7 +87,7 @@ def test_steps_that_compute_the_same_weights_are_put_together():
             [layers.Reshape([5, 1]), layers.GRU(3, reset_after=False, unroll=True), layers.Dense(3)]
         )
 
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, make, VECTORS)
     (how,) = [
         entry.how for entry in engine.report().entries if "recurrent_kernel" in entry.variable

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.one_pass.op_rules.depthwise import Window
+from tfdp.clipping.one_pass.op_gradients.depthwise import Window
 
 PADS = {"none": [(0, 0), (0, 0)], "some": [(1, 0), (2, 1)]}
 

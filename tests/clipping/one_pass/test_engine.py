@@ -21,17 +21,18 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassClipping, SlowClippingWarning, VectorizedClipping, norms
+from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, norms
 from tfdp.clipping.one_pass import per_example_gradients, weight_uses
-from tfdp.clipping.one_pass.op_rules import registry
+from tfdp.clipping.one_pass.op_gradients import registry
 
 layers = tf.keras.layers
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", SLOW)
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
 def test_what_has_no_rule_falls_back_and_says_so(name, options):
-    engine = OnePassClipping(CLIP, **options)
+    engine = OnePassEngine(CLIP, **options)
     with pytest.warns(SlowClippingWarning, match="slower vectorised engine") as caught:
         assert_equals_loop(engine, *SLOW[name])
     assert len([w for w in caught if w.category is SlowClippingWarning]) == 1
@@ -41,13 +42,14 @@ def test_what_has_no_rule_falls_back_and_says_so(name, options):
     assert (report.fallback is not None) == ("loop" in name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name",
     ["dense", "conv2d", "embedding", "attention", "tied embedding", "rnn of a cell, masked"],
 )
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
 def test_compiled_by_xla(name, options):
-    assert_equals_loop(OnePassClipping(CLIP, **options), *FAST[name], jit_compile=True)
+    assert_equals_loop(OnePassEngine(CLIP, **options), *FAST[name], jit_compile=True)
 
 
 def test_a_weight_without_dimensions_keeps_its_shape():
@@ -56,24 +58,26 @@ def test_a_weight_without_dimensions_keeps_its_shape():
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def clipped(x):
         losses, key = tf.reduce_sum(x, axis=1) * weight, tf.constant([1, 2], tf.int64)
-        return OnePassClipping(1.0).clipped_sum(losses, [weight], key).gradients[0]
+        return OnePassEngine(1.0).clipped_sum(losses, [weight], key).gradients[0]
 
     found = clipped(tf.ones([4, 3]))
     assert found.shape == []
     assert float(found) == pytest.approx(4, rel=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["swish", "custom gradients"])
 def test_custom_gradients_are_copied_for_the_vectorised_engine(name):
-    assert_equals_loop(VectorizedClipping(CLIP), *FAST[name])
+    assert_equals_loop(VectorizedEngine(CLIP), *FAST[name])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", ["conv2d", "lstm", "simple rnn", "embedding", "computed weights", "swish"]
 )
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
 def test_chunks_do_not_change_the_sum(name, chunk_size):
-    assert_equals_loop(OnePassClipping(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
+    assert_equals_loop(OnePassEngine(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
 
 
 def test_chunks_know_the_shapes_that_layers_state():
@@ -87,7 +91,7 @@ def test_chunks_know_the_shapes_that_layers_state():
     x, y = np.random.default_rng(0).random([7, 3, 4, 2], "float32"), np.zeros([7], int)
     reports = []
     for chunk_size in (None, 3):
-        engine = OnePassClipping(CLIP, chunk_size=chunk_size)
+        engine = OnePassEngine(CLIP, chunk_size=chunk_size)
         support.ClippedSum(engine, model, x)(x, y)
         reports.append(engine.report())
     assert reports[0] == reports[1]
@@ -96,24 +100,25 @@ def test_chunks_know_the_shapes_that_layers_state():
 
 def test_a_small_memory_budget_makes_chunks(monkeypatch):
     chunks = []
-    original = OnePassClipping._in_chunks
+    original = OnePassEngine._in_chunks
 
     def watched(self, *args):
         chunks.append(args[-1])
         return original(self, *args)
 
-    monkeypatch.setattr(OnePassClipping, "_in_chunks", watched)
+    monkeypatch.setattr(OnePassEngine, "_in_chunks", watched)
     assert_equals_loop(ExpectsRows(CLIP, memory_budget=1000), *FAST["dense"])
     assert chunks and 1 <= chunks[0] < N
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", ["conv2d", "depthwise", "gram", "embedding", "shared layer, two inputs"]
 )
 @pytest.mark.parametrize("working_set", [1, 10_000])
 def test_parts_of_norms_do_not_change_the_sum(name, working_set, monkeypatch):
     monkeypatch.setattr("tfdp.clipping.devices._CPU_BYTES", working_set)
-    assert_equals_loop(OnePassClipping(CLIP), *FAST[name])
+    assert_equals_loop(OnePassEngine(CLIP), *FAST[name])
 
 
 # Mutants of what rules have in common.
@@ -142,6 +147,7 @@ class SumOfNorms(per_example_gradients.Direct):
         return tf.add_n(pieces)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["shared layer, two inputs", "tied embedding", "shared embedding"])
 def test_sums_of_norms_are_caught(name, monkeypatch):
     combine = per_example_gradients.combine
@@ -151,14 +157,14 @@ def test_sums_of_norms_are_caught(name, monkeypatch):
 
     monkeypatch.setattr("tfdp.clipping.one_pass.plan.combine", wrong)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), *FAST[name])
+        assert_equals_loop(OnePassEngine(CLIP), *FAST[name])
 
 
 def test_comparing_the_engines_notices_a_wrong_rule(monkeypatch):
     make, x = FAST["dense"]
     engine = support.ComparedClipping(CLIP)
     support.ClippedSum(engine, built(make, x), x)(x, Y)
-    rule = registry.find_rule("BiasAdd", 1)
+    rule = registry.find_op_gradients("BiasAdd", 1)
 
     def wrong(use):
         return rule(weight_uses.Use(**{**use.__dict__, "gradient": 2 * use.gradient}))
@@ -181,7 +187,7 @@ def test_sensitivity_of_random_neighbours(seed, scale, name):
     make, x = FAST[name]
     x = x * np.float32(scale)
     row = seed % N
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     clipped_sum = support.ClippedSum(engine, built(make, x, seed), x)
     others = np.arange(N) != row
     whole, masked = clipped_sum(x, Y), clipped_sum(x, Y, others)
@@ -192,7 +198,7 @@ def test_sensitivity_of_random_neighbours(seed, scale, name):
     np.testing.assert_allclose(masked, removed, atol=1e-5)
 
 
-class UnclippedOnePass(OnePassClipping):
+class UnclippedOnePass(OnePassEngine):
     """Mutant: the clip is skipped."""
 
     @property
@@ -208,6 +214,7 @@ def test_a_skipped_clip_is_caught():
     assert np.linalg.norm(moved) > engine.sensitivity()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("name", ["dense", "gram", "conv2d", "lstm, both directions"])
 def test_a_bad_example_contributes_nothing(bad, name):
@@ -216,7 +223,7 @@ def test_a_bad_example_contributes_nothing(bad, name):
     def loss(y_true, y_pred, sample_weight=None):  # So that large inputs give large gradients.
         return tf.reduce_sum(tf.square(y_pred), 1) * tf.cast(sample_weight, tf.float32)
 
-    clipped_sum = support.ClippedSum(OnePassClipping(CLIP), built(make, x), x, loss=loss)
+    clipped_sum = support.ClippedSum(OnePassEngine(CLIP), built(make, x), x, loss=loss)
     broken = x.copy()
     broken[3] = bad
     result = clipped_sum(broken, Y)
@@ -229,7 +236,7 @@ def test_a_bad_example_contributes_nothing(bad, name):
 @pytest.mark.parametrize("name", ["dense", "embedding", "conv1d"])
 def test_masked_rows_contribute_nothing_and_empty_batches_are_zero(name):
     make, x = FAST[name]
-    clipped_sum = support.ClippedSum(OnePassClipping(CLIP), built(make, x), x)
+    clipped_sum = support.ClippedSum(OnePassEngine(CLIP), built(make, x), x)
     mask = np.arange(N) % 2 == 0
     padded = x.copy()
     padded[~mask] = np.nan if x.dtype == np.float32 else 3
@@ -255,7 +262,7 @@ def test_cancelling_positions_do_not_weaken_the_clip():
     def loss(y_true, y_pred, sample_weight=None):
         return tf.reduce_sum(y_pred, 1) * tf.cast(sample_weight, tf.float32)
 
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     clipped_sum = support.ClippedSum(engine, built(make, x), x, loss=loss)
     lengths = [np.linalg.norm(clipped_sum(x, Y, np.arange(N) == i)) for i in range(N)]
     assert max(lengths) <= CLIP * (1 + 1e-3)
@@ -271,9 +278,9 @@ def test_without_the_guard_the_clip_would_be_too_weak(monkeypatch):
 def test_microbatches_are_those_of_the_vectorised_engine():
     make, x = FAST["dense"]
     model = built(make, x)
-    engine = OnePassClipping(CLIP, num_microbatches=2)
+    engine = OnePassEngine(CLIP, num_microbatches=2)
     fast = support.ClippedSum(engine, model, x)(x, Y)
-    slow = support.ClippedSum(VectorizedClipping(CLIP, num_microbatches=2), model, x)(x, Y)
+    slow = support.ClippedSum(VectorizedEngine(CLIP, num_microbatches=2), model, x)(x, Y)
     np.testing.assert_allclose(fast, slow, atol=1e-7)
     assert "Microbatches" in engine.report().fallback
 
@@ -281,8 +288,9 @@ def test_microbatches_are_those_of_the_vectorised_engine():
 # Other clipping rules.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rule", ["per_layer", "automatic"])
-@pytest.mark.parametrize("engine", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("engine", [OnePassEngine, VectorizedEngine])
 def test_other_rules_equal_a_loop(rule, engine):
     make, x = FAST["conv2d"]
     model = built(make, x)
@@ -329,7 +337,7 @@ def test_other_rules_equal_a_loop(rule, engine):
 def test_mixing_examples_is_an_error(mix):
     model = tf.keras.Sequential([layers.Dense(4), layers.Lambda(mix), layers.Dense(3)])
     with pytest.raises(ValueError, match="mixes examples"):
-        support.ClippedSum(OnePassClipping(CLIP), model, VECTORS)(VECTORS, Y)
+        support.ClippedSum(OnePassEngine(CLIP), model, VECTORS)(VECTORS, Y)
 
 
 class Opaque(layers.Layer):
@@ -339,6 +347,7 @@ class Opaque(layers.Layer):
         return tf.math.bessel_i0e(x) * tf.reduce_max(x, axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_a_model_of_unknown_layers_still_trains():
     def make(engine):
         tf.keras.utils.set_random_seed(0)
@@ -378,7 +387,7 @@ def test_weights_that_multiply_the_sum_of_the_losses_are_not_forgotten():
         losses = support.crossentropy("sum")(y_true, y_pred, sample_weight=sample_weight)
         return losses * model.w
 
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     actual = support.ClippedSum(engine, model, VECTORS, loss=loss)(VECTORS, Y)
     expected = support.looped_clipped_sum(model, VECTORS, Y, CLIP, loss=loss)
     np.testing.assert_allclose(actual, expected, atol=1e-6)
@@ -390,7 +399,7 @@ def test_half_precision_batches_keep_their_type_where_there_is_no_rule():
     model = tf.keras.Sequential([layers.Lambda(lambda t: tf.cast(t, tf.float32)), make()])
     half = x.astype("float16")
     expected = support.looped_clipped_sum(model, half, Y, CLIP)
-    actual = support.ClippedSum(OnePassClipping(CLIP), model, half)(half, Y)
+    actual = support.ClippedSum(OnePassEngine(CLIP), model, half)(half, Y)
     np.testing.assert_allclose(actual, expected, atol=3e-6)
 
 
@@ -399,7 +408,7 @@ def test_float64_models():
     try:
         for name in ("conv2d", "dense on sequences", "gram"):
             make, x = FAST[name]
-            assert_equals_loop(OnePassClipping(CLIP), make, x.astype("float64"))
+            assert_equals_loop(OnePassEngine(CLIP), make, x.astype("float64"))
     finally:
         tf.keras.backend.set_floatx("float32")
 
@@ -407,6 +416,7 @@ def test_float64_models():
 # Precision and tracing.
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["dense", "conv2d", "gram"])
 def test_mixed_bfloat16(name):
     """Norms in float32: nobody's contribution is longer than the clip, and it is about right."""
@@ -415,7 +425,7 @@ def test_mixed_bfloat16(name):
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         model = built(make, x)
-        clipped_sum = support.ClippedSum(OnePassClipping(CLIP), model, x)
+        clipped_sum = support.ClippedSum(OnePassEngine(CLIP), model, x)
         gradients = clipped_sum.gradients(x, Y)[0]
         total = clipped_sum(x, Y)
         single = [clipped_sum(x, Y, np.arange(N) == i) for i in range(N)]
@@ -427,6 +437,7 @@ def test_mixed_bfloat16(name):
     assert np.linalg.norm(total - reference) < 0.1 * np.linalg.norm(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_poisson_batches_trace_the_step_once(jit_compile):
     traces = []
@@ -473,9 +484,7 @@ def test_variables_that_the_loss_does_not_use_get_no_gradient():
         def call(self, inputs):
             return self.used(inputs)
 
-    gradients, _ = support.ClippedSum(OnePassClipping(CLIP), Unused(), VECTORS).gradients(
-        VECTORS, Y
-    )
+    gradients, _ = support.ClippedSum(OnePassEngine(CLIP), Unused(), VECTORS).gradients(VECTORS, Y)
     assert [g is None for g in gradients].count(True) == 1
 
 
@@ -483,7 +492,7 @@ def test_dropout_is_on_the_fast_path():
     model = tf.keras.Sequential(
         [layers.Dropout(0.5), layers.SpatialDropout1D(0.5), layers.Flatten(), layers.Dense(3)]
     )
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     clipped_sum = support.ClippedSum(engine, model, SEQUENCES)
     first, second = clipped_sum(SEQUENCES, Y), clipped_sum(SEQUENCES, Y)
     assert not np.array_equal(first, second)  # Equal masks: once in 1e16 runs.

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tests import support
 from tests.clipping.models import CLIP, SEQUENCES, TOKENS, N, Y, assert_equals_loop, built, masked
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.one_pass import loop_recordings, loops
 from tfdp.clipping.one_pass.loops import Loop
 
@@ -21,7 +21,7 @@ def differences(model, x, jit_compile=False):
 
     def run(x, y):
         losses = loss(y, model(x, training=True))
-        ours = OnePassClipping(1e6).clipped_sum(losses, weights, tf.constant([1, 2])).gradients
+        ours = OnePassEngine(1e6).clipped_sum(losses, weights, tf.constant([1, 2])).gradients
         theirs = tf.gradients(losses, [losses.graph.capture(v.handle) for v in weights])
         return [a - b for a, b in zip(ours, theirs, strict=True)]
 
@@ -38,11 +38,13 @@ RANDOM = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", RANDOM)
 def test_steps_are_taken_again_with_the_same_random_numbers(name):
     assert differences(built(classifier(RANDOM[name]), SEQUENCES), SEQUENCES) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simple rnn", "recurrent dropout"])
 def test_random_numbers_under_xla(name):
     assert differences(built(classifier(RANDOM[name]), SEQUENCES), SEQUENCES, True) < 1e-4
@@ -53,9 +55,10 @@ def test_random_numbers_of_masked_sequences_of_any_length():
     assert differences(model, TOKENS) < 1e-5
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
 def test_random_loops_are_on_the_fast_path(options):
-    engine = OnePassClipping(CLIP, **options)
+    engine = OnePassEngine(CLIP, **options)
     model = built(classifier(RANDOM["simple rnn"]), SEQUENCES)
     single = support.ClippedSum(engine, model, SEQUENCES)
     assert np.linalg.norm(single(SEQUENCES, Y, np.arange(N) == 2)) <= CLIP * (1 + 1e-5)
@@ -103,13 +106,15 @@ class Nested(layers.Layer):
         return self.lists(self.dense(self.dense(x)))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layer", [Lists, Nested])
 def test_lists_equal_a_loop_over_examples(layer):
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, classifier(layer), SEQUENCES)
     assert engine.report().fast_fraction == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layer", [Lists, lambda: layers.SimpleRNN(4)])
 def test_known_numbers_of_steps(layer):
     traced = []
@@ -121,7 +126,7 @@ def test_known_numbers_of_steps(layer):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops, "Loop", Watched)
-        assert_equals_loop(OnePassClipping(CLIP), classifier(layer), SEQUENCES)
+        assert_equals_loop(OnePassEngine(CLIP), classifier(layer), SEQUENCES)
     assert traced == [6]
 
 
@@ -141,7 +146,7 @@ def test_entries_that_were_overwritten_get_no_gradient(monkeypatch):
 
     monkeypatch.setattr(tf.raw_ops, "TensorListSetItem", unchanged)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), classifier(Lists), SEQUENCES)
+        assert_equals_loop(OnePassEngine(CLIP), classifier(Lists), SEQUENCES)
 
 
 def test_gradients_of_entries_that_are_read_again_are_added(monkeypatch):
@@ -159,7 +164,7 @@ def test_gradients_of_entries_that_are_read_again_are_added(monkeypatch):
 
     monkeypatch.setattr(tf.raw_ops, "TensorListGetItem", zero_before)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), classifier(Nested), SEQUENCES)
+        assert_equals_loop(OnePassEngine(CLIP), classifier(Nested), SEQUENCES)
 
 
 def test_steps_in_the_wrong_order_are_caught(monkeypatch):
@@ -170,9 +175,7 @@ def test_steps_in_the_wrong_order_are_caught(monkeypatch):
 
     monkeypatch.setattr(Loop, "_along_steps", reversed_rows)
     with pytest.raises(AssertionError):
-        assert_equals_loop(
-            OnePassClipping(CLIP), classifier(lambda: layers.SimpleRNN(4)), SEQUENCES
-        )
+        assert_equals_loop(OnePassEngine(CLIP), classifier(lambda: layers.SimpleRNN(4)), SEQUENCES)
 
 
 # What cannot be taken again, or followed, is left to the vectorised engine.
@@ -217,15 +220,16 @@ class CarriedWeights(layers.Layer):
         return tf.while_loop(lambda i, *_: i < 3, step, [0, x, self.w.value()])[1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layer", [ChangingWeights, CarriedWeights])
 def test_other_uses_of_weights_in_loops_are_left_to_the_vectorised_engine(layer):
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, classifier(layer), SEQUENCES[:, 0])
     assert "has a loop" in engine.report().fallback
 
 
 def test_random_numbers_in_calls_are_left_to_the_vectorised_engine():
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     model = built(classifier(RandomCall), SEQUENCES[:, 0])
     found = support.ClippedSum(engine, model, SEQUENCES[:, 0])(SEQUENCES[:, 0], Y)
     assert np.all(np.isfinite(found))
@@ -242,6 +246,6 @@ def test_calls_that_return_their_weights():
             y, w = self.function(x)
             return y + tf.tanh(x @ w)
 
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, classifier(Returns), SEQUENCES[:, 0])
     assert not engine.report().entries[0].fast

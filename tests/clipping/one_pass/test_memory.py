@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.one_pass import memory
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 
@@ -50,6 +50,7 @@ def test_steps_of_loops_are_kept():
     assert estimated(lambda x: model(x, 20), [], [4]) < few
 
 
+@pytest.mark.slow
 def test_a_frozen_base_of_large_outputs_makes_no_chunks(monkeypatch):
     """Chunks evaluate the model again, which is most of the step where only a head is trained."""
 
@@ -67,7 +68,7 @@ def test_a_frozen_base_of_large_outputs_makes_no_chunks(monkeypatch):
     optimizer = tfdp.DPSGD(1.0, 1.0, learning_rate=0.1, sampling=batches.sampling)
     optimizer.clipping.memory_budget = 2**26
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    monkeypatch.setattr(OnePassClipping, "_in_chunks", unexpected)
+    monkeypatch.setattr(OnePassEngine, "_in_chunks", unexpected)
     model.compile(optimizer, loss)
     model.fit(batches, verbose=0)
     base.trainable = True
@@ -87,7 +88,7 @@ def test_memory_is_planned_for_usual_batches():
         optimizer = tfdp.DPSGD(1.0, 1.0, learning_rate=0.1, sampling=batches.sampling)
         assert optimizer.clipping.usual_rows == rows
         assert batches.sampling.padded_batch_size == most
-    engine = OnePassClipping(1.0, memory_budget=100)
+    engine = OnePassEngine(1.0, memory_budget=100)
 
     class Plan:
         bytes_per_row = 1
@@ -102,7 +103,7 @@ def test_memory_is_planned_for_usual_batches():
 def test_a_batch_that_is_larger_than_usual_is_whole():
     """It takes more memory; its sum and its bounds are those of the most rows."""
     w = tf.Variable(tf.ones([3]))
-    engine = OnePassClipping(1.0)
+    engine = OnePassEngine(1.0)
     engine.usual_rows = 2
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])

@@ -5,7 +5,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tests.clipping.models import CLIP, IMAGES, ExpectsRows, N, Y, built, sequential
-from tfdp.clipping import OnePassClipping
+from tfdp.clipping import OnePassEngine
 from tfdp.clipping.one_pass import weighted_sums
 
 layers = tf.keras.layers
@@ -27,7 +27,7 @@ FORMS = {
     "whole": (ExpectsRows, {}),
     "all side by side": (ExpectsRows, {"_SMALL": 10**9}),
     "none side by side": (ExpectsRows, {"_SMALL": 0}),
-    "in parts": (OnePassClipping, {}),
+    "in parts": (OnePassEngine, {}),
 }
 
 
@@ -45,6 +45,7 @@ def case():
     return model, support.looped_clipped_sum(model, IMAGES, Y, CLIP)
 
 
+@pytest.mark.quick_cases(2)
 def test_all_forms_give_the_same_sums(engine_class, case):
     model, expected = case
     engine = engine_class(CLIP)
@@ -55,10 +56,11 @@ def test_all_forms_give_the_same_sums(engine_class, case):
     assert "Gram" in forms and "products of norms" in forms and "instantiated" in forms
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rule", ["per_layer", "automatic"])
 def test_groups_are_weighted_by_their_own_factors(engine_class, rule, case):
     model, _ = case
-    expected = tfdp.clipping.VectorizedClipping(CLIP, rule=rule)
+    expected = tfdp.clipping.VectorizedEngine(CLIP, rule=rule)
     expected = support.ClippedSum(expected, model, IMAGES)(IMAGES, Y)
     found = support.ClippedSum(engine_class(CLIP, rule=rule), model, IMAGES)(IMAGES, Y)
     np.testing.assert_allclose(found, expected, atol=3e-6)
@@ -72,11 +74,13 @@ def sums_with_bad_rows(engine, model):
     return found, support.looped_clipped_sum(model, IMAGES[good], Y[good], CLIP)
 
 
+@pytest.mark.quick_cases(2)
 def test_bad_rows_contribute_nothing(engine_class, case):
     found, expected = sums_with_bad_rows(engine_class(CLIP), case[0])
     np.testing.assert_allclose(found, expected, atol=3e-6)
 
 
+@pytest.mark.quick_cases(3)
 def test_bad_rows_that_are_not_cleaned_are_caught(engine_class, case, monkeypatch):
     """Mutant: zero times NaN."""
     monkeypatch.setattr(weighted_sums, "cleaned", lambda tensors, bad: list(tensors))
@@ -109,6 +113,7 @@ def operations_of(blocks):
     return len(step.graph.get_operations()) + sum(len(f.node_def) for f in library)
 
 
+@pytest.mark.slow
 def test_the_graph_grows_by_few_operations_for_each_variable():
     """A plain step grows by 11 for each of the seven variables of a block."""
     assert operations_of(12) - operations_of(6) <= 6 * 7 * 40

@@ -426,6 +426,7 @@ MIXES = {
 }
 
 
+@pytest.mark.quick_cases(29)
 @pytest.mark.parametrize("name", PROVEN)
 def test_proven(name):
     shape, function, expected = PROVEN[name]
@@ -589,6 +590,7 @@ KERAS = {
 }
 
 
+@pytest.mark.quick_cases(13)
 @pytest.mark.parametrize("name", KERAS)
 def test_keras(name):
     shape, function = KERAS[name]
@@ -707,6 +709,7 @@ def check_composition(steps, shape, seed):
         traced.check(seed, count=3 if shape[0] is None else None)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, shape=st.sampled_from(START), seed=st.integers(0, 99))
 def test_compositions(steps, shape, seed):

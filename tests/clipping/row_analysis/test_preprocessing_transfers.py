@@ -289,6 +289,7 @@ MIXES = {
 }
 
 
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize("name", PROVEN)
 def test_proven(name):
     shape, function, expected = PROVEN[name]

@@ -15,7 +15,7 @@ from tests.clipping.models import (
     attention,
     two_inputs,
 )
-from tfdp.clipping import VectorizedClipping
+from tfdp.clipping import VectorizedEngine
 from tfdp.clipping.engine import group_of_rows
 from tfdp.clipping.vectorized import engine as vectorized
 
@@ -58,11 +58,12 @@ MODELS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_a_loop_over_examples(name):
     make, x = MODELS[name]
     model = make()
-    clipped_sum = support.ClippedSum(VectorizedClipping(0.5), model, x)
+    clipped_sum = support.ClippedSum(VectorizedEngine(0.5), model, x)
     expected = support.looped_clipped_sum(model, x, Y, 0.5)
     np.testing.assert_allclose(clipped_sum(x, Y), expected, atol=2e-6)
     # The clip was at work: otherwise the test would say little.
@@ -70,14 +71,15 @@ def test_equals_a_loop_over_examples(name):
     assert np.linalg.norm(unclipped - expected) > 1e-2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 100])
 @pytest.mark.parametrize("num_microbatches", [None, 2])
 def test_chunks_do_not_change_the_sum(chunk_size, num_microbatches):
     model = support.small_model()
     x, y = support.small_data(N)
-    whole = support.ClippedSum(VectorizedClipping(0.5, num_microbatches), model, x)
+    whole = support.ClippedSum(VectorizedEngine(0.5, num_microbatches), model, x)
     parts = support.ClippedSum(
-        VectorizedClipping(0.5, num_microbatches, chunk_size=chunk_size), model, x
+        VectorizedEngine(0.5, num_microbatches, chunk_size=chunk_size), model, x
     )
     np.testing.assert_allclose(parts(x, y), whole(x, y), atol=1e-6)
 
@@ -110,6 +112,7 @@ def penalised(x):
     return outputs + (slope - 1) ** 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("losses", [scanned, looped, penalised])
 def test_gradients_whose_shapes_tensorflow_loses(losses):
     x = np.random.default_rng(0).normal(size=(5, 4, 3))
@@ -118,7 +121,7 @@ def test_gradients_whose_shapes_tensorflow_loses(losses):
     variables = used.get(losses, [SCALE, *LSTM.trainable_variables])
 
     def clipped(rows):
-        result = VectorizedClipping(0.5).clipped_sum(losses(rows), variables, tf.constant([1, 2]))
+        result = VectorizedEngine(0.5).clipped_sum(losses(rows), variables, tf.constant([1, 2]))
         return result.gradients
 
     step = tf.function(clipped, input_signature=[support.open_spec(x)], autograph=False)
@@ -134,8 +137,8 @@ def test_gradients_whose_shapes_tensorflow_loses(losses):
 def test_compiled_by_xla():
     model = support.small_model()
     x, y = support.small_data(N)
-    plain = support.ClippedSum(VectorizedClipping(0.5, chunk_size=3), model, x)
-    compiled = support.ClippedSum(VectorizedClipping(0.5, chunk_size=3), model, x, jit_compile=True)
+    plain = support.ClippedSum(VectorizedEngine(0.5, chunk_size=3), model, x)
+    compiled = support.ClippedSum(VectorizedEngine(0.5, chunk_size=3), model, x, jit_compile=True)
     np.testing.assert_allclose(compiled(x, y), plain(x, y), atol=1e-6)
 
 
@@ -164,7 +167,7 @@ def assert_sensitivity(engine, x, y, row, model_seed, bound=None):
 )
 def test_sensitivity_of_random_neighbours(data_seed, model_seed, scale, rows, num_microbatches):
     x, y = support.small_data(rows, data_seed)
-    engine = VectorizedClipping(0.3, num_microbatches)
+    engine = VectorizedEngine(0.3, num_microbatches)
     assert_sensitivity(engine, x * scale, y, data_seed % rows, model_seed)
 
 
@@ -191,7 +194,7 @@ def test_consecutive_microbatches_would_break_the_sensitivity(monkeypatch):
     """
     x = np.array([[-10], [1], [1], [-10], [100], [-1000]], "float32") * 100
     y = np.zeros(len(x), "float32")
-    engine = VectorizedClipping(1.0, num_microbatches=3)
+    engine = VectorizedEngine(1.0, num_microbatches=3)
     with monkeypatch.context() as patch:
         patch.setattr(vectorized, "group_of_rows", lambda _, rows, m: tf.range(rows) * m // rows)
         clipped_sum = linear_sum(engine, x)
@@ -206,7 +209,7 @@ def test_consecutive_microbatches_would_break_the_sensitivity(monkeypatch):
 def test_a_group_swings_by_twice_the_clip():
     """The factor 2 is needed: an example turns its group's clipped mean to the other side."""
     x, y = np.array([[1.0], [-3.0]], "float32") * 100, np.zeros(2, "float32")
-    engine = VectorizedClipping(1.0, num_microbatches=1)
+    engine = VectorizedEngine(1.0, num_microbatches=1)
     clipped_sum = linear_sum(engine, x)
     moved = clipped_sum(x, y) - clipped_sum(x, y, np.array([True, False]))
     np.testing.assert_allclose(np.linalg.norm(moved), engine.sensitivity(), rtol=1e-6)
@@ -215,11 +218,11 @@ def test_a_group_swings_by_twice_the_clip():
 def test_microbatches_are_means_of_groups_drawn_per_example():
     model = support.small_model()
     x, y = support.small_data(N)
-    engine = VectorizedClipping(0.1, num_microbatches=3)
+    engine = VectorizedEngine(0.1, num_microbatches=3)
     clipped_sum = support.ClippedSum(engine, model, x)
     groups = group_of_rows(tf.constant([1, 2], tf.int64), N, 3).numpy()
     assert len(set(groups)) > 1
-    single = support.ClippedSum(VectorizedClipping(np.inf), model, x)
+    single = support.ClippedSum(VectorizedEngine(np.inf), model, x)
     expected = 0.0
     for group in set(groups):
         mean = single(x[groups == group], y[groups == group]) / np.sum(groups == group)
@@ -230,19 +233,20 @@ def test_microbatches_are_means_of_groups_drawn_per_example():
 # Bad examples, masks, regularisers.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("num_microbatches", [None, 2])
 def test_a_bad_example_contributes_nothing(bad, num_microbatches):
     model = support.small_model()
     x, y = support.small_data(N)
-    clipped_sum = support.ClippedSum(VectorizedClipping(0.5, num_microbatches), model, x)
+    clipped_sum = support.ClippedSum(VectorizedEngine(0.5, num_microbatches), model, x)
 
     def squared(y_true, y_pred, sample_weight=None):
         return tf.reduce_sum(tf.square(y_pred), 1) * tf.cast(sample_weight, tf.float32)
 
     if bad == 1e30:  # tanh saturates: let it reach the gradient through the last layer.
         model = tf.keras.Sequential([layers.Dense(3)])
-        engine = VectorizedClipping(0.5, num_microbatches)
+        engine = VectorizedEngine(0.5, num_microbatches)
         clipped_sum = support.ClippedSum(engine, model, x, loss=squared)
     broken = x.copy()
     broken[3] = bad
@@ -256,7 +260,7 @@ def test_a_bad_example_contributes_nothing(bad, num_microbatches):
 def test_masked_rows_contribute_nothing_whatever_they_hold():
     model = support.small_model()
     x, y = support.small_data(N)
-    clipped_sum = support.ClippedSum(VectorizedClipping(0.5), model, x)
+    clipped_sum = support.ClippedSum(VectorizedEngine(0.5), model, x)
     mask = np.array([True, False, True, False, True, False, False])
     padded = np.where(mask[:, None], x, np.float32(np.nan))
     np.testing.assert_allclose(
@@ -276,6 +280,7 @@ def regularised_model():
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_regularisers_are_taken_out_of_the_examples(reduction):
     model = regularised_model()
@@ -285,7 +290,7 @@ def test_regularisers_are_taken_out_of_the_examples(reduction):
         losses = support.crossentropy(reduction)(y_true, y_pred, sample_weight=sample_weight)
         return losses + tf.add_n(model.losses)
 
-    clipped_sum = support.ClippedSum(VectorizedClipping(0.2), model, x, loss=regularised)
+    clipped_sum = support.ClippedSum(VectorizedEngine(0.2), model, x, loss=regularised)
     np.testing.assert_allclose(
         clipped_sum(x, y), support.looped_clipped_sum(model, x, y, 0.2), atol=1e-6
     )
@@ -300,7 +305,7 @@ def test_regularisers_are_taken_out_of_the_examples(reduction):
 def test_dropout_is_drawn_for_each_example():
     model = tf.keras.Sequential([layers.Dropout(0.5), layers.Dense(1, use_bias=False)])
     x, y = np.ones([200, 50], "float32"), np.zeros(200, "float32")
-    engine = VectorizedClipping(np.inf)
+    engine = VectorizedEngine(np.inf)
     clipped_sum = support.ClippedSum(engine, model, x, loss=linear_loss, target_dtype=tf.float32)
     # Of 200 masks, a coordinate survives 100 +- 7 times, each time worth 2. One mask for all
     # examples would give 0 or 400. By chance, one of 50 is out of range once in 2e10 runs.
@@ -319,5 +324,5 @@ def test_variables_that_the_loss_does_not_use_get_no_gradient():
             return self.used(inputs)
 
     x, y = support.small_data(N)
-    gradients, _ = support.ClippedSum(VectorizedClipping(0.5), Unused(), x).gradients(x, y)
+    gradients, _ = support.ClippedSum(VectorizedEngine(0.5), Unused(), x).gradients(x, y)
     assert [g is None for g in gradients].count(True) == 1

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.vectorized import faulty_products
 
 
@@ -76,7 +76,7 @@ FORWARD = {
 
 
 @pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("make", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("make", [OnePassEngine, VectorizedEngine])
 def test_engines_refuse_the_users_own(make, name):
     @tf.function(input_signature=[tf.TensorSpec([None, 1, 4, 3])])
     def run(x):

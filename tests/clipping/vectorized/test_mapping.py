@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import support
 from tests.clipping.models import N
-from tfdp.clipping import OnePassClipping, VectorizedClipping
+from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.loss_graph import out_of_range
 from tfdp.clipping.one_pass import per_example_gradients
 from tfdp.clipping.vectorized import mapping
@@ -87,11 +87,13 @@ def differs(name, jit_compile=None):
     )
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_and_gradients_are_those_of_a_loop(name):
     assert not differs(name)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["weights on the right", "several weights", "segments", "roll"])
 def test_nor_do_they_differ_with_xla(name):
     assert not differs(name, jit_compile=True)
@@ -183,7 +185,8 @@ def looked_up(engine, dtype, ids, jit_compile=True, tied=False):
     return run(batch, [True] * 4).numpy(), run(batch, [False] + [True] * 3).numpy()
 
 
-@pytest.mark.parametrize("make", [OnePassClipping, VectorizedClipping])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("make", [OnePassEngine, VectorizedEngine])
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 @pytest.mark.parametrize("tied", [False, True])
 def test_tokens_outside_the_vocabulary_contribute_nothing(make, dtype, tied):
@@ -194,11 +197,11 @@ def test_tokens_outside_the_vocabulary_contribute_nothing(make, dtype, tied):
 
 
 def test_negative_tokens_contribute_nothing():
-    with_it, without = looked_up(OnePassClipping(1.0), tf.int32, [-1, 1])
+    with_it, without = looked_up(OnePassEngine(1.0), tf.int32, [-1, 1])
     np.testing.assert_allclose(with_it, without, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [OnePassClipping, VectorizedClipping])
+@pytest.mark.parametrize("make", [OnePassEngine, VectorizedEngine])
 def test_narrow_tokens_do_not_overflow(make):
     """Offsets of int16 tokens would be more than int16 holds."""
     table, rows = tf.Variable(tf.random.stateless_normal([1000, 3], [1, 2])), 80
@@ -226,14 +229,14 @@ def test_unchecked_tokens_are_caught(monkeypatch):
 
     monkeypatch.setattr(per_example_gradients.Lookups, "_in_table", everything)
     monkeypatch.setattr(out_of_range, "_number_of_values", lambda op: None)  # Comes first.
-    with_it, without = looked_up(OnePassClipping(1.0), tf.int32, [5, 6], tied=True)
+    with_it, without = looked_up(OnePassEngine(1.0), tf.int32, [5, 6], tied=True)
     assert np.linalg.norm(with_it - without) > 0.1
 
 
 def test_unchecked_segments_are_caught(monkeypatch):
     monkeypatch.setattr(mapping, "_CONVERTERS", {})
     monkeypatch.setattr(out_of_range, "_number_of_values", lambda op: None)  # Comes first.
-    with_it, without = looked_up(VectorizedClipping(1.0), tf.int32, [5, 6])
+    with_it, without = looked_up(VectorizedEngine(1.0), tf.int32, [5, 6])
     assert np.linalg.norm(with_it - without) > 0.1  # By the gradient of another example.
 
 
@@ -241,7 +244,7 @@ def test_a_dense_layer_written_as_a_product():
     """A maximum over positions, of `x @ w`, for which the one-pass engine falls back."""
     w = tf.Variable(RNG.normal(size=(3, 3)).astype("float32"))
     x = RNG.normal(size=(N, 4, 3)).astype("float32")
-    engine = VectorizedClipping(0.1)
+    engine = VectorizedEngine(0.1)
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4, 3])])
     def run(x):

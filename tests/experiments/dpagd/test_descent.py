@@ -145,6 +145,7 @@ def p_value(noise, sigma):
     return scipy.stats.kstest(noise, "norm", args=(0, sigma)).pvalue
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("measure", "right"), [(once, True), (in_two, True), (unweighted, False)])
 def test_the_law_of_the_noise(measure, right):
     """Precision 1/4 is sigma 2, at once or as 0.16 + 0.09; wrong ones are rejected."""
@@ -370,6 +371,7 @@ def test_an_older_checkpoint_does_not_give_the_budget_back(tmp_path):
     assert descent.budget.spent > spent
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
@@ -403,6 +405,7 @@ def test_bad_arguments_are_named(changes, name):
         descend(**changes)
 
 
+@pytest.mark.slow
 def test_it_learns_digits():
     data = datasets.load("digits")
     tf.keras.utils.set_random_seed(0)

@@ -20,6 +20,7 @@ def test_epsilon_is_the_budget_and_not_what_was_spent(tmp_path):
     assert "(3, 1e-05)-differential privacy" in text and "1438 training examples" in text
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_what_was_spent(tmp_path, monkeypatch):
     end_epoch, train = DescentTraining.end_epoch, DescentTraining._train
     spent = []

@@ -51,6 +51,7 @@ def gaussian_epsilon(sigma, delta):
 # The lower bound.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("updates", [1, 4, 100])
 def test_lower_bound_is_below_the_exact_epsilon_of_a_gaussian_and_near(updates):
     exact = gaussian_epsilon(3 / math.sqrt(updates), 1e-5)
@@ -63,6 +64,7 @@ def test_mutant_that_rounds_losses_up_is_caught(monkeypatch):
         test_lower_bound_is_below_the_exact_epsilon_of_a_gaussian_and_near(100)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("updates", "reference"), [(500, 1.655), (2000, 3.51)])
 def test_reference_values_are_reached(updates, reference):
     assert reference <= least_epsilon(INSTANCE, updates, 1e-5) <= 1.05 * reference
@@ -95,6 +97,7 @@ def test_renyi_divergence_is_the_integral(order):
 # Against the prices.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("instance", "updates"), [(INSTANCE, 500), (FULL_BATCH, 1)])
 def test_published_epsilon_is_too_small_and_the_conditional_is_not(instance, updates):
     p = prices(instance, updates, 1e-5)
@@ -184,6 +187,7 @@ def test_flags_out_of_range_are_refused(argument):
         parse(argument)
 
 
+@pytest.mark.slow
 def test_unexpected_arguments_are_refused():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "experiments.dpsur.counterexample", "updates=3"]

@@ -21,6 +21,7 @@ def parse(*arguments):
     return values
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_at_one_epsilon_and_is_not_repeated(tmp_path, capsys, monkeypatch):
     arguments = [f"--output_dir={tmp_path}", "--values=1.5,2", *QUICK]
     rows = sweep.sweep(parse(*arguments))
@@ -62,6 +63,7 @@ def test_every_parameter_is_swept_alone(parameter):
         )
 
 
+@pytest.mark.slow
 def test_a_test_that_costs_more_than_there_is_is_left_out(tmp_path, capsys):
     arguments = ["--epochs=1", "--seeds=1", "--validation_batch_size=500", "--values=1.1,9"]
     rows = sweep.sweep(parse(f"--output_dir={tmp_path}", "--target_epsilon=2", *arguments))

@@ -73,6 +73,7 @@ def test_difference_of_acceptance_probabilities_is_largest_at_zero(sigma):
     assert at_zero[1] - at_zero[0] > 1.05 * (at_minus_one[1] - at_minus_one[0])
 
 
+@pytest.mark.slow
 def test_larger_test_batches_need_more_noise():
     plan = Plan()
     none, small, large = plan.noise(256, 1.0), plan.noise(16, 2.0), plan.noise(256, 2.0)

@@ -2,11 +2,13 @@
 
 import matplotlib.image
 import numpy as np
+import pytest
 from absl import flags
 
 from experiments.dpsur import trajectories
 
 
+@pytest.mark.slow
 def test_both_ways_go_from_the_start_towards_the_optimum(tmp_path, capsys):
     values = flags.FlagValues()
     trajectories.define_flags(values)

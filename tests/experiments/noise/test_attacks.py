@@ -24,6 +24,7 @@ def test_noise_in_float32_tells_neighbours_apart(attack):
     assert success(attack, "TensorFlow's", TRIALS) > LIMIT
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_secure_noise_does_not(attack):
     assert abs(success(attack, "secure", TRIALS) - 0.5) < 3 / np.sqrt(2 * TRIALS)

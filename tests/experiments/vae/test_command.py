@@ -71,6 +71,7 @@ def test_bad_flag_is_refused(argument, complaint):
         parse(argument)
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -97,6 +98,7 @@ def test_what_cannot_be_done_is_refused(tmp_path, arguments, complaint):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_refusal_ends_the_program_without_a_traceback(tmp_path):
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.run(
@@ -177,6 +179,7 @@ def pinwheel(tmp_path_factory):
     return folder, arguments, run(*arguments)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_trained_within_its_budget(method):
     settings = vae.plan(parse(*QUICK, "--task=pinwheel", f"--methods={method}"), 400)[0]
@@ -190,6 +193,7 @@ def test_every_method_is_trained_within_its_budget(method):
         assert statement.startswith("No differential privacy")
 
 
+@pytest.mark.slow
 def test_each_method_is_run_at_each_epsilon(pinwheel):
     folder, _, rows = pinwheel
     expected = [("term_wise", 1.0), ("non_private", math.inf), ("term_wise", 4.0)]
@@ -262,6 +266,7 @@ def test_finished_runs_are_not_repeated(pinwheel, monkeypatch, capsys):
         run(*arguments, "--learning_rate=0.123")
 
 
+@pytest.mark.slow
 def test_an_interrupted_series_goes_on(tmp_path, monkeypatch):
     arguments = ["--task=pinwheel", f"--output={tmp_path}", "--methods=no_divergence", "--seeds=2"]
     made, train = [], training.run
@@ -291,6 +296,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         run("--task=pinwheel", f"--output={tmp_path}")
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_what_is_not_private_and_no_noise(tmp_path):
     methods = ["--methods=no_divergence,non_private", "--task=pinwheel", "--learning_rate=1"]
     first, second = (run(f"--output={tmp_path / name}", *methods) for name in "ab")
@@ -299,6 +305,7 @@ def test_a_seed_fixes_what_is_not_private_and_no_noise(tmp_path):
     assert first[1]["purity"] == second[1]["purity"]
 
 
+@pytest.mark.slow
 def test_more_than_the_budget_is_an_error(monkeypatch):
     calibrate = training.calibrate
     monkeypatch.setattr(training, "calibrate", lambda *given: 0.9 * calibrate(*given))
@@ -307,6 +314,7 @@ def test_more_than_the_budget_is_an_error(monkeypatch):
         training.run(settings, vae_data.load("pinwheel"))
 
 
+@pytest.mark.slow
 def test_digits_are_generated_by_class(tmp_path, capsys):
     arguments = [f"--output={tmp_path}", "--methods=term_wise", "--evaluation_examples=50"]
     (row,) = run(*arguments)
@@ -321,6 +329,7 @@ def test_digits_are_generated_by_class(tmp_path, capsys):
     assert "not private" in printed
 
 
+@pytest.mark.slow
 def test_sparsity_has_the_figures_of_the_paper(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     images = random.uniform(size=[120, 32, 32, 1]).astype("float32")

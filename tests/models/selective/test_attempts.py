@@ -75,6 +75,7 @@ def check_only_released_values(during, after):
     assert all(any(same(values, released) for released in after[:-1]) for values in during)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("threshold", [ALWAYS, 0.0])
 def test_live_variables_hold_released_values_only(monkeypatch, threshold):
     during, after = watched_fit(monkeypatch, 4, threshold=threshold)
@@ -113,6 +114,7 @@ def check_metrics(monkeypatch):
         assert all(np.all(value == 0) for value in values[-metrics:])
 
 
+@pytest.mark.slow
 def test_metrics_that_are_released_are_caught(monkeypatch):
     """Mutant: a commit sets metrics, too."""
     right = Shadows.commit
@@ -121,6 +123,7 @@ def test_metrics_that_are_released_are_caught(monkeypatch):
         check_metrics(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_test_leaves_no_trace_in_states_of_layers(monkeypatch):
     """An accepted update counts one call, although two tests of it called the layer as well."""
     _, after = watched_fit(monkeypatch, 3, threshold=ALWAYS)
@@ -137,6 +140,7 @@ class FailsInTests(layers.Layer):
             return tf.identity(inputs)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_fails_leaves_no_trace():
     """An operation fails after the update, in the test of it."""
     base = tf.keras.Sequential([FailsInTests(input_shape=[4]), layers.Dense(3)])
@@ -192,6 +196,7 @@ def pairs():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "optimizer", "layer"])
 def test_two_threads_that_train_the_same_are_refused(kind):
     first, second = pairs()[kind]
@@ -200,12 +205,14 @@ def test_two_threads_that_train_the_same_are_refused(kind):
     second.fit(batches(), steps_per_epoch=1, verbose=0)  # The first has ended.
 
 
+@pytest.mark.slow
 def test_threads_may_train_models_that_share_nothing():
     first, second = (compiled(optimizer(threshold=ALWAYS)) for _ in range(2))
     assert not fit_within_fit(first, second)
     assert first.optimizer.ledger.steps == second.optimizer.ledger.steps == 1
 
 
+@pytest.mark.slow
 def test_a_fit_that_failed_lets_others_train():
     model = compiled(optimizer(threshold=NEVER))
     with pytest.raises(tfdp.models.TooManyAttemptsError):

@@ -29,6 +29,7 @@ def flat(model):
 # Any model, any way to run it.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_any_keras_model(kind, steps_per_execution):
@@ -44,6 +45,7 @@ def test_any_keras_model(kind, steps_per_execution):
     )
 
 
+@pytest.mark.slow
 def test_under_xla_it_is_the_same():
     """Where nothing is drawn at random, as XLA has random numbers of its own."""
     results, data = [], batches(expected_batch_size=64, padding="buckets")
@@ -55,6 +57,7 @@ def test_under_xla_it_is_the_same():
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_under_xla_some_updates_are_rejected():
     data = batches(padding="buckets")
     model = compiled(optimizer(data=data, selective_release="per_attempt"), jit_compile=True)
@@ -62,6 +65,7 @@ def test_under_xla_some_updates_are_rejected():
     assert 0 < history["accepted"][0] < 1
 
 
+@pytest.mark.slow
 def test_compiled_anew_it_uses_what_it_was_given():
     model = compiled(optimizer(threshold=NEVER, max_attempts=2))
     before = flat(model)
@@ -80,6 +84,7 @@ def test_weight_regularisers():
     assert model.optimizer.ledger.steps == 3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_budget_stops_in_time(steps_per_execution):
     """Also where the last call of an epoch is a short one."""
@@ -128,6 +133,7 @@ def test_other_data_is_refused(data, match):
         compiled(optimizer()).fit(data, verbose=0)
 
 
+@pytest.mark.slow
 def test_other_data_of_the_same_size_is_used():
     model = compiled(optimizer())
     model.fit(batches(), steps_per_epoch=1, verbose=0)
@@ -155,6 +161,7 @@ def test_a_fixed_dropout_seed_is_refused():
     assert model.optimizer.ledger.steps == 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_cap_that_is_reached_is_an_error_and_charged(jit_compile):
     data = batches(padding="buckets" if jit_compile else "none")
@@ -207,6 +214,7 @@ def test_layers_that_cannot_be_set_back_are_refused(layer, match):
         compiled(optimizer(), tf.keras.Sequential([layer(), layers.Dense(3)])).fit(batches())
 
 
+@pytest.mark.slow
 def test_dropout_under_xla():
     """XLA gives every stream a seed of its own that everybody knows, but for secret ones."""
     base = tf.keras.Sequential([layers.Dropout(0.5, seed=1), layers.Dense(3)])
@@ -228,6 +236,7 @@ class KeepsTheFirstExample(layers.Layer):
         return inputs + 0.0 * self.first
 
 
+@pytest.mark.slow
 def test_a_model_is_not_built_on_an_example():
     layer = KeepsTheFirstExample()
     model = compiled(optimizer(), tf.keras.Sequential([layer, layers.Dense(3)]))
@@ -262,6 +271,7 @@ def test_tensorboard_would_show_times(tmp_path):
         compiled(optimizer()).fit(batches(), callbacks=[board])
 
 
+@pytest.mark.slow
 def test_keras_does_not_log_that_a_callback_is_slower_than_a_step(caplog, capfd):
     class Slow(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -272,6 +282,7 @@ def test_keras_does_not_log_that_a_callback_is_slower_than_a_step(caplog, capfd)
     assert "batch time" not in caplog.text + "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_a_second_training_draws_other_batches():
     """Also with a fixed seed of the sampling, compiled anew, on the same data."""
     data, seen = batches(seed=5), []
@@ -282,6 +293,7 @@ def test_a_second_training_draws_other_batches():
     assert not np.array_equal(*seen)
 
 
+@pytest.mark.slow
 def test_eager_training_is_traced_all_the_same():
     results = []
     for run_eagerly in (False, True):

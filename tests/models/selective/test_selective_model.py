@@ -96,6 +96,7 @@ def reject(kind, selective_release="conditional", threshold=NEVER):
     return twin, before, {**state(twin), "generator": generator_state(twin)}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rejected_attempt_leaves_no_trace_bit_for_bit(kind):
     model, before, after = reject(kind)
@@ -104,12 +105,14 @@ def test_a_rejected_attempt_leaves_no_trace_bit_for_bit(kind):
     assert model.optimizer.released_steps() == (3 + 1, 0)
 
 
+@pytest.mark.slow
 def test_observed_attempts_leave_only_their_count():
     model, before, after = reject("sgd", "per_attempt")
     assert_same(before, after)
     assert model.optimizer.released_steps() == (3 + 3, 0)
 
 
+@pytest.mark.slow
 def test_a_slot_that_keeps_the_rejected_update_is_caught(monkeypatch):
     """Mutant: momentum keeps the rejected update, as in the paper's public code."""
     right = tfdp.DPSURSGD.kept_variables
@@ -123,6 +126,7 @@ def test_a_slot_that_keeps_the_rejected_update_is_caught(monkeypatch):
         assert_same(before, after)
 
 
+@pytest.mark.slow
 def test_an_accepted_update_stays():
     _, before, after = reject("sgd", "per_attempt", threshold=ALWAYS)
     assert any(np.any(before[name] != after[name]) for name in before)
@@ -131,6 +135,7 @@ def test_an_accepted_update_stays():
 # What an accepted update is.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_if_all_is_accepted_it_is_the_optimizer_below(cls):
     """On batches of all examples, where the sampling makes no difference."""
@@ -200,6 +205,7 @@ def test_the_law_of_accepted_updates():
 
 
 # The laws are 0.18, 0.14 and 0.17 apart; 1,000 draws show 0.07, give or take 0.016.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"threshold": ALWAYS}, {"validation_noise_multiplier": 1.2}, {"threshold": 0.5}],
@@ -240,6 +246,7 @@ def test_noise_that_is_taken_back_with_the_rest_is_caught(monkeypatch):
     assert model.optimizer._noise.count < 2 * attempts
 
 
+@pytest.mark.slow
 def test_the_batches_are_poisson_samples():
     """Who moved its weight was in the batch: each example with probability q, independently."""
     n = 40
@@ -322,6 +329,7 @@ def test_keras_keeps_no_mean_of_private_numbers():
             assert float(variable) == 0
 
 
+@pytest.mark.slow
 def test_diagnostics_are_named_and_noted():
     model = compiled(optimizer(), diagnostics=True)
     history = model.fit(batches(), epochs=2, steps_per_epoch=5, verbose=0).history

@@ -20,6 +20,7 @@ def train(model, epochs=1):
     return flat(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
 def test_training_goes_on_bit_for_bit(cls, form, tmp_path):
@@ -41,6 +42,7 @@ def test_training_goes_on_bit_for_bit(cls, form, tmp_path):
     assert resumed.optimizer.ledger.steps == 6
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", MODELS)
 def test_any_model_is_saved_whole_and_alone(kind, tmp_path):
     make, x = MODELS[kind]
@@ -54,6 +56,7 @@ def test_any_model_is_saved_whole_and_alone(kind, tmp_path):
         np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)
 
 
+@pytest.mark.slow
 def test_restoring_an_older_checkpoint_does_not_forget_what_was_released(tmp_path):
     model = compiled(optimizer(noise_seed=None))
     train(model)
@@ -76,6 +79,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), CHANGES)
 def test_resuming_with_other_privacy_parameters_is_refused(name, value, tmp_path):
     model = compiled(optimizer())
@@ -90,6 +94,7 @@ def test_resuming_with_other_privacy_parameters_is_refused(name, value, tmp_path
         _ = changed.ledger
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
 def test_that_attempts_were_shown_is_not_forgotten(form, tmp_path):
     model = compiled(optimizer(), diagnostics=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups, one_group
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.engine import (
@@ -23,7 +24,7 @@ from tfdp.clipping.engine import (
 )
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.problem import ClippingProblem
-from tfdp.clipping.vectorized.engine import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 LEAST_NOISE = "least_noise"
 
@@ -95,15 +96,14 @@ class TermWiseAggregation(Aggregation):
         if self.group_capacity is not None:
             _check_count("group_capacity", self.group_capacity)
         if not (self.split == LEAST_NOISE or _is_share(self.split)):
-            raise ValueError(
-                f"Argument `split` must be '{LEAST_NOISE}' or a number strictly between 0 and 1. "
-                f"Received: split={self.split!r}."
+            raise error(
+                "split", f"'{LEAST_NOISE}' or a number strictly between 0 and 1", self.split
             )
 
     def sensitivities(
         self, l2_norm_clip: float, relation: str = ADD_OR_REMOVE_ONE
     ) -> Sensitivities:
-        """How far one example moves the two sums.
+        """Returns how far one example moves the two sums.
 
         Args:
           l2_norm_clip: The clip C1 of examples.
@@ -204,7 +204,7 @@ class MicroAggregation(Aggregation):
     """
 
     def sensitivity(self, l2_norm_clip: float, rows: int | tf.Tensor) -> float | tf.Tensor:
-        """How far an example moves the sum, under add-or-remove-one.
+        """Returns how far an example moves the sum, under add-or-remove-one.
 
         Args:
           l2_norm_clip: The clip C.
@@ -230,7 +230,7 @@ class MicroAggregation(Aggregation):
             return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         whole = one_group(rows, loss.mask)
         common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
-        vectorized = VectorizedClipping(engine.l2_norm_clip, None, engine.rule)
+        vectorized = VectorizedEngine(engine.l2_norm_clip, None, engine.rule)
         shared = [
             tf.zeros(v.shape) if c is None else c for c, v in zip(common, variables, strict=True)
         ]
@@ -275,7 +275,7 @@ class BatchAggregation(Aggregation):
     """
 
     def sensitivity(self, l2_norm_clip: float) -> float:
-        """How far an example moves the clipped gradient of the batch: 2C."""
+        """Returns how far an example moves the clipped gradient of the batch: 2C."""
         return 2 * l2_norm_clip
 
     def clipped_sum(
@@ -352,7 +352,7 @@ def split_noise(
 
 
 def _clipped_sample_sum(loss, rows, engine, variables, seed, most_rows) -> ClippedSum:
-    """The clipped sum of the sample-wise term."""
+    """Returns the clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 
     def compute(total: tf.Tensor, seed: tf.Tensor) -> tuple:
@@ -382,7 +382,7 @@ def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
 
 
 def _sum(parts: list) -> tf.Tensor | None:
-    """The sum of those that are not None."""
+    """Returns the sum of those that are not None."""
     present = [part for part in parts if part is not None]
     return tf.add_n(present) if present else None
 

@@ -11,7 +11,7 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import group_of_rows
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.problem import ClippingProblem
-from tfdp.clipping.vectorized.engine import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 
 def draw_groups(
@@ -53,7 +53,7 @@ def draw_groups(
 
 
 def one_group(rows: Sequence[Any], mask: tf.Tensor | None) -> tuple[Any, tf.Tensor]:
-    """The whole batch as the only group: as `draw_groups`."""
+    """Returns the whole batch as the only group: as `draw_groups`."""
     if mask is None:
         mask = tf.ones([tf.shape(tf.nest.flatten(rows)[0])[0]], tf.bool)
     kept = tf.nest.map_structure(lambda t: _existing(t, mask)[tf.newaxis], tuple(rows))
@@ -74,7 +74,7 @@ def clipped_group_sum(
     clip: float,
     rule: ClippingRule | str = "flat",
 ) -> list[tf.Tensor | None]:
-    """The sum of the clipped gradients of the losses of groups.
+    """Returns the sum of the clipped gradients of the losses of groups.
 
     Args:
       function: Gets the tensors of a group and its mask; returns a scalar. See `TwoTermLoss`.
@@ -95,7 +95,7 @@ def clipped_group_sum(
     problem = ClippingProblem(
         traced, variables, handles, mask.shape[0], tf.reduce_any(mask, axis=1)
     )
-    sums, connected, _ = VectorizedClipping(clip, None, rule).sum_over_chunks(problem)
+    sums, connected, _ = VectorizedEngine(clip, None, rule).sum_over_chunks(problem)
     return [s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)]
 
 
@@ -143,7 +143,7 @@ class _GroupLoss:
         return cls(graph, groups)
 
     def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The loss of the group that is the only row of `[1, n, ...]`."""
+        """Returns the loss of the group that is the only row of `[1, n, ...]`."""
         several = self.tensors[-1].shape[0] != 1
         group = [tensor[0] for tensor in row]
         return self.graph.at(group, vectorizable_gradients=several).terms[0]

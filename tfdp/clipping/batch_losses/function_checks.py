@@ -62,7 +62,7 @@ def trace(name: str, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
 
 
 def _is_public(tensor: tf.Tensor) -> bool:
-    """Whether a tensor follows from variables and constants alone."""
+    """Returns whether a tensor follows from variables and constants alone."""
     if not tf.is_symbolic_tensor(tensor):
         return True
     outside = captured(tensor.graph)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random import chacha
+from tfdp._validation import error
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.loss_graph import batch_state, reading
@@ -103,24 +104,21 @@ class TwoTermLoss:
           ValueError: An argument of the loss is not what it must be.
         """
         if engine.num_microbatches is not None:
-            raise ValueError(
-                "Argument `num_microbatches` must be None with a TwoTermLoss, whose aggregation "
-                f"says what is clipped. Received: num_microbatches={engine.num_microbatches}."
+            raise error(
+                "num_microbatches",
+                "None with a TwoTermLoss, whose aggregation says what is clipped",
+                engine.num_microbatches,
             )
         if not (isinstance(self.batch, tuple | list) and self.batch):
-            raise ValueError(
-                "Argument `batch` must be a tuple of tensors, or of nested tuples or dicts of "
-                f"them. Received: batch={self.batch!r}."
+            raise error(
+                "batch", "a tuple of tensors, or of nested tuples or dicts of them", self.batch
             )
         for tensor in tf.nest.flatten(tuple(self.batch)):
             function_checks.check_is_by_row("batch", tensor)
         if self.mask is not None:
             function_checks.check_is_by_row("mask", self.mask)
             if self.mask.dtype != tf.bool or self.mask.shape.rank != 1:
-                raise ValueError(
-                    "Argument `mask` must be a bool tensor, [rows], or None. Received: "
-                    f"mask={self.mask}."
-                )
+                raise error("mask", "a bool tensor, [rows], or None", self.mask)
         graph = tf.compat.v1.get_default_graph()
         while isinstance(graph, tf.__internal__.FuncGraph):
             batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
@@ -135,7 +133,7 @@ class TwoTermLoss:
         return tf.shape(tf.nest.flatten(tuple(self.batch))[0])[0]
 
     def with_draws(self, seed: tf.Tensor) -> tuple[Any, ...]:
-        """The tensors of the batch, and those of `draws`.
+        """Returns the tensors of the batch, and those of `draws`.
 
         Args:
           seed: Secret key, int64 `[5]` or `[2]`, used for nothing else.
@@ -191,7 +189,7 @@ class TwoTermLoss:
         return function_checks.trace("sample_wise", traced, specs)(tuple(rows), self.mask, others)
 
     def public_regularizer(self) -> tf.Tensor:
-        """The regulariser, a scalar.
+        """Returns the regulariser, a scalar.
 
         Raises:
           ValueError: It is none, or depends on data.

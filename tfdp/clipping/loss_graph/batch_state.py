@@ -12,7 +12,7 @@ _CALLS = frozenset(
 
 
 def captured(graph: tf.Graph) -> dict:
-    """The tensor outside that each captured tensor of a function's graph stands for."""
+    """Returns the tensor outside that each captured tensor of a function's graph stands for."""
     return {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
 
 
@@ -57,7 +57,7 @@ def kept(
 
 
 def keeps_statistic(variable: tf.Variable | None, where: str = "") -> ValueError:
-    """The error for a variable, if it is known, that data are written into."""
+    """Returns the error for a variable, if it is known, that data are written into."""
     name = "(not read here)" if variable is None else variable.name
     return ValueError(
         f"The model writes a statistic of the batch into its variable '{name}'{where}: it "
@@ -68,7 +68,7 @@ def keeps_statistic(variable: tf.Variable | None, where: str = "") -> ValueError
 
 
 def depends_on_metric(what: str, names: Iterable[str]) -> ValueError:
-    """The error for a loss, or a gradient, that depends on a metric."""
+    """Returns the error for a loss, or a gradient, that depends on a metric."""
     listed = ", ".join(f"'{name}'" for name in names)
     return ValueError(
         "The loss must depend on no metric, which holds statistics of the batch. Received "
@@ -77,7 +77,7 @@ def depends_on_metric(what: str, names: Iterable[str]) -> ValueError:
 
 
 def _writes(call: tf.Operation) -> bool:
-    """Whether a function that is called writes into a variable."""
+    """Returns whether a function that is called writes into a variable."""
     return any(node.op.startswith(_WRITING) for node in with_called(call.graph, [call.node_def]))
 
 
@@ -106,7 +106,7 @@ def variable_of(handle: tf.Tensor) -> tf.Variable | None:
 
 
 def variable_with(handle: tf.Tensor) -> tf.Variable | None:
-    """The variable that has a handle, if there is one.
+    """Returns the variable that has a handle, if there is one.
 
     Args:
       handle: A resource tensor, outside of all functions.
@@ -117,7 +117,7 @@ def variable_with(handle: tf.Tensor) -> tf.Variable | None:
 
 
 def is_metric(variable: tf.Variable) -> bool:
-    """Whether a variable is one of a Keras metric, by how Keras makes those."""
+    """Returns whether a variable is one of a Keras metric, by how Keras makes those."""
     return (
         variable.synchronization == tf.VariableSynchronization.ON_READ
         and variable.aggregation == tf.VariableAggregation.SUM

@@ -84,7 +84,7 @@ def evaluate(
 def _copied_gradient(
     op: tf.Operation, operations: Sequence[tf.Operation], scope: str, known: dict[str, tf.Tensor]
 ) -> Callable[..., list[tf.Tensor | None]]:
-    """The custom gradient of an operation, for its copy: of the copied data."""
+    """Returns the custom gradient of an operation, for its copy: of the copied data."""
     inside = {t.ref() for other in operations for t in other.outputs}
     outside = {
         t.ref()
@@ -118,7 +118,7 @@ def _copied_gradient(
 
 
 def _definition(operations: Sequence[tf.Operation], shapes: bool) -> tf.compat.v1.GraphDef:
-    """The definition of a part of a graph, without the order of side effects."""
+    """Returns the definition of a part of a graph, without the order of side effects."""
     complete = operations[0].graph.as_graph_def()
     graph_def = tf.compat.v1.GraphDef(versions=complete.versions, library=complete.library)
     names = {op.name: op for op in operations}

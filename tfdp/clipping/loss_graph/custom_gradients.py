@@ -25,7 +25,7 @@ class TracedGradient:
 
 
 def is_custom(op: tf.Operation) -> bool:
-    """Whether an operation's gradient was replaced by `tf.custom_gradient`."""
+    """Returns whether an operation's gradient was replaced by `tf.custom_gradient`."""
     if op.type != "IdentityN":
         return False
     try:

@@ -88,7 +88,7 @@ class Flow:
         self._variables: dict = {}
 
     def values(self, graph: tf.Graph) -> dict:
-        """The values of the tensors of a graph by reference: its arguments hold data."""
+        """Returns the values of the tensors of a graph by reference: its arguments hold data."""
         if graph not in self._roots:
             arguments = {}
             for outer, inner in getattr(graph, "captures", ()):
@@ -102,7 +102,7 @@ class Flow:
         return self._roots[graph]
 
     def is_metric(self, handle) -> bool:
-        """Whether a reference is to the handle of a metric's variable."""
+        """Returns whether a reference is to the handle of a metric's variable."""
         if handle not in self._variables:
             self._variables[handle] = batch_state.variable_with(handle.deref())
         variable = self._variables[handle]
@@ -250,7 +250,7 @@ def _padded(values: Sequence[Value], count: int, rest: Value) -> list[Value]:
 
 
 def called_functions(op: tf.Operation) -> list[str]:
-    """Names of the functions that an operation may call."""
+    """Returns names of the functions that an operation may call."""
     kinds = _FUNCTION_ATTRIBUTES.get(op.type)
     if kinds is None:
         found = [a for a in op.op_def.attr if a.type in ("func", "list(func)")]
@@ -267,7 +267,7 @@ _imported: dict[str, tf.Graph] = {}
 
 
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
-    """The graph of a function that another graph calls.
+    """Returns the graph of a function that another graph calls.
 
     Raises:
       ValueError: It cannot be read.
@@ -314,7 +314,7 @@ def in_order(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
 
 
 def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """A graph and those that enclose it, as far as they are functions'."""
+    """Returns a graph and those that enclose it, as far as they are functions'."""
     while isinstance(graph, tf.__internal__.FuncGraph):
         yield graph
         graph = graph.outer_graph

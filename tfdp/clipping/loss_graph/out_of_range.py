@@ -87,7 +87,7 @@ def _number_of_values(op: tf.Operation) -> int | None:
 
 
 def _rows(handle: tf.Tensor) -> int | None:
-    """The first dimension of the variable that a tensor is the handle of."""
+    """Returns the first dimension of the variable that a tensor is the handle of."""
     data = handle_data_util.get_resource_handle_data(handle)
     if not data.is_set or not data.shape_and_type[0].shape.dim:
         return None
@@ -96,7 +96,7 @@ def _rows(handle: tf.Tensor) -> int | None:
 
 
 def _may_be_out_of_range(values: tf.Tensor, limit: int) -> bool:
-    """Whether values may be out of [0, limit), for all that the graph shows."""
+    """Returns whether values may be out of [0, limit), for all that the graph shows."""
     op = values.op
     while op.type in _SAME_VALUES and op.inputs[0].dtype.is_integer:
         op = op.inputs[0].op

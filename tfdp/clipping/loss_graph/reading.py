@@ -90,7 +90,7 @@ class LossGraph:
         return self.mask if self.mask.dtype == tf.bool else self.mask != 0
 
     def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The loss of a single row: the same computation with `row` in place of `tensors`.
+        """Returns the loss of a single row: the same computation with `row` in place of `tensors`.
 
         Args:
           row: As `tensors`, with a single row each: `[1, ...]`.
@@ -108,7 +108,7 @@ class LossGraph:
             raise _holds_batch_size(error) from error
 
     def at(self, rows: Sequence[tf.Tensor], vectorizable_gradients: bool = False) -> "LossGraph":
-        """The loss of other data: the same computation with `rows` in place of `tensors`.
+        """Returns the loss of other data: the same computation with `rows` in place of `tensors`.
 
         Args:
           rows: As `tensors`, with another number of rows.
@@ -175,7 +175,7 @@ class LossGraph:
         return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     def checked_rows(self) -> tf.Tensor:
-        """The number of rows, a scalar; with a check that all of the batch has as many."""
+        """Returns the number of rows, a scalar; with a check that all of the batch has as many."""
         rows = tf.shape(self.batch[0])[0]
         checks = [
             tf.debugging.assert_equal(
@@ -190,7 +190,7 @@ class LossGraph:
             return tf.identity(rows)
 
     def operations(self) -> list[tf.Operation]:
-        """The operations that compute `vectors` from the batch, inputs before outputs."""
+        """Returns the operations that compute `vectors` from the batch, inputs before outputs."""
         within = {op.name for op in cone(self.vectors, self._inputs())[0]}
         # Not in the order of the graph alone: inputs may have been replaced by later operations.
         return data_flow.in_order(
@@ -231,7 +231,7 @@ def reads_iterator(graph: tf.Graph) -> bool:
 
 
 def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:
-    """Whether nodes, or the functions that they call, are of one of `types`."""
+    """Returns whether nodes, or the functions that they call, are of one of `types`."""
     return any(node.op in types for node in with_called(graph, nodes))
 
 
@@ -354,7 +354,7 @@ def _made_by(term: tf.Tensor, data: set) -> str:
 
 
 def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
-    """The data that a tensor is computed from, in its graph.
+    """Returns the data that a tensor is computed from, in its graph.
 
     Args:
       loss: A tensor of a function's graph.
@@ -390,7 +390,7 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
 
 
 def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
-    """Whether a tensor comes from outside as data, and is no state or constant."""
+    """Returns whether a tensor comes from outside as data, and is no state or constant."""
     if tensor.ref() in outside:  # Of whatever type: a TensorArray of data is data.
         outer = outside[tensor.ref()]
         if not tf.is_symbolic_tensor(outer):
@@ -407,12 +407,12 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
 
 
 def depends_on(tensor: tf.Tensor, data: set) -> bool:
-    """Whether a tensor is computed from one of those that `data` refers to."""
+    """Returns whether a tensor is computed from one of those that `data` refers to."""
     return any(output.ref() in data for op in cone([tensor])[0] for output in op.outputs)
 
 
 def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The terms of a sum, through nested additions."""
+    """Returns the terms of a sum, through nested additions."""
     if tensor.op.type in ("AddN", "AddV2", "Add"):
         return [addend for t in tensor.op.inputs for addend in _addends(t)]
     if tensor.op.type == "Identity":

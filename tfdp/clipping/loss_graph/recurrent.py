@@ -65,7 +65,7 @@ class RecurrentCall:
     def backward(
         self, inputs: Sequence[tf.Tensor], output_gradients: Sequence[tf.Tensor | None]
     ) -> tuple[list[tf.Tensor | None], dict[int, _Use]]:
-        """The gradient of the call, that of the weights example by example.
+        """Returns the gradient of the call, that of the weights example by example.
 
         Args:
           inputs: The call's inputs.
@@ -104,7 +104,7 @@ class RecurrentCall:
         return gradients + [None] * (len(inputs) - self.kernel), uses
 
     def forward(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The layer's outputs but the runtime, as `backward` takes them to be."""
+        """Returns the layer's outputs but the runtime, as `backward` takes them to be."""
         replay = self._replay(inputs)
         last, before = replay.final[0][tf.newaxis], replay.hidden
         hidden = tf.concat([last, before[:-1]] if self.go_backwards else [before[1:], last], axis=0)
@@ -135,7 +135,7 @@ class RecurrentCall:
         return _Replay(cell, x, keep, idle, stored[0].stack(), stored[1:], final)
 
     def _shown(self, keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Whether a step's output is its state, 1, or zero still, 0: `[time, batch, 1]`."""
+        """Returns whether a step's output is its state, 1, or zero still, 0: `[time, batch, 1]`."""
         shown = tf.cast(keep, tf.int32)
         if not self.zero_output_for_mask:
             shown = tf.minimum(tf.cumsum(shown, reverse=self.go_backwards), 1)
@@ -195,7 +195,7 @@ def recognise(op: tf.Operation) -> RecurrentCall | None:
 
 
 def _candidates(op: tf.Operation) -> Iterator[RecurrentCall]:
-    """The calls that an operation may be, by the types and shapes of its inputs."""
+    """Returns the calls that an operation may be, by the types and shapes of its inputs."""
     ranks = tuple(t.shape.rank for t in op.inputs if op.inputs[0].dtype in _TOLERANCE)
     for kind, gates, weights in (("lstm", 4, (3, 2, 2, 2, 2, 1)), ("gru", 3, (3, 2, 2, 2, 2))):
         count = len(weights)
@@ -212,7 +212,7 @@ def _candidates(op: tf.Operation) -> Iterator[RecurrentCall]:
 
 
 def _agrees(call: RecurrentCall, op: tf.Operation, function: Any) -> bool:
-    """Whether `call` computes what `function`, the one that `op` calls, computes."""
+    """Returns whether `call` computes what `function`, the one that `op` calls, computes."""
     tolerance = _TOLERANCE[op.inputs[0].dtype]
     length = max(size or 0 for size in op.inputs[0].shape[:2])
     forward = tf.function(call.forward, autograph=False) if length > 99 else call.forward

@@ -89,7 +89,7 @@ def _factors(
 def _divided(
     total: tf.Tensor, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
 ) -> tf.Tensor | None:
-    """The losses whose mean is a sum divided by a number; None if that is no mean."""
+    """Returns the losses whose mean is a sum divided by a number; None if that is no mean."""
     total, number = _before(total), _before(number)
     if total.op.type in ("Add", "AddV2", "AddN"):
         return _divided_terms(total.op, number, depends_on_data)

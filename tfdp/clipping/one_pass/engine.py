@@ -23,26 +23,26 @@ from tfdp.clipping.report import (
     vectorized_report,
 )
 from tfdp.clipping.vectorized import faulty_products
-from tfdp.clipping.vectorized.engine import VectorizedClipping
+from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 _Sums: TypeAlias = tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]
 """The clipped sum of each variable, `ClippedSum.within_clip` and `ClippedSum.error`."""
 
 
-class OnePassClipping(ClippingEngine):
+class OnePassEngine(ClippingEngine):
     """Clips the gradients of all examples after one backward pass for all of them.
 
     The gradient of the summed loss with respect to the outputs of the layers is computed once, as
     in ordinary training. What the layers saw and these gradients give each example's norm and, in
     one weighted sum, the clipped sum: by a rule for each operation that uses weights.
 
-    Formal guarantees: as `VectorizedClipping`. They rest on a proof, made from the graph, of which
-    rows belong to which example; what it does not cover is left to `VectorizedClipping`, with a
+    Formal guarantees: as `VectorizedEngine`. They rest on a proof, made from the graph, of which
+    rows belong to which example; what it does not cover is left to `VectorizedEngine`, with a
     warning; an operation that is known to mix examples is an error. `report` says what is done.
 
     Args:
       l2_norm_clip: See `ClippingEngine`.
-      num_microbatches: See `ClippingEngine`. Microbatches are left to `VectorizedClipping`.
+      num_microbatches: See `ClippingEngine`. Microbatches are left to `VectorizedEngine`.
       rule: See `ClippingEngine`.
       chunk_size: Rows that one backward pass works on; larger batches are worked on in parts of
         this size, for which the model is evaluated again. None: as many as `memory_budget` allows.
@@ -59,7 +59,7 @@ class OnePassClipping(ClippingEngine):
         chunk_size: int | None = None,
         memory_budget: int | None = None,
     ):
-        self._vectorized = VectorizedClipping(l2_norm_clip, num_microbatches, rule)
+        self._vectorized = VectorizedEngine(l2_norm_clip, num_microbatches, rule)
         super().__init__(l2_norm_clip, num_microbatches, rule)
         self.chunk_size = chunk_size
         self.memory_budget = memory_budget
@@ -134,7 +134,7 @@ class OnePassClipping(ClippingEngine):
         return self._vectorized.clipped_sum(loss, variables, *asked)
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
-        """Which rule clips the gradients of each variable, or why none does.
+        """Returns which rule clips the gradients of each variable, or why none does.
 
         Args:
           model: A model that was built or called; it is traced with a stand-in for the loss. None:
@@ -149,7 +149,7 @@ class OnePassClipping(ClippingEngine):
         Example:
           >>> import tensorflow as tf, tfdp
           >>> model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
-          >>> engine = tfdp.clipping.OnePassClipping(l2_norm_clip=1.0)
+          >>> engine = tfdp.clipping.OnePassEngine(l2_norm_clip=1.0)
           >>> [entry.how for entry in engine.report(model).entries]
           ['matmul, norms as products of norms', 'bias']
         """
@@ -167,7 +167,7 @@ class OnePassClipping(ClippingEngine):
     def _chunk_rows(
         self, plan: Plan, most_rows: int | None, expected_rows: int | None
     ) -> int | None:
-        """The rows of a part, if the batch must be worked on in parts."""
+        """Returns the rows of a part, if the batch must be worked on in parts."""
         if self.chunk_size is not None:
             known_to_fit = most_rows is not None and most_rows <= self.chunk_size
             return None if known_to_fit else self.chunk_size

@@ -3,7 +3,7 @@
 TensorFlow's gradient of a loop, or of a call, adds up the gradients of the weights over the
 examples. The one here differentiates a copy of a step, as it is, and keeps for each operation that
 combines weights with examples (a site) its data and the gradient of its output. Those of all steps
-are what the rules in `op_rules` need, as if there were one operation on sequences.
+are what the rules in `op_gradients` need, as if there were one operation on sequences.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class Body:
     def backward(
         self, gradients: Sequence[tf.Tensor | None], count: tf.Tensor
     ) -> tuple[list[tf.Tensor | None], list[Taken]]:
-        """The gradient of the call, and what the gradients of the weights follow from.
+        """Returns the gradient of the call, and what the gradients of the weights follow from.
 
         Args:
           gradients: For each output of the call its gradient, or None for zero.

@@ -21,7 +21,7 @@ _MULTIPLICATIONS_PER_ENTRY = 16
 
 
 def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
-    """Whether two `[T, T]` products cost less than passing over gradients in memory."""
+    """Returns whether two `[T, T]` products cost less than passing over gradients in memory."""
     products = positions**2 * (fan_in + fan_out)
     return products < _MULTIPLICATIONS_PER_ENTRY * fan_in * fan_out
 
@@ -85,7 +85,7 @@ class Contribution(abc.ABC):
 
     @abc.abstractmethod
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The gradients, `[n, size]`, in an order of their own.
+        """Returns the gradients, `[n, size]`, in an order of their own.
 
         Args:
           tensors: As `self.tensors`, of any n examples.
@@ -96,7 +96,7 @@ class Contribution(abc.ABC):
         return _with_trailing(flat, self.shape, 1)
 
     def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The squared norms, `[n]`: upper bounds, see `tfdp.clipping.norms`."""
+        """Returns the squared norms, `[n]`: upper bounds, see `tfdp.clipping.norms`."""
         return norms.of_rows(self.flat(tensors), self.size)
 
     def total(
@@ -117,7 +117,7 @@ class Contribution(abc.ABC):
 
 
 def weighted_sum(flat: tf.Tensor, factors: tf.Tensor, wide: bool = False) -> tf.Tensor:
-    """The sum of the rows of `[n, size]` times `factors`; in float64 if it is `wide`."""
+    """Returns the sum of the rows of `[n, size]` times `factors`; in float64 if it is `wide`."""
     flat = tf.cast(flat, tf.float64) if wide else flat
     row = tf.expand_dims(tf.cast(factors, flat.dtype), constant(0))
     return reshaped(tf.matmul(row, flat), [-1])
@@ -192,7 +192,7 @@ class OuterProducts(Contribution):
         return (self.positions or 64) * (self.fan_in + self.fan_out)
 
     def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """The vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
+        """Returns the vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
         inputs, outputs = (widen(t) for t in tensors)
         n: int | tf.Tensor = -1
         if self.positions is None or 0 in (self.positions, self.fan_in, self.fan_out):
@@ -379,7 +379,7 @@ class Lookups(Contribution):
         return tf.reshape(self._scatter(indices, g, self.shape[0]), self.shape)
 
     def _in_table(self, indices: tf.Tensor) -> tf.Tensor:
-        """Whether all that an example looks up is in the table, bool `[n]`.
+        """Returns whether all that an example looks up is in the table, bool `[n]`.
 
         Compilers and devices differ in what they do otherwise: the example is bad.
         """

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
-from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_rules
+from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_gradients
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
 from tfdp.clipping.one_pass.per_example_gradients import (
     Contribution,
@@ -99,13 +99,13 @@ class Plan:
         return self._graph.has_operation(_LOOP_TYPES)
 
     def report(self) -> Report:
-        """What was decided, once `contributions` was called."""
+        """Returns what was decided, once `contributions` was called."""
         return Report(tuple(self.entries))
 
     def contributions(
         self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
     ) -> list[Contribution | None]:
-        """The gradients of each variable for every example; None where the loss has none.
+        """Returns the gradients of each variable for every example; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.
@@ -268,8 +268,8 @@ class Plan:
             use = recorded_use(site, found.data, found.gradient, shape, inner)
         else:
             use = make_use(site, found, shape, self._analysis, count)
-        rule = op_rules.find_rule(site.op.type, site.weight)
-        part = (rule(use) if rule else None) or op_rules.generic.generic(use)
+        rule = op_gradients.find_op_gradients(site.op.type, site.weight)
+        part = (rule(use) if rule else None) or op_gradients.generic.generic(use)
         if part is None:
             raise CannotUse(f"no rule for '{site.op.name}' ({site.op.type})")
         return part

@@ -195,7 +195,7 @@ class _Search:
 
 
 def computed_view(end: tf.Tensor, handle: tf.Tensor, caller: tf.Operation | None) -> View:
-    """A view of what is computed from a variable.
+    """Returns a view of what is computed from a variable.
 
     Raises:
       CannotUse: It is another in each step of a loop.
@@ -247,7 +247,7 @@ def _is_static(op: tf.Operation) -> bool:
 
 
 def by_example(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
-    """A tensor with an axis for the examples and one for what belongs to each of them.
+    """Returns a tensor with an axis for the examples and one for what belongs to each of them.
 
     Args:
       tensor: Any tensor that holds examples.

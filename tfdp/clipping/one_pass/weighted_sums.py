@@ -109,7 +109,7 @@ class WeightedSums:
         return [sums[i] for i in range(len(contributions))], factors
 
     def _early(self) -> list[int]:
-        """Those whose norms follow from little memory, before any loop."""
+        """Returns those whose norms follow from little memory, before any loop."""
         return [i for i in self._factored if self._contributions[i].whole]
 
     def _floats_per_row(self) -> int:
@@ -137,7 +137,7 @@ class WeightedSums:
         uniforms: tf.Tensor,
         factors_of: FactorsOf,
     ) -> tuple[list[tf.Tensor], Factors]:
-        """The gradients of the pieces, `[n, size]`, and the factors of n rows.
+        """Returns the gradients of the pieces, `[n, size]`, and the factors of n rows.
 
         Args:
           tensors: What each contribution is computed from: n rows.
@@ -170,7 +170,7 @@ class WeightedSums:
         return flats, factors_of(squares, groups, keep, uniforms)
 
     def _sums_of_pieces(self, flats: list[tf.Tensor], factors: Factors) -> list[tf.Tensor]:
-        """The weighted sums of the gradients of the pieces, `[size]` each."""
+        """Returns the weighted sums of the gradients of the pieces, `[size]` each."""
         return [
             weighted_sum(flat, factors.of_group(piece.group), self._wide)
             for flat, piece in zip(cleaned(flats, factors.bad), self._pieces, strict=True)

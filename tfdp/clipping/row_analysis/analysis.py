@@ -69,7 +69,7 @@ PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
 
 
 def mixes(op: tf.Operation, how: str) -> ValueError:
-    """The error for an operation that is known to mix examples."""
+    """Returns the error for an operation that is known to mix examples."""
     return ValueError(
         f"The operation '{op.name}' ({op.type}) mixes examples: {how}. No gradient then belongs to "
         "one example, and clipping it would not make the training private. Compute each example's "
@@ -163,7 +163,7 @@ class RowAnalysis:
             self._visit(op)
 
     def state(self, tensor: tf.Tensor) -> State:
-        """The state of a tensor; of one that was not visited: public."""
+        """Returns the state of a tensor; of one that was not visited: public."""
         return self._states.get(tensor.ref(), Public())
 
     def _visit(self, op: tf.Operation) -> None:
@@ -246,7 +246,7 @@ class RowAnalysis:
 
 
 def _without_examples(op: tf.Operation, inputs: list[State]) -> State:
-    """The state of what is computed from the size of the batch, and from public values."""
+    """Returns the state of what is computed from the size of the batch, and from public values."""
     public = all(isinstance(state, Public) for state in inputs)
     if op.op_def.is_stateful and op.type not in PUBLIC_STATEFUL_TYPES:
         return unproven(op, "what it returns may have been stored by examples")
@@ -264,7 +264,7 @@ def _without_examples(op: tf.Operation, inputs: list[State]) -> State:
 
 
 def _of_sizes(values: Sizes) -> State:
-    """The state of a tensor of sizes."""
+    """Returns the state of a tensor of sizes."""
     if values is None or not shape_values.are_public(values):
         return BatchSize(values)
     found = tuple(value for value in values if isinstance(value, int | Public))
@@ -296,7 +296,7 @@ def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:
 
 
 def has_one_law(op: tf.Operation) -> bool:
-    """Whether all entries of what an operation makes of public inputs are alike.
+    """Returns whether all entries of what an operation makes of public inputs are alike.
 
     They are one value, or independent random numbers of one law. Random numbers that follow from a
     constant seed are neither: an example's would be those of its place in the batch.
@@ -307,7 +307,7 @@ def has_one_law(op: tf.Operation) -> bool:
 
 
 def _is_drawn(tensor: tf.Tensor) -> bool:
-    """Whether a seed follows from some state, and not from constants alone."""
+    """Returns whether a seed follows from some state, and not from constants alone."""
     pending, seen = [tensor.op], set()
     while pending:
         op = pending.pop()
@@ -321,7 +321,7 @@ def _is_drawn(tensor: tf.Tensor) -> bool:
 
 
 def has_own_gradient(op: tf.Operation) -> bool:
-    """Whether an operation's gradient was replaced (`tf.custom_gradient`)."""
+    """Returns whether an operation's gradient was replaced (`tf.custom_gradient`)."""
     try:
         return bool(op.get_attr("_gradient_op_type"))
     except ValueError:
@@ -329,5 +329,5 @@ def has_own_gradient(op: tf.Operation) -> bool:
 
 
 def unproven(op: tf.Operation, why: str) -> Unproven:
-    """The state of the outputs of an operation of which the proof fails."""
+    """Returns the state of the outputs of an operation of which the proof fails."""
     return Unproven(f"'{op.name}' ({op.type}): {why}")

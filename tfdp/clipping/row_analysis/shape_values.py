@@ -9,7 +9,7 @@ from tfdp.clipping.row_analysis.states import BatchSize, Public, Rows, Size, Siz
 
 
 def known(tensor: tf.Tensor, state: State) -> Sizes:
-    """What is known of the entries of a scalar or a vector of integers."""
+    """Returns what is known of the entries of a scalar or a vector of integers."""
     if not isinstance(state, BatchSize | Public):
         return None
     if state.values is not None:
@@ -24,13 +24,13 @@ def known(tensor: tf.Tensor, state: State) -> Sizes:
 
 
 def _is_short(tensor: tf.Tensor) -> bool:
-    """Whether it may be a shape, or one size: a scalar or a short vector."""
+    """Returns whether it may be a shape, or one size: a scalar or a short vector."""
     rank = tensor.shape.rank
     return rank == 0 or (rank == 1 and (tensor.shape[0] or 0) <= 16)
 
 
 def shape_of(tensor: tf.Tensor, state: State) -> Sizes:
-    """The shape of a tensor of which `state` is known."""
+    """Returns the shape of a tensor of which `state` is known."""
     if tensor.shape.rank is None:
         return None
     other = Public() if isinstance(state, Rows | Public) else None
@@ -41,12 +41,12 @@ def shape_of(tensor: tf.Tensor, state: State) -> Sizes:
 
 
 def are_public(sizes: Iterable[Size]) -> bool:
-    """Whether no size depends on the number of examples."""
+    """Returns whether no size depends on the number of examples."""
     return all(isinstance(size, int | Public) for size in sizes)
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """The product of sizes."""
+    """Returns the product of sizes."""
     number: int = 1
     rows: Rows | None = None
     public = False
@@ -67,7 +67,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def compute(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
-    """What an operation makes of sizes; None where that is not known."""
+    """Returns what an operation makes of sizes; None where that is not known."""
     function = _FUNCTIONS.get(op.type)
     # Only 64 and 32 bits: no shape overflows those. And of short tensors: a matrix has no `values`.
     tensors = [*op.inputs, *op.outputs]

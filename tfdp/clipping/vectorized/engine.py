@@ -35,7 +35,7 @@ _ROW_BY_ROW_TYPES = frozenset(
 _WHY = 'engine="vectorized"'
 
 
-class VectorizedClipping(ClippingEngine):
+class VectorizedEngine(ClippingEngine):
     """Instantiates the gradient of every example, and clips it.
 
     The traced loss is evaluated on one row at a time, vectorised over rows with a
@@ -189,7 +189,7 @@ class VectorizedClipping(ClippingEngine):
         return sums, connected, within
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
-        """As `OnePassClipping.report`: everything is vectorised.
+        """As `OnePassEngine.report`: everything is vectorised.
 
         Args:
           model: A model that was built. None: the training step that was traced last.
@@ -211,7 +211,7 @@ class VectorizedClipping(ClippingEngine):
         connected: list[bool] | None = None,
         one: bool = False,
     ) -> list[tf.Tensor]:
-        """The gradients of every row, by themselves.
+        """Returns the gradients of every row, by themselves.
 
         Args:
           problem: What rows are of.

@@ -117,7 +117,7 @@ class Attempts:
             model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
     def _validation_loss(self, *batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """The losses of the rows, without dropout, and the regulariser."""
+        """Returns the losses of the rows, without dropout, and the regulariser."""
         model = self._model
         x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(batch)
         loss = read_loss(model.compute_loss(x, y, model(x, training=False), weights))
@@ -126,7 +126,7 @@ class Attempts:
 
 
 def _loss_on(batch: tuple, validate: Any, scratch: Shadows) -> ValidationLoss:
-    """The candidate's loss on a batch; whatever else computing it changes is forgotten."""
+    """Returns the candidate's loss on a batch; whatever else computing it changes is forgotten."""
     scratch.reset()
     return ValidationLoss(*scratch.call(validate, *batch))
 

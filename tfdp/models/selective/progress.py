@@ -70,7 +70,7 @@ class EpochMeans:
         return self._metrics[name].result()
 
     def reset_callback(self) -> tf.keras.callbacks.Callback:
-        """A callback that begins anew in each epoch."""
+        """Returns a callback that begins anew in each epoch."""
 
         def reset(epoch: int, logs: Any = None) -> None:
             for metric in self._metrics.values():

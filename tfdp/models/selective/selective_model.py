@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error, is_integer
 from tfdp.accounting.sampling import FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
@@ -13,7 +14,6 @@ from tfdp.data.source import PoissonSource
 from tfdp.models.selective.attempts import Attempts
 from tfdp.models.selective.exclusive import exclusive_training
 from tfdp.models.selective.progress import AttemptsCap, EpochMeans, Progress
-from tfdp.optimizers.arguments import is_integer
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 _STEPS = {
@@ -92,10 +92,7 @@ class SelectiveModel(tf.keras.Model):
                 f"a `{own[0]}` of its own, which would not be used: {base_model!r}."
             )
         if not isinstance(non_private_diagnostics, bool):
-            raise ValueError(
-                "Argument `non_private_diagnostics` must be True or False. Received: "
-                f"{non_private_diagnostics=}."
-            )
+            raise error("non_private_diagnostics", "True or False", non_private_diagnostics)
         kwargs.setdefault("name", f"selective_{base_model.name}")
         super().__init__(**kwargs)
         self.base_model = base_model
@@ -110,7 +107,7 @@ class SelectiveModel(tf.keras.Model):
         self._shown = EpochMeans("non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """What the base model answers; Keras passes `training` on to it if it takes it."""
+        """Returns what the base model answers; Keras passes `training` on to it if it takes it."""
         return self.base_model(inputs)
 
     def fit(
@@ -279,7 +276,7 @@ class SelectiveModel(tf.keras.Model):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again."""
+        """Returns the arguments that make this model again."""
         return {
             "name": self.name,
             "base_model": tf.keras.layers.serialize(self.base_model),

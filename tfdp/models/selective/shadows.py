@@ -51,7 +51,7 @@ class Shadows:
                 self._copies[id(handle)] = handle, _copy(handle)
 
     def _needs_copy(self, handle: Any, inner: tf.Tensor) -> bool:
-        """Whether the function may change the variable that `inner` is the handle of."""
+        """Returns whether the function may change the variable that `inner` is the handle of."""
         is_variable = _is_variable(handle)
         reading = _READING_VARIABLES if is_variable else _READING_TABLES
         writing = [op.type for op in inner.consumers() if op.type not in reading]
@@ -122,7 +122,7 @@ class Shadows:
 
 
 def _copy(handle: Any) -> tf.Variable:
-    """A variable with the value of the one that a handle belongs to, on its device."""
+    """Returns a variable with the value of the one that a handle belongs to, on its device."""
     with tf.init_scope(), tf.device(handle.device):
         return tf.Variable(
             _read(handle), trainable=False, shape=_spec(handle).shape, validate_shape=False
@@ -138,12 +138,12 @@ def _read(handle: Any) -> tf.Tensor:
 
 
 def _is_variable(handle: Any) -> bool:
-    """Whether a resource is a variable, and nothing else."""
+    """Returns whether a resource is a variable, and nothing else."""
     data = handle._handle_data
     return data is not None and data.is_set
 
 
 def _spec(handle: Any) -> tf.TensorSpec:
-    """The shape and type of a variable."""
+    """Returns the shape and type of a variable."""
     found = handle._handle_data.shape_and_type[0]
     return tf.TensorSpec(tf.TensorShape(found.shape), tf.as_dtype(found.dtype))

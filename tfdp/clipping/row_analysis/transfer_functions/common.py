@@ -82,7 +82,7 @@ def aligned(op: tf.Operation, inputs: list[State], rank: int) -> State:
 
 
 def constant_along(tensor: tf.Tensor, axis: int, length: int | None) -> bool:
-    """Whether a public tensor has the same values, or law, for all rows of the batch.
+    """Returns whether a public tensor has the same values, or law, for all rows of the batch.
 
     Args:
       tensor: The tensor.
@@ -110,7 +110,7 @@ def _is_constant(tensor: tf.Tensor, axis: int) -> bool:
 
 
 def axes_of(op: tf.Operation, index: int, rank: int) -> list[int] | None:
-    """The static axes that an input names, counted from 0."""
+    """Returns the static axes that an input names, counted from 0."""
     value = tf.get_static_value(op.inputs[index])
     return None if value is None else [int(axis) % rank for axis in np.ravel(value)]
 

@@ -38,7 +38,7 @@ def reduce(op: tf.Operation, inputs: list[State]) -> State:
 
 @of_rows("ArgMax", "ArgMin")
 def arg(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """The place of the largest entry along another axis."""
+    """Returns the place of the largest entry along another axis."""
     axes = axes_of(op, 1, op.inputs[0].shape.rank)
     if axes is None:
         return unproven(op, "the axis is not static")

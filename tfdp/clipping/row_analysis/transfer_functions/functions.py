@@ -69,7 +69,7 @@ def _analyse(graph: tf.Graph, states: Sequence[State]) -> RowAnalysis:
 
 
 def _any(state: State) -> State:
-    """A state without the values that may be others in the next step."""
+    """Returns a state without the values that may be others in the next step."""
     if isinstance(state, Public):
         return Public()
     return BatchSize() if isinstance(state, BatchSize) else state
@@ -78,7 +78,7 @@ def _any(state: State) -> State:
 def _joined(
     op: tf.Operation, inside: tf.Tensor, before: State, first: tf.Tensor, after: State
 ) -> State:
-    """The state that a loop's variable has before and after a step."""
+    """Returns the state that a loop's variable has before and after a step."""
     before, after = _any(before), _any(after)
     if before == after or isinstance(before, Unproven):
         return before

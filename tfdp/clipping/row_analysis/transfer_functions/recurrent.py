@@ -9,7 +9,7 @@ from tfdp.clipping.row_analysis.transfer_functions.common import constant_along
 
 
 def recurrent_transfer(call: RecurrentCall) -> Transfer:
-    """The transfer function of a call of a recurrent layer's function."""
+    """Returns the transfer function of a call of a recurrent layer's function."""
     weights = (call.kernel, call.recurrent_kernel, call.bias)
     sequence = Rows(1 if call.time_major else 0)
 

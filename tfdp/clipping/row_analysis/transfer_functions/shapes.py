@@ -39,7 +39,7 @@ def reshape(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 
 def _after_as_many(lead: tf.TensorShape, dims: list[Size]) -> int | None:
-    """The first axis that has as many entries in front of it as there are in `lead`."""
+    """Returns the first axis that has as many entries in front of it as there are in `lead`."""
     if None in lead or 0 in lead:
         return None
     number, axis = lead.num_elements(), 0
@@ -129,7 +129,7 @@ def pack(op: tf.Operation, inputs: list[State]) -> State:
 
 @of_rows("Unpack")
 def unpack(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """The slices along another axis."""
+    """Returns the slices along another axis."""
     axis = op.get_attr("axis") % op.inputs[0].shape.rank
     if axis == rows.axis:
         return _taken_apart(op)
@@ -224,7 +224,7 @@ def _is_whole(
     begin: tuple[Size] | None,
     end: tuple[Size] | None,
 ) -> bool:
-    """Whether a slice takes the whole axis of the examples; a limit of None is none."""
+    """Returns whether a slice takes the whole axis of the examples; a limit of None is none."""
     if begin is not None and begin[0] != 0:
         return False
     if end is None:
@@ -243,7 +243,7 @@ def _some_rows(
     stride: int,
     shrinks: bool,
 ) -> State:
-    """What becomes of a slice that may not take the whole axis of the examples."""
+    """Returns what becomes of a slice that may not take the whole axis of the examples."""
     starts_later = begin is not None and isinstance(begin[0], int) and begin[0] != 0
     if length != 1 and (shrinks or stride != 1 or starts_later):
         raise mixes(op, "it takes some rows of the batch")
@@ -252,7 +252,7 @@ def _some_rows(
 
 @of_rows("Slice", sized=True)
 def slice_(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """A slice of other axes than that of the examples."""
+    """Returns a slice of other axes than that of the examples."""
     begin, size = (shape_values.known(op.inputs[i], inputs[i]) for i in (1, 2))
     if begin is None or size is None or not shape_values.are_public(begin):
         return unproven(op, "what it slices is not static")

@@ -29,7 +29,7 @@ def look_up(op: tf.Operation, inputs: list[State]) -> State:
 
 @of_rows("DenseBincount")
 def count(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Numbers of entries of each value in each row of a matrix; without weights."""
+    """Returns numbers of entries of each value in each row of a matrix; without weights."""
     if op.inputs[0].shape.rank != 2 or rows.axis != 0:
         raise mixes(op, "it counts over the batch")
     if op.inputs[2].shape.num_elements() != 0:

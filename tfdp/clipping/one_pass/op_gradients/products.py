@@ -5,7 +5,7 @@ import string
 
 import tensorflow as tf
 
-from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import Use
 from tfdp.clipping.row_analysis.transfer_functions.products import einsum_labels, transposes
@@ -17,7 +17,7 @@ def positions_of(tensor: tf.Tensor, features: int = 1) -> int | None:
     return middle.num_elements() if middle.is_fully_defined() else None
 
 
-@register_rule("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+@register_op_gradients("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(use: Use) -> Contribution | None:
     """`x @ w` for `x` of shape `[batch, ..., p]`; or a matrix for each index before the batch."""
     x, (first, transposed) = use.data[0], transposes(use.op)
@@ -47,7 +47,7 @@ def _matrices(use: Use, x: tf.Tensor, transposed: bool) -> Contribution | None:
     return Direct([x, use.gradient], use.shape, "matmuls, instantiated", function)
 
 
-@register_rule("SparseTensorDenseMatMul")
+@register_op_gradients("SparseTensorDenseMatMul")
 def sparse_matmul(use: Use) -> Contribution | None:
     """A sparse matrix of weights times data: an entry's gradient is one product."""
     x = use.data[3]
@@ -64,8 +64,8 @@ def sparse_matmul(use: Use) -> Contribution | None:
     return Direct([x, use.gradient], use.shape, name, function, floats)
 
 
-@register_rule("Einsum", weight=0)
-@register_rule("Einsum", weight=1)
+@register_op_gradients("Einsum", weight=0)
+@register_op_gradients("Einsum", weight=1)
 def einsum(use: Use) -> Contribution | None:
     """A product of data and weights that keeps the examples apart."""
     equation, x = einsum_labels(use.op), use.data[1 - use.weight]

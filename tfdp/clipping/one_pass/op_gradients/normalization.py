@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfdp.clipping.constants import constant
-from tfdp.clipping.one_pass.op_rules.elementwise import direct, reduced
-from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.op_gradients.elementwise import direct, reduced
+from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution
 from tfdp.clipping.one_pass.weight_uses import Use
 
@@ -12,7 +12,7 @@ _TYPES = ("FusedBatchNormV3", "FusedBatchNormV2", "FusedBatchNorm")
 
 
 def _axes(use: Use) -> list[int] | None:
-    """The axes of `[n, each, ...]` but those of the examples and the channels."""
+    """Returns the axes of `[n, each, ...]` but those of the examples and the channels."""
     if use.op.get_attr("is_training") or use.rows[0] is None or use.rows[0].axis != 0:
         return None
     rank = use.gradient.shape.rank
@@ -20,7 +20,7 @@ def _axes(use: Use) -> list[int] | None:
     return [axis for axis in range(1, rank) if axis != channel]
 
 
-@register_rule(*_TYPES, weight=1)
+@register_op_gradients(*_TYPES, weight=1)
 def scale(use: Use) -> Contribution | None:
     """Gamma, which multiplies `(x - mean) / sqrt(variance + epsilon)`."""
     axes, x = _axes(use), use.data[0]
@@ -37,7 +37,7 @@ def scale(use: Use) -> Contribution | None:
     return direct(use, [use.gradient, x], function, axes, "normalization's scale")
 
 
-@register_rule(*_TYPES, weight=2)
+@register_op_gradients(*_TYPES, weight=2)
 def shift(use: Use) -> Contribution | None:
     """Beta."""
     axes = _axes(use)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdp.accounting import _validation
+from tfdp import _validation
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether `value` is an integer, NumPy's included; `True` and `False` are not."""
+    """Returns whether `value` is an integer, NumPy's included; `True` and `False` are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 

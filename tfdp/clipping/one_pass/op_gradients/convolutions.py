@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.constants import constant, reshaped
-from tfdp.clipping.one_pass.op_rules import depthwise
-from tfdp.clipping.one_pass.op_rules.products import positions_of
-from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.op_gradients import depthwise
+from tfdp.clipping.one_pass.op_gradients.products import positions_of
+from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import Use
 
@@ -38,7 +38,7 @@ def _is_supported(use: Use, x: tf.Tensor) -> bool:
     )
 
 
-@register_rule("Conv2D")
+@register_op_gradients("Conv2D")
 def conv2d(use: Use) -> Contribution | None:
     """Conv2D and, through it, Conv1D; any stride, padding, dilation and groups."""
     x = use.data[0]
@@ -194,7 +194,7 @@ def _grouped(
     return Direct([x, use.gradient], use.shape, name, function, floats)
 
 
-@register_rule("Conv3D")
+@register_op_gradients("Conv3D")
 def conv3d(use: Use) -> Contribution | None:
     """Conv3D; any stride, padding, dilation and groups."""
     op, x = use.op, use.data[0]
@@ -216,7 +216,7 @@ def conv3d(use: Use) -> Contribution | None:
     )
 
 
-@register_rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+@register_op_gradients("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def transposed_convolution(use: Use) -> Contribution | None:
     """Conv2DTranspose, Conv3DTranspose: input and output gradient have changed places."""
     op, x = use.op, use.data[2]
@@ -236,7 +236,7 @@ def transposed_convolution(use: Use) -> Contribution | None:
     )
 
 
-@register_rule("DepthwiseConv2dNative")
+@register_op_gradients("DepthwiseConv2dNative")
 def depthwise_conv2d(use: Use) -> Contribution | None:
     """Depthwise convolution, in DepthwiseConv2D and SeparableConv."""
     x = use.data[0]

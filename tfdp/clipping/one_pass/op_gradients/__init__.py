@@ -1,6 +1,6 @@
 """Rules for operations that use weights: one file per family of operations."""
 
-from tfdp.clipping.one_pass.op_rules import (
+from tfdp.clipping.one_pass.op_gradients import (
     convolutions,
     elementwise,
     generic,
@@ -8,15 +8,15 @@ from tfdp.clipping.one_pass.op_rules import (
     normalization,
     products,
 )
-from tfdp.clipping.one_pass.op_rules.registry import find_rule, register_rule
+from tfdp.clipping.one_pass.op_gradients.registry import find_op_gradients, register_op_gradients
 
 __all__ = [
     "convolutions",
     "elementwise",
-    "find_rule",
+    "find_op_gradients",
     "generic",
     "lookup",
     "normalization",
     "products",
-    "register_rule",
+    "register_op_gradients",
 ]

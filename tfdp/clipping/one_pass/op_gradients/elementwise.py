@@ -5,12 +5,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdp.clipping.constants import constant
-from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct
 from tfdp.clipping.one_pass.weight_uses import Use
 
 
-@register_rule("BiasAdd")
+@register_op_gradients("BiasAdd")
 def bias_add(use: Use) -> Contribution:
     """`x + b` for each channel."""
     rank = use.gradient.shape.rank
@@ -20,7 +20,7 @@ def bias_add(use: Use) -> Contribution:
 
 
 def _broadcast_axes(use: Use) -> list[int] | None:
-    """The axes of a gradient `[n, each, ...]` along which the weights are the same."""
+    """Returns the axes of a gradient `[n, each, ...]` along which the weights are the same."""
     output = use.op.outputs[0].shape
     if output.rank is None or None in use.shape or use.rows[-1] is None:
         return None
@@ -32,23 +32,23 @@ def _broadcast_axes(use: Use) -> list[int] | None:
     return [1, *[2 + i for i, size in enumerate(rest) if size == 1]]
 
 
-@register_rule("Add", "AddV2", weight=0)
-@register_rule("Add", "AddV2", weight=1)
+@register_op_gradients("Add", "AddV2", weight=0)
+@register_op_gradients("Add", "AddV2", weight=1)
 def add(use: Use) -> Contribution | None:
     """`x + b`, the weights of any shape that broadcasts."""
     axes = _broadcast_axes(use)
     return None if axes is None else reduced(use, [use.gradient], lambda g: g, axes, "shift")
 
 
-@register_rule("Sub", weight=0)
-@register_rule("Sub", weight=1)
+@register_op_gradients("Sub", weight=0)
+@register_op_gradients("Sub", weight=1)
 def subtract(use: Use) -> Contribution | None:
     """`x - b` or `b - x`."""
     axes, sign = _broadcast_axes(use), -1.0 if use.weight else 1.0
     return None if axes is None else reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
 
 
-@register_rule("BroadcastTo", "Tile", weight=0)
+@register_op_gradients("BroadcastTo", "Tile", weight=0)
 def repeated(use: Use) -> Contribution | None:
     """Weights that are repeated for each example: a class token, a first state that is learned."""
     axes, output = _broadcast_axes(use), use.op.outputs[0].shape
@@ -59,8 +59,8 @@ def repeated(use: Use) -> Contribution | None:
     return reduced(use, [use.gradient], lambda g: g, axes, "repeated weights")
 
 
-@register_rule("Mul", weight=0)
-@register_rule("Mul", weight=1)
+@register_op_gradients("Mul", weight=0)
+@register_op_gradients("Mul", weight=1)
 def multiply(use: Use) -> Contribution | None:
     """`x * w`: the scale of a normalisation."""
     axes, x = _broadcast_axes(use), use.data[1 - use.weight]

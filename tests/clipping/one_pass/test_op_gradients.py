@@ -17,13 +17,14 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassClipping
-from tfdp.clipping.one_pass import op_rules, weight_uses
-from tfdp.clipping.one_pass.op_rules import registry
+from tfdp.clipping import OnePassEngine
+from tfdp.clipping.one_pass import op_gradients, weight_uses
+from tfdp.clipping.one_pass.op_gradients import registry
 
 layers = tf.keras.layers
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FAST)
 def test_rules_equal_a_loop_over_examples(name):
     engine = ExpectsRows(CLIP)
@@ -117,19 +118,21 @@ RANDOM = settings(
 def assert_random_model(make, x, mask_seed):
     model = built(make, x, mask_seed)
     mask = np.random.default_rng(mask_seed).random(N) < 0.7
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     actual = support.ClippedSum(engine, model, x)(x, Y, mask)
     expected = support.looped_clipped_sum(model, x[mask], Y[mask], CLIP) if any(mask) else 0
     np.testing.assert_allclose(actual, expected, atol=5e-6)
     assert engine.report().fast_fraction == 1, str(engine.report())
 
 
+@pytest.mark.slow
 @RANDOM
 @given(make=image_models(), seed=st.integers(0, 1000))
 def test_random_models_on_images(make, seed):
     assert_random_model(make, IMAGES, seed)
 
 
+@pytest.mark.slow
 @RANDOM
 @given(make=sequence_models(), seed=st.integers(0, 1000))
 def test_random_models_on_tokens(make, seed):
@@ -161,10 +164,11 @@ RULE_MODELS = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("key", RULE_MODELS)
 def test_a_wrong_rule_is_caught(key, monkeypatch):
     """Mutant: the gradients of the first example are not seen."""
-    rule = registry.find_rule(*key)
+    rule = registry.find_op_gradients(*key)
 
     def wrong(use):
         seen = tf.concat([tf.zeros_like(use.gradient[:1]), use.gradient[1:]], 0)
@@ -172,21 +176,21 @@ def test_a_wrong_rule_is_caught(key, monkeypatch):
 
     monkeypatch.setitem(registry._RULES, key, wrong)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), *FAST[RULE_MODELS[key]])
+        assert_equals_loop(OnePassEngine(CLIP), *FAST[RULE_MODELS[key]])
 
 
 def test_a_wrong_generic_rule_is_caught(monkeypatch):
-    original = op_rules.generic.generic
+    original = op_gradients.generic.generic
 
     def wrong(use):
         return original(weight_uses.Use(**{**use.__dict__, "gradient": 2 * use.gradient}))
 
-    engine = OnePassClipping(CLIP)
+    engine = OnePassEngine(CLIP)
     assert_equals_loop(engine, *FAST["division"])
     assert any("RealDiv" in entry.how for entry in engine.report().entries)
-    monkeypatch.setattr(op_rules.generic, "generic", wrong)
+    monkeypatch.setattr(op_gradients.generic, "generic", wrong)
     with pytest.raises(AssertionError):
-        assert_equals_loop(OnePassClipping(CLIP), *FAST["division"])
+        assert_equals_loop(OnePassEngine(CLIP), *FAST["division"])
 
 
 def test_every_rule_has_a_mutant():

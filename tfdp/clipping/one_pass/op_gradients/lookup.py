@@ -2,18 +2,18 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.one_pass.op_rules.registry import register_rule
+from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Lookups
 from tfdp.clipping.one_pass.weight_uses import Use
 
 
-@register_rule("ResourceGather", weight=0)
+@register_op_gradients("ResourceGather", weight=0)
 def resource_gather(use: Use) -> Contribution | None:
     """Keras's Embedding: reads rows of the variable."""
     return _lookup(use, use.op.get_attr("batch_dims"))
 
 
-@register_rule("GatherV2", weight=0)
+@register_op_gradients("GatherV2", weight=0)
 def gather(use: Use) -> Contribution | None:
     """`tf.gather` on the value of a variable, along its first axis."""
     axis = tf.get_static_value(use.op.inputs[2])

@@ -11,7 +11,7 @@ Rule: TypeAlias = Callable[[Use], Contribution | None]
 _RULES: dict[tuple[str, int], Rule] = {}
 
 
-def register_rule(*types: str, weight: int = 1) -> Callable[[Rule], Rule]:
+def register_op_gradients(*types: str, weight: int = 1) -> Callable[[Rule], Rule]:
     """Registers a rule for operations of `types` whose input `weight` is the weights.
 
     A rule is a function of a `Use` that returns the gradients of the weights for every example, or
@@ -42,6 +42,6 @@ def register_rule(*types: str, weight: int = 1) -> Callable[[Rule], Rule]:
     return register
 
 
-def find_rule(op_type: str, weight: int) -> Rule | None:
-    """The rule for an operation whose input `weight` is the weights, or None."""
+def find_op_gradients(op_type: str, weight: int) -> Rule | None:
+    """Returns the rule for an operation whose input `weight` is the weights, or None."""
     return _RULES.get((op_type, weight))
