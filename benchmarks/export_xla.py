@@ -1,11 +1,11 @@
 """Writes the XLA programs of a plain and of a private training step, with their arguments.
 
-    python -m benchmarks.export_xla --model mnist_cnn --batch 256 --output DIR
+    python -m benchmarks.export_xla --model mnist_cnn --batch 256 --output_dir DIR
 
 They run, and can be timed, where there is XLA but no TensorFlow, for example by JAX on a GPU (with
 JAX_ENABLE_X64=1: labels, the step count and the noise key are int64). One program is a whole step
 on a batch of fixed size: forward, gradients, clipping, noise, update of the variables.
-`DIR/<step>.stablehlo` is its text, `DIR/<step>_args.npz` holds its parameters as a0, a1, ...:
+`<step>.stablehlo` is its text, `<step>_args.npz` holds its parameters as a0, a1, ...:
 inputs, labels, then the variables. Its first result is the mean loss, the others are the
 variables' new values.
 """
@@ -111,10 +111,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=256, help="rows per step")
     keras = [name for name, one in CONTESTANTS.items() if one.framework == "keras"]
     parser.add_argument("--private", choices=keras, default=STEPS["private"])
-    parser.add_argument("--output", type=Path, required=True, help="folder to write into")
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path("results", "export_xla"),
+        help="folder to write into",
+    )
     options = parser.parse_args(arguments)
     for name, contestant in {**STEPS, "private": options.private}.items():
-        write(options.output, name, PROBLEMS[options.model], options.batch, contestant)
+        write(options.output_dir, name, PROBLEMS[options.model], options.batch, contestant)
 
 
 if __name__ == "__main__":

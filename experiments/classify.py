@@ -19,10 +19,11 @@ import os
 import sys
 from collections.abc import Callable
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 import tfdp
 from experiments import (
+    cli,
     datasets,
     networks,
 )
@@ -328,4 +329,4 @@ def _validate(
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
     logging.set_verbosity(logging.WARNING)  # unless --verbosity: TensorFlow logs every checkpoint
-    app.run(main)
+    cli.run(main)

@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags, logging
 
 import tfdp
-from experiments import datasets, workers
+from experiments import cli, datasets, workers
 from experiments.settings import Settings, make_network, resolve
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of processes.", lower_bound=1)
@@ -159,4 +159,4 @@ class _Killer(tf.keras.callbacks.Callback):
 
 if __name__ == "__main__":
     logging.set_verbosity(logging.WARNING)
-    app.run(main)
+    cli.run(main)

@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags, logging
+from absl import flags, logging
 
-from experiments import jobs, records, tune
+from experiments import cli, jobs, records, tune
 from experiments.output import save
 from experiments.settings import RefusedError
 from experiments.tables import figures, grid, report
@@ -187,4 +187,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
     logging.set_verbosity(logging.WARNING)
-    app.run(main)
+    cli.run(main)

@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags, logging
+from absl import flags, logging
 
-from experiments import jobs, records
+from experiments import cli, jobs, records
 from experiments.output import markdown
 from experiments.settings import RefusedError
 from experiments.tables import grid
@@ -147,4 +147,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
     logging.set_verbosity(logging.WARNING)
-    app.run(main)
+    cli.run(main)

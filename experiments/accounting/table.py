@@ -14,14 +14,14 @@ prv/bin/pip install prv_accountant`; it needs none of tfdp's packages. Its upper
 import json
 import math
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import dp_accounting
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from experiments import cli
 from experiments.output import markdown, versions
 from tfdp.accounting import PldAccountant, event_codec
 
@@ -153,4 +153,4 @@ if __name__ == "__main__":
     flags.DEFINE_bool("rare", False, "Settings where few large losses decide.")
     flags.DEFINE_string("prv_python", None, "Python that has prv_accountant.")
     flags.DEFINE_integer("seconds", 60, "Time that prv_accountant gets per setting.", lower_bound=1)
-    app.run(main, argv=sys.argv)
+    cli.run(main)

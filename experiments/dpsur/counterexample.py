@@ -1,9 +1,9 @@
 """A neighbouring pair for which DPSUR's published epsilon is too small, computed and simulated.
 
     python -m experiments.dpsur.counterexample
-    python -m experiments.dpsur.counterexample --output=docs/selective_release.png
+    python -m experiments.dpsur.counterexample --plot=docs/selective_release.png
     python -m experiments.dpsur.counterexample --batch_size=60000 --noise_multiplier=1 \
-        --validation_noise_multiplier=0.8 --cut=1.8 --updates=1 --output=
+        --validation_noise_multiplier=0.8 --cut=1.8 --updates=1 --plot=
 
 One parameter. On D an update is w, drawn from N(0, sigma_t^2) in units of the sensitivity; an added
 example moves it by 1 if it is in the batch, and changes nothing in the test. The loss falls if
@@ -28,9 +28,10 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import scipy.stats
-from absl import app, flags
+from absl import flags
 from matplotlib.figure import Figure
 
+from experiments import cli
 from experiments.accounting import published as published_accounting
 from experiments.dpsur.distributions import Instance, least_epsilon, renyi, renyi_of_test
 from experiments.output import markdown, save, versions
@@ -285,7 +286,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("simulated_updates", 2, "Updates of a simulated run.", flag_values=values)
     flags.DEFINE_integer("seed", 1, "Of the simulation.", flag_values=values)
     flags.DEFINE_string(
-        "output", "results/dpsur/selective_release.png", "Picture; none if empty.",
+        "plot", "results/dpsur/selective_release.png", "Picture; none if empty.",
         flag_values=values,
     )  # fmt: skip
 
@@ -307,8 +308,8 @@ def run(values: flags.FlagValues) -> None:
             f"exceeds {critical_distance(values.runs):.4f} once in a thousand by chance.\n\n"
             f"{markdown(titles, rows)}"
         )
-    if values.output:
-        save(draw(instance, all_prices, values.delta), values.output)
+    if values.plot:
+        save(draw(instance, all_prices, values.delta), values.plot)
 
 
 def main(argv: list[str]) -> None:
@@ -329,4 +330,4 @@ def _rounded_down(value: float) -> str:
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    cli.run(main)

@@ -24,10 +24,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags, logging
 from matplotlib.figure import Figure
 
-from experiments import classify, datasets
+from experiments import classify, cli, datasets
 from experiments.report import RunFolder
 from experiments.settings import SELECTIVE_FLAGS, SELECTIVE_METHODS, RefusedError, Settings, resolve
 from experiments.training import Training
@@ -221,7 +221,7 @@ def sweep(values: flags.FlagValues) -> list[dict]:
     todo = points(given, parameter, swept, seeds)
     settings = todo[0].settings
     name = f"{settings.dataset}_{given['method']}_eps{settings.target_epsilon:g}_{parameter}"
-    folder = Path(values["output_dir"].value or Path("results", "dpsur_sweep", name))
+    folder = Path(values["output_dir"].value or Path("results", "dpsur", "sweep", name))
     data = datasets.load(
         settings.dataset,
         data_dir=values["data_dir"].value,
@@ -273,4 +273,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
     logging.set_verbosity(logging.WARNING)  # unless --verbosity: TensorFlow logs every checkpoint
-    app.run(main)
+    cli.run(main)

@@ -1,7 +1,7 @@
 """What the bound on selective release changes: the paper's settings, and what its test costs.
 
     python -m experiments.dpsur.tables
-    python -m experiments.dpsur.tables --output=docs/dpsur_acceptance.png
+    python -m experiments.dpsur.tables --plot=docs/dpsur_acceptance.png
 
 Prints Markdown tables. The first has, for each data set and claimed epsilon of DPSUR's table 2, the
 accepted updates T that Theorem 5.6 allows, the epsilon of so many by tfdp's bound ("conditional":
@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import scipy.optimize
-from absl import app, flags
+from absl import flags
 from matplotlib.figure import Figure
 from scipy import special
 
+from experiments import cli
 from experiments.accounting import published
 from experiments.output import markdown, save, versions
 from tfdp.accounting import (
@@ -309,7 +310,7 @@ def define_flags(values: flags.FlagValues) -> None:
     sizes = ["16", "64", "256"]
     flags.DEFINE_list("validation_batch_sizes", sizes, "Of the noise table.", flag_values=values)
     flags.DEFINE_string(
-        "output", "results/dpsur/acceptance.png", "Picture; none if empty.", flag_values=values
+        "plot", "results/dpsur/acceptance.png", "Picture; none if empty.", flag_values=values
     )
 
 
@@ -327,8 +328,8 @@ def run(values: flags.FlagValues) -> None:
     sizes = [int(size) for size in values.validation_batch_sizes]
     noises = {size: [plan.noise(size, ratio) for ratio in ratios] for size in sizes}
     print(f"\nsigma_t that {plan} needs\n\n{noise_table(noises, ratios)}\n", flush=True)
-    if values.output:
-        save(draw(high / low, noises, ratios), values.output)
+    if values.plot:
+        save(draw(high / low, noises, ratios), values.plot)
 
 
 def main(argv: list[str]) -> None:
@@ -340,4 +341,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    cli.run(main)

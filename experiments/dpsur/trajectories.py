@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import sklearn.datasets
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import tfdp
+from experiments import cli
 from tfdp.accounting.sampling import PoissonSampling
 
 _FEATURES = ("bmi", "s5")
@@ -44,8 +45,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("least_acceptance", 0.45, text, 0.0, 1.0, **where)
     flags.DEFINE_float("learning_rate", 0.4, "Of both.", lower_bound=0.0, **where)
     flags.DEFINE_integer("repeats", 20, "Trainings of each, of which one is drawn.", 1, **where)
-    path = os.path.join("results", "dpsur_trajectories.png")
-    flags.DEFINE_string("output", path, "Picture to write.", **where)
+    path = os.path.join("results", "dpsur", "trajectories.png")
+    flags.DEFINE_string("plot", path, "Picture to write.", **where)
 
 
 def diabetes() -> tuple[np.ndarray, np.ndarray]:
@@ -174,9 +175,9 @@ def run(values: flags.FlagValues) -> dict[str, list[np.ndarray]]:
         print(
             f"{name}: excess loss {np.mean(excess):.4f} ± {np.std(excess):.4f} (sd of {len(runs)})"
         )
-    os.makedirs(os.path.dirname(values.output) or ".", exist_ok=True)
-    draw(ways, values).savefig(values.output, dpi=120)
-    print(values.output)
+    os.makedirs(os.path.dirname(values.plot) or ".", exist_ok=True)
+    draw(ways, values).savefig(values.plot, dpi=120)
+    print(values.plot)
     return ways
 
 
@@ -192,4 +193,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    cli.run(main)

@@ -15,9 +15,10 @@ from collections.abc import Callable
 import numpy as np
 import scipy.stats
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 from matplotlib.figure import Figure
 
+from experiments import cli
 from experiments.output import markdown, save
 from tfdp._random.key_streams import KeyStream
 from tfdp.clipping import OnePassEngine
@@ -182,4 +183,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -9,8 +9,9 @@ in both tails; `--generator=philox` does so for `tf.random.stateless_normal`, wh
 import numpy as np
 import scipy.stats
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
+from experiments import cli
 from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
 
@@ -65,4 +66,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -1,7 +1,8 @@
 """Runs `python -m experiments.vae`; its help is that of experiments/vae/command.py."""
 
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import cli
 from experiments.vae import command
 
 __doc__ = command.__doc__  # What `--help` prints.
@@ -9,4 +10,4 @@ __doc__ = command.__doc__  # What `--help` prints.
 if __name__ == "__main__":
     command.define_flags(flags.FLAGS)
     logging.set_verbosity(logging.WARNING)  # unless --verbosity
-    app.run(command.main)
+    cli.run(command.main)

@@ -9,9 +9,9 @@ nothing else is tested on real ones. `sparsity` (Fashion-MNIST) and `pinwheel`: 
 of Takahashi et al., Differentially Private Variational Autoencoders with Term-wise Gradient
 Aggregation (https://arxiv.org/abs/2006.11204), and their figures 1 and 2.
 
-Everything is measured and drawn on held-out examples. Writes to --output: runs.csv, a row for each
-run; runs/, what figures show and the privacy statement of each; a figure of the measures against
-epsilon, and pinwheel.png or generated.png. Runs that are found there are not repeated.
+Everything is measured and drawn on held-out examples. Writes to --output_dir: runs.csv, a row for
+each run; runs/, what figures show and the privacy statement of each; a figure of the measures
+against epsilon, and pinwheel.png or generated.png. Runs that are found there are not repeated.
 
 Flags that are not given take the defaults of the task, in experiments/vae/settings.py. Choose
 others on --eval_split=validation, never on the test set; what that choice costs in privacy is not
@@ -82,8 +82,8 @@ class Runs:
             self._rows = list(reader)
             if reader.fieldnames != _COLUMNS:
                 raise RefusedError(
-                    f"--output must be a folder of this experiment, or a new one: {path} has "
-                    f"other columns. Received: --output={folder}."
+                    f"--output_dir must be a folder of this experiment, or a new one: {path} has "
+                    f"other columns. Received: --output_dir={folder}."
                 )
 
     def find(self, settings: Settings) -> dict[str, Any] | None:
@@ -183,7 +183,7 @@ def run(values: flags.FlagValues) -> list[dict[str, Any]]:
       RefusedError, datasets.DataError: It cannot be done; the message says why.
     """
     task = values["task"].value
-    folder = Path(values["output"].value or Path("results", "vae", task))
+    folder = Path(values["output_dir"].value or Path("results", "vae", task))
     runs = Runs(folder)
     data = vae_data.load(
         task, data_dir=values["data_dir"].value, eval_split=values["eval_split"].value
@@ -288,7 +288,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("eval_split", "test", ["test", "validation"], text, **where)
     text = "Folder of TensorFlow Datasets; its own default unless given."
     flags.DEFINE_string("data_dir", None, text, **where)
-    flags.DEFINE_string("output", None, "Folder. Default: results/vae/TASK.", **where)
+    flags.DEFINE_string("output_dir", None, "Folder. Default: results/vae/TASK.", **where)
 
 
 def main(argv: list[str]) -> None:

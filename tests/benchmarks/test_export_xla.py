@@ -10,7 +10,7 @@ from benchmarks.problems import problem
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("programs")
-    export_xla.main(["--model", "mnist_cnn", "--batch", "4", "--output", str(path)])
+    export_xla.main(["--model", "mnist_cnn", "--batch", "4", "--output_dir", str(path)])
     return path
 
 

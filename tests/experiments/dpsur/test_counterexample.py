@@ -164,7 +164,7 @@ def parse(*arguments):
 
 def test_command_prints_tables_and_draws(tmp_path, capsys):
     path = tmp_path / "new" / "picture.png"
-    counterexample.run(parse("--updates=5,20", "--runs=1000", f"--output={path}"))
+    counterexample.run(parse("--updates=5,20", "--runs=1000", f"--plot={path}"))
     text = capsys.readouterr().out
     assert "published, not an upper bound" in text and "| 20 | " in text and "numpy" in text
     assert "| D + {x} | 2 |" in text and str(path) in text

@@ -91,7 +91,7 @@ def test_command_prints_tables_and_draws(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tables, "_FEW_ORDERS", (8.0, 12.0))
     values = flags.FlagValues()
     tables.define_flags(values)
-    values(["dpsur_tables", "--validation_batch_sizes=16", f"--output={tmp_path / 'picture.png'}"])
+    values(["dpsur_tables", "--validation_batch_sizes=16", f"--plot={tmp_path / 'picture.png'}"])
     tables.run(values)
     text = capsys.readouterr().out
     assert "| Fashion-MNIST | 1 | 4 | 1.3 | 651 | " in text and "| B / A | B_v = 16 |" in text

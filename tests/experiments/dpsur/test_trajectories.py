@@ -12,7 +12,7 @@ from experiments.dpsur import trajectories
 def test_both_ways_go_from_the_start_towards_the_optimum(tmp_path, capsys):
     values = flags.FlagValues()
     trajectories.define_flags(values)
-    values(["x", "--repeats=2", f"--output={tmp_path / 'ways.png'}"])
+    values(["x", "--repeats=2", f"--plot={tmp_path / 'ways.png'}"])
     ways = trajectories.run(values)
     x, y = trajectories.diabetes()
     for runs in ways.values():

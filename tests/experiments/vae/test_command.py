@@ -94,7 +94,7 @@ def test_bad_flag_is_refused(argument, complaint):
 )
 def test_what_cannot_be_done_is_refused(tmp_path, arguments, complaint):
     with pytest.raises(RefusedError, match=complaint):
-        run(f"--output={tmp_path / 'new'}", *arguments)
+        run(f"--output_dir={tmp_path / 'new'}", *arguments)
     assert not (tmp_path / "new").exists()
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_done_is_refused(tmp_path, arguments, complaint):
 def test_refusal_ends_the_program_without_a_traceback(tmp_path):
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.run(
-        [sys.executable, "-m", "experiments.vae", f"--output={tmp_path}", "--delta=0.5"],
+        [sys.executable, "-m", "experiments.vae", f"--output_dir={tmp_path}", "--delta=0.5"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
@@ -175,7 +175,7 @@ def pinwheel(tmp_path_factory):
     """Two methods at two epsilons."""
     folder = tmp_path_factory.mktemp("pinwheel")
     methods = "--methods=term_wise,non_private"
-    arguments = ["--task=pinwheel", f"--output={folder}", "--target_epsilon=1,4", methods]
+    arguments = ["--task=pinwheel", f"--output_dir={folder}", "--target_epsilon=1,4", methods]
     return folder, arguments, run(*arguments)
 
 
@@ -268,7 +268,12 @@ def test_finished_runs_are_not_repeated(pinwheel, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_an_interrupted_series_goes_on(tmp_path, monkeypatch):
-    arguments = ["--task=pinwheel", f"--output={tmp_path}", "--methods=no_divergence", "--seeds=2"]
+    arguments = [
+        "--task=pinwheel",
+        f"--output_dir={tmp_path}",
+        "--methods=no_divergence",
+        "--seeds=2",
+    ]
     made, train = [], training.run
 
     def interrupted(settings, data):
@@ -292,14 +297,14 @@ def test_an_interrupted_series_goes_on(tmp_path, monkeypatch):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "runs.csv").write_text("method,accuracy\nsgd,0.5\n")
-    with pytest.raises(RefusedError, match="--output must be a folder of this experiment"):
-        run("--task=pinwheel", f"--output={tmp_path}")
+    with pytest.raises(RefusedError, match="--output_dir must be a folder of this experiment"):
+        run("--task=pinwheel", f"--output_dir={tmp_path}")
 
 
 @pytest.mark.slow
 def test_a_seed_fixes_what_is_not_private_and_no_noise(tmp_path):
     methods = ["--methods=no_divergence,non_private", "--task=pinwheel", "--learning_rate=1"]
-    first, second = (run(f"--output={tmp_path / name}", *methods) for name in "ab")
+    first, second = (run(f"--output_dir={tmp_path / name}", *methods) for name in "ab")
     assert first[0]["log_likelihood"] != pytest.approx(second[0]["log_likelihood"], rel=1e-3)
     # The estimates of the likelihood draw codes; purity does not.
     assert first[1]["purity"] == second[1]["purity"]
@@ -316,7 +321,7 @@ def test_more_than_the_budget_is_an_error(monkeypatch):
 
 @pytest.mark.slow
 def test_digits_are_generated_by_class(tmp_path, capsys):
-    arguments = [f"--output={tmp_path}", "--methods=term_wise", "--evaluation_examples=50"]
+    arguments = [f"--output_dir={tmp_path}", "--methods=term_wise", "--evaluation_examples=50"]
     (row,) = run(*arguments)
     assert 0 <= row["accuracy"] <= 1 and row["epsilon"] <= 3 and row["purity"] is None
     with np.load(next((tmp_path / "runs").glob("*.npz"))) as arrays:
@@ -337,7 +342,7 @@ def test_sparsity_has_the_figures_of_the_paper(tmp_path, monkeypatch):
     monkeypatch.setattr(vae_data, "load", lambda *given, **more: data)
     rows = run(
         "--task=sparsity",
-        f"--output={tmp_path}",
+        f"--output_dir={tmp_path}",
         "--methods=term_wise,non_private",
         "--expected_batch_size=20",
         "--delta=1e-3",
@@ -352,7 +357,7 @@ def test_sparsity_has_the_figures_of_the_paper(tmp_path, monkeypatch):
 def test_sparsity_on_fashion_mnist(tmp_path):
     rows = run(
         "--task=sparsity",
-        f"--output={tmp_path}",
+        f"--output_dir={tmp_path}",
         f"--data_dir={prepared_data()}",
         "--methods=term_wise",
         "--evaluation_examples=50",
