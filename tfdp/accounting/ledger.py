@@ -26,7 +26,7 @@ class PrivacyParametersChangedError(ValueError):
 
 
 class PrivacyLedger:
-    """What has been released so far.
+    """Record of what has been released so far.
 
     Guarantees: `epsilon(delta)` is an upper bound for all recorded releases together, composed
     adaptively, under add-or-remove-one neighbours.
@@ -169,7 +169,7 @@ class PrivacyLedger:
             raise self._changed(*difference)
 
     def _check_observability(self, other: "PrivacyLedger") -> None:
-        """One accepted update and one attempt must not be counted together."""
+        """Checks that accepted updates and attempts are not counted together."""
         if other.selective_release != self.selective_release and any(
             contains_selective_release(r.event) for r in self._releases
         ):
@@ -242,7 +242,7 @@ class _ReadOnlyLedger(PrivacyLedger):
         count: int = 1,
         truncation_probability: float = 0.0,
     ) -> None:
-        """Not supported.
+        """Raises an error: a ledger of an optimizer is read-only.
 
         Raises:
           TypeError: Always: the ledger shows what the optimizer has counted.
@@ -251,7 +251,7 @@ class _ReadOnlyLedger(PrivacyLedger):
         super().record(event, count, truncation_probability)
 
     def add_note(self, note: str) -> None:
-        """Not supported.
+        """Raises an error: a ledger of an optimizer is read-only.
 
         Raises:
           TypeError: Always: the ledger shows what the optimizer has counted.
