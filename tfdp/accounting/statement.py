@@ -49,7 +49,7 @@ def privacy_statement(
     dataset_size: int | None = None,
     prior: Ledgers | None = None,
 ) -> str:
-    """The guarantee that holds for what has been released: what it says, and what it does not.
+    """States the guarantee that holds for what has been released, and its limits.
 
     Args:
       ledger: A Keras model: everything that private optimizers of this process have released of
@@ -267,7 +267,7 @@ def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
 
 
 def _round_up(epsilon: float) -> str:
-    """`epsilon` with six significant digits, never smaller than it is."""
+    """Formats `epsilon` with six significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
     context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)

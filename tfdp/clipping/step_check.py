@@ -284,7 +284,7 @@ def check_type(op: tf.Operation) -> None:
 
 
 def check_types(graph: tf.Graph) -> None:
-    """As `check_type`, of a function's operations, also in functions that it calls."""
+    """Checks a function's operations as `check_type` does, also in functions that it calls."""
 
     def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
         if op.name in _own_names.get(op.graph, ()):

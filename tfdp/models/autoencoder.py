@@ -108,7 +108,7 @@ class Autoencoder(tf.keras.Model):
         return None if y is None else tf.one_hot(tf.cast(y, tf.int32), self.num_classes)
 
     def _checked_condition(self, y: Any) -> tf.Tensor | None:
-        """As `_condition`, of labels that are no tensors of a graph."""
+        """Checks labels that are not tensors of a graph, and computes their `_condition`."""
         if y is not None and self.num_classes is not None:
             wrong = set(np.unique(y)) - set(range(self.num_classes))
             if wrong or np.ndim(y) != 1:
@@ -147,7 +147,7 @@ class Autoencoder(tf.keras.Model):
     def generate(
         self, n: int, y: Any = None, *, sample: bool = False, seed: int | None = None
     ) -> np.ndarray:
-        """Synthetic examples: codes from the prior, decoded.
+        """Generates synthetic examples: codes from the prior, decoded.
 
         It sees no data, so that no number of them costs any epsilon.
 
@@ -201,7 +201,7 @@ class Autoencoder(tf.keras.Model):
     def log_likelihood(
         self, x: Any, y: Any = None, *, num_samples: int = 1000, seed: int | None = None
     ) -> np.ndarray:
-        """Importance-weighted estimates of log p(x), lower bounds on average.
+        """Estimates log p(x) by importance weighting; the estimates are lower bounds on average.
 
             log (1/K) sum_k p(x|z_k) p(z_k) / q(z_k|x),   z_k ~ q(z|x)
 
@@ -281,7 +281,7 @@ def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.T
 
 
 def _parts(x: Any, y: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Rows of examples and of labels, some at a time."""
+    """Yields rows of examples and of labels, some at a time."""
     x = np.asarray(x, np.float32)
     for start in range(0, len(x), size):
         part = slice(start, start + size)

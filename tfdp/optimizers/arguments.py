@@ -1,4 +1,4 @@
-"""What the arguments of a private optimizer must be."""
+"""Checks of the arguments of private optimizers."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""How the gradients of a loss with a batch-wise term are clipped and added up.
+"""Clipping and aggregation of the gradients of a loss with a batch-wise term.
 
 The loss is `(1/B) sum_i f(x_i) + g(X)`, see `TwoTermLoss`. All aggregations return B times the
 update, with the noise that goes with it.
@@ -31,7 +31,7 @@ LEAST_NOISE = "least_noise"
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivities:
-    """How far one example moves each of two sums, as l2 distances.
+    """Sensitivities of two sums: the l2 distances by which one example moves them.
 
     Attributes:
       sample_wise: Of the sum of the examples' clipped gradients of f.
@@ -121,7 +121,7 @@ class TermWiseAggregation(Aggregation):
         return Sensitivities(samples, 2 * self.batch_clip)
 
     def capacity(self, expected_batch_size: int) -> int:
-        """Most examples of a group that count."""
+        """Returns the largest number of examples of a group that count."""
         if self.group_capacity is not None:
             return self.group_capacity
         mean = expected_batch_size / self.num_groups
@@ -168,7 +168,7 @@ class TermWiseAggregation(Aggregation):
         in_groups: Sequence[bool],
         variables: Sequence[tf.Variable],
     ) -> list[float]:
-        """Standard deviation of the noise of each variable, for a noise multiplier of 1.
+        """Returns the standard deviation of each variable's noise, for a noise multiplier of 1.
 
         Args:
           samples: Sensitivity of the sample-wise sum.
@@ -317,7 +317,7 @@ class BatchAggregation(Aggregation):
 def split_noise(
     noise_multiplier: float, split: float | str, sample_wise: float, batch_wise: float
 ) -> tuple[float, float]:
-    """The noise multipliers of two sums that are released together as one Gaussian mechanism.
+    """Splits the noise of one Gaussian mechanism between two sums that are released together.
 
     With shares u and 1 - u of `1 / sigma^2`, they are `sigma / sqrt(u)` and `sigma / sqrt(1 - u)`.
     If the noise of the two sums adds `a sigma_s` and `b sigma_b` to an update, as root mean squared

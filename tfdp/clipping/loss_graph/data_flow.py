@@ -52,7 +52,7 @@ _SHAPED_FROM = {
 
 
 class Value(NamedTuple):
-    """What is known of a tensor.
+    """Facts that are known of a tensor.
 
     Attributes:
       colors: What it follows from, as bits.
@@ -252,7 +252,10 @@ def _joined(some: Sequence[Value], others: Sequence[Value]) -> list[Value]:
 
 
 def _padded(values: Sequence[Value], count: int, rest: Value) -> list[Value]:
-    """As many values: a graph has got outputs since the function was made of it, or lacks some."""
+    """Returns `count` values: cuts the surplus, and fills up with `rest`.
+
+    A graph may have got outputs since the function was made of it, or lack some.
+    """
     return [*values[:count], *[rest] * (count - len(values))]
 
 

@@ -26,7 +26,7 @@ _recognised: dict[tuple[str, str], "RecurrentCall | None"] = {}
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentCall:
-    """What a call of Keras's LSTM or GRU computes, and its gradient.
+    """Call of Keras's LSTM or GRU, and its gradient.
 
     Formal guarantee: row `i` of every gradient and of every pair of `backward` is a function of
     row `i` of the inputs and of the output gradients, and of the weights, alone.
@@ -144,7 +144,7 @@ class RecurrentCall:
     def _state_gradients(
         self, replay: "_Replay", output_gradients: Sequence[tf.Tensor | None]
     ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-        """What the outputs pass to the hidden state of each step, and to the final states."""
+        """Returns what the outputs pass to each hidden state's gradient, and to the last's."""
         dtype = replay.x.dtype
         last, outputs, *states = [
             None if is_zero(gradient) else tf.cast(gradient, dtype)
@@ -231,7 +231,7 @@ def _agrees(call: RecurrentCall, op: tf.Operation, function: Any) -> bool:
 
 
 def _samples(call: RecurrentCall, op: tf.Operation) -> Iterator[list[tf.Tensor]]:
-    """Random inputs, of small and large values, with every mask in some row."""
+    """Returns random inputs, of small and large values, with every mask in some row."""
     random = np.random.default_rng(0)
     x, hidden, dtype = op.inputs[0].shape, op.inputs[1].shape, op.inputs[0].dtype
     kinds, steps = _MASKS.shape
@@ -297,7 +297,7 @@ class _Lstm:
         return [old_hidden, carry * f], [z]
 
     def pre_activations(self, taken: _Tensors) -> _Tensors:
-        """Gradients that belong to the kernel, to the recurrent kernel and to the bias."""
+        """Returns the gradients by pre-activation: of kernel, recurrent kernel and bias."""
         return taken * 3
 
 
@@ -400,7 +400,7 @@ def _swap(x: tf.Tensor) -> tf.Tensor:
 
 
 def is_zero(gradient: Any) -> bool:
-    """Whether a gradient is zero for certain; TensorFlow passes such for outputs not in use."""
+    """Returns whether a gradient is provably zero, as TensorFlow's are for unused outputs."""
     while tf.is_symbolic_tensor(gradient) and gradient.op.type in ("Identity", "Fill"):
         gradient = gradient.op.inputs[-1]
     if gradient is None or (tf.is_symbolic_tensor(gradient) and gradient.op.type == "ZerosLike"):

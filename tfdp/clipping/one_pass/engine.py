@@ -196,7 +196,7 @@ class OnePassEngine(ClippingEngine):
         return [None if c is None else next(sums) for c in contributions], within, error
 
     def _in_chunks(self, problem: ClippingProblem, plan: Plan, chunk: int) -> _Sums:
-        """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
+        """Sums as `_sums_of` does, part by part; the loss is computed again for each part."""
         rows, whole = problem.rows, cast(reading.LossGraph, problem.graph)
         count = (rows + chunk - 1) // chunk
         size = (rows + count - 1) // tf.maximum(count, 1)

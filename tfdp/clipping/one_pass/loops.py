@@ -399,7 +399,7 @@ class Loop(Body):
         return specs
 
     def _along_steps(self, stacked: tf.Tensor) -> tf.Tensor:
-        """From `[steps, rows, each, ...]` to `[rows, steps * each, ...]`."""
+        """Reshapes `[steps, rows, each, ...]` to `[rows, steps * each, ...]`."""
         each, rest = stacked.shape[2], stacked.shape[3:]
         order = [1, 0, *range(2, stacked.shape.rank)]
         tensor = tf.transpose(stacked, order)

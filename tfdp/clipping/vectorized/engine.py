@@ -189,7 +189,7 @@ class VectorizedEngine(ClippingEngine):
         return sums, connected, within
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
-        """As `OnePassEngine.report`: everything is vectorised.
+        """Reports as `OnePassEngine.report` does: everything is vectorised.
 
         Args:
           model: A model that was built. None: the training step that was traced last.

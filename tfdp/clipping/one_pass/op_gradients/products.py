@@ -13,7 +13,7 @@ from tfdp.clipping.row_analysis.transfer_functions.products import einsum_labels
 
 
 def positions_of(tensor: tf.Tensor, features: int = 1) -> int | None:
-    """Number of positions per example of `[rows, ..., features]`; None if it is not static."""
+    """Returns the number of positions per example of `[rows, ..., features]`, if static."""
     middle = tensor.shape[1 : tensor.shape.rank - features]
     return middle.num_elements() if middle.is_fully_defined() else None
 
@@ -35,7 +35,7 @@ def matmul(use: Use) -> Contribution | None:
 
 
 def _matrices(use: Use, x: tf.Tensor, transposed: bool) -> Contribution | None:
-    """`x @ w` for `x` of shape `[..., batch, p]` and weights `[..., p, d]`."""
+    """Handles `x @ w` for `x` of shape `[..., batch, p]` and weights `[..., p, d]`."""
     rows, lead = use.rows[0], use.shape[:-2]
     if rows is None or rows.axis != len(lead) or x.shape[2:-1].as_list() != lead:
         return None
