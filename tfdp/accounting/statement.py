@@ -138,7 +138,7 @@ def epsilon_interval(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
       >>> interval = epsilon_interval(ledger, delta=1e-5)
       >>> round(interval.lower, 4), round(interval.upper, 4)
-      (1.8281, 1.8283)
+      (1.8282, 1.8283)
     """
     whole = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
     delta = _validation.between_zero_and_one("delta", delta)
