@@ -127,7 +127,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
       >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
       >>> accountant = PldAccountant().compose(step, 1000)
       >>> round(accountant.get_epsilon(1e-5), 4), round(accountant.get_least_epsilon(1e-5), 4)
-      (1.8283, 1.8281)
+      (1.8283, 1.8282)
     """
 
     def __init__(
