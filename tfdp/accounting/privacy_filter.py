@@ -51,7 +51,7 @@ class BoundedRangeDpEvent(dp_accounting.DpEvent):
 
 
 class BudgetExceededError(ValueError):
-    """A release was refused because the privacy budget does not allow it."""
+    """Error of a release that the privacy budget does not allow."""
 
 
 class RdpFilter:

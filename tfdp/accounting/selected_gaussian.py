@@ -179,7 +179,7 @@ class _Dual:
         return proven, float(self.order * eta + log_n - log_z)
 
     def _upper(self, eta: float, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logs of the two upper terms, given those of N and Z."""
+        """Returns the logs of the two upper terms, given those of N and Z."""
         alpha = self.order
         return (
             logs[0] + (alpha - 1) * eta - math.log(alpha),
@@ -241,7 +241,7 @@ def _grid(law: _Law, order: float, remove: bool, steps_per_cell: int) -> tuple[n
 
 
 def _log_terms(law: _Law, order: float, remove: bool, w: np.ndarray) -> tuple[np.ndarray, float]:
-    """Logs of the three densities X, Y and W at w, and their largest relative rounding error."""
+    """Returns the logs of the densities X, Y and W at w, and their largest relative rounding."""
     log_p, log_l = law.log_densities(w)
     largest = float((1 + order * np.abs(log_l) + np.abs(log_p)).max())
     rounding = 4 * float(np.finfo(float).eps) * largest

@@ -293,7 +293,9 @@ def _bit_atoms(laws: list[np.ndarray]) -> dominating_pairs.Atoms:
 
 
 def _bit_laws(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Logs of (P[accepted], P[rejected]) with x and without, at (p, p') = (A, B) and (B, A).
+    """Returns logs of (P[accepted], P[rejected]) with and without x.
+
+    The corners are (p, p') = (A, B) and (B, A).
 
     At the two other corners both are the same.
     """

@@ -1,4 +1,4 @@
-"""Autoencoders with a latent law: what can be asked of one, however it was trained."""
+"""Autoencoders with a latent distribution: generation and evaluation, however trained."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -87,7 +87,7 @@ class Autoencoder(tf.keras.Model):
         return self.likelihood.distribution(decoded, len(self._event_shape))
 
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
-        """Reconstructions: the means of p(x|z) at the means of q(z|x)."""
+        """Reconstructs examples: the means of p(x|z) at the means of q(z|x)."""
         conditional = self.num_classes is not None
         if conditional and not (isinstance(inputs, tuple | list) and len(inputs) == 2):
             raise ValueError(
@@ -121,7 +121,7 @@ class Autoencoder(tf.keras.Model):
     def _encode(
         self, x: tf.Tensor, condition: tf.Tensor | None, training: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
+        """Returns locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
         encoded = self.encoder(x if condition is None else [x, condition], training=training)
         loc, raw = tf.split(encoded, 2, axis=-1)
         return loc, tf.nn.softplus(raw) + _LEAST_SCALE
@@ -132,7 +132,7 @@ class Autoencoder(tf.keras.Model):
         return self.decoder(z if condition is None else [z, condition], training=training)
 
     def _log_likelihood_at(self, x, condition, codes, training: bool = False) -> tf.Tensor:
-        """Values of log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
+        """Computes log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
         count = tf.shape(codes)[1] if codes.shape[1] is None else codes.shape[1]
         if condition is not None:
             condition = tf.tile(condition[:, tf.newaxis], [1, count, 1])
@@ -231,7 +231,7 @@ class Autoencoder(tf.keras.Model):
         return np.concatenate(found)
 
     def _log_weights(self, x, condition, noise) -> tf.Tensor:
-        """Logarithms of the importance weights of codes, `[rows, samples]`."""
+        """Computes the logarithms of the importance weights of codes, `[rows, samples]`."""
         loc, scale = self._encode(x, condition)
         loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]
         codes = loc + scale * noise

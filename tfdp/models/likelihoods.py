@@ -13,7 +13,7 @@ from tfdp._validation import error, is_integer, is_number
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood(abc.ABC):
-    """The law p(x | z) of an example x, whose values are independent given the decoder's output."""
+    """The distribution p(x|z) of an example, with independent values given the decoder's output."""
 
     def distribution(self, decoded: tf.Tensor, event_rank: int) -> tfd.Independent:
         """Returns the law of examples.

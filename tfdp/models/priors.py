@@ -13,7 +13,7 @@ from tfdp._validation import error, is_integer, is_number
 
 
 class Prior(abc.ABC):
-    """The law p(z) of a latent code z.
+    """The distribution p(z) of a latent code z.
 
     Attributes:
       latent_dim: Number of dimensions of z.

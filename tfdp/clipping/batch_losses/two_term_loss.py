@@ -1,4 +1,4 @@
-"""Losses with a term that is no sum over examples."""
+"""Batch-level (non-decomposable) losses: losses with a term that is not a sum over examples."""
 
 import abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""Proves which rows of the tensors of a loss belong to which example.
+"""Proof of which rows of the tensors of a loss belong to which example.
 
 The sum of the losses of a batch has one gradient with respect to the output of a layer. Its rows
 are the gradients of the examples only if no operation lets one example's row into another's. The

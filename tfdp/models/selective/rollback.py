@@ -1,4 +1,4 @@
-"""Checks that attempts have one distribution, however many came before."""
+"""Check that attempts have one distribution, however many came before."""
 
 from typing import Any
 
