@@ -305,7 +305,7 @@ class AdaptiveGradientDescent(tf.Module):
         return sizes[index]
 
     def _choose(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """The index of the noisy minimum: the law of adding Gumbel noise, by its probabilities."""
+        """The index of the noisy minimum, drawn by the probabilities that Gumbel noise gives."""
         scale = self.settings.loss_clip / self.settings.selection_range
         levels = tf.cumsum(tf.nn.softmax(-scores / scale))
         uniform = chacha.uniforms(key, 1)[0]

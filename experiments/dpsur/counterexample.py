@@ -12,7 +12,7 @@ probability B outside, A inside. docs/selective_release.md says why this matters
 
 Prints Markdown tables: the Renyi divergence of one update, epsilon after several, and what a
 simulation of DPSUR's Algorithm 2 on such data gives. What is called "true, at least" is a strict
-lower bound, from the laws in experiments/dpsur/distributions.py.
+lower bound, from the distributions in experiments/dpsur/distributions.py.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -212,10 +212,10 @@ def epsilon_table(all_prices: Sequence[Prices]) -> str:
 
 
 def draw(instance: Instance, all_prices: Sequence[Prices], delta: float) -> Figure:
-    """The laws of an accepted update, and epsilon against accepted updates."""
+    """The distributions of an accepted update, and epsilon against accepted updates."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1])
-    _draw_laws(left, instance)
+    _draw_distributions(left, instance)
     _draw_epsilons(right, all_prices, delta)
     for panel in (left, right):
         panel.grid(alpha=0.3)
@@ -223,7 +223,7 @@ def draw(instance: Instance, all_prices: Sequence[Prices], delta: float) -> Figu
     return figure
 
 
-def _draw_laws(panel: Any, instance: Instance) -> None:
+def _draw_distributions(panel: Any, instance: Instance) -> None:
     sigma = instance.noise_multiplier
     w = np.linspace(-4, 4, 2001)
     middle = (w[1:] + w[:-1]) / 2

@@ -150,10 +150,10 @@ class ImportanceSamplingClipping(FlatClipping):
     This is DPIS with a public K. DPIS at an expected batch size B has example i in a batch with
     probability `B ||c_i|| / K`, where c_i is its flat-clipped gradient, and weights it by the
     inverse, so that every contribution to the update has the same norm `K / (N B)`. Uniform
-    sampling at `B' = B N C / K` and keeping with probability `||c_i|| / C` is the same law, and
-    `C / B'` the same norm. B' is the optimizer's `expected_batch_size` here; of these examples
-    `B' sum ||c_i|| / (N C)` are kept on average. K only sets B': it need not be the sum of the
-    `||c_i||`, nor a bound on it.
+    sampling at `B' = B N C / K` and keeping with probability `||c_i|| / C` is the same
+    distribution, and `C / B'` the same norm. B' is the optimizer's `expected_batch_size` here; of
+    these examples `B' sum ||c_i|| / (N C)` are kept on average. K only sets B': it need not be the
+    sum of the `||c_i||`, nor a bound on it.
 
     Formal guarantees:
       * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the

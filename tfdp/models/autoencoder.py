@@ -74,7 +74,7 @@ class Autoencoder(tf.keras.Model):
         return tfd.Independent(tfd.Normal(loc, scale), 1)
 
     def decode(self, z: Any, y: Any = None) -> tfd.Distribution:
-        """Returns the law p(x|z) of examples.
+        """Returns the distribution p(x|z) of examples.
 
         Args:
           z: Codes, `[n, latent_dim]`.
@@ -139,8 +139,8 @@ class Autoencoder(tf.keras.Model):
             condition = tf.reshape(condition, [-1, self.num_classes])
         decoded = self._decode(tf.reshape(codes, [-1, self.prior.latent_dim]), condition, training)
         decoded = tf.reshape(decoded, [-1, count, *self._event_shape])
-        law = self.likelihood.distribution(decoded, len(self._event_shape))
-        return law.log_prob(tf.cast(x, decoded.dtype)[:, tf.newaxis])
+        distribution = self.likelihood.distribution(decoded, len(self._event_shape))
+        return distribution.log_prob(tf.cast(x, decoded.dtype)[:, tf.newaxis])
 
     def generate(
         self, n: int, y: Any = None, *, sample: bool = False, seed: int | None = None
@@ -174,8 +174,8 @@ class Autoencoder(tf.keras.Model):
             labels = None if condition is None else condition[start : start + count]
             decoded = self._decode(z, self._condition(labels))
             if sample:
-                law = self.likelihood.distribution(decoded, len(self._event_shape))
-                found.append(law.sample(seed=value_seed).numpy())
+                distribution = self.likelihood.distribution(decoded, len(self._event_shape))
+                found.append(distribution.sample(seed=value_seed).numpy())
             else:
                 found.append(self.likelihood.mean(decoded).numpy())
         return np.concatenate(found)

@@ -23,7 +23,7 @@ class Prior(abc.ABC):
 
     @abc.abstractmethod
     def distribution(self) -> tfd.Distribution:
-        """Returns the law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
+        """Returns the distribution, in float32: event shape `[latent_dim]`, batch shape `[]`."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def p_value(noise, sigma):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("measure", "right"), [(once, True), (in_two, True), (unweighted, False)])
-def test_the_law_of_the_noise(measure, right):
+def test_the_distribution_of_the_noise(measure, right):
     """Precision 1/4 is sigma 2, at once or as 0.16 + 0.09; wrong ones are rejected."""
     noise = noise_of(measure)
     assert (p_value(noise, 2.0) > 1e-3) == right
@@ -179,7 +179,7 @@ def choices(descent, n=2000):
     return np.bincount(pick(keys).numpy(), minlength=len(SCORES))
 
 
-def test_the_law_of_the_choice():
+def test_the_distribution_of_the_choice():
     """That of the exponential mechanism, of the range that is paid for; wrong ones are rejected."""
     width = 2.0
     counts = choices(descend(selection_range=width))

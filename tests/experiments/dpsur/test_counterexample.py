@@ -71,7 +71,7 @@ def test_reference_values_are_reached(updates, reference):
 
 
 @pytest.mark.parametrize("example", [False, True])
-def test_masses_are_those_of_the_law(example):
+def test_masses_are_those_of_the_distribution(example):
     edges = INSTANCE.edges()
     masses = INSTANCE.masses(edges, example)
     assert abs(masses.sum() - 1) < 1e-11
@@ -123,12 +123,12 @@ def test_theorem_4_1_holds_without_sampling_and_5_5_fails_with_it():
 # The simulation.
 
 
-def test_simulated_updates_follow_the_law_and_not_the_unselected_one():
+def test_simulated_updates_follow_the_distribution_and_not_the_unselected_one():
     rows = check_simulation(INSTANCE, updates=2, runs=20_000, seed=3)
     assert [row[0] for row in rows] == ["D", "D", "D + {x}", "D + {x}"]
     for row in rows:
-        from_law, from_unselected, attempts, expected = map(float, row[2:])
-        assert from_law < critical_distance(20_000) < from_unselected / 5
+        from_distribution, from_unselected, attempts, expected = map(float, row[2:])
+        assert from_distribution < critical_distance(20_000) < from_unselected / 5
         assert abs(attempts / expected - 1) < 0.03
 
 
@@ -149,7 +149,7 @@ def test_mutant_without_selection_is_caught(monkeypatch):
         counterexample, "_test", lambda instance, example, old, new, rng: new == new
     )
     with pytest.raises(AssertionError):
-        test_simulated_updates_follow_the_law_and_not_the_unselected_one()
+        test_simulated_updates_follow_the_distribution_and_not_the_unselected_one()
 
 
 # The command.
