@@ -3,7 +3,7 @@
 DPSUR (Fu et al. 2023) takes a private step, measures how much it lowers the loss on a Poisson batch
 of the training set, adds noise, and goes back if that is not enough. What is released is a new
 random update, given that it passed: selection, not post-processing. What it costs depends on what
-else can be observed, so every price here is for one of `OBSERVABILITY`.
+else can be observed, so every cost here is for one of `OBSERVABILITY`.
 """
 
 import math
@@ -28,7 +28,7 @@ PER_ATTEMPT = "per_attempt"
 OBSERVABILITY = (CONDITIONAL, PER_ATTEMPT)
 
 _NO_BOUND = (
-    " This price of DPSUR (its Theorem 5.6) is not an upper bound on epsilon. Replace it by "
+    " This cost of DPSUR (its Theorem 5.6) is not an upper bound on epsilon. Replace it by "
     "'conditional', which counts accepted updates as well: what was recorded stays the same, and "
     "epsilon becomes larger."
 )

@@ -1,4 +1,4 @@
-"""The published price is below a lower bound on epsilon, and the bound of tfdp above it."""
+"""The published cost is below a lower bound on epsilon, and the bound of tfdp above it."""
 
 import dataclasses
 import math
@@ -19,9 +19,9 @@ from experiments.accounting import published as published_accounting
 from experiments.dpsur import counterexample
 from experiments.dpsur.counterexample import (
     check_simulation,
+    costs,
     critical_distance,
     draw,
-    prices,
     simulate,
 )
 from experiments.dpsur.distributions import Instance, least_epsilon, renyi, renyi_of_test
@@ -94,13 +94,13 @@ def test_renyi_divergence_is_the_integral(order):
     np.testing.assert_allclose(renyi(INSTANCE, order), math.log1p(value) / (order - 1), rtol=1e-5)
 
 
-# Against the prices.
+# Against the costs.
 
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("instance", "updates"), [(INSTANCE, 500), (FULL_BATCH, 1)])
 def test_published_epsilon_is_too_small_and_the_conditional_is_not(instance, updates):
-    p = prices(instance, updates, 1e-5)
+    p = costs(instance, updates, 1e-5)
     assert p.published < p.true_at_least
     assert all(p.true_at_least <= epsilon for epsilon in p.conditional.values())
     assert p.attempts == math.ceil(updates / instance.acceptance(False))
@@ -172,8 +172,8 @@ def test_command_prints_tables_and_draws(tmp_path, capsys):
 
 
 def test_curves_are_labelled_at_their_ends():
-    all_prices = [prices(INSTANCE, updates, 1e-5) for updates in (5, 20)]
-    panel = draw(INSTANCE, all_prices, 1e-5).axes[1]
+    all_costs = [costs(INSTANCE, updates, 1e-5) for updates in (5, 20)]
+    panel = draw(INSTANCE, all_costs, 1e-5).axes[1]
     labels = [text.get_text() for text in panel.texts]
     assert any(label.startswith("published,\nnot an upper bound") for label in labels)
     assert len(labels) == len(panel.lines) == 4
