@@ -149,7 +149,7 @@ class PrivacyLedger:
         return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
 
     def check_compatible(self, other: "PrivacyLedger | dp_accounting.DpEvent") -> None:
-        """Checks that training may go on from this ledger with the parameters of `other`.
+        """Checks that training may resume from this ledger with the parameters of `other`.
 
         Compares the last release of this ledger with the last one of `other`, or with the event
         `other` that will be recorded next. An empty ledger is compatible with everything.

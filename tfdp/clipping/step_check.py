@@ -205,7 +205,7 @@ def watch(graph: tf.Graph) -> None:
             return
         _watched.discard(outermost)
         # Not if tracing failed: then nothing can run, and that error says more. An exception that
-        # was being handled before tracing began is none that it raised.
+        # was being handled before tracing began was not raised by it.
         if all(error in handled for error in _being_handled()[:1]):
             check_graph(outermost)
 

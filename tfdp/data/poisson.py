@@ -309,7 +309,7 @@ def _check_weights(given: Any) -> None:
 def check_integer(
     name: str, value: Any, lowest: int | None, highest: int | None, optional: bool = False
 ) -> None:
-    """Raises a ValueError if an argument is no integer in its range, or None where it may be."""
+    """Raises a ValueError unless an argument is an integer in its range, or an allowed None."""
     if value is None and optional:
         return
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

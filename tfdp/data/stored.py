@@ -179,7 +179,7 @@ class Items(Examples):
         try:
             arrays: list[np.ndarray] = []
             _collect(example, self.element_spec, arrays)
-        except ValueError as error:  # Lists of several lengths are no array.
+        except ValueError as error:  # Lists of several lengths are not an array.
             raise ValueError(f"Example {index} is not as the first: {error}") from error
         kinds = [(array.shape, array.dtype) for array in arrays]
         if kinds != self._kinds and not self._are_strings(kinds):

@@ -155,5 +155,5 @@ def _merged(function: Callable[..., Any], *values: Any) -> Any:
         with step_check.own_operations():
             return function(strategy, *grouped)
 
-    with step_check.pause_own_operations():  # Other replicas go on meanwhile.
+    with step_check.pause_own_operations():  # Other replicas continue meanwhile.
         return tf.distribute.get_replica_context().merge_call(call, args=values)

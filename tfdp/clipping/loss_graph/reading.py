@@ -390,7 +390,7 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
 
 
 def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
-    """Returns whether a tensor comes from outside as data, and is no state or constant."""
+    """Returns whether a tensor comes from outside as data, rather than state or a constant."""
     if tensor.ref() in outside:  # Of whatever type: a TensorArray of data is data.
         outer = outside[tensor.ref()]
         if not tf.is_symbolic_tensor(outer):

@@ -55,7 +55,7 @@ class AttemptsCap(tf.keras.callbacks.Callback):
 
 
 class EpochMeans:
-    """Means over an epoch that are no metrics of the model, which Keras would evaluate.
+    """Means over an epoch that are not metrics of the model, which Keras would evaluate.
 
     Args:
       *names: Names of the means.

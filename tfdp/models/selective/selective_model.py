@@ -50,7 +50,7 @@ class SelectiveModel(tf.keras.Model):
       **kwargs: `name` and others, as in `tf.keras.Model`.
 
     Raises:
-      TypeError: `base_model` is no Keras model.
+      TypeError: `base_model` is not a Keras model.
       ValueError: It has a `train_step`, `test_step` or `compute_loss` of its own.
 
     Example:
