@@ -108,7 +108,7 @@ class PrivacyLedger:
 
     @property
     def dataset_sizes(self) -> tuple[int, ...]:
-        """Numbers of training examples, as far as the optimizers knew them that made the steps."""
+        """Numbers of training examples, as far as the optimizers that took the steps knew them."""
         return self._dataset_sizes
 
     def read_only(self, dataset_sizes: Iterable[int] = ()) -> "PrivacyLedger":

@@ -57,7 +57,7 @@ class ClippingRule(abc.ABC):
         """
 
     def random_factors(self, norms: tf.Tensor, clip: Clip, uniforms: tf.Tensor) -> tf.Tensor:
-        """Returns the factors of one step; those of most rules are no matter of chance.
+        """Returns the factors of one step; those of most rules are not random.
 
         Args:
           norms: See `factors`.

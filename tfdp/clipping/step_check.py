@@ -60,7 +60,7 @@ _ITERATORS = frozenset(
     | {"MakeIterator", "MultiDeviceIteratorGetNextFromShard", "RandomDataset", "RangeDataset"}
     | {"ReduceDataset", "ShuffleDatasetV3", "TensorSliceDataset"}
 )
-# Python code may keep anything, whatever it says of itself.
+# Python code may keep any state, even if it is declared stateless.
 _PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 _ADVICE = (
     (tuple(_PYTHON), "Compute it with TensorFlow operations, or before `poisson_batches`."),
@@ -398,8 +398,8 @@ def _not_in_branch(why: str) -> ValueError:
     return ValueError(
         "`minimize` must not be called in a branch (`tf.cond`, `if`) or a loop (`tf.while_loop`, "
         "`for`) of a tf.function, where a statistic of the batch could decide about the update, or "
-        f"one batch be used twice. Received a step within such ones, {why}. Call it outside; a "
-        "loop is allowed if its body gets each batch: `for _ in tf.range(n): step(next(iterator))`."
+        f"one batch be used twice. Received a step in branches or loops {why}. Call it outside; "
+        "a loop is allowed if its body gets each batch: `for _ in tf.range(n): step(next(iterator))`."
     )
 
 

@@ -70,7 +70,7 @@ class _Step:
       clipped: The clipped sum of its batch.
       variables: The variables to update.
       use: How its batch was drawn.
-      lock: That of the accumulator, of a batch that is a part of a logical one.
+      lock: The accumulator's lock, for a batch that is a part of a logical batch.
     """
 
     clipped: ClippedSum

@@ -81,13 +81,13 @@ class ReleaseRecord:
     # What went before.
 
     def trains(self, variables: Iterable[Any]) -> None:
-        """Enters that variables are changed by these steps, and takes over what they have cost."""
+        """Records that these steps change variables, and takes over the cost of the variables."""
         for known in self.reads(variables):
             if self not in known.records:
                 known.records.append(self)
 
     def reads(self, variables: Iterable[Any]) -> list[Lineage]:
-        """Takes over what variables have cost on which these steps depend."""
+        """Takes over the cost of the variables on which these steps depend."""
         found = lineage.of(variables)
         self.lineages += [known for known in found if known not in self.lineages]
         self.refresh()
@@ -97,7 +97,7 @@ class ReleaseRecord:
         """Takes over rows of a saved record.
 
         Raises:
-          ValueError: They are none.
+          ValueError: They are not rows of a record.
         """
         rows = np.asarray(rows, np.float64)
         if rows.ndim != 2 or rows.shape[1] != COLUMNS:

@@ -377,7 +377,7 @@ def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
     if loss.mask is not None and not is_masked:
         raise ValueError(
             "Argument `sample_wise` must return all that depends on the rows, so that `mask` "
-            "applies to it. Received a loss of which a part does not follow the mask."
+            "applies to it. Received a loss with a part that does not follow the mask."
         )
 
 

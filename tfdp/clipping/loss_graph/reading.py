@@ -218,7 +218,7 @@ def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
     return [
         (n.op, n.name)
         for n in nodes
-        # What Python does has a state, whatever it says of itself.
+        # Python code counts as stateful, even if it is declared stateless.
         if graph.op_def_for_type(n.op).is_stateful or n.op == "PyFuncStateless"
     ]
 

@@ -105,7 +105,7 @@ class Plan:
     def contributions(
         self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
     ) -> list[Contribution | None]:
-        """Returns the gradients of each variable for every example; None where the loss has none.
+        """Returns the per-example gradients of each variable; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.

@@ -32,7 +32,7 @@ _ROW_BY_ROW_TYPES = frozenset(
     | {"StringNGrams", "StringSplit", "StringSplitV2", "UnicodeDecode", "UnicodeDecodeWithOffsets"}
     | {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
 )
-# What a report says of all variables.
+# A report's reason for all variables.
 _WHY = 'engine="vectorized"'
 
 

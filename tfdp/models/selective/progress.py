@@ -50,7 +50,7 @@ class AttemptsCap(tf.keras.callbacks.Callback):
             self.reached.assign(False)
             raise TooManyAttemptsError(
                 f"max_attempts={self.model.optimizer.max_attempts} attempts in a row were "
-                "rejected, of which the chance was part of delta. Is the learning rate too large?"
+                "rejected. Delta covers the probability of this. Is the learning rate too large?"
             )
 
 
