@@ -351,7 +351,7 @@ def _is_selective(ledger: PrivacyLedger) -> bool:
 
 
 def _seen_as(release: Release, old: str, new: str) -> list[Release]:
-    """Returns a release under another assumption of what is seen."""
+    """Returns a release under another assumption of what can be observed."""
     event = release.event
     if old == new or not contains_selective_release(event):
         return [release]

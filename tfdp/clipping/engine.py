@@ -174,9 +174,9 @@ class ClippingEngine(abc.ABC):
           group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
             draw their microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
-          most_rows: The most rows that the batch can have, where that is known: engines plan
-            their memory by it, and bounds must not follow from the number of rows, which is
-            private. None: as many as it has.
+          most_rows: Largest number of rows that the batch can have, where that is known. Engines
+            plan their memory by it; bounds must not depend on the number of rows, which is
+            private. None: the number of rows of this batch.
 
         Returns:
           The clipped sum and what belongs to it.
@@ -272,7 +272,7 @@ def sum_error(additions: int | tf.Tensor, rows: int | tf.Tensor, share: float) -
 
 
 def sum_error_of_chunks(error: tf.Tensor, chunks: int | tf.Tensor) -> tf.Tensor:
-    """Bounds the rounding of the sum of so many sums, from the sum of their bounds.
+    """Bounds the rounding of a sum of several sums, from the sum of their bounds.
 
     Each of the bounds holds for 2^16 additions more, and so for a share of itself for each.
     """

@@ -399,7 +399,8 @@ def _not_in_branch(why: str) -> ValueError:
         "`minimize` must not be called in a branch (`tf.cond`, `if`) or a loop (`tf.while_loop`, "
         "`for`) of a tf.function, where a statistic of the batch could decide about the update, or "
         f"one batch be used twice. Received a step in branches or loops {why}. Call it outside; "
-        "a loop is allowed if its body gets each batch: `for _ in tf.range(n): step(next(iterator))`."
+        "a loop is allowed if its body gets each batch: "
+        "`for _ in tf.range(n): step(next(iterator))`."
     )
 
 

@@ -67,7 +67,7 @@ class DrawRecord:
         self._shared_look_up = shared_function(self._look_up)
 
     def prepare(self, tensors: int) -> None:
-        """Makes room for draws of so many tensors each; to be called outside of graphs."""
+        """Makes room for draws of a number of tensors each; call it outside of graphs."""
         with plain_variables(), tf.device("cpu"):
             if not self._variables:
                 self._variables = (

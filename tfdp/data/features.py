@@ -236,7 +236,7 @@ def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.n
 def _complete(
     path: pathlib.Path, images: np.ndarray, parameters: _Parameters, shape: tuple[int, ...]
 ) -> None:
-    """Writes a .npy file, batch by batch, from where it was interrupted; nobody sees half of it.
+    """Writes a .npy file batch by batch, and resumes where it was interrupted.
 
     One process writes at a time; others wait for it. Only batches that are whole are kept.
     """
@@ -264,7 +264,7 @@ def _complete(
 
 
 def _whole_batches(size: int, batch: int) -> int:
-    """Returns how many batches of so many bytes a file of this size has."""
+    """Returns the number of batches of a size in bytes that a file holds."""
     return size // batch
 
 

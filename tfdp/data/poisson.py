@@ -73,7 +73,7 @@ def poisson_batches(
         batches have one size, and the examples stand at random places, which is for models whose
         random layers cannot be given secret keys (an error says so).
       seed: Makes the sampling reproducible, which is for tests and experiments: privacy
-        amplification by sampling needs that nobody knows who was sampled. By default sampling
+        amplification requires that the sample is secret. By default sampling
         comes from the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has drawn already.
       features: Where examples are dicts (data sources of TFDS, Hugging Face's data sets,

@@ -349,7 +349,7 @@ class PrivateOptimizerMixin(PersistentState):
         replicas.check(type(self).__name__)
         if self._sampled is not None and self._sampled.parts != replicas.count():
             raise ValueError(
-                "Argument `sampling` must be of as many parts as there are replicas, each of which "
+                "Argument `sampling` must have one part for each of the replicas, each of which "
                 "samples a part of the data set: `sampling=batches.sampling` of `batches = "
                 "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
                 f"{self._sampled.parts} parts, with {replicas.count()} replicas."

@@ -26,9 +26,9 @@ class ReleaseRecord:
 
     Guarantees: the total never falls. Every optimizer counts in a row of its own, under a random
     number (uid) that no other optimizer has, also none in another process and no copy; rows are
-    merged by the largest count of each uid. So restoring an older
-    checkpoint does not lower the total, a checkpoint of another process is added to what was done
-    here, and what was restored twice is counted once.
+    merged by the largest count of each uid. So restoring an older checkpoint does not lower the
+    total, a checkpoint of another process is added to what was done here, and what was restored
+    twice is counted once.
 
     The rows are in one variable that is part of checkpoints, the own one first, and in variables
     that nothing restores. When both differ, a checkpoint was restored.

@@ -134,7 +134,7 @@ def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:
     """Draws this replica's share of a vector of noise: one slice of it, and zeros elsewhere.
 
     Args:
-      draw: Draws so many independent numbers.
+      draw: Draws a given number of independent numbers.
       size: Length of the vector.
 
     Returns:

@@ -120,7 +120,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return self._selective_release
 
     def show_attempts(self) -> None:
-        """Notes in the ledger that the number of attempts is shown to whoever trains."""
+        """Notes in the ledger that training shows the number of attempts."""
         self._released.show_attempts()
 
     def _check_replicas(self) -> None:

@@ -175,13 +175,13 @@ class LossGraph:
         return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     def checked_rows(self) -> tf.Tensor:
-        """Returns the number of rows, a scalar; with a check that all of the batch has as many."""
+        """Returns the number of rows, a scalar; checks that all tensors of the batch have it."""
         rows = tf.shape(self.batch[0])[0]
         checks = [
             tf.debugging.assert_equal(
                 tf.shape(tensor)[0],
                 rows,
-                message="The tensors of the batch and the loss must all have as many rows. "
+                message="The tensors of the batch and the loss must have the same number of rows. "
                 f"Received: {tensor}.",
             )
             for tensor in [*self.tensors[1:], *[t for t in self.terms if t.shape.rank == 1]]

@@ -42,7 +42,7 @@ class Plan:
       graph: The loss.
       handles: The variables' handles in its graph.
       variables: The variables.
-      whole: Of a part of a batch, the plan for all of it.
+      whole: The plan for the whole batch, if this plan is for a part of it.
 
     Attributes:
       fallback: Why nothing is proven of the model, or None.
