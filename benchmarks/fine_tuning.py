@@ -94,7 +94,7 @@ class Result:
 
 
 def network(case: Case) -> tf.keras.Model:
-    """Builds a network of which a part is trained."""
+    """Builds a network that is trained in part."""
     name, _ = MODELS[case.model]
     shape = (case.image_size, case.image_size, 3)
     build = getattr(tf.keras.applications, name)

@@ -260,7 +260,7 @@ def gan(n: int, features: int = 6, units: int = 0, batch: int = 12) -> Program:
 def fine_tuned(
     n: int, network: str = "mobilenet_v2", part: str = "head", size: int = 32
 ) -> Program:
-    """A network of `tf.keras.applications`, of which a part is trained."""
+    """A network of `tf.keras.applications` that is trained in part."""
     model = fine_tuning.network(Case(network, part, size))
     return model, LOGITS, (images(n, size, 3), classes(n, fine_tuning.CLASSES))
 

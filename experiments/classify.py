@@ -1,11 +1,11 @@
-"""Trains a classifier with differential privacy, and shows what it learnt and what it cost.
+"""Trains a classifier with differential privacy, and reports accuracy and privacy cost.
 
     python -m experiments.classify
     python -m experiments.classify --dataset=mnist --data_dir=... --target_epsilon=1
     python -m experiments.classify --flagfile=results/classify/digits_dpsgd_eps3/flags.txt
 
 Writes metrics.csv, curve.png, privacy.txt, result.json, model.keras and flags.txt to --output_dir.
-A run that was interrupted, at any time, goes on from its last epoch when it is called again.
+A run that was interrupted, at any time, resumes from its last epoch when it is called again.
 
 Flags that are not given take the defaults of the data set, in experiments/settings.py. Choose
 others on held-out training examples (--eval_split=validation), never on the test set; what that

@@ -5,7 +5,7 @@
 Starts the workers on this machine, each on one thread; every one of them opens its own part of the
 training set, and draws its own Poisson samples of it. Prints accuracy and epsilon, which are those
 of one process (`--workers=1`) up to the random numbers. A worker that dies stops the others;
-`--restarts=1` starts all of them again, and they go on from the last epoch that was saved to
+`--restarts=1` starts all of them again, and they resume from the last epoch that was saved to
 --output_dir. `--kill_at_step=K` kills the last worker there, the first time, to show it.
 """
 
@@ -32,7 +32,7 @@ _DATASET = flags.DEFINE_enum("dataset", "digits", datasets.DATASETS, "What to le
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of TensorFlow Datasets.")
 _EPOCHS = flags.DEFINE_integer("epochs", None, "Epochs; by default as `classify`.", lower_bound=1)
 _EPSILON = flags.DEFINE_float("target_epsilon", None, "Epsilon; by default as `classify`.")
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder that keeps what was learnt so far.")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder that keeps what was learned so far.")
 _RESTARTS = flags.DEFINE_integer("restarts", 0, "How often to start dead workers again.")
 _KILL_AT_STEP = flags.DEFINE_integer("kill_at_step", None, "Kills the last worker there, once.")
 _THREADS = flags.DEFINE_integer("threads", 1, "Threads of each worker.", lower_bound=1)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
             return
         if attempt < _RESTARTS.value:
             print("A worker died. All are started again.", flush=True)
-    sys.exit("distributed: a worker died. Run the same command again to go on, with --output_dir.")
+    sys.exit("distributed: a worker died. To resume, run the same command again with --output_dir.")
 
 
 def supervise(kill: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Runs many trainings, several at a time, each in a folder in which it goes on after a kill."""
+"""Runs many trainings, several at a time, each in a folder from which it resumes after a kill."""
 
 import concurrent.futures
 import dataclasses
@@ -67,7 +67,7 @@ def run_all(
 ) -> list[str]:
     """Runs what is outstanding, and adds a line to the record for each run that ends.
 
-    A run that is interrupted goes on from its last epoch when this is called again.
+    A run that is interrupted resumes from its last epoch when this is called again.
 
     Args:
       jobs: The runs, the most informative first.
@@ -106,7 +106,7 @@ def run_all(
                 try:
                     records.append(places.record, future.result())
                     shutil.rmtree(places.runs / job.key, ignore_errors=True)
-                except Exception as error:  # the other runs go on
+                except Exception as error:  # the other runs continue
                     failures.append(f"{job.key}: {type(error).__name__}: {error}")
                 bar.set_postfix_str(f"about {clock.minutes(waiting):.0f} min left", refresh=False)
                 bar.update()
@@ -171,7 +171,7 @@ class _Clock:
 def _set_up(threads: int) -> None:
     """In a new process: its share of the cores, and the same end as its parent's.
 
-    A parent that is killed cannot tell; a run that went on would meet itself in its folder.
+    A parent that is killed cannot tell; a run that continued would meet itself in its folder.
     """
 
     def end_with_parent() -> None:

@@ -197,6 +197,6 @@ def _check_same(old: dict[str, str], new: dict[str, str], path: Path) -> None:
             began = f"--{name}={old[name]}" if name in old else f"no --{name}"
             now = f"--{name}={new[name]}" if name in new else f"no --{name}"
             raise RefusedError(
-                f"The run in {path} began with {began} and cannot go on with another. Received: "
+                f"The run in {path} began with {began} and cannot resume with another. Received: "
                 f"{now}. Give another --output_dir, or --overwrite to start again."
             )

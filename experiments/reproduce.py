@@ -6,7 +6,7 @@
 
 Each run is a line of JSON in OUTPUT_DIR/runs.jsonl: its settings, what it released (ledger),
 epsilon by each accountant, the accuracy of the last model, by class, too, and versions. What is
-found there is not run again, and a run that was killed goes on from its last epoch. All cells get
+found there is not run again, and a run that was killed resumes from its last epoch. All cells get
 a first run before any gets a second. Hyperparameters are those that experiments.tune found on
 held-out training examples (--searches).
 

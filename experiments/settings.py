@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def selective(self) -> bool:
-        """Whether updates are tested, and kept or taken back."""
+        """Whether updates are tested, and kept or rolled back."""
         return self.method in SELECTIVE_METHODS
 
     def steps_per_epoch(self, dataset_size: int) -> int:

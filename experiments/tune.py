@@ -5,7 +5,7 @@
 
 What is tried is declared in experiments/tables/tables.toml ([[search]]): as many trials for a
 baseline as for a method. Every trial is a line of JSON in --searches, from which
-experiments.reproduce takes the best; a search that was interrupted goes on when it is called again.
+experiments.reproduce takes the best; a search that was interrupted resumes when it is called again.
 The test set is not touched. What a search costs in privacy is not part of any epsilon: it reads
 held-out examples of the training set once per trial.
 """

@@ -31,7 +31,7 @@ def start(commands: Sequence[Sequence[str]], options: Sequence[dict[str, Any]]) 
 
 
 def index() -> int | None:
-    """Returns which worker this process is, or None if it is none."""
+    """Returns which worker this process is, or None if it is not one."""
     cluster = os.environ.get(CLUSTER)
     return None if cluster is None else int(json.loads(cluster)["task"]["index"])
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 layers = tf.keras.layers
 EXAMPLES = 24
 
-# What a name of `tf.keras.layers` is that is no layer to put into a model by itself.
+# What a name of `tf.keras.layers` is that is not a layer to put into a model by itself.
 ABSTRACT = {
     "experimental.preprocessing.PreprocessingLayer": "base class",
     "AbstractRNNCell": "base class",

@@ -115,7 +115,7 @@ def train_one_step(cases: Sequence[Case]) -> Result:
         )
         step(*data)
         if not all(np.all(np.isfinite(v)) for v in model.trainable_variables):
-            return Result(DEFECT, "weights that are not finite")
+            return Result(DEFECT, "non-finite weights")
     except ValueError as error:
         refused = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_LIBRARY)
         return Result(REFUSED if refused else DEFECT, _one_line(error))

@@ -96,7 +96,7 @@ def clip(vector: np.ndarray, limit: float) -> np.ndarray:
 
 
 def looped_samples(model, x, y, mask, limit, extra=0.0) -> np.ndarray:
-    """Sum of the clipped gradients of the examples, `extra` added before clipping."""
+    """Returns the sum of the clipped per-example gradients, `extra` added before clipping."""
     return sum(
         clip(
             gradient(model, lambda i=i: model.sample_wise(x[i : i + 1], y[i : i + 1])[0]) + extra,

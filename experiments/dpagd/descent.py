@@ -65,8 +65,8 @@ class AdaptiveGradientDescent(tf.Module):
     the budget has paid for before they were made.
 
     Its state is that of a `tf.Module`: `tf.train.Checkpoint(descent=descent)` saves it with the
-    model. Training goes on from a restored checkpoint with what had been spent by then; what was
-    spent in this process since stays spent.
+    model. Training resumes from a restored checkpoint with the budget spent by then. What this
+    process has spent since stays spent.
 
     Args:
       model: The model, whose weights are trained in place. It must compute the loss of an example

@@ -1,6 +1,6 @@
 """What is measured of a variational autoencoder, on held-out examples.
 
-A run whose codes or images are not finite has diverged: every measure of it is NaN, so that it can
+A run with non-finite codes or images has diverged: every measure of it is NaN, so that it can
 neither be taken for a good run nor left out of a mean unnoticed.
 """
 
@@ -24,7 +24,7 @@ def hoyer_sparsity(codes: np.ndarray) -> float:
       codes: Locations of q(z|x), `[N, D]`, D at least 2.
 
     Returns:
-      The sparsity, in [0, 1]; NaN where a code is not finite or all dimensions are constant.
+      The sparsity, in [0, 1]; NaN where a code is non-finite or all dimensions are constant.
 
     Raises:
       ValueError: `codes` has no two dimensions.
@@ -65,7 +65,7 @@ def cluster_purity(codes: np.ndarray, centres: np.ndarray, labels: np.ndarray) -
       labels: True clusters `[N]`, integers of at least 0.
 
     Returns:
-      The purity, in (0, 1]; NaN where a code is not finite.
+      The purity, in (0, 1]; NaN where a code is non-finite.
 
     Raises:
       ValueError: The shapes do not fit.
@@ -93,7 +93,7 @@ def dimensionwise_mmd(codes: np.ndarray, prior_samples: np.ndarray) -> float:
       prior_samples: Draws of p(z), `[N, D]`.
 
     Returns:
-      The estimate; NaN where a draw is not finite.
+      The estimate; NaN where a draw is non-finite.
 
     Raises:
       ValueError: The shapes do not fit, or N is below 2.

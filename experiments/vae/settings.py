@@ -46,7 +46,7 @@ class Settings:
     """All that decides what a run is; None where a method has no such thing.
 
     Attributes:
-      task: What is learnt.
+      task: What is learned.
       method: One of `METHODS`.
       target_epsilon: Budget of this run; infinite where the method is not private.
       delta: Of the guarantee.

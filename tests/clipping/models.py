@@ -458,7 +458,7 @@ FAST = {
     "tied embedding": (TiedEmbedding, TOKENS),
 }
 
-# Models of which some variables, or all, are left to the vectorised engine.
+# Models that leave some or all variables to the vectorised engine.
 SLOW = {
     "weights twice": (sequential(WeightsTwice), VECTORS),
     "weights twice, and a loop": (

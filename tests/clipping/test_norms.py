@@ -110,7 +110,7 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
         exact = np.longdouble(contribution.flat(contribution.tensors).numpy())
     with np.errstate(over="ignore", invalid="ignore"):
         true = np.sqrt(np.sum(np.square(exact.reshape(len(exact), -1)), axis=1))
-    # Where what is exact is not finite, a factor must be zero.
+    # Where the exact norm is non-finite, a factor must be zero.
     longest, kept, keep = 0.0, 0, tf.ones([len(true)], tf.bool)
     uniforms = tf.zeros([len(true)])  # Keeps as little as possible of what importance sampling may.
     for rule, clip in itertools.product(RULES, CLIPS):

@@ -83,7 +83,7 @@ def test_an_ordinary_step_is_accepted_and_within_its_clip():
 
 
 def remember_in_python(x, mask, stateful=True):
-    """-1 for every row that comes after one that is no example."""
+    """-1 for every row that comes after one that is not an example."""
     seen = [False]
 
     def remember(mask):

@@ -159,7 +159,7 @@ def test_an_example_of_another_shape_is_named():
         def __getitem__(self, index):
             return (X[index, : 3 + (index < 50)], Y[index])
 
-    with pytest.raises(tf.errors.OpError, match=r"as the first, .* example \d+, of shapes"):
+    with pytest.raises(tf.errors.OpError, match=r"like the first, .* example \d+, of shapes"):
         drawn(Uneven())
 
 
@@ -205,7 +205,7 @@ def test_lists_in_examples_are_arrays():
         def __getitem__(self, index):
             return [[0.0], [0.0] * (1 + (index > 30))] if index > 30 else [0.0, 0.0], 1
 
-    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not as the first"):
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not like the first"):
         drawn(Uneven())
 
 
@@ -215,7 +215,7 @@ def test_an_example_of_another_structure_is_named(other):
         def __getitem__(self, index):
             return (({"a": 1.0},), 1) if index < 50 else other
 
-    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not as the first: it has no"):
+    with pytest.raises(tf.errors.OpError, match=r"Example \d+ is not like the first: it has no"):
         drawn(Other())
 
 

@@ -49,7 +49,7 @@ def test_a_written_folder_that_is_not_complete_is_gone_on_with(tmp_path):
     before = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
     assert before[:2] == ["00000", "00001"]
     times = [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]]
-    examples = written(tmp_path)  # Its own part size does not count: the folder's goes on.
+    examples = written(tmp_path)  # The folder's part size is kept.
     assert [(tmp_path / name / "0.npy").stat().st_mtime_ns for name in before[:2]] == times
     assert len(examples) == N
     for i in (0, 24, 25, 74, N - 1):

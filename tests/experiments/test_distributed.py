@@ -1,4 +1,4 @@
-"""Workers that die and are started again go on from what was saved."""
+"""Workers that die and are started again resume from what was saved."""
 
 import re
 import subprocess

@@ -20,7 +20,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def no_global_determinism(monkeypatch):
-    """Keeps a setting that cannot be taken back from the other tests of this process."""
+    """Keeps a setting that cannot be undone from the other tests of this process."""
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
 
 

@@ -35,7 +35,7 @@ def test_a_name_that_is_none_is_refused():
         schedules.make_schedule("cosine", 0.8, 10)
 
 
-# In chunks, and with updates that are taken back, too: the rate belongs to logical steps.
+# In chunks, and with updates that are rolled back, too: the rate belongs to logical steps.
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("method", "chunk_size"),

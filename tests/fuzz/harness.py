@@ -255,7 +255,7 @@ def check_trial(program, case, trial, build, step, result):
     where = f"trial {trial}, clip {case['clip']}"
     for values in (a, b):
         if not np.all(np.isfinite(values)):
-            raise Finding("not finite", where)
+            raise Finding("non-finite", where)
     for before, after in itertools.zip_longest(kept, program.saved()):
         if not np.array_equal(before, np.array(after), equal_nan=True):
             raise Finding("saved state", f"{before} against {np.array(after)}, {where}")

@@ -170,7 +170,7 @@ def test_weight_regularisers_are_neither_clipped_nor_noised(fixed):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aggregation", ["term_wise", "batch"])
 def test_activity_regularisers_are_refused(aggregation):
-    """They are a loss of the data that no clip would see; to leave them out is no answer."""
+    """They are a loss of the data that no clip would see; leaving them out does not help."""
     l2 = tf.keras.regularizers.L2(100.0)
     encoder = network(6, 4, 5, activity_regularizer=l2)
     model = vae(aggregation=aggregation, divergence=None, encoder=encoder)

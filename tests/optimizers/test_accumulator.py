@@ -126,7 +126,7 @@ class ReadsBeforeTheLock(Slow):
 def assert_whole_draws_are_added(monkeypatch, accumulator, padding="full"):
     """Every example is in every draw, and pushes by its clip: whole draws move by one a step.
 
-    Without padding, draws are equal, so that one thread's chunk may go on with another's draw.
+    Without padding, draws are equal, so that one thread's chunk may continue another's draw.
     """
     monkeypatch.setattr("tfdp.optimizers.base.Accumulator", accumulator)
     x = np.ones([32, 1], "float32")

@@ -247,7 +247,7 @@ def test_copies_draw_other_noise_and_have_cost_what_their_original_had():
     assert made[1].released_steps() == (5, 0) and original.released_steps() == (3, 0)
     from_config = type(original).from_config(original.get_config())
     assert not np.any(from_config._noise.secret().numpy() == secret)
-    # Both go on, and meet: nothing is counted once that was done twice.
+    # Both resume, and meet: what was done twice is counted twice.
     train(model, 1)
     original._released.absorb(np.concatenate(made[1]._released.tables()))
     assert original.released_steps() == (6, 0)

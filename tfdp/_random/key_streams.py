@@ -64,7 +64,7 @@ class KeyStream:
 
     @property
     def variables(self) -> tuple[tf.Variable, tf.Variable]:
-        """The secret and the counter: nothing may ever set them back."""
+        """The secret and the counter, which must never be rolled back."""
         return self._secret, self._state
 
     @property

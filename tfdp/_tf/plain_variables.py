@@ -1,4 +1,4 @@
-"""Variables that belong to the process, not to the distribution strategy in whose scope it is."""
+"""Variables of the process, which do not belong to the distribution strategy in scope."""
 
 import contextlib
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ import tensorflow as tf
 def shared_function(
     function: Callable[..., Any], any_size: bool = False, jit_compile: bool | None = None
 ) -> Callable[..., Any]:
-    """Makes a function one that is traced once for each signature, whatever graph calls it.
+    """Makes a function that is traced once per signature, for all graphs that call it.
 
     A graph that calls it gets one operation instead of all that it does, which is what tracing a
     training step costs. It is traced outside of all graphs, so that nothing of the first caller,

@@ -34,7 +34,7 @@ def check_alike(strategy: tf.distribute.Strategy, facts: Any, what: str) -> None
 
     Args:
       strategy: The distribution strategy.
-      facts: Anything with a `repr` that tells.
+      facts: Anything whose `repr` shows its value.
       what: What the facts are given to, for the message.
 
     Raises:
@@ -46,6 +46,6 @@ def check_alike(strategy: tf.distribute.Strategy, facts: Any, what: str) -> None
     all_digests = gathered(strategy, lambda _: digest)
     if np.any(all_digests != all_digests[0]):
         raise ValueError(
-            f"All workers must give {what} the same arguments. Received others in some worker than "
-            f"in this one: {facts}."
+            f"All workers must give {what} the same arguments. Received arguments that differ "
+            f"between workers; those of this worker: {facts}."
         )

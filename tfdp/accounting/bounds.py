@@ -1,4 +1,4 @@
-"""The smallest epsilon that the accountants can vouch for."""
+"""The smallest epsilon that the accountants can prove."""
 
 import dataclasses
 import functools

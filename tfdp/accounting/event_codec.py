@@ -59,7 +59,7 @@ def check_event(event: dp_accounting.DpEvent) -> None:
 
     Raises:
       ValueError: `event` is not a DpEvent; a number in it is NaN; a `noise_multiplier` is negative
-        or infinite; a `sampling_probability` is not in [0, 1]; a `threshold` is not finite; a
+        or infinite; a `sampling_probability` is not in [0, 1]; a `threshold` is non-finite; a
         `count` is not positive.
     """
     if not isinstance(event, dp_accounting.DpEvent):

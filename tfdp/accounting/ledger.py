@@ -107,7 +107,7 @@ class PrivacyLedger:
 
     @property
     def dataset_sizes(self) -> tuple[int, ...]:
-        """Numbers of training examples, as far as the optimizers knew them that made the steps."""
+        """Numbers of training examples, as far as the optimizers that took the steps knew them."""
         return self._dataset_sizes
 
     def read_only(self, dataset_sizes: Iterable[int] = ()) -> "PrivacyLedger":
@@ -313,7 +313,7 @@ def _is_selective(ledger: PrivacyLedger) -> bool:
 
 
 def _seen_as(release: Release, old: str, new: str) -> list[Release]:
-    """Returns a release under another assumption of what is seen."""
+    """Returns a release under another assumption of what can be observed."""
     event = release.event
     if old == new or not contains_selective_release(event):
         return [release]

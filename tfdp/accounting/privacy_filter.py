@@ -55,7 +55,7 @@ class BudgetExceededError(ValueError):
 
 
 class RdpFilter:
-    """A budget that releases may be spent from, whatever it was that decided about them.
+    """Budget for releases that may be chosen adaptively.
 
     An accountant takes the best Renyi order after the fact. This is proven for parameters fixed
     beforehand; when they are chosen by what was released before (a noise level, the number of
@@ -315,7 +315,7 @@ class RdpFilter:
         return made
 
     def resume(self, data: Mapping[str, Any]) -> None:
-        """Goes on from what `to_dict` saved, unless more has been spent since: that stays spent.
+        """Resumes from what `to_dict` saved. What has been spent since stays spent.
 
         Raises:
           PrivacyParametersChangedError: The saved filter is of another budget.

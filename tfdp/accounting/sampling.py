@@ -1,4 +1,4 @@
-"""The size of a Poisson-sampled batch: so many rows that almost nothing is ever cut off.
+"""Size of a Poisson-sampled batch, chosen so that almost no batch is ever truncated.
 
 The guarantee compares the data set of N examples with its neighbours, of N - 1 or N + 1, sampled
 with the same probability q = B / N. The charge for truncation must hold on both data sets of a
@@ -63,7 +63,7 @@ def padded_batch_size(
 
 
 def truncation_probability(rows: int, dataset_size: int, sampling_probability: float) -> float:
-    """Returns the probability, at most, that a Poisson batch has more than so many examples.
+    """Bounds the probability that a Poisson batch has more than a number of examples.
 
     Args:
       rows: Rows of the padded batch, P.
@@ -154,7 +154,7 @@ class PoissonSampling:
 
     @property
     def padded_batch_size(self) -> int:
-        """The most rows of a (part's) logical batch; with `padding="full"`, all have as many.
+        """The row limit of a (part's) logical batch; with `padding="full"`, the rows of each batch.
 
         Larger samples are cut off: with padding, with a probability of at most
         `TRUNCATION_PROBABILITY`; without, of at most `UNPADDED_TRUNCATION_PROBABILITY`.

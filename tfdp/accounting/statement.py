@@ -176,8 +176,9 @@ def _other_optimizer(source: Any) -> tuple[str, ...]:
     if optimizer is None or hasattr(type(optimizer), "ledger"):
         return ()
     return (
-        f"what {type(optimizer).__name__} does to the model, which is compiled with it: it is no "
-        "private optimizer. If it has trained on private data, nothing above holds for the model",
+        f"what {type(optimizer).__name__} does to the model, which is compiled with it: it is "
+        "not a private optimizer. If it has trained on private data, nothing above holds for the "
+        "model",
     )
 
 

@@ -26,18 +26,18 @@ def within_range(clip: tf.Tensor) -> tf.Tensor:
 class ClippingRule(abc.ABC):
     """Rule that computes the clip factor of each per-example gradient.
 
-    Formal guarantee: what is left of a gradient, all variables together, has an l2 norm of at most
+    Formal guarantee: a clipped gradient, all variables together, has an l2 norm of at most
     the clip C, whatever the gradient.
 
     Attributes:
-      is_random: Whether chance has a say: then engines ask for `random_factors`, with numbers that
-        they draw from the step's secret seed.
+      is_random: Whether factors are random. If so, engines ask for `random_factors`, with
+        numbers that they draw from the step's secret seed.
     """
 
     is_random: ClassVar[bool] = False
 
     def groups(self, names: Sequence[str]) -> list[int]:
-        """Returns which variables are clipped together: for each the number of its group, from 0.
+        """Returns which variables are clipped together: the number of the block of each, from 0.
 
         Args:
           names: Names of the variables.
@@ -49,15 +49,15 @@ class ClippingRule(abc.ABC):
         """Returns the factors for gradients of given norms.
 
         Args:
-          norms: Norms of the gradients of `n` examples, by group: `[n, groups]`.
+          norms: Norms of the gradients of `n` examples, by block of variables: `[n, blocks]`.
           clip: The clip C, a scalar; infinite for no clipping.
 
         Returns:
-          The factors, `[n, groups]`; of a random rule, their expected values.
+          The factors, `[n, blocks]`; of a random rule, their expected values.
         """
 
     def random_factors(self, norms: tf.Tensor, clip: Clip, uniforms: tf.Tensor) -> tf.Tensor:
-        """Returns the factors of one step; those of most rules are no matter of chance.
+        """Returns the factors of one step; those of most rules are not random.
 
         Args:
           norms: See `factors`.
@@ -65,7 +65,7 @@ class ClippingRule(abc.ABC):
           uniforms: For each example an independent number, uniform in [0, 1): `[n]`.
 
         Returns:
-          The factors, `[n, groups]`.
+          The factors, `[n, blocks]`.
         """
         return self.factors(norms, clip)
 
@@ -274,7 +274,7 @@ class AdaptiveQuantileClipping(FlatClipping):
     def next_clip(self, clip: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         """Returns the clip after a step in which about `share` of the gradients were not clipped.
 
-        It stays between 1e-15 and 1e10, and where it is if `share` is not finite.
+        It stays between 1e-15 and 1e10, and is unchanged if `share` is non-finite.
         """
         moved = clip * tf.exp(-self.learning_rate * (share - self.target_quantile))
         return within_range(tf.where(tf.math.is_finite(share), moved, clip))

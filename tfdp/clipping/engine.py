@@ -29,7 +29,7 @@ def check_relation(relation: str) -> None:
 
 
 def check_clip(name: str, clip: float) -> None:
-    """Raises a ValueError if an argument is no clip that float32 can compute with."""
+    """Raises a ValueError if an argument is not a clip that float32 can compute with."""
     if not clip >= LEAST_CLIP:
         raise ValueError(
             f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
@@ -101,8 +101,8 @@ class ClippingEngine(abc.ABC):
         clipping. Norms are computed in float32, and raised by what it can have lost
         (`tfdp.clipping.norms`); gradients longer than 1.8e19, whose squares overflow, contribute
         nothing.
-      num_microbatches: Number of groups that a batch is split into; the mean gradient of each
-        group is clipped. None: every example is on its own.
+      num_microbatches: Number of microbatches that a batch is split into; the mean gradient of each
+        microbatch is clipped. None: every example is on its own.
       rule: How gradients are clipped: a `ClippingRule`, or the name of one.
 
     Attributes:
@@ -134,8 +134,8 @@ class ClippingEngine(abc.ABC):
     def sensitivity(self, relation: str = ADD_OR_REMOVE_ONE) -> float:
         """Returns the largest l2 distance of the clipped sums of two neighbouring batches.
 
-        One example on its own adds a vector of norm at most C. An example that joins a group
-        changes the group's mean gradient, whose clipped value can swing from one point of the
+        One example on its own adds a vector of norm at most C. An example that joins a
+        microbatch changes its mean gradient, whose clipped value can swing from one point of the
         ball of radius C to the opposite one: 2C.
 
         Args:
@@ -174,15 +174,15 @@ class ClippingEngine(abc.ABC):
           group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
             draw their microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
-          most_rows: The most rows that the batch can have, where that is known: engines plan
-            their memory by it, and bounds must not follow from the number of rows, which is
-            private. None: as many as it has.
+          most_rows: Largest number of rows that the batch can have, where that is known. Engines
+            plan their memory by it; bounds must not depend on the number of rows, which is
+            private. None: the number of rows of this batch.
 
         Returns:
           The clipped sum and what belongs to it.
 
         Raises:
-          ValueError: `loss` is no such tensor, or examples cannot be told apart in it.
+          ValueError: `loss` is not such a tensor, or its examples cannot be told apart.
         """
 
     def _draw_secretly(self, loss: tf.Tensor) -> None:
@@ -210,11 +210,11 @@ class ClippingEngine(abc.ABC):
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
     ) -> "Factors":
-        """Returns by what to multiply gradients.
+        """Computes the clip factors of per-example gradients.
 
         Args:
           squares: Squared norms of the gradients of each variable, `[n]`.
-          group_of: The group of each variable.
+          group_of: The block of each variable: those of a block are clipped together.
           keep: Which gradients count at all, bool `[n]`.
           clip: See `clipped_sum`.
           uniforms: See `_draw_uniforms`.
@@ -272,7 +272,7 @@ def sum_error(additions: int | tf.Tensor, rows: int | tf.Tensor, share: float) -
 
 
 def sum_error_of_chunks(error: tf.Tensor, chunks: int | tf.Tensor) -> tf.Tensor:
-    """Bounds the rounding of the sum of so many sums, from the sum of their bounds.
+    """Bounds the rounding of a sum of several sums, from the sum of their bounds.
 
     Each of the bounds holds for 2^16 additions more, and so for a share of itself for each.
     """
@@ -280,12 +280,12 @@ def sum_error_of_chunks(error: tf.Tensor, chunks: int | tf.Tensor) -> tf.Tensor:
 
 
 def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> tf.Tensor:
-    """Draws the group of each row: independent, so that an example moves no other's.
+    """Draws the microbatch or group of each row, independently of all other rows.
 
     Args:
       seed: Secret key, int64 `[5]` or `[2]`.
       count: Number of rows.
-      num_groups: Number of groups.
+      num_groups: Number of microbatches or groups.
 
     Returns:
       int32 `[count]`.
@@ -299,10 +299,10 @@ class Factors:
     """Per-example clip factors of `n` examples.
 
     Attributes:
-      by_group: `[n, groups]`; zero for examples that do not count.
-      bad: Which gradients are not finite, bool `[n]`.
+      by_group: By block of variables, `[n, blocks]`; zero for examples that do not count.
+      bad: Which gradients are non-finite, bool `[n]`.
       within_clip: See `ClippedSum`.
-      group_of: The group of each variable.
+      group_of: The block of each variable: those of a block are clipped together.
     """
 
     by_group: tf.Tensor
@@ -319,5 +319,5 @@ class Factors:
         return self.of_group(self.group_of[index])
 
     def of_group(self, group: int) -> tf.Tensor:
-        """Returns the factors for the variables of one group, `[n]`."""
+        """Returns the factors for the variables of one block, `[n]`."""
         return self._columns[group]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Upper bounds on norms: never too low, whatever underflows, overflows or is rounded.
+"""Upper bounds on norms that hold despite underflow, overflow and rounding.
 
 A norm that is too low clips too little. Every squared norm here is therefore raised by the most
 that its computation can have lost:
@@ -75,7 +75,7 @@ def of_outer_products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> 
 
 
 class GramSums(NamedTuple):
-    """Sums over the positions t of examples, `[n]` each, of which a squared norm is made.
+    """Sums over the positions t of examples, `[n]` each, from which a squared norm follows.
 
     Attributes:
       products: `sum_ts A[t, s] B[t, s]`, of the Gram matrices of inputs and output gradients.

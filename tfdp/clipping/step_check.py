@@ -60,7 +60,7 @@ _ITERATORS = frozenset(
     | {"MakeIterator", "MultiDeviceIteratorGetNextFromShard", "RandomDataset", "RangeDataset"}
     | {"ReduceDataset", "ShuffleDatasetV3", "TensorSliceDataset"}
 )
-# Python code may keep anything, whatever it says of itself.
+# Python code may keep any state, even if it is declared stateless.
 _PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 _ADVICE = (
     (tuple(_PYTHON), "Compute it with TensorFlow operations, or before `poisson_batches`."),
@@ -205,7 +205,7 @@ def watch(graph: tf.Graph) -> None:
             return
         _watched.discard(outermost)
         # Not if tracing failed: then nothing can run, and that error says more. An exception that
-        # was being handled before tracing began is none that it raised.
+        # was being handled before tracing began was not raised by it.
         if all(error in handled for error in _being_handled()[:1]):
             check_graph(outermost)
 
@@ -398,8 +398,9 @@ def _not_in_branch(why: str) -> ValueError:
     return ValueError(
         "`minimize` must not be called in a branch (`tf.cond`, `if`) or a loop (`tf.while_loop`, "
         "`for`) of a tf.function, where a statistic of the batch could decide about the update, or "
-        f"one batch be used twice. Received a step within such ones, {why}. Call it outside; a "
-        "loop is allowed if its body gets each batch: `for _ in tf.range(n): step(next(iterator))`."
+        f"one batch be used twice. Received a step in branches or loops {why}. Call it outside; "
+        "a loop is allowed if its body gets each batch: "
+        "`for _ in tf.range(n): step(next(iterator))`."
     )
 
 

@@ -19,7 +19,7 @@ def chosen(data: Any, features: Features, label: str | None) -> Any:
       label: Name of the target.
 
     Raises:
-      ValueError: A name is unknown, only one of the arguments is given, or examples are no dicts.
+      ValueError: A name is unknown, only one of the arguments is given, or examples are not dicts.
     """
     if features is None and label is None:
         return data

@@ -15,7 +15,7 @@ from tfdp.data.poisson import check_integer, drawn_batches, source_of
 from tfdp.data.source import PoissonSource
 
 _PADDINGS = (NONE, FULL)
-_STEPS = 2**20  # After so many, an iteration begins anew, which takes a moment.
+_STEPS = 2**20  # Steps after which an iteration begins anew, which takes a moment.
 
 
 def distributed_poisson_batches(

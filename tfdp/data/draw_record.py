@@ -48,8 +48,8 @@ class Use:
       fresh: Whether it is an unused draw, sampled as the optimizer says; a scalar bool.
       draw: Number of the draw, a scalar int64.
       chunk: Which of the chunks of that draw it is, from 0, a scalar int64.
-      empty: Whether nothing was drawn, so that its only row is no example, a scalar bool; None if
-        that cannot be.
+      empty: Whether nothing was drawn, so that its only row is not an example, a scalar bool;
+        None if that cannot be.
     """
 
     fresh: tf.Tensor
@@ -67,7 +67,7 @@ class DrawRecord:
         self._shared_look_up = shared_function(self._look_up)
 
     def prepare(self, tensors: int) -> None:
-        """Makes room for draws of so many tensors each; to be called outside of graphs."""
+        """Makes room for draws of a number of tensors each; call it outside of graphs."""
         with plain_variables(), tf.device("cpu"):
             if not self._variables:
                 self._variables = (

@@ -1,4 +1,4 @@
-"""Features of images that depend on no data set: nothing about them is learnt."""
+"""Image features that depend on no data set: nothing about them is learned."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ try:
 except ImportError:  # On Windows: of two processes that compute the same, one may fail.
     fcntl = None  # type: ignore[assignment]
 
-_BATCH_SIZE = 64  # larger ones fall out of the processor's cache and are no faster
+_BATCH_SIZE = 64  # larger batches exceed the processor's cache and are not faster
 _EPSILON = 1e-5  # of GroupNorm, which adds it to the variance
 _FORMAT_VERSION = 1  # of cached files; a change of what is computed needs a new one
 _SECONDS_UNTIL_PROGRESS_BAR = 5
@@ -236,7 +236,7 @@ def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.n
 def _complete(
     path: pathlib.Path, images: np.ndarray, parameters: _Parameters, shape: tuple[int, ...]
 ) -> None:
-    """Writes a .npy file, batch by batch, from where it was interrupted; nobody sees half of it.
+    """Writes a .npy file batch by batch, and resumes where it was interrupted.
 
     One process writes at a time; others wait for it. Only batches that are whole are kept.
     """
@@ -264,7 +264,7 @@ def _complete(
 
 
 def _whole_batches(size: int, batch: int) -> int:
-    """Returns how many batches of so many bytes a file of this size has."""
+    """Returns the number of batches of a size in bytes that a file holds."""
     return size // batch
 
 
@@ -295,7 +295,7 @@ def _progress_bar(total: int, done: int) -> Iterator[Callable[[int], Any]]:
         desc="scattering",
         unit=" images",
         delay=_SECONDS_UNTIL_PROGRESS_BAR,
-        disable=None,  # where the output is no terminal
+        disable=None,  # where the output is not a terminal
     ) as bar:
         yield bar.update
 

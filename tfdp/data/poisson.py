@@ -73,7 +73,7 @@ def poisson_batches(
         batches have one size, and the examples stand at random places, which is for models whose
         random layers cannot be given secret keys (an error says so).
       seed: Makes the sampling reproducible, which is for tests and experiments: privacy
-        amplification by sampling needs that nobody knows who was sampled. By default sampling
+        amplification requires that the sample is secret. By default sampling
         comes from the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has drawn already.
       features: Where examples are dicts (data sources of TFDS, Hugging Face's data sets,
@@ -309,7 +309,7 @@ def _check_weights(given: Any) -> None:
 def check_integer(
     name: str, value: Any, lowest: int | None, highest: int | None, optional: bool = False
 ) -> None:
-    """Raises a ValueError if an argument is no integer in its range, or None where it may be."""
+    """Raises a ValueError unless an argument is an integer in its range, or an allowed None."""
     if value is None and optional:
         return
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -25,7 +25,7 @@ class PoissonSource:
     Attributes:
       x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each; None
         where examples are not in memory.
-      y: Targets, likewise.
+      y: Targets, as `x`.
       dataset_size: Number of examples N.
       seed: What was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.

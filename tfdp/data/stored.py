@@ -179,12 +179,12 @@ class Items(Examples):
         try:
             arrays: list[np.ndarray] = []
             _collect(example, self.element_spec, arrays)
-        except ValueError as error:  # Lists of several lengths are no array.
-            raise ValueError(f"Example {index} is not as the first: {error}") from error
+        except ValueError as error:  # Lists of several lengths are not an array.
+            raise ValueError(f"Example {index} is not like the first: {error}") from error
         kinds = [(array.shape, array.dtype) for array in arrays]
         if kinds != self._kinds and not self._are_strings(kinds):
             raise ValueError(
-                f"All examples must be as the first, {self.element_spec}. Received example "
+                f"All examples must be like the first, {self.element_spec}. Received example "
                 f"{index}, of shapes and types {[(s, str(d)) for s, d in kinds]}."
             )
         return arrays

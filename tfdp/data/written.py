@@ -28,7 +28,7 @@ def write_examples(
     """Writes a data set of single examples to a folder, as memory-mapped arrays.
 
     It shows its progress, and holds one part at a time in memory. If it is interrupted, the next
-    call goes on with the part that was not complete; the data set must then give the same examples
+    call resumes with the part that was not complete; the data set must then give the same examples
     in the same order.
 
     Args:
@@ -109,7 +109,7 @@ def read_examples(folder: str | os.PathLike) -> Examples:
     if not index.get("complete"):
         raise ValueError(
             "Argument `folder` must be one that `tfdp.data.write_examples` has completed. "
-            f"Received: {str(folder)!r}. Call `write_examples` again to go on with it."
+            f"Received: {str(folder)!r}. Call `write_examples` again to resume."
         )
     parts = []
     for part in _part_folders(place):

@@ -353,7 +353,7 @@ def serialize(divergence: Divergence | None) -> dict[str, Any] | None:
     """Returns what `get` makes the same divergence from: of a divergence of tfdp, plain values.
 
     Raises:
-      ValueError: It is none of tfdp's divergences.
+      ValueError: It is not one of tfdp's divergences.
     """
     if divergence is None:
         return None

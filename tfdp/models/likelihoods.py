@@ -159,7 +159,7 @@ def serialize(likelihood: Likelihood) -> dict[str, Any]:
     """Returns what `get` makes the same likelihood from: of a likelihood of tfdp, plain values.
 
     Raises:
-      ValueError: It is none of tfdp's likelihoods.
+      ValueError: It is not one of tfdp's likelihoods.
     """
     names = {cls: name for name, cls in _NAMED.items()}
     if type(likelihood) not in names:

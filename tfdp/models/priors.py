@@ -126,7 +126,7 @@ class GaussianMixture(Prior):
       variance: Variance of each dimension within a component, positive.
 
     Raises:
-      ValueError: `locs` is no matrix of finite numbers, or `variance` is not positive.
+      ValueError: `locs` is not a matrix of finite numbers, or `variance` is not positive.
 
     Example:
       >>> from tfdp.models import priors
@@ -216,7 +216,7 @@ def serialize(prior: Prior) -> dict[str, Any]:
     """Returns what `get` makes the same prior from: of a prior of tfdp, plain values.
 
     Raises:
-      ValueError: It is none of tfdp's priors.
+      ValueError: It is not one of tfdp's priors.
     """
     names = {cls: name for name, cls in _NAMED.items()}
     if type(prior) not in names:

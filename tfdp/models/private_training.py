@@ -282,7 +282,7 @@ def _learning_rate(optimizer: Any) -> Any:
 def _batches(data: Any, batch_size: int, **kwargs: Any) -> PoissonBatches:
     if isinstance(data, PoissonBatches):
         raise ValueError(
-            "Argument `data` must be the examples, of which batches are drawn here. Received "
+            "Argument `data` must be the examples, from which batches are drawn here. Received "
             "Poisson batches: pass what they were made of."
         )
     try:

@@ -19,10 +19,9 @@ class Accumulator:
     """Accumulator of clipped sums until a logical batch is complete.
 
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
-    a logical batch is broken off, such as by an exception in `fit`: parts of two of them must not
-    get into one sum, in which an example could be twice. So a sum begins with the first chunk of a
-    draw, and goes on with the next chunk of the same draw alone; and of several threads one at a
-    time looks at it and adds to it.
+    a logical batch is broken off, such as by an exception in `fit`. Parts of two batches must not
+    get into one sum, in which an example could occur twice. So a sum begins with the first chunk of
+    a draw, and accepts only the next chunk of the same draw. One thread at a time reads and adds.
 
     Args:
       steps: Batches that make one logical batch.
@@ -52,7 +51,7 @@ class Accumulator:
 
     @staticmethod
     def unlock(lock: tf.Tensor | None, after: tf.Tensor) -> None:
-        """Lets other threads go on once `after` is computed, in the graph being built."""
+        """Lets other threads continue once `after` is computed, in the graph being built."""
         if lock is not None:
             with tf.control_dependencies([after]):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)

@@ -12,7 +12,7 @@ from tfdp.optimizers.secure_noise import add_secure_noise, add_secure_noise_to_c
 
 
 class AdaptiveClip:
-    """The current clip C, and the noise with which it is learnt; see `AdaptiveQuantileClipping`.
+    """The current clip C, and the noise with which it is learned; see `AdaptiveQuantileClipping`.
 
     Formal guarantee: `step` is one Gaussian mechanism of noise multiplier `noise_multiplier`, whose
     results are the noisy sum and the next clip.

@@ -34,8 +34,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
         by this public constant, never by the number of examples that were drawn. Not to be given
         together with `sampling`, which knows it.
-      num_microbatches: Number of groups whose mean gradients are clipped instead of those of
-        examples, or None. Saves no time; doubles the sensitivity.
+      num_microbatches: Number of microbatches, whose mean gradients are clipped instead of
+        per-example gradients, or None. Saves no time; doubles the sensitivity.
       gradient_accumulation_steps: Batches that make one logical batch (1 by default). Noise is
         added, and the variables are updated, once per logical batch. Not to be given together with
         `sampling`, which knows it.
@@ -110,8 +110,8 @@ def check_privacy_arguments(
     if num_microbatches is not None and gradient_accumulation_steps > 1:
         raise ValueError(
             "Argument `num_microbatches` must be None with gradient accumulation: where an "
-            "example's batch ends depends on the other examples, and with it, who shares its "
-            f"group. Received: {num_microbatches=}, {gradient_accumulation_steps=}."
+            "example's batch ends depends on the other examples, and so do the examples of its "
+            f"microbatch. Received: {num_microbatches=}, {gradient_accumulation_steps=}."
         )
     if not (noise_seed is None or is_integer(noise_seed)):
         raise error("noise_seed", "an integer or None", noise_seed)
@@ -149,7 +149,7 @@ def check_secure_noise(
 def check_arithmetic() -> None:
     """Raises a ValueError if XLA was told to compile floating-point arithmetic inexactly.
 
-    Norms are upper bounds, and gradients that are not finite contribute nothing, only if compilers
+    Norms are upper bounds, and non-finite gradients contribute nothing, only if compilers
     neither reorder operations nor assume that there is no NaN. So do the proofs of secure noise.
     """
     value = "false"
@@ -256,7 +256,7 @@ def check_two_term_arguments(
         raise error(
             "gradient_accumulation_steps",
             "1 with a TwoTermLoss: where an example's batch ends depends on the other examples, "
-            "and with it, who shares its group",
+            "and so do the examples of its group",
             gradient_accumulation_steps,
         )
 
@@ -272,7 +272,7 @@ def check_not_compiled() -> None:
 
 
 def check_variables(variables: Sequence[tf.Variable]) -> None:
-    """Raises a ValueError if a variable is none that gradients and noise are real numbers for."""
+    """Raises a ValueError unless all variables are real floating-point variables of TensorFlow."""
     for variable in variables:
         if not isinstance(getattr(variable, "dtype", None), tf.DType):
             raise ValueError(

@@ -70,7 +70,7 @@ class _Step:
       clipped: The clipped sum of its batch.
       variables: The variables to update.
       use: How its batch was drawn.
-      lock: That of the accumulator, of a batch that is a part of a logical one.
+      lock: The accumulator's lock, for a batch that is a part of a logical batch.
     """
 
     clipped: ClippedSum
@@ -349,7 +349,7 @@ class PrivateOptimizerMixin(PersistentState):
         replicas.check(type(self).__name__)
         if self._sampled is not None and self._sampled.parts != replicas.count():
             raise ValueError(
-                "Argument `sampling` must be of as many parts as there are replicas, each of which "
+                "Argument `sampling` must have one part for each of the replicas, each of which "
                 "samples a part of the data set: `sampling=batches.sampling` of `batches = "
                 "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
                 f"{self._sampled.parts} parts, with {replicas.count()} replicas."

@@ -30,8 +30,8 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
 
     With momentum it is Signum: the sign is taken of the velocity, in which noise has been averaged
     already. The other order, an average of signs, is `DPSignAdam`. Where noise is much larger than
-    the gradient, signs act on the way of a weight as noise of 1.57 (pi/2) times the variance, signs
-    of the velocity at momentum 0.9 as of 1.10 times (by the arcsine law).
+    the gradient, signs act on the trajectory of a weight as noise of 1.57 (pi/2) times the
+    variance; signs of the velocity at momentum 0.9 act as 1.10 times (by the arcsine law).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasSGDOptimizer`, and a drop-in optimizer for
     `model.compile`. The loss is any of Keras, also a mean.

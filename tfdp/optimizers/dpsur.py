@@ -19,7 +19,7 @@ _DOC = """`{base}` with selective update and release (DPSUR).
         clip(J(w') - J(w), -C_v, C_v) + N(0, (2 C_v sigma_v)^2) < beta C_v
 
     with C_v = `validation_clip`, sigma_v = `validation_noise_multiplier` and beta = `threshold`,
-    and kept, or taken back without a trace: variables, slots, iterations and layer states. The
+    and kept, or rolled back without a trace: variables, slots, iterations and layer states. The
     optimizer works in a `tfdp.SelectiveModel`, which makes the attempts. The loss is any of
     Keras, also a mean.
 
@@ -37,7 +37,7 @@ _DOC = """`{base}` with selective update and release (DPSUR).
 
     Raises:
       ValueError: An argument is out of its range.
-      RuntimeError: While training: the model is no `SelectiveModel`.
+      RuntimeError: While training: the model is not a `SelectiveModel`.
 
     Example:
       >>> import numpy as np, tensorflow as tf, tfdp

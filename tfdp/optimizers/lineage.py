@@ -46,7 +46,7 @@ class Lineage:
         return [*self.past, *(table for r in connected(self.records) for table in r.tables())]
 
     def digest(self) -> bytes | None:
-        """Returns a hash of the values, or None where there are none that could tell it."""
+        """Returns a hash of the values, or None where no values identify it."""
         handle = self._handle()
         if handle is None or self.kind is None:
             return None

@@ -77,7 +77,7 @@ def observability(parameters: dict[str, float]) -> str:
 
 
 def ledger_of_rows(rows: np.ndarray, mode: str | None = None) -> PrivacyLedger:
-    """Returns the ledger of the steps that rows count, which nobody can change.
+    """Returns the read-only ledger of the steps that rows count.
 
     Args:
       rows: `[rows, COLUMNS]`, every uid once.

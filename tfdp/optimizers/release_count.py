@@ -26,8 +26,9 @@ class ReleaseRecord:
 
     Guarantees: the total never falls. Every optimizer counts in a row of its own, under a random
     number (uid) that no other optimizer has, also none in another process and no copy; rows are
-    merged by the largest count of each uid. So an older checkpoint takes nothing back, one of
-    elsewhere is added to what was done here, and what was restored twice is counted once.
+    merged by the largest count of each uid. So restoring an older checkpoint does not lower the
+    total, a checkpoint of another process is added to what was done here, and what was restored
+    twice is counted once.
 
     The rows are in one variable that is part of checkpoints, the own one first, and in variables
     that nothing restores. When both differ, a checkpoint was restored.
@@ -80,13 +81,13 @@ class ReleaseRecord:
     # What went before.
 
     def trains(self, variables: Iterable[Any]) -> None:
-        """Enters that variables are changed by these steps, and takes over what they have cost."""
+        """Records that these steps change variables, and takes over the cost of the variables."""
         for known in self.reads(variables):
             if self not in known.records:
                 known.records.append(self)
 
     def reads(self, variables: Iterable[Any]) -> list[Lineage]:
-        """Takes over what variables have cost on which these steps depend."""
+        """Takes over the cost of the variables on which these steps depend."""
         found = lineage.of(variables)
         self.lineages += [known for known in found if known not in self.lineages]
         self.refresh()
@@ -96,7 +97,7 @@ class ReleaseRecord:
         """Takes over rows of a saved record.
 
         Raises:
-          ValueError: They are none.
+          ValueError: They are not rows of a record.
         """
         rows = np.asarray(rows, np.float64)
         if rows.ndim != 2 or rows.shape[1] != COLUMNS:
@@ -232,7 +233,7 @@ class ReleaseRecord:
         own = tf.constant(list(self.parameters.values()), tf.float64)
         return check_now(
             tf.reduce_all(self.variables[_PARAMETERS] == own),
-            "Training must go on with the privacy parameters that it began with: "
+            "Training must resume with the privacy parameters that it began with: "
             f"{', '.join(self.parameters)}. The restored ones differ.",
         )
 

@@ -138,7 +138,7 @@ def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:
     """Draws this replica's share of a vector of noise: one slice of it, and zeros elsewhere.
 
     Args:
-      draw: Draws so many independent numbers.
+      draw: Draws a given number of independent numbers.
       size: Length of the vector.
 
     Returns:
@@ -159,5 +159,5 @@ def _merged(function: Callable[..., Any], *values: Any) -> Any:
         with step_check.own_operations():
             return function(strategy, *grouped)
 
-    with step_check.pause_own_operations():  # Other replicas go on meanwhile.
+    with step_check.pause_own_operations():  # Other replicas continue meanwhile.
         return tf.distribute.get_replica_context().merge_call(call, args=values)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdp._random.rounded_gaussian import LARGEST_SCALE, float64, rounded_normals
 from tfdp.optimizers import replicas
 
-# Steps of the grid in a sensitivity: at least so many, less than twice as many.
+# Steps of the grid in a sensitivity: at least this number, less than twice as many.
 STEPS = 2.0**22
 # With a moved sensitivity of at most four times itself, scales stay within their limit.
 LARGEST_NOISE_MULTIPLIER = LARGEST_SCALE / STEPS / 8
@@ -47,7 +47,7 @@ def moved_sensitivity(
       size: Number of coordinates.
     """
     sensitivity, error = float64(sensitivity), float64(error)
-    # Scales would exceed their limit: no sum of so many terms is noisy enough.
+    # Scales would exceed their limit: a sum of that many terms is never noisy enough.
     error = tf.where(error <= 1, error, tf.constant(float("nan"), tf.float64))
     steps = tf.sqrt(float64(size)) * grid_of(sensitivity)
     return (sensitivity * (1 + 2 * error) + steps) * _SLACK
@@ -98,7 +98,7 @@ def add_secure_noise(
 
 
 def _on_grid(steps: tf.Tensor, grid: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns so many steps of the grid. Sums of integers are exact but for the sign of zero.
+    """Returns a number of steps of the grid. Sums of integers are exact but for the sign of zero.
 
     -0.0 is the sum of -0.0 and -0.0 alone, and so would show the sign of what was rounded to 0.
     Compilers drop an addition of 0.0, but not this.

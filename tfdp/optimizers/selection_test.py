@@ -10,7 +10,7 @@ from tfdp._validation import error, is_integer, is_number
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.secure_noise import STEPS
 
-# What a loss counts as that is no finite number: far beyond any clip, and finite in sums.
+# Stands for a non-finite loss: far beyond any clip, and finite in sums.
 _WORST_LOSS = 1e30
 # What float32 can hold, the noise included.
 _LEAST_CLIP, _LARGEST_CLIP = 1e-20, 1e20

@@ -1,4 +1,4 @@
-"""Selective update and release: what the DPSUR optimizers add to those they are made of."""
+"""Selective update and release: the part that all DPSUR optimizers share."""
 
 import contextlib
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ _MOST_ATTEMPTS = 10**6
 class SelectiveUpdateMixin(PrivateOptimizerMixin):
     """Mixin that makes every step an attempt, which is tested and kept or rolled back.
 
-    The attempts, and taking them back, are `tfdp.SelectiveModel`'s; this holds the parameters, the
+    `tfdp.SelectiveModel` makes and rolls back the attempts. This class holds the parameters, the
     noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
     """
 
@@ -120,15 +120,15 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return self._selective_release
 
     def show_attempts(self) -> None:
-        """Notes in the ledger that the number of attempts is shown to whoever trains."""
+        """Notes in the ledger that training shows the number of attempts."""
         self._released.show_attempts()
 
     def _check_replicas(self) -> None:
         super()._check_replicas()
         if replicas.count() > 1:
             raise ValueError(
-                f"{type(self).__name__} must run on one replica: whether to keep an update is "
-                "decided on one batch of the whole data set. Received a distribution strategy of "
+                f"{type(self).__name__} must run on one replica: each update is tested on "
+                "one batch of the whole data set. Received a distribution strategy of "
                 f"{replicas.count()} replicas."
             )
 
@@ -154,7 +154,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return self._test.accepts(old, new, mask, self._test_noise.next_key(position))
 
     def charge(self) -> None:
-        """Counts a release, in the graph being built: one of which nothing but the end is seen."""
+        """Counts a release of which only the end is seen, in the graph being built."""
         self._released.add(tf.constant(True))
 
     def releases(self) -> tf.Tensor:

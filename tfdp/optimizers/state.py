@@ -57,7 +57,7 @@ class PersistentState(_Optimizer):
             self._released.trains(var_list)
 
     def _inherit_from_graph(self) -> None:
-        """Takes over what the variables have cost that the graph being built has read."""
+        """Takes over the cost of the variables that the graph being built has read."""
         self._released.reads(lineage.captured_variables())
 
     def released_steps(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class PersistentState(_Optimizer):
             store[key] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the state back; it is assigned when the variables are created.
+        """Loads the state, which is assigned when the variables are created.
 
         Raises:
           PrivacyParametersChangedError: The state is of other privacy parameters.

@@ -143,7 +143,7 @@ NOT_WEIGHTED = {
 
 @pytest.mark.parametrize("name", [*WEIGHTED, *NOT_WEIGHTED])
 def test_a_mask_is_what_multiplies_every_loss(name):
-    """Boolean labels or features are no masks: rows where they are false are examples too."""
+    """Boolean labels or features are not masks: rows where they are false are examples too."""
     loss = {**WEIGHTED, **NOT_WEIGHTED}[name]
     found = read(tf.constant(X), tf.constant(Y), tf.constant(Y > 0), loss)
     assert bool(found) == (name in WEIGHTED)

@@ -136,7 +136,7 @@ def test_converters_of_others_are_left_as_they_were():
     assert mapping.pfor._pfor_converter_registry == before
 
 
-# Ids outside a range are no other example's.
+# Ids outside a range are not another example's.
 
 
 def segments(ids, dtype, jit_compile):

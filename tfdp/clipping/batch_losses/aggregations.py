@@ -53,7 +53,7 @@ class TermWiseAggregation(Aggregation):
 
     The two sums see the same Poisson batch. Together, in units of their sensitivities, they are one
     Gaussian mechanism with noise multiplier sigma, `1/sigma^2 = 1/sigma_s^2 + 1/sigma_b^2`: that of
-    the optimizer, which is what its ledger records. How sigma is split changes no epsilon.
+    the optimizer, which is what its ledger records. The split of sigma does not affect epsilon.
 
     Formal guarantees, for neighbours under add-or-remove-one (see `sensitivities` for others):
       * An example moves the first sum by at most C1.
@@ -62,13 +62,13 @@ class TermWiseAggregation(Aggregation):
 
     Args:
       batch_clip: Largest l2 norm C2 of a group's gradient of g, in gradient units.
-      num_groups: Number of groups m, a public constant. More groups, less noise; fewer, a g that
-        sees more examples at once.
+      num_groups: Number of groups m, a public constant. More groups mean less
+        noise; with fewer groups, g sees more examples at once.
       split: "least_noise": sigma_s and sigma_b such that the expected squared norm of the noise of
         an update is the least, see `split_noise`; or the share of the sample-wise term in
         `1/sigma^2`, strictly between 0 and 1 (0.5: both multipliers are sqrt(2) sigma).
-      group_capacity: Most examples of a group that count; by default three standard deviations more
-        than the B / m that a group has on average. No choice changes the sensitivity.
+      group_capacity: Largest number of examples of a group that count; by default the mean, B / m,
+        plus three standard deviations. It does not affect the sensitivity.
 
     Raises:
       ValueError: An argument is out of its range.
@@ -384,7 +384,7 @@ def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
     if loss.mask is not None and not is_masked:
         raise ValueError(
             "Argument `sample_wise` must return all that depends on the rows, so that `mask` "
-            "applies to it. Received a loss of which a part does not follow the mask."
+            "applies to it. Received a loss with a part that does not follow the mask."
         )
 
 

@@ -1,9 +1,8 @@
-"""Functions that see nothing of the data but their arguments.
+"""Checks that a function sees no data but its arguments.
 
-Clipping can take apart what a loss computes from the rows that it is given, and nothing else. A
-function of a user is therefore traced into a graph of its own; whatever that graph gets from
-outside must be a variable or follow from variables and constants, and nothing in it may keep or
-fetch anything by a side effect.
+Clipping can only take apart what a loss computes from the rows that it is given. A user's function
+is therefore traced into a graph of its own. The graph's captured inputs must be variables, or
+follow from variables and constants, and it must have no side effects.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,22 +16,22 @@ from tfdp.clipping.loss_graph import batch_state, reading
 
 @dataclasses.dataclass(frozen=True)
 class TwoTermLoss:
-    """A loss `(1/B) sum_i f(x_i) + g(X)`: a sample-wise and a batch-wise term.
+    """Loss with a sample-wise and a batch-wise term, `(1/B) sum_i f(x_i) + g(X)`.
 
-    A divergence between the distribution of a batch and another one, a contrastive loss, a penalty
-    on correlations are batch-wise: one example changes what all others add. (Losses that are means
-    over examples need nothing of this: give them to `model.compile`.) Every optimizer of tfdp
-    takes such a loss in `minimize`, in a training step of your own.
+    Examples of batch-wise terms are a divergence between the distribution of a batch and another
+    one, a contrastive loss, and a penalty on correlations: one example changes the contributions of
+    all others. (For losses that are means over examples, use `model.compile`.) Every optimizer of
+    tfdp takes such a loss in `minimize`, in a training step of your own.
 
-    The functions are called while the training step is traced, each in a graph of its own. What
-    they compute must follow from their arguments, from variables and from constants, and they must
-    have no side effects: what else they use is refused.
+    The functions are called while the training step is traced, each in a graph of its own. Their
+    results must depend on their arguments, variables and constants alone, and they must have no
+    side effects. Other functions are refused.
 
     Args:
       sample_wise: Gets the tensors of `batch` and then those of `draws`; returns the losses f of
         the rows, `[rows]`.
-      batch_wise: Gets the same of some rows, `[n, ...]`, and last bool `[n]`, which of them exist
-        (others hold zeros); returns g of those that do, a scalar. None: g is zero.
+      batch_wise: Gets the same tensors of some rows, `[n, ...]`, and a mask, bool `[n]`, of the
+        rows that exist (others hold zeros); returns g of these, a scalar. None: g is zero.
       batch: A tuple of tensors, or of nested tuples or dicts of them, first dimension the example:
         data, or what is computed from data row by row.
       aggregation: How the gradients of the two terms are clipped and added up.

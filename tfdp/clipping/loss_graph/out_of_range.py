@@ -1,7 +1,7 @@
 """Protection of operations against labels and ids that are out of range.
 
-A failure is seen by everybody, and one example alone can cause it. The losses that follow from such
-a label or id are not numbers instead, as on a GPU, and add no gradient.
+A failure is visible, and a single example can cause it. The losses of such a label or id are NaN
+instead, as on a GPU, and add no gradient.
 """
 
 import weakref

@@ -45,7 +45,7 @@ _MAKE_KEYS = frozenset(
     {"StatelessRandomGetAlg", "StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg"}
 )
 _WITH_KEY = frozenset(_OF_KEY.values())
-# By how much a generator's counter goes on: more than any step draws.
+# Advance of a generator's counter per step: more than any step draws.
 _SKIP = 2**40
 
 # Of a graph: the outputs of the operations that were given a secret key, by name.

@@ -175,13 +175,13 @@ class LossGraph:
         return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     def checked_rows(self) -> tf.Tensor:
-        """Returns the number of rows, a scalar; with a check that all of the batch has as many."""
+        """Returns the number of rows, a scalar; checks that all tensors of the batch have it."""
         rows = tf.shape(self.batch[0])[0]
         checks = [
             tf.debugging.assert_equal(
                 tf.shape(tensor)[0],
                 rows,
-                message="The tensors of the batch and the loss must all have as many rows. "
+                message="The tensors of the batch and the loss must have the same number of rows. "
                 f"Received: {tensor}.",
             )
             for tensor in [*self.tensors[1:], *[t for t in self.terms if t.shape.rank == 1]]
@@ -218,7 +218,7 @@ def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
     return [
         (n.op, n.name)
         for n in nodes
-        # What Python does has a state, whatever it says of itself.
+        # Python code counts as stateful, even if it is declared stateless.
         if graph.op_def_for_type(n.op).is_stateful or n.op == "PyFuncStateless"
     ]
 
@@ -390,7 +390,7 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
 
 
 def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
-    """Returns whether a tensor comes from outside as data, and is no state or constant."""
+    """Returns whether a tensor comes from outside as data, rather than state or a constant."""
     if tensor.ref() in outside:  # Of whatever type: a TensorArray of data is data.
         outer = outside[tensor.ref()]
         if not tf.is_symbolic_tensor(outer):

@@ -89,7 +89,7 @@ def _factors(
 def _divided(
     total: tf.Tensor, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
 ) -> tf.Tensor | None:
-    """Returns the losses whose mean is a sum divided by a number; None if that is no mean."""
+    """Returns the losses whose mean is a sum divided by a number; None if that is not a mean."""
     total, number = _before(total), _before(number)
     if total.op.type in ("Add", "AddV2", "AddN"):
         return _divided_terms(total.op, number, depends_on_data)
@@ -116,7 +116,7 @@ def _divided(
 
 
 def _summed(op: tf.Operation) -> tf.Tensor | None:
-    """Returns the entries that a scalar is the sum of, or None if it is no sum."""
+    """Returns the entries that a scalar is the sum of, or None if it is not a sum."""
     if op.type not in ("L2Loss", "Sum") or not op.inputs[0].shape.rank:
         return None
     return op.inputs[0] if op.type == "Sum" else tf.square(op.inputs[0]) / 2

@@ -45,7 +45,7 @@ class OnePassEngine(ClippingEngine):
       num_microbatches: See `ClippingEngine`. Microbatches are left to `VectorizedEngine`.
       rule: See `ClippingEngine`.
       chunk_size: Rows that one backward pass works on; larger batches are worked on in parts of
-        this size, for which the model is evaluated again. None: as many as `memory_budget` allows.
+        this size, for which the model is evaluated again. None: as large as `memory_budget` allows.
       memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
         batch of `usual_rows`; by default 2 GiB on a CPU and 8 GiB on a GPU.
     """

@@ -42,7 +42,7 @@ class Plan:
       graph: The loss.
       handles: The variables' handles in its graph.
       variables: The variables.
-      whole: Of a part of a batch, the plan for all of it.
+      whole: The plan for the whole batch, if this plan is for a part of it.
 
     Attributes:
       fallback: Why nothing is proven of the model, or None.
@@ -105,7 +105,7 @@ class Plan:
     def contributions(
         self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
     ) -> list[Contribution | None]:
-        """Returns the gradients of each variable for every example; None where the loss has none.
+        """Returns the per-example gradients of each variable; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.

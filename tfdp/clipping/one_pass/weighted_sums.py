@@ -21,8 +21,8 @@ _SMALL = 2**13
 # memory of a part.
 _FEWEST_ROWS, _MOST_PARTS = 8, 64
 
-# Gives the factors from squared norms, the group of each, the rows that count and the random
-# numbers of a random rule.
+# Computes the factors from squared norms, the block of each variable, the rows that count and the
+# random numbers of a random rule.
 FactorsOf = Callable[[Sequence[tf.Tensor], Sequence[int], tf.Tensor, tf.Tensor], Factors]
 
 
@@ -32,7 +32,7 @@ class Piece:
 
     Attributes:
       indices: Of the contributions.
-      group: The group that they are clipped in.
+      group: The block of variables that they are clipped in.
       sizes: Numbers of weights.
     """
 
@@ -46,7 +46,7 @@ class WeightedSums:
 
     Args:
       contributions: The gradients.
-      group_of: For each the group of variables that it is clipped in.
+      group_of: For each, the block of variables that it is clipped in.
       wide: Whether to compute the sums in float64.
     """
 

@@ -1,7 +1,7 @@
 """Proof of which rows of the tensors of a loss belong to which example.
 
 The sum of the losses of a batch has one gradient with respect to the output of a layer. Its rows
-are the gradients of the examples only if no operation lets one example's row into another's. The
+are the per-example gradients only if no operation lets one example's row into another's. The
 proof goes through the graph, operation by operation: from the batch, whose rows are the examples,
 to the losses. Each operation has a transfer function that says where its outputs hold the
 examples, given where its inputs do (`transfer_functions`). What has none is not proven; what is

@@ -15,15 +15,16 @@ from tfdp.clipping.report import Report, of_last_step, vectorized_report
 from tfdp.clipping.vectorized import faulty_products
 from tfdp.clipping.vectorized.mapping import vectorized_map
 
-# Gradients of the examples that are worked on at the same time: what a processor's cache holds.
+# Bytes of the per-example gradients that are computed at once: as much as a cache holds.
 # More is slower.
 _GRADIENT_BYTES = 16 * 2**20
 # Large models: still some rows at a time, in memory that a machine surely has.
 _FEWEST_ROWS, _MOST_BYTES = 16, 512 * 2**20
 # Operations that `tf.vectorized_map` cannot convert where they come with loops (LSTM, GRU).
 _LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
-# Operations whose results are as long as the values of an example say, so that those of several
-# examples are no tensor; and branches, whose gradients `tf.vectorized_map` cannot convert.
+# Operations whose results have a length that depends on an example's values, so that those of
+# several examples do not form a tensor; and branches, whose gradients `tf.vectorized_map` cannot
+# convert.
 _ROW_BY_ROW_TYPES = frozenset(
     {"Case", "If", "StatelessCase", "StatelessIf"}
     | {"DynamicPartition", "ListDiff", "RaggedGather", "RaggedRange", "RaggedTensorToSparse"}
@@ -31,7 +32,7 @@ _ROW_BY_ROW_TYPES = frozenset(
     | {"StringNGrams", "StringSplit", "StringSplitV2", "UnicodeDecode", "UnicodeDecodeWithOffsets"}
     | {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"}
 )
-# What a report says of all variables.
+# A report's reason for all variables.
 _WHY = 'engine="vectorized"'
 
 
@@ -46,13 +47,13 @@ class VectorizedEngine(ClippingEngine):
     Formal guarantees:
       * An example's contribution is a function of that example and the weights alone.
       * Its norm is at most `l2_norm_clip`, for norms are upper bounds (`tfdp.clipping.norms`); a
-        gradient that is not finite, or of a lookup outside its table, contributes nothing.
+        non-finite gradient, or that of a lookup outside its table, contributes nothing.
       * Rows that the batch's boolean mask excludes contribute nothing.
 
     Args:
       l2_norm_clip: See `ClippingEngine`.
-      num_microbatches: See `ClippingEngine`. Every example draws its group on its own, uniformly:
-        groups cut from consecutive rows would all change when one example is added.
+      num_microbatches: See `ClippingEngine`. Every example draws its microbatch independently and
+        uniformly. Microbatches of consecutive rows would all change when one example is added.
       rule: See `ClippingEngine`.
       chunk_size: Rows that are worked on at the same time; by default a number
         whose gradients take about 16 MB.
@@ -85,15 +86,15 @@ class VectorizedEngine(ClippingEngine):
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
         most = rows if most_rows is None else most_rows
-        groups = group_of_rows(group_seed, rows, self.num_microbatches or 1)
+        microbatches = group_of_rows(group_seed, rows, self.num_microbatches or 1)
         uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
         problem = ClippingProblem(
             graph, variables, handles, rows, graph.keeps(rows), uniforms, clip
         )
-        sums, connected, within = self.sum_over_chunks(problem, groups)
+        sums, connected, within = self.sum_over_chunks(problem, microbatches)
         if self.num_microbatches is not None:
             sizes = tf.math.unsorted_segment_sum(
-                tf.cast(problem.mask, tf.float32), groups, self.num_microbatches
+                tf.cast(problem.mask, tf.float32), microbatches, self.num_microbatches
             )
             means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
             everyone = tf.ones_like(sizes, tf.bool)
@@ -113,14 +114,14 @@ class VectorizedEngine(ClippingEngine):
     def sum_over_chunks(
         self,
         problem: ClippingProblem,
-        groups: tf.Tensor | None = None,
+        microbatches: tf.Tensor | None = None,
         common: Sequence[tf.Tensor] | None = None,
     ) -> tuple[list[tf.Tensor], list[bool], tf.Tensor]:
-        """Adds up the clipped gradients; with microbatches, per group and not yet clipped.
+        """Adds up the clipped gradients; with microbatches, per microbatch and not yet clipped.
 
         Args:
           problem: The batch.
-          groups: The microbatch of each row, int32 `[rows]`, where there are some.
+          microbatches: The microbatch of each row, int32 `[rows]`, where there are some.
           common: For each variable what to add to every row's gradient before it is clipped.
 
         Returns:
@@ -148,7 +149,7 @@ class VectorizedEngine(ClippingEngine):
 
         batch = [pad(tensor) for tensor in graph.tensors]
         mask = pad(problem.mask)
-        groups = pad(tf.zeros([rows], tf.int32) if groups is None else groups)
+        microbatches = pad(tf.zeros([rows], tf.int32) if microbatches is None else microbatches)
         of_rows = clips_rows and problem.uniforms is not None
         uniforms = pad(problem.uniforms if of_rows else tf.zeros([rows]))
         connected = [False] * len(variables)
@@ -176,7 +177,7 @@ class VectorizedEngine(ClippingEngine):
                 new = [
                     tf.math.unsorted_segment_sum(
                         _scale(gradient, tf.cast(keep, tf.float32)),
-                        cut(groups),
+                        cut(microbatches),
                         self.num_microbatches,
                     )
                     for gradient in gradients
@@ -283,7 +284,7 @@ class VectorizedEngine(ClippingEngine):
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Clips stacked gradients `[n, ...]`; those that are not kept or not finite become zero.
+        """Clips stacked gradients `[n, ...]`; those that are dropped or non-finite become zero.
 
         Returns:
           The gradients, with `wide_sums` in float64; and `ClippedSum.within_clip`.

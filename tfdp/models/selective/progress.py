@@ -50,12 +50,12 @@ class AttemptsCap(tf.keras.callbacks.Callback):
             self.reached.assign(False)
             raise TooManyAttemptsError(
                 f"max_attempts={self.model.optimizer.max_attempts} attempts in a row were "
-                "rejected, of which the chance was part of delta. Is the learning rate too large?"
+                "rejected. Delta covers the probability of this. Is the learning rate too large?"
             )
 
 
 class EpochMeans:
-    """Means over an epoch that are no metrics of the model, which Keras would evaluate.
+    """Means over an epoch that are not metrics of the model, which Keras would evaluate.
 
     Args:
       *names: Names of the means.

@@ -34,6 +34,6 @@ def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
                 f"The model draws random numbers of a fixed seed ('{node.name}'), by which an "
                 "accepted update would show how many were rejected before. Give no `seed` to "
                 "layers such as Dropout, call no `tf.keras.utils.set_random_seed`, and compile "
-                "without XLA; or make their state one that can be taken back, with "
+                "without XLA; or make their state one that can be rolled back, with "
                 "`tf.keras.backend.experimental.enable_tf_random_generator()`."
             )

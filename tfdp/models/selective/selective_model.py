@@ -30,17 +30,17 @@ class SelectiveModel(tf.keras.Model):
 
     A step of `fit` is one accepted update: attempts are made, each with a fresh Poisson batch to
     learn from and another to be tested on, until one is accepted; all in one call of the graph,
-    with the data on the device. A rejected attempt leaves no trace: weights, slots, iterations,
-    and states of layers are what they were before, bit for bit. Attempts are made on copies: at any
+    with the data on the device. A rejected attempt leaves no trace: weights, slots, iterations, and
+    states of layers are what they were before, bit for bit. Attempts are made on copies: at any
     time, all variables hold what was released, so that other threads may read, evaluate, and save
-    the model while it trains. (Who reads several variables while an update is released may see
-    some of before it and some of after it.) `steps_per_epoch` therefore counts
-    accepted updates, `steps_per_execution` makes several of them in one call.
+    the model while it trains. (A reader of several variables may see some of them before an update
+    and some after it.) `steps_per_epoch` therefore counts accepted updates, `steps_per_execution`
+    makes several of them in one call.
 
     Neither `history`, nor callbacks, nor what is printed tells how many attempts were made, how
-    long they took, or what their losses were. All that is private, and so is what a clock shows to
-    whoever watches the training. With `selective_release="per_attempt"` in the optimizer it is
-    paid for, a step of `fit` is one attempt, and `history` has the share that was accepted.
+    long they took, or what their losses were. All of this is private, and so is the time that
+    training takes. With `selective_release="per_attempt"` in the optimizer, epsilon covers it, a
+    step of `fit` is one attempt, and `history` has the share that was accepted.
 
     Args:
       base_model: The model to train: functional, sequential or subclassed. It stays usable by
@@ -50,7 +50,7 @@ class SelectiveModel(tf.keras.Model):
       **kwargs: `name` and others, as in `tf.keras.Model`.
 
     Raises:
-      TypeError: `base_model` is no Keras model.
+      TypeError: `base_model` is not a Keras model.
       ValueError: It has a `train_step`, `test_step` or `compute_loss` of its own.
 
     Example:

@@ -17,10 +17,10 @@ _READING_TABLES = frozenset({"LookupTableFindV2", "LookupTableSizeV2", "LookupTa
 class Shadows:
     """Copies of all variables that a traced function may change.
 
-    The function runs with the handles of the copies in the place of those that it captured, so that
-    the originals, which other threads may read, change in `commit` alone. This holds for every
-    variable, whether a layer, an optimizer or nobody owns it: weights, slots, counters, moving
-    averages, states of random generators. Variables that the function only reads have no copy.
+    The function runs with the handles of the copies in place of those that it captured. So the
+    originals, which other threads may read, change only in `commit`. This holds for every variable,
+    whatever owns it: weights, slots, counters, moving averages, states of random generators.
+    Variables that the function only reads have no copy.
 
     A copy shares its memory with the original until one of the two is written. Copies are tracked
     by no model and no optimizer, and are part of no checkpoint.
