@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def main(modules: list[str]) -> int:
-    """Returns pytest's exit code: zero when none failed, and some were collected or filtered out."""
+    """Returns the exit code: zero when no test failed, and there were some, or filtered ones."""
     root = Path(__file__).absolute().parent.parent
     scratch = os.environ.get("TEST_TMPDIR", "")
     if scratch:
