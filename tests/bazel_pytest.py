@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def main(modules: list[str]) -> int:
-    """Returns the exit code: zero when no test failed, and there were some, or filtered ones."""
+    """Returns the exit code of pytest: 0 when no test failed, and some ran or were filtered out."""
     root = Path(__file__).absolute().parent.parent
     scratch = os.environ.get("TEST_TMPDIR", "")
     if scratch:

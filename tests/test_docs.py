@@ -13,35 +13,11 @@ import tensorflow as tf
 from tests import support
 
 ROOT = pathlib.Path(__file__).parent.parent
-MODULES = [
-    "tfdp.accounting.bounds",
-    "tfdp.accounting.calibration",
-    "tfdp.accounting.ledger",
-    "tfdp.accounting.privacy_filter",
-    "tfdp.accounting.sampling",
-    "tfdp.accounting.selected_gaussian",
-    "tfdp.accounting.selective_calibration",
-    "tfdp.accounting.selective_release",
-    "tfdp.accounting.statement",
-    "tfdp.callbacks",
-    "tfdp.clipping.batch_losses.aggregations",
-    "tfdp.clipping.batch_losses.two_term_loss",
-    "tfdp.data.features",
-    "tfdp.data.poisson",
-    "tfdp.models.batch_normalization",
-    "tfdp.models.model_check",
-    "tfdp.models.private_training",
-    "tfdp.models.divergences",
-    "tfdp.models.likelihoods",
-    "tfdp.models.priors",
-    "tfdp.models.selective.selective_model",
-    "tfdp.models.term_wise_vae",
-    "tfdp.optimizers.dp_adam",
-    "tfdp.optimizers.dp_sgd",
-    "tfdp.optimizers.dp_sign_adam",
-    "tfdp.optimizers.dp_sign_sgd",
-    "tfdp.optimizers.dpsur",
-]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "tfdp").rglob("*.py")
+    if ">>> " in path.read_text()
+)
 
 
 @pytest.mark.quick_cases(1)

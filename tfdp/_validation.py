@@ -16,7 +16,7 @@ def error(name: str, requirement: str, value: Any) -> ValueError:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a real number that is not NaN; `True` and `False` are not numbers."""
+    """Returns whether `value` is a real number other than NaN; booleans are not numbers."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 

@@ -187,12 +187,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             print(f"\n{self._reason}")
 
     def _ledger(self) -> PrivacyLedger:
-        """Everything that was released of the model's variables, and `prior`."""
+        """Returns everything that was released of the model's variables, and `prior`."""
         own = record_ledger.ledger_of_model(self.model) or self.model.optimizer.ledger
         mode = self.model.optimizer.ledger.selective_release
         return compose_ledgers([own, *self._prior], mode)
 
     def _batches_per_call(self) -> int:
-        """Batches that Keras may use until it asks again."""
+        """Returns the number of batches that Keras may use until it asks again."""
         calls = self.model._steps_per_execution
         return 1 if calls is None else int(calls.numpy())

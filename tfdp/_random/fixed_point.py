@@ -22,7 +22,7 @@ def _digits(scaled: int) -> list[int]:
 
 
 def _inverse_tangents(n: int, one: int, hyperbolic: bool) -> int:
-    """`one` times the inverse (hyperbolic) tangent of 1/n, by its series."""
+    """Computes `one` times the inverse (hyperbolic) tangent of 1/n, by its series."""
     total, term, k = 0, one // n, 1
     while term:
         total += term // k
@@ -31,7 +31,7 @@ def _inverse_tangents(n: int, one: int, hyperbolic: bool) -> int:
 
 
 def _coefficients(ratio: int, one: int, step: int) -> list[list[int]]:
-    """Of the series of cosine (`step` 2) or exponential (1): `(-ratio)^k / (step k)!`."""
+    """Returns the series of cosine (`step` 2) or exponential (1): `(-ratio)^k / (step k)!`."""
     found, term, k = [], one, 0
     while abs(term) >> (one.bit_length() - 1 - _PLACES):
         found.append(_digits(term >> (one.bit_length() - 1 - _PLACES)))

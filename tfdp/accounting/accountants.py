@@ -127,7 +127,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
       >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
       >>> accountant = PldAccountant().compose(step, 1000)
       >>> round(accountant.get_epsilon(1e-5), 4), round(accountant.get_least_epsilon(1e-5), 4)
-      (1.8283, 1.8281)
+      (1.8283, 1.8282)
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def _unsupported_part(
 def _sampled_rdp(
     event: dp_accounting.PoissonSampledDpEvent, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """RDP of one release of a Poisson-sampled event, at `orders`."""
+    """Computes the RDP of one release of a Poisson-sampled event, at `orders`."""
     whole, q = event.event, event.sampling_probability
     grid = np.array(orders)
     # dp_accounting's series for fractional orders takes seconds for moderate q and noise.
@@ -281,7 +281,7 @@ def _sampled_rdp(
 def _selective_rdp(
     event: SelectiveReleaseDpEvent, observability: str, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """RDP of one accepted update or, if everything is observed, of one attempt."""
+    """Computes the RDP of one accepted update or, if everything is observed, of one attempt."""
     if observability == CONDITIONAL:
         return selective_release.conditional_rdp(event, orders)
     update = _sampled_rdp(selective_release.as_sampled(event.update), orders)

@@ -145,14 +145,14 @@ def _least_epsilon(
 def rdp_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> float:
-    """Epsilon by the RDP accountant alone. See `tightest_epsilon`."""
+    """Returns epsilon by the RDP accountant alone. See `tightest_epsilon`."""
     return _rdp_epsilon(tuple(releases), delta, selective_release)
 
 
 def pld_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> float:
-    """Epsilon by the PLD accountant alone. See `tightest_epsilon`."""
+    """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`."""
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
 
@@ -194,7 +194,7 @@ def _composed(accountant: Any, releases: Sequence[Release]) -> Any:
 def _with_truncation(
     epsilon_at: Callable[[float], float], delta: float, truncation: float
 ) -> float:
-    """Epsilon at `delta` of a mechanism that may be truncated.
+    """Returns epsilon at `delta` of a mechanism that may be truncated.
 
     With probability `truncation`, at most, it differs from one whose epsilon at any delta' is
     `epsilon_at(delta')`.

@@ -27,7 +27,7 @@ _Price = Callable[..., float]
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What may be spent in all, and what has been.
+    """Privacy budget: what may be spent in all, and what has been spent.
 
     Attributes:
       target: Epsilon that may be spent.
@@ -217,7 +217,7 @@ def _most(affordable: Callable[[int], bool], low: int, stride: int) -> int:
 
 
 def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """The root of `gap(log x)`, up to `tolerance`, on the side where the gap is not positive."""
+    """Finds the root of `gap(log x)` up to `tolerance`, on the side where `gap` is at most 0."""
     x = math.exp(scipy.optimize.brentq(gap, math.log(low), math.log(high), xtol=tolerance))
     while x < high and gap(math.log(x)) > 0:
         x *= 1 + tolerance

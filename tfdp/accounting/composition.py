@@ -50,7 +50,7 @@ def least_epsilon(parts: Parts, delta: float) -> float:
     Example:
       >>> from tfdp.accounting import dominating_pairs
       >>> round(least_epsilon([(dominating_pairs.sampled_gaussian(0.01, 1.0), 1000)], 1e-5), 4)
-      1.8281
+      1.8282
     """
     delta = max(delta, _LEAST_DELTA)
     with _overflows_allowed():

@@ -25,7 +25,7 @@ class PrivacyParametersChangedError(ValueError):
 
 
 class PrivacyLedger:
-    """What has been released so far.
+    """Record of what has been released so far.
 
     Guarantees: `epsilon(delta)` is an upper bound for all recorded releases together, composed
     adaptively, under add-or-remove-one neighbours.
@@ -204,7 +204,7 @@ class _ReadOnlyLedger(PrivacyLedger):
         count: int = 1,
         truncation_probability: float = 0.0,
     ) -> None:
-        """Not supported.
+        """Raises an error: a ledger of an optimizer is read-only.
 
         Raises:
           TypeError: Always: the ledger shows what the optimizer has counted.
@@ -213,7 +213,7 @@ class _ReadOnlyLedger(PrivacyLedger):
         super().record(event, count, truncation_probability)
 
     def add_note(self, note: str) -> None:
-        """Not supported.
+        """Raises an error: a ledger of an optimizer is read-only.
 
         Raises:
           TypeError: Always: the ledger shows what the optimizer has counted.

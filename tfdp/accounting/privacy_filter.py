@@ -209,7 +209,7 @@ class RdpFilter:
         return EpsilonBound(epsilon, self._delta, _ADAPTIVE, {_ADAPTIVE: epsilon})
 
     def spent_epsilon(self) -> float:
-        """Epsilon of what has been spent so far: progress, not a guarantee (see the class).
+        """Returns epsilon of what has been spent so far: progress, not a guarantee (see the class).
 
         It is one if everything that was spent, and the end, had been fixed beforehand.
         """
@@ -218,7 +218,7 @@ class RdpFilter:
         return max(0.0, self._target_epsilon - (self._budget - self.spent))
 
     def cost(self, event: dp_accounting.DpEvent) -> float:
-        """The price of one release: its Renyi divergence at `order`, or an upper bound of it.
+        """Returns the cost of one release: its Renyi divergence at `order`, or an upper bound.
 
         Args:
           event: What is released: anything that `RdpAccountant` supports; a `BoundedRangeDpEvent`,
@@ -357,7 +357,9 @@ def _cost(event: dp_accounting.DpEvent, order: float) -> float:
 
 
 def bounded_range_rdp(width: float, q: float, order: float) -> float:
-    """The Renyi divergence of a bounded-range mechanism on a Poisson sample, in both directions.
+    """Computes the Renyi divergence of a bounded-range mechanism on a Poisson sample.
+
+    It holds in both directions.
 
     Let M have range eta, and let P = M(S) and Q = M(S + x) for a sample S without the example x.
     By the joint convexity of exp((alpha - 1) D_alpha) it is enough to compare P with

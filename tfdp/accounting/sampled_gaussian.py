@@ -14,7 +14,7 @@ import numpy as np
 
 
 def log_moment(q: float, sigma: float, order: float) -> float:
-    """The log of E_P[r(z)^order], which is (order - 1) times the Renyi divergence of P' from P.
+    """Computes log E_P[r(z)^order], (order - 1) times the Renyi divergence of P' from P.
 
     The divergence of P from P' is never larger. By the trapezoidal rule, whose error on an analytic
     integrand is exponentially small in the step h: exp(-2 pi^2 sigma^2 / h^2) by the Gaussian

@@ -84,7 +84,7 @@ def truncation_probability(rows: int, dataset_size: int, sampling_probability: f
 
 @functools.cache
 def padded_part_size(sampling: "PoissonSampling") -> int:
-    """The most rows of the batch of one part, where a data set is in parts that sample apart.
+    """Returns the row limit for the batch of one part of a data set whose parts sample apart.
 
     All parts together exceed their rows with no more probability than the whole data set exceeds
     its own, which is what ledgers charge: this holds by the union bound.
@@ -103,7 +103,7 @@ def padded_part_size(sampling: "PoissonSampling") -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling:
-    """How batches are sampled: each example is in each batch with probability q = B / N.
+    """Poisson sampling of batches: each example is in each batch with probability q = B / N.
 
     Attributes:
       dataset_size: Number of training examples, N. Treated as public.
@@ -182,7 +182,7 @@ class PoissonSampling:
         return min(self._size(_USUAL), self.padded_batch_size)
 
     def _size(self, deviations: float) -> int:
-        """Rows of a (part's) batch that is larger than expected by so many standard deviations."""
+        """Returns the rows of a (part's) batch that exceeds its expectation by `deviations`."""
         q = self.sampling_probability
         expected = self.expected_batch_size * self.part_size / self.dataset_size
         return math.ceil(expected + deviations * math.sqrt(expected * (1 - q)))

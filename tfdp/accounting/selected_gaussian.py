@@ -101,7 +101,9 @@ class _Law:
         return max(0.0, log_c) * order / (order - 1)
 
     def _simple_rdp(self, order: float) -> float:
-        """N <= E[L^alpha] (B/A)^alpha, Z <= B/A and Z' >= 1, for L <= (1 - q) + q L_1.
+        """Bounds the RDP by N <= E[L^alpha] (B/A)^alpha, Z <= B/A and Z' >= 1.
+
+        This holds for L <= (1 - q) + q L_1.
 
         By convexity E[L^alpha] is at most that of q = 1, exp(alpha (alpha - 1) / (2 sigma^2)).
         """
@@ -109,7 +111,7 @@ class _Law:
         return unselected + (order / (order - 1) + 1) * self.log_spread
 
     def log_densities(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log P(w) and log L(w)."""
+        """Returns log P(w) and log L(w)."""
         log_p = -(w**2) / (2 * self.sigma**2) - math.log(self.sigma * math.sqrt(2 * math.pi))
         log_shift = (2 * w - 1) / (2 * self.sigma**2)
         if self.q == 0:
@@ -155,7 +157,7 @@ class _Dual:
         )
 
     def log_c(self, eta: float) -> tuple[float, float]:
-        """The least log c that is proven to have h(eta, c) <= 0, and the sign of its slope in eta.
+        """Finds the least log c proven to have h(eta, c) <= 0, and the sign of its slope in eta.
 
         By Newton's method (Dinkelbach's, for a ratio): h is convex and decreasing in c. The start
         is below, where known a and b lead; this also keeps all exponentials small.
@@ -185,7 +187,7 @@ class _Dual:
         )
 
     def _at(self, eta: float, log_c: float) -> tuple[np.ndarray, float]:
-        """Both upper terms and the divisor at the best corners; h / c plus all errors."""
+        """Returns both upper terms and the divisor at the best corners, h / c, and all errors."""
         first, second = (np.exp(log - log_c) for log in self._upper(eta, self.corners))
         factors = np.stack([first, second, -np.exp(self.corners[2])], axis=1)
         values = factors @ self.densities
@@ -201,7 +203,7 @@ class _Dual:
 
 
 def _mixed(a: np.ndarray, b: np.ndarray, validation_q: float) -> np.ndarray:
-    """a': the example is in the test's batch with probability `validation_q`."""
+    """Returns a', where the example is in the test's batch with probability `validation_q`."""
     return (1 - validation_q) * a + validation_q * b
 
 
@@ -220,7 +222,7 @@ def _log_c(law: _Law, order: float, remove: bool) -> float:
 
 
 def _grid(law: _Law, order: float, remove: bool, steps_per_cell: int) -> tuple[np.ndarray, float]:
-    """Equidistant w wherever one of the three densities is not negligible, and their step.
+    """Returns equidistant w wherever one of three densities is not negligible, and their step.
 
     log L^alpha P has slope (alpha p - w) / sigma^2 with p in [0, 1]: outside [0, alpha] it falls at
     least as fast as P does; likewise L^(1 - alpha) P outside [1 - alpha, 0].

@@ -39,7 +39,7 @@ def calibrate_selective_release(
     max_attempts: int | None = None,
     prior: Ledgers | None = None,
 ) -> float:
-    """The most updates, or the least noise, with which selective release stays within a budget.
+    """Finds the most updates, or the least noise, of selective release within a budget.
 
     Guarantees: a ledger with these updates (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`, and with one update more a larger one. Noise is within 0.1% of the
@@ -132,7 +132,7 @@ def _asked_for(values: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What stays the same whatever is asked for."""
+    """Parameters of a calibration that do not depend on what is asked for."""
 
     q: float
     validation_q: float

@@ -192,7 +192,10 @@ def contains_selective_release(event: dp_accounting.DpEvent) -> bool:
 
 
 def unsupported_part(event: SelectiveReleaseDpEvent) -> dp_accounting.DpEvent | None:
-    """The part of `event` that is no (Poisson-sampled) Gaussian, so that no price is known."""
+    """Returns the part of `event` that is not a (Poisson-sampled) Gaussian, or None.
+
+    The cost of such a part is not known.
+    """
     for part in (event.update, event.selection):
         whole = part.event if isinstance(part, dp_accounting.PoissonSampledDpEvent) else part
         if not isinstance(whole, dp_accounting.GaussianDpEvent):
@@ -201,14 +204,14 @@ def unsupported_part(event: SelectiveReleaseDpEvent) -> dp_accounting.DpEvent | 
 
 
 def as_sampled(part: dp_accounting.DpEvent) -> dp_accounting.PoissonSampledDpEvent:
-    """`update` or `selection` of a supported event; a plain Gaussian as sampled with q = 1."""
+    """Returns `update` or `selection` of a supported event; a plain Gaussian as q = 1."""
     if isinstance(part, dp_accounting.PoissonSampledDpEvent):
         return part
     return dp_accounting.PoissonSampledDpEvent(1.0, part)
 
 
 def conditional_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    """RDP of one accepted update, if rejected attempts and their number are not released.
+    """Computes the RDP of one accepted update, if rejections and their number stay secret.
 
     Source: `tfdp.accounting.selected_gaussian`.
 
@@ -236,7 +239,7 @@ def conditional_pair(event: SelectiveReleaseDpEvent) -> dominating_pairs.Pair | 
 
 
 def _selected_law(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, float]:
-    """Of the update q and sigma, of the test q, and log(B / A)."""
+    """Returns q and sigma of the update, q of the test, and log(B / A)."""
     q, sigma = parameters(event.update)
     validation_q, validation_sigma = parameters(event.selection)
     low, high = _quantiles(validation_sigma, event.threshold)
@@ -246,7 +249,7 @@ def _selected_law(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, 
 
 
 def bit_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    """RDP of the test's answer: accepted or not.
+    """Computes the RDP of the test's answer: accepted or not.
 
     It is 1 with probability p without the example and (1 - q_v) p + q_v p' with it, p and p' in
     [A, B]. The divergence is jointly convex in both laws, so that it is largest at a corner.
@@ -303,13 +306,16 @@ def _bit_laws(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarr
 
 
 def parameters(part: dp_accounting.DpEvent) -> tuple[float, float]:
-    """Sampling probability and noise multiplier of `update` or `selection`."""
+    """Returns sampling probability and noise multiplier of `update` or `selection`."""
     sampled = as_sampled(part)
     return sampled.sampling_probability, sampled.event.noise_multiplier
 
 
 def _quantiles(noise_multiplier: float, threshold: float) -> tuple[float, float]:
-    """Where the normal distribution function is A and B; everything is possible without noise."""
+    """Returns the points where the normal distribution function is A and B.
+
+    Without noise every value is possible.
+    """
     if not (_validation.is_number(noise_multiplier) and noise_multiplier >= 0):
         raise _validation.error(
             "validation_noise_multiplier", "a non-negative number", noise_multiplier

@@ -49,7 +49,7 @@ def privacy_statement(
     dataset_size: int | None = None,
     prior: Ledgers | None = None,
 ) -> str:
-    """The guarantee that holds for what has been released: what it says, and what it does not.
+    """States the guarantee that holds for what has been released, and its limits.
 
     Args:
       ledger: A Keras model: everything that private optimizers of this process have released of
@@ -138,7 +138,7 @@ def epsilon_interval(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
       >>> interval = epsilon_interval(ledger, delta=1e-5)
       >>> round(interval.lower, 4), round(interval.upper, 4)
-      (1.8281, 1.8283)
+      (1.8282, 1.8283)
     """
     whole = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
     delta = _validation.between_zero_and_one("delta", delta)
@@ -267,7 +267,7 @@ def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
 
 
 def _round_up(epsilon: float) -> str:
-    """`epsilon` with six significant digits, never smaller than it is."""
+    """Formats `epsilon` with six significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
     context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)

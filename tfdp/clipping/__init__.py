@@ -1,4 +1,4 @@
-"""How the clipped sum of gradients is computed."""
+"""Clipped sums of per-example gradients."""
 
 from tfdp.clipping.batch_losses.aggregations import (
     BatchAggregation,

@@ -1,4 +1,4 @@
-"""How an example's gradient is made no longer than the clip."""
+"""Clipping rules, which limit the norm of an example's gradient to the clip."""
 
 import abc
 import dataclasses
@@ -24,7 +24,7 @@ def within_range(clip: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ClippingRule(abc.ABC):
-    """By what each example's gradient is multiplied.
+    """Rule that computes the clip factor of each per-example gradient.
 
     Formal guarantee: what is left of a gradient, all variables together, has an l2 norm of at most
     the clip C, whatever the gradient.

@@ -1,4 +1,4 @@
-"""What the device and the compiler at hand do well."""
+"""Properties of the device and of the compiler that decide how to compute."""
 
 import os
 
@@ -17,7 +17,7 @@ def replicas() -> int:
 
 
 def compiled_by_xla() -> bool:
-    """Whether the graph that is being built is part of a function with `jit_compile=True`."""
+    """Returns whether the graph being built is part of a function with `jit_compile=True`."""
     graph = tf.compat.v1.get_default_graph()
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
@@ -38,7 +38,7 @@ def memory_budget() -> int:
 
 
 def product_rounding() -> float:
-    """The share by which matrix products round their factors, where that is coarser than float32.
+    """Returns the relative rounding error of factors of matrix products, if above float32's.
 
     GPUs may round them to 10 bits (TF32), CPUs to 7 (bfloat16, by an environment variable).
 

@@ -1,4 +1,4 @@
-"""What every clipping engine is: a clipped sum of gradients, and how far one example moves it."""
+"""Interface of the clipping engines: a clipped sum of gradients and its sensitivity."""
 
 import abc
 import dataclasses
@@ -132,7 +132,7 @@ class ClippingEngine(abc.ABC):
         self.rule = clipping_rules.get(rule)
 
     def sensitivity(self, relation: str = ADD_OR_REMOVE_ONE) -> float:
-        """Largest l2 distance of the clipped sums of two neighbouring batches.
+        """Returns the largest l2 distance of the clipped sums of two neighbouring batches.
 
         One example on its own adds a vector of norm at most C. An example that joins a group
         changes the group's mean gradient, whose clipped value can swing from one point of the
@@ -196,7 +196,7 @@ class ClippingEngine(abc.ABC):
         return self.rule.groups([variable.name for variable in variables])
 
     def _draw_uniforms(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
-        """For each gradient the random number of a random rule, `[count]`; zeros for others."""
+        """Draws the random number of each gradient for a random rule, `[count]`; else zeros."""
         if not self.rule.is_random:
             return tf.zeros([count])
         words = chacha.random_words(seed, count, _UNIFORMS)
@@ -296,7 +296,7 @@ def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> t
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """By what to multiply the gradients of `n` examples.
+    """Per-example clip factors of `n` examples.
 
     Attributes:
       by_group: `[n, groups]`; zero for examples that do not count.

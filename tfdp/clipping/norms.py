@@ -39,7 +39,7 @@ def _rounding(terms: int) -> float:
 
 
 def of_rows(flat: tf.Tensor, size: int) -> tf.Tensor:
-    """Squared norms of the rows of `[n, size]`, in one pass over memory: upper bounds, `[n]`."""
+    """Bounds the squared norms of the rows of `[n, size]`, in one pass over memory: `[n]`."""
     if devices.compiled_by_xla():  # It makes one pass of the two, and has no EuclideanNorm.
         squares = tf.reduce_sum(tf.square(flat), axis=constant([1]))
     else:
@@ -48,14 +48,14 @@ def of_rows(flat: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def of_slices(stacked: tf.Tensor, size: int) -> tf.Tensor:
-    """Squared norms of the slices of `[n, ...]`, of `size` numbers: upper bounds in float32."""
+    """Bounds the squared norms of the slices of `[n, ...]`, of `size` numbers, in float32."""
     squares = tf.square(tf.cast(stacked, tf.float32))
     squares = tf.reduce_sum(squares, axis=list(range(1, stacked.shape.rank)))
     return raised(squares, size)
 
 
 def raised(squares: tf.Tensor, size: int) -> tf.Tensor:
-    """Sums of `size` squares, raised to upper bounds.
+    """Raises sums of `size` squares to upper bounds.
 
     Where products are rounded to fewer digits (TF32), also by what the weighted sums of the
     gradients, which are such products, may add.
@@ -67,7 +67,7 @@ def raised(squares: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def of_outer_products(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int) -> tf.Tensor:
-    """Squared norms of `a[i] outer g[i]`, of `[n, fan_in]` and `[n, fan_out]`: upper bounds, `[n]`.
+    """Bounds the squared norms of `a[i] outer g[i]`, of `[n, fan_in]` and `[n, fan_out]`: `[n]`.
 
     A factor of zero times an infinite one is infinite here, not NaN; either is bad.
     """
@@ -120,7 +120,7 @@ def gram_sums(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: 
 
 
 def of_gram_sums(sums: Sequence[GramSums]) -> list[tf.Tensor]:
-    """Squared norms of `sum_t a[i, t] outer g[i, t]` by Gram matrices: upper bounds, `[n]` each.
+    """Bounds the squared norms of `sum_t a[i, t] outer g[i, t]` by Gram matrices: `[n]` each.
 
     With computed products `A[t, s]` of the a and `B[t, s]` of the g, the squared norm is `sum A B`.
     Each A is wrong by at most `r |a_t| |a_s| + 2 p TINY`, each B likewise with d, and their product
@@ -151,12 +151,12 @@ def of_gram_sums(sums: Sequence[GramSums]) -> list[tf.Tensor]:
 def of_sums_of_outer_products(
     a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int
 ) -> tf.Tensor:
-    """Squared norms of one gradient, `[n]`: see `gram_sums` and `of_gram_sums`."""
+    """Bounds the squared norms of one gradient, `[n]`: see `gram_sums` and `of_gram_sums`."""
     return of_gram_sums([gram_sums(a, g, fan_in, fan_out, positions)])[0]
 
 
 def of_lookups(same: tf.Tensor, g: tf.Tensor, width: int) -> tf.Tensor:
-    """Squared norms of gradients of a table, from what was looked up: upper bounds, `[n]`.
+    """Bounds the squared norms of gradients of a table, from what was looked up: `[n]`.
 
     Args:
       same: Whether two positions looked up the same row, 0 or 1, `[n, T, T]`.
@@ -171,7 +171,7 @@ def of_lookups(same: tf.Tensor, g: tf.Tensor, width: int) -> tf.Tensor:
 
 
 def in_float32(squares: tf.Tensor) -> tf.Tensor:
-    """Upper bounds in float32 of squared norms of any type."""
+    """Returns upper bounds in float32 of squared norms of any type."""
     if squares.dtype == tf.float32:
         return squares
     return tf.cast(squares, tf.float32) * (1 + 2.0**-22) + TINY
@@ -188,6 +188,6 @@ def _guard(fan_in: int, fan_out: int, positions: int) -> float:
 
 
 def _lengths(vectors: tf.Tensor, size: int) -> tf.Tensor:
-    """Norms of the vectors of `[n, T, size]`: upper bounds, `[n, T]`."""
+    """Bounds the norms of the vectors of `[n, T, size]` from above: `[n, T]`."""
     squares = tf.reduce_sum(tf.square(vectors), axis=constant([2]))
     return tf.sqrt(squares + constant(size * TINY, squares.dtype))

@@ -14,7 +14,7 @@ class SlowClippingWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How the gradients of one variable are clipped.
+    """Entry of a report: how the gradients of one variable are clipped.
 
     Attributes:
       variable: Name of the variable.
@@ -33,7 +33,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Which rule clips the gradients of each variable.
+    """Report on which rule clips the gradients of each variable.
 
     Attributes:
       entries: One for each variable that the loss depends on.

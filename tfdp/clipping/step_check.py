@@ -21,7 +21,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
-from tfdp.clipping.loss_graph import batch_state, data_flow, reading
+from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
 
@@ -161,7 +161,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) ->
                 "to the outermost tf.function."
             )
         found = reading.data_of(tensor)[1]
-        for op in reading.cone([tensor])[0]:
+        for op in copying.cone([tensor])[0]:
             for source in op.outputs:
                 if source.ref() in found:
                     _check_source(source)
@@ -284,7 +284,7 @@ def check_type(op: tf.Operation) -> None:
 
 
 def check_types(graph: tf.Graph) -> None:
-    """As `check_type`, of a function's operations, also in functions that it calls."""
+    """Checks a function's operations as `check_type` does, also in functions that it calls."""
 
     def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
         if op.name in _own_names.get(op.graph, ()):

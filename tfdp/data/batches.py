@@ -77,7 +77,7 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
 
 
 def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) -> PoissonBatches:
-    """Not supported, but for `class_weight` in `model.fit`, which comes as such a function."""
+    """Handles `map` of `class_weight` in `model.fit`; raises an error for other functions."""
     if getattr(map_func, "__qualname__", "") != _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source

@@ -42,7 +42,7 @@ _GAMMA, _MIX = -7046029254386353131, -4658895280553007687
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """What is known of a batch that an optimizer is given.
+    """Facts about a batch that an optimizer is given.
 
     Attributes:
       fresh: Whether it is an unused draw, sampled as the optimizer says; a scalar bool.

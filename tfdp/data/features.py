@@ -45,7 +45,7 @@ def scattering_features(
     num_groups: int | None = 27,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> np.ndarray:
-    """Scattering coefficients of images, normalized within each image.
+    """Computes scattering coefficients of images, normalized within each image.
 
     A scattering network is a convolutional network of fixed wavelets. Its coefficients of order
     0, 1 and 2 are `x * phi`, `|x * psi_1| * phi` and `||x * psi_1| * psi_2| * phi`, where `*` is
@@ -174,7 +174,7 @@ def _batches_of_features(
 def _transform(
     height: int, width: int, parameters: _Parameters
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """The transform of images `[n, height, width]` to `[n, K, height // 2^J, width // 2^J]`."""
+    """Transforms images `[n, height, width]` to `[n, K, height // 2^J, width // 2^J]`."""
     # `kymatio.Scattering2D` becomes the same class, but sets up the root logger on its way there.
     frontend = _kymatio("scattering2d.frontend.numpy_frontend")
     return frontend.ScatteringNumPy2D(
@@ -186,7 +186,7 @@ def _transform(
 
 
 def _normalize(features: np.ndarray, num_groups: int) -> np.ndarray:
-    """Group normalization of `[n, depth, height, width]`, without affine parameters."""
+    """Applies group normalization to `[n, depth, height, width]`, without affine parameters."""
     # One row for each group of each example: its sums do not depend on how many rows there are.
     rows = features.reshape(len(features) * num_groups, -1)
     rows = rows - rows.mean(axis=1, keepdims=True)

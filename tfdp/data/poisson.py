@@ -219,7 +219,7 @@ def _check_transform(transform: Any, x: Any, y: Any) -> None:
 
 
 def _load(data: Any) -> tuple[tuple, int]:
-    """The data set as tensors in memory, (x, y) or (x, y, weights), and its number of examples."""
+    """Loads the data set as tensors, (x, y) or (x, y, weights), and counts its examples."""
     if isinstance(data, tf.data.Dataset):
         data = _read(data)
     if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
@@ -281,7 +281,7 @@ def _as_far_as_memory(data: tf.data.Dataset) -> Iterator[Any]:
 
 
 def _available_bytes() -> int:
-    """Memory that is free, or would be; where the system does not tell, any amount."""
+    """Returns the available memory; where the system does not tell, an unlimited amount."""
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)

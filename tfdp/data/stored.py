@@ -295,7 +295,10 @@ def _leaves(data: Any) -> list[Any]:
 
 
 def _is_stored(array: Any) -> bool:
-    """Whether an array is one on disk. Those in memory say of themselves how NumPy ranks them."""
+    """Returns whether an array is on disk.
+
+    NumPy-like arrays in memory, unlike those on disk, have an `__array_priority__`.
+    """
     if isinstance(array, np.memmap):
         return True
     if isinstance(array, (np.ndarray, np.generic)) or tf.is_tensor(array):
@@ -306,7 +309,7 @@ def _is_stored(array: Any) -> bool:
 
 
 def _arrays_of(example: Any) -> tuple:
-    """An example as nested tuples and dicts of arrays: as for `tf.data`, lists are arrays."""
+    """Returns an example as nested tuples and dicts of arrays; lists are arrays, as in tf.data."""
 
     def converted(value: Any) -> Any:
         if isinstance(value, dict):
@@ -335,7 +338,7 @@ def _collect(value: Any, spec: Any, arrays: list[np.ndarray]) -> None:
 
 
 def _rows(array: Any, indices: np.ndarray) -> np.ndarray:
-    """Rows of an array, some at a time: HDF5's time for one selection grows with its square."""
+    """Reads rows of an array in parts: HDF5's time for one selection grows with its square."""
     if isinstance(array, np.ndarray):
         return np.asarray(array[indices])
     starts = range(0, max(1, len(indices)), _SELECTED)

@@ -108,7 +108,7 @@ class Autoencoder(tf.keras.Model):
         return None if y is None else tf.one_hot(tf.cast(y, tf.int32), self.num_classes)
 
     def _checked_condition(self, y: Any) -> tf.Tensor | None:
-        """As `_condition`, of labels that are no tensors of a graph."""
+        """Checks labels that are not tensors of a graph, and computes their `_condition`."""
         if y is not None and self.num_classes is not None:
             wrong = set(np.unique(y)) - set(range(self.num_classes))
             if wrong or np.ndim(y) != 1:
@@ -131,7 +131,9 @@ class Autoencoder(tf.keras.Model):
     ) -> tf.Tensor:
         return self.decoder(z if condition is None else [z, condition], training=training)
 
-    def _log_likelihood_at(self, x, condition, codes, training: bool = False) -> tf.Tensor:
+    def _log_likelihood_at(
+        self, x: tf.Tensor, condition: tf.Tensor | None, codes: tf.Tensor, training: bool = False
+    ) -> tf.Tensor:
         """Values of log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
         count = tf.shape(codes)[1] if codes.shape[1] is None else codes.shape[1]
         if condition is not None:
@@ -145,7 +147,7 @@ class Autoencoder(tf.keras.Model):
     def generate(
         self, n: int, y: Any = None, *, sample: bool = False, seed: int | None = None
     ) -> np.ndarray:
-        """Synthetic examples: codes from the prior, decoded.
+        """Generates synthetic examples: codes from the prior, decoded.
 
         It sees no data, so that no number of them costs any epsilon.
 
@@ -199,7 +201,7 @@ class Autoencoder(tf.keras.Model):
     def log_likelihood(
         self, x: Any, y: Any = None, *, num_samples: int = 1000, seed: int | None = None
     ) -> np.ndarray:
-        """Importance-weighted estimates of log p(x), lower bounds on average.
+        """Estimates log p(x) by importance weighting; the estimates are lower bounds on average.
 
             log (1/K) sum_k p(x|z_k) p(z_k) / q(z_k|x),   z_k ~ q(z|x)
 
@@ -230,7 +232,9 @@ class Autoencoder(tf.keras.Model):
             found.append((total - np.log(num_samples)).numpy())
         return np.concatenate(found)
 
-    def _log_weights(self, x, condition, noise) -> tf.Tensor:
+    def _log_weights(
+        self, x: tf.Tensor, condition: tf.Tensor | None, noise: tf.Tensor
+    ) -> tf.Tensor:
         """Logarithms of the importance weights of codes, `[rows, samples]`."""
         loc, scale = self._encode(x, condition)
         loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]
@@ -277,7 +281,7 @@ def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.T
 
 
 def _parts(x: Any, y: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Rows of examples and of labels, some at a time."""
+    """Yields rows of examples and of labels, some at a time."""
     x = np.asarray(x, np.float32)
     for start in range(0, len(x), size):
         part = slice(start, start + size)

@@ -1,4 +1,4 @@
-"""How far the codes of a group of examples, all together, are from the prior."""
+"""Divergences of the codes of a group of examples, all together, from the prior."""
 
 import abc
 import dataclasses
@@ -89,7 +89,7 @@ class _MaximumMeanDiscrepancy(Divergence):
 
     @abc.abstractmethod
     def kernel(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """k(x_i, y_j) for the rows of `x` and `y`, both `[n, d]`: `[n, n]`."""
+        """Computes k(x_i, y_j) for the rows of `x` and `y`, both `[n, d]`: `[n, n]`."""
 
     def estimate(
         self,
@@ -235,7 +235,7 @@ class PriorToAggregateKL(Divergence):
 
 
 def _log_densities(posterior: tfd.Distribution, points: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Log-densities q(points_j | x_i), `[n, n]` by j and i; finite where row i does not exist."""
+    """Returns log q(points_j | x_i), `[n, n]` by j and i; finite where row i does not exist."""
     loc, scale = (
         tf.broadcast_to(tf.cast(parameter, tf.float32), tf.shape(points))
         for parameter in _location_and_scale(posterior)
@@ -260,7 +260,7 @@ def _location_and_scale(posterior: tfd.Distribution) -> tuple[tf.Tensor, tf.Tens
 
 
 def _squared_differences(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """(x_i - y_j)^2 by dimension, `[n, n, d]`."""
+    """Computes (x_i - y_j)^2 by dimension, `[n, n, d]`."""
     return tf.math.squared_difference(x[:, tf.newaxis], y[tf.newaxis])
 
 
@@ -329,7 +329,9 @@ _NAMED: dict[str, type[Divergence]] = {
 
 
 def get(divergence: Divergence | str | dict[str, Any] | None) -> Divergence | None:
-    """A divergence from its name, from what `serialize` returned, or itself; None stays None.
+    """Returns the divergence that a name, a serialized divergence or an instance stands for.
+
+    None is returned unchanged.
 
     Raises:
       ValueError: There is no such divergence.

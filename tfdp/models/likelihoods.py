@@ -1,4 +1,4 @@
-"""What a variational autoencoder's decoder says about an example, given its latent code."""
+"""Likelihoods: the decoder's distribution of an example, given its latent code."""
 
 import abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the latent codes of a variational autoencoder are supposed to be distributed as."""
+"""Priors: the distributions that latent codes of a variational autoencoder should have."""
 
 import abc
 import dataclasses

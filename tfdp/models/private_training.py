@@ -224,7 +224,7 @@ def _compile_arguments(model: Any) -> dict[str, Any]:
 def _private_optimizer(
     optimizer: Any, is_from_compile: bool
 ) -> tuple[type[PrivateOptimizerMixin], dict[str, Any]]:
-    """The private optimizer in the place of another one, and the parameters to take over."""
+    """Returns the private optimizer that replaces another one, and the parameters to keep."""
     known = f"Known: {', '.join(sorted(_BY_NAME))}, private optimizers' classes, Adam, SGD."
     if isinstance(optimizer, str):
         if optimizer.lower() in _BY_NAME:

@@ -148,7 +148,7 @@ class TermWiseVAE(Autoencoder):
     # The terms of the loss.
 
     def _negative_elbo(self, rows: dict[str, tf.Tensor], training: bool) -> tf.Tensor:
-        """Negative ELBO of each example, with weight beta: `[rows]`."""
+        """Computes the negative ELBO of each example, with weight beta: `[rows]`."""
         x, condition = rows["x"], self._condition(rows.get("y"))
         loc, scale = self._encode(x, condition, training)
         loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]
@@ -164,7 +164,7 @@ class TermWiseVAE(Autoencoder):
         return self.beta * divergence - tf.reduce_mean(log_likelihoods, axis=1)
 
     def _distance(self, rows: dict[str, tf.Tensor], mask: tf.Tensor, training: bool) -> tf.Tensor:
-        """D of the codes of the rows that `mask` keeps, a scalar."""
+        """Computes D of the codes of the rows that `mask` keeps, a scalar."""
         if self.divergence is None:
             return tf.constant(0.0)
         loc, scale = self._encode(rows["x"], self._condition(rows.get("y")), training)
@@ -190,12 +190,12 @@ class TermWiseVAE(Autoencoder):
         return {"x": x} if self.num_classes is None else {"x": x, "y": y}, mask
 
     def _draws(self) -> list[tfd.Distribution]:
-        """The laws of the random numbers of a row: of its codes, and a draw from the prior."""
+        """Returns the distributions of a row's random numbers: the code's and the prior draw's."""
         noise = tfd.Normal(tf.zeros([self.num_samples, self.prior.latent_dim]), 1.0)
         return [noise] if self.divergence is None else [noise, self.prior.distribution()]
 
     def _drawn_rows(self, data: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """As `_rows_of`, with random numbers for each row. Private training draws its own."""
+        """Returns `_rows_of`, with random numbers for each row. Private training draws its own."""
         rows, mask = self._rows_of(data)
         count = tf.shape(rows["x"])[0]
         drawn = [law.sample(count) for law in self._draws()]
@@ -244,7 +244,7 @@ class TermWiseVAE(Autoencoder):
             self.optimizer.build(self.trainable_variables)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One update; shows nothing unless `non_private_diagnostics` asks for it."""
+        """Takes one step; shows nothing unless `non_private_diagnostics` asks for it."""
         if self.aggregation is None:
             self._plain_step(data)
         else:
@@ -332,7 +332,12 @@ class TermWiseVAE(Autoencoder):
     # What the arguments say.
 
     def _make_aggregation(
-        self, name: str, batch_clip, num_groups, split, group_capacity
+        self,
+        name: str,
+        batch_clip: float | None,
+        num_groups: int,
+        split: float | str,
+        group_capacity: int | None,
     ) -> Aggregation | None:
         # Checked also where it is not used: without a divergence there are no groups.
         term_wise = TermWiseAggregation(

@@ -76,7 +76,7 @@ class Accumulator:
         return self._draw.read_value(), tf.cast(self._count.read_value(), tf.int64)
 
     def fits(self, use: Use) -> tf.Tensor:
-        """Whether a batch may be added next: it begins a draw, or is the next chunk of it."""
+        """Returns whether a batch may come next: it begins a draw, or is its next chunk."""
         draw, chunk = self.next
         goes_on = tf.logical_and(use.draw == draw, use.chunk == chunk)
         return tf.logical_or(use.chunk == 0, goes_on)

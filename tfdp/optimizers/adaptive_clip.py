@@ -49,7 +49,9 @@ class AdaptiveClip:
         return [self._clip]
 
     def value(self) -> tf.Tensor:
-        """The current clip, a scalar. It is public: noise was added to what it follows from.
+        """Returns the current clip, a scalar.
+
+        The clip is public: it follows from noisy quantities alone.
 
         It is in the range of valid clips, whatever the variable was assigned (from a file, say).
         """
@@ -84,7 +86,7 @@ class AdaptiveClip:
         key: tf.Tensor,
         dtypes: Sequence[tf.DType],
     ) -> list[tf.Tensor | None]:
-        """As `step`, with the noise of `add_secure_noise`.
+        """Takes the step of `step`, with the noise of `add_secure_noise`.
 
         Args:
           sums: Float64 sums of gradients that were clipped to the current clip.

@@ -1,4 +1,4 @@
-"""What the arguments of a private optimizer must be."""
+"""Checks of the arguments of private optimizers."""
 
 import math
 import os
@@ -18,7 +18,8 @@ from tfdp.clipping import (
     VectorizedEngine,
     devices,
 )
-from tfdp.clipping.engine import LEAST_CLIP, check_clip
+from tfdp.clipping.clipping_rules import LEAST_CLIP
+from tfdp.clipping.engine import check_clip
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
 _FAST_MATH = "xla_cpu_enable_fast_math"

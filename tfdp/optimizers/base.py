@@ -1,4 +1,4 @@
-"""What the private optimizers share: clip, sum, add noise once, divide, then the base's update."""
+"""Base of the private optimizers: clip, sum, add noise once, divide, then the base's update."""
 
 import dataclasses
 import math
@@ -396,7 +396,7 @@ class PrivateOptimizerMixin(PersistentState):
             return tf.identity(begins)
 
     def _use_of(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
-        """Whether the batch is a draw of `poisson_batches`, as accounted for, and unused."""
+        """Returns the use of the batch: whether it is an unused draw, sampled as accounted for."""
         if self._gradient_accumulation_steps == 1:
             return draw_use.use_of(clipped, self._sampled, None), None
         accumulator = self._prepared_accumulator([])
@@ -435,15 +435,15 @@ class PrivateOptimizerMixin(PersistentState):
         return clipped
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Not supported: TensorFlow 1 style training."""
+        """Raises an error: TensorFlow 1 style training is not supported."""
         raise NotImplementedError(f"{type(self).__name__} trains in TensorFlow 2 style only.")
 
     def _compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: the sums that it would return are not private."""
+        """Raises an error: the sums that it would return are not private."""
         raise RuntimeError(_ONLY_MINIMIZE.format(type(self).__name__, "_compute_gradients"))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: gradients from elsewhere, such as `tape.gradient`, are not private.
+        """Raises an error: gradients from elsewhere, such as `tape.gradient`, are not private.
 
         Raises:
           RuntimeError: Always; `minimize` takes a private step.
@@ -523,18 +523,18 @@ class PrivateOptimizerMixin(PersistentState):
         return add_secure_noise(total.gradients, sensitivity, noise, total.error, key, dtypes)
 
     def _noise_stddevs(self, clipped: ClippedSum) -> float | list[float | tf.Tensor]:
-        """Standard deviation of the noise, or that of each variable."""
+        """Returns the standard deviation of the noise, or that of each variable."""
         if self._noise_multiplier == 0 or clipped.noise_scales is None:
             return self.noise_stddev
         return [self._noise_multiplier * scale for scale in clipped.noise_scales]
 
     def _position(self) -> tf.Tensor:
-        """The number of the step, and of the replica, by which a test's `noise_seed` counts."""
+        """Returns the number of the step and of the replica, by which `noise_seed` counts."""
         step = tf.cast(self.iterations, tf.int64)
         return step * replicas.count() + replicas.index()
 
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Post-processing of the noisy gradient before the base optimizer sees it."""
+        """Processes the noisy gradient before the base optimizer sees it."""
         return gradient
 
     def _privacy_parameters(self) -> dict[str, float]:
@@ -555,7 +555,7 @@ class PrivateOptimizerMixin(PersistentState):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this optimizer again. The secret noise key is not in it."""
+        """Returns the arguments that make this optimizer again, without the secret noise key."""
         return {
             **super().get_config(),
             "l2_norm_clip": self.l2_norm_clip,

@@ -28,7 +28,7 @@ from tfdp.optimizers import record_table
 
 
 class Lineage:
-    """What went into one variable.
+    """Lineage of one variable: what went into it.
 
     Attributes:
       records: The records of the optimizers that train it.
@@ -125,7 +125,7 @@ def _of(handle: Any) -> Lineage:
 
 
 def _type_of(handle: Any) -> tuple[tf.DType, tuple] | None:
-    """Type and shape of a floating-point variable, or None if the handle is of something else."""
+    """Returns type and shape of a floating-point variable; None if `handle` is another's."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or not data.shape_and_type:
         return None

@@ -50,7 +50,7 @@ def add_gaussian_noise(
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:
-    """Normal numbers in the shape and type of a tensor; scaled, unless `stddev` is None."""
+    """Arranges normal numbers as a tensor, by shape and type; scales them by `stddev`, if any."""
     flat = flat if stddev is None else flat * tf.cast(stddev, flat.dtype)
     if tensor.shape.is_fully_defined():
         shaped = reshaped(flat, tensor.shape.as_list())

@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.clipping import devices, step_check
-from tfdp.clipping.devices import replicas as count
 
 _SUM = tf.distribute.ReduceOp.SUM
 _SUPPORTED = (
@@ -18,6 +17,11 @@ _SUPPORTED = (
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.OneDeviceStrategy,
 )
+
+
+def count() -> int:
+    """Returns the number of replicas, of all workers, for which the graph is being built."""
+    return devices.replicas()
 
 
 def index() -> int:

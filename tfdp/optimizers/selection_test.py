@@ -20,7 +20,7 @@ _LEAST_NOISE, _LARGEST_NOISE, _LARGEST_THRESHOLD = 0.125, 2.0**14, 1000.0
 
 @dataclasses.dataclass(frozen=True)
 class ValidationTest:
-    """Whether an update lowers the loss on a validation batch, told with noise.
+    """Noisy test of whether an update lowers the loss on a validation batch.
 
     Formal guarantee: on every data set and for every update, the probability of acceptance is in
     [A, B], with A = Phi((threshold - 1) / (2 noise_multiplier)) and

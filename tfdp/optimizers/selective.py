@@ -136,7 +136,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     @contextlib.contextmanager
     def attempt(self, position: tf.Tensor) -> Iterator[None]:
-        """Within it, `minimize` is allowed; `SelectiveModel` takes back what it must.
+        """Allows `minimize` meanwhile; `SelectiveModel` rolls back what it must.
 
         Args:
           position: Number of the attempt, int64, by which a test's `noise_seed` counts.
@@ -162,7 +162,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return self._released.total()
 
     def kept_variables(self) -> list[tf.Variable]:
-        """The variables that a rejected attempt leaves as they are: no noise is used twice."""
+        """Returns the variables that are never rolled back, so that no noise is used twice."""
         kept = [*self._noise.variables, *self._test_noise.variables]
         if self._selective_release == PER_ATTEMPT:
             kept += self._released.counters

@@ -61,13 +61,13 @@ class PersistentState(_Optimizer):
         self._released.reads(lineage.captured_variables())
 
     def released_steps(self) -> tuple[int, int]:
-        """Logical steps that the ledger covers: on unused Poisson batches, and on others."""
+        """Returns the logical steps that the ledger covers: on unused Poisson batches, or not."""
         self._check_state()
         steps, not_poisson = self._released.rows()[:, [STEPS, NOT_POISSON]].sum(axis=0)
         return int(steps), int(not_poisson)
 
     def own_steps(self) -> int:
-        """Logical steps that this optimizer has taken itself, in this process."""
+        """Returns the logical steps that this optimizer has taken itself, in this process."""
         return self._released.own_steps()
 
     def _check_state(self) -> None:
@@ -111,7 +111,7 @@ class PersistentState(_Optimizer):
         self._released.refresh()
 
     def _named_state(self) -> dict[str, tf.Variable]:
-        """Every variable of the state: the ledger's by name, the others by their order."""
+        """Returns every variable of the state: the ledger's by name, the others by their order."""
         ledger = self._released.variables
         others = [v for v in self.weights if all(v is not known for known in ledger.values())]
         return {**ledger, **{str(i): v for i, v in enumerate(others)}}
@@ -122,7 +122,7 @@ class PersistentState(_Optimizer):
         return super().get_weights()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """Before a checkpoint: takes over what other optimizers have done to the variables."""
+        """Takes over, before a checkpoint, what other optimizers have done to the variables."""
         if tf.executing_eagerly():
             self._released.refresh()
         return super()._trackable_children(save_type, **kwargs)

@@ -1,4 +1,4 @@
-"""How the gradients of a loss with a batch-wise term are clipped and added up.
+"""Clipping and aggregation of the gradients of a loss with a batch-wise term.
 
 The loss is `(1/B) sum_i f(x_i) + g(X)`, see `TwoTermLoss`. All aggregations return B times the
 update, with the noise that goes with it.
@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfdp._validation import error
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups, one_group
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
+from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import (
     ADD_OR_REMOVE_ONE,
-    LEAST_CLIP,
     ClippedSum,
     ClippingEngine,
     check_relation,
@@ -31,7 +31,7 @@ LEAST_NOISE = "least_noise"
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivities:
-    """How far one example moves each of two sums, as l2 distances.
+    """Sensitivities of two sums: the l2 distances by which one example moves them.
 
     Attributes:
       sample_wise: Of the sum of the examples' clipped gradients of f.
@@ -121,7 +121,7 @@ class TermWiseAggregation(Aggregation):
         return Sensitivities(samples, 2 * self.batch_clip)
 
     def capacity(self, expected_batch_size: int) -> int:
-        """Most examples of a group that count."""
+        """Returns the largest number of examples of a group that count."""
         if self.group_capacity is not None:
             return self.group_capacity
         mean = expected_batch_size / self.num_groups
@@ -168,7 +168,7 @@ class TermWiseAggregation(Aggregation):
         in_groups: Sequence[bool],
         variables: Sequence[tf.Variable],
     ) -> list[float]:
-        """Standard deviation of the noise of each variable, for a noise multiplier of 1.
+        """Returns the standard deviation of each variable's noise, for a noise multiplier of 1.
 
         Args:
           samples: Sensitivity of the sample-wise sum.
@@ -289,7 +289,7 @@ class BatchAggregation(Aggregation):
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
 
-        def of_batch(*arguments):
+        def of_batch(*arguments: tf.Tensor) -> tf.Tensor:
             *batch, mask = arguments
             losses = loss.sample_wise(*batch)
             loss.public_regularizer()  # Raises if, after the model was called, it is not public.
@@ -317,7 +317,7 @@ class BatchAggregation(Aggregation):
 def split_noise(
     noise_multiplier: float, split: float | str, sample_wise: float, batch_wise: float
 ) -> tuple[float, float]:
-    """The noise multipliers of two sums that are released together as one Gaussian mechanism.
+    """Splits the noise of one Gaussian mechanism between two sums that are released together.
 
     With shares u and 1 - u of `1 / sigma^2`, they are `sigma / sqrt(u)` and `sigma / sqrt(1 - u)`.
     If the noise of the two sums adds `a sigma_s` and `b sigma_b` to an update, as root mean squared
@@ -351,7 +351,14 @@ def split_noise(
     return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
 
 
-def _clipped_sample_sum(loss, rows, engine, variables, seed, most_rows) -> ClippedSum:
+def _clipped_sample_sum(
+    loss: TwoTermLoss,
+    rows: Sequence[Any],
+    engine: ClippingEngine,
+    variables: Sequence[tf.Variable],
+    seed: tf.Tensor,
+    most_rows: int | None,
+) -> ClippedSum:
     """Returns the clipped sum of the sample-wise term."""
     found: dict[str, ClippedSum] = {}
 

@@ -17,7 +17,7 @@ from tfdp.clipping.vectorized.engine import VectorizedEngine
 def draw_groups(
     rows: Sequence[Any], mask: tf.Tensor | None, seed: tf.Tensor, num_groups: int, capacity: int
 ) -> tuple[Any, tf.Tensor]:
-    """Every example draws its group on its own, uniformly.
+    """Draws a group for each example, independently and uniformly.
 
     An example that is added moves no other one to another group. A group that more than `capacity`
     examples drew keeps the first of them: what it keeps is a function of the group alone, too.

@@ -157,7 +157,7 @@ class TwoTermLoss:
     def in_function_of_rows(
         self, rows: Sequence[Any], compute: Callable[..., Any], *others: tf.Tensor
     ) -> Any:
-        """What `compute` makes of the sample-wise losses, in a graph whose arguments are the rows.
+        """Applies `compute` to the sample-wise losses, in a graph whose arguments are the rows.
 
         Args:
           rows: What `with_draws` returned.
@@ -219,7 +219,7 @@ class TwoTermLoss:
 
 
 class Aggregation(abc.ABC):
-    """How the gradients of the terms of a `TwoTermLoss` are clipped and added up.
+    """Clipping and aggregation of the gradients of the terms of a `TwoTermLoss`.
 
     Formal guarantee: with Gaussian noise of standard deviation `noise_multiplier * noise_scales[v]`
     on each coordinate of each variable v, the sum is a Gaussian mechanism with that noise

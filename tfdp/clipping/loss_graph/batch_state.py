@@ -97,7 +97,7 @@ def with_called(graph: tf.Graph, nodes: Iterable) -> Iterator[tf.compat.v1.NodeD
 
 
 def variable_of(handle: tf.Tensor) -> tf.Variable | None:
-    """The variable that a graph's resource tensor is the handle of, if the graph reads it too."""
+    """Returns the variable that a resource tensor of a graph refers to, if the graph reads it."""
     watched = list(getattr(handle.graph, "_watched_variables", ()))
     outer = handle
     while tf.is_symbolic_tensor(outer):

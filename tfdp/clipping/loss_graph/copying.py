@@ -139,7 +139,7 @@ def _definition(operations: Sequence[tf.Operation], shapes: bool) -> tf.compat.v
 def cone(
     tensors: Iterable[tf.Tensor], stop: Set = frozenset()
 ) -> tuple[list[tf.Operation], list[tf.Tensor]]:
-    """The operations that `tensors` depend on, up to the tensors of `stop`; and those of `stop`."""
+    """Returns the operations that `tensors` depend on down to `stop`, and the tensors met there."""
     operations: dict[str, tf.Operation] = {}
     boundary: dict = {}
     pending = list(tensors)
@@ -154,7 +154,7 @@ def cone(
 
 
 def bring(tensor: tf.Tensor, target: tf.Graph) -> tf.Tensor:
-    """A tensor of an enclosing graph, or one captured by another function, for use in `target`."""
+    """Makes a tensor of an enclosing graph, or a captured tensor, available in `target`."""
     if not tf.is_symbolic_tensor(tensor):
         return target.capture(tensor)
     if tensor.graph is target:

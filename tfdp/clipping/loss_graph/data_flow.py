@@ -1,7 +1,7 @@
 """Follows data through a traced function, and through all functions that it calls."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
@@ -52,7 +52,7 @@ _SHAPED_FROM = {
 
 
 class Value(NamedTuple):
-    """What is known of a tensor.
+    """Facts that are known of a tensor.
 
     Attributes:
       colors: What it follows from, as bits.
@@ -101,7 +101,7 @@ class Flow:
             self._roots[graph] = self._run(graph, arguments, 0)
         return self._roots[graph]
 
-    def is_metric(self, handle) -> bool:
+    def is_metric(self, handle: Any) -> bool:
         """Returns whether a reference is to the handle of a metric's variable."""
         if handle not in self._variables:
             self._variables[handle] = batch_state.variable_with(handle.deref())
@@ -175,7 +175,14 @@ class Flow:
             return passed
         return passed[: len(passed) - captures] + list(inputs[first : first + captures])
 
-    def _branches(self, op, functions, inputs, control, everything) -> list[Value]:
+    def _branches(
+        self,
+        op: tf.Operation,
+        functions: Sequence[str],
+        inputs: Sequence[Value],
+        control: int,
+        everything: Value,
+    ) -> list[Value]:
         chosen = inputs[0].colors & PRIVATE
         found = [Value(chosen)] * len(op.outputs)
         for name in functions:
@@ -245,7 +252,10 @@ def _joined(some: Sequence[Value], others: Sequence[Value]) -> list[Value]:
 
 
 def _padded(values: Sequence[Value], count: int, rest: Value) -> list[Value]:
-    """As many values: a graph has got outputs since the function was made of it, or lacks some."""
+    """Returns `count` values: cuts the surplus, and fills up with `rest`.
+
+    A graph may have got outputs since the function was made of it, or lack some.
+    """
     return [*values[:count], *[rest] * (count - len(values))]
 
 

@@ -73,7 +73,10 @@ def _axis(op: tf.Operation) -> int:
 
 
 def _number_of_values(op: tf.Operation) -> int | None:
-    """How many labels or ids an operation takes, or None if it takes any, or that is not known."""
+    """Returns the number of valid labels or ids of an operation.
+
+    The result is None if any value is valid, or if the number is not known.
+    """
     if op.type == "SparseSoftmaxCrossEntropyWithLogits":
         return op.inputs[0].shape[-1] if op.inputs[0].shape.rank else None
     if op.type not in ("GatherV2", "ResourceGather"):

@@ -168,7 +168,7 @@ class LossGraph:
         return drawn
 
     def regularizer_gradients(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """The gradients of the regulariser by variables, given by their handles, or None."""
+        """Returns the regulariser's gradients, or None, by variable; `handles` are its handles."""
         if self.regularizer is None:
             return [None] * len(handles)
         gradients = tf.gradients(self.regularizer, handles)
@@ -198,7 +198,7 @@ class LossGraph:
         )
 
     def has_operation(self, types: frozenset[str]) -> bool:
-        """Whether computing the loss runs an operation of one of `types`, also inside functions."""
+        """Returns whether the loss, or a function in it, runs an operation of one of `types`."""
         operations, _ = cone(self.terms, self._inputs())
         return _contains(self.terms[0].graph, [op.node_def for op in operations], types)
 
@@ -224,7 +224,7 @@ def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
 
 
 def reads_iterator(graph: tf.Graph) -> bool:
-    """Whether a function gets elements of a data set, also inside functions that are called."""
+    """Returns whether a function, or one that it calls, gets elements of a data set."""
     return _contains(
         graph, [op.node_def for op in graph.get_operations()], data_flow.ITERATOR_TYPES
     )

@@ -7,7 +7,7 @@ weight, two sequences whose outer products add up to each example's gradient.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ _recognised: dict[tuple[str, str], "RecurrentCall | None"] = {}
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentCall:
-    """What a call of Keras's LSTM or GRU computes, and its gradient.
+    """Call of Keras's LSTM or GRU, and its gradient.
 
     Formal guarantee: row `i` of every gradient and of every pair of `backward` is a function of
     row `i` of the inputs and of the output gradients, and of the weights, alone.
@@ -141,8 +141,10 @@ class RecurrentCall:
             shown = tf.minimum(tf.cumsum(shown, reverse=self.go_backwards), 1)
         return tf.cast(shown, dtype)[..., tf.newaxis]
 
-    def _state_gradients(self, replay, output_gradients):
-        """What the outputs pass to the hidden state of each step, and to the final states."""
+    def _state_gradients(
+        self, replay: "_Replay", output_gradients: Sequence[tf.Tensor | None]
+    ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+        """Returns what the outputs pass to each hidden state's gradient, and to the last's."""
         dtype = replay.x.dtype
         last, outputs, *states = [
             None if is_zero(gradient) else tf.cast(gradient, dtype)
@@ -229,7 +231,7 @@ def _agrees(call: RecurrentCall, op: tf.Operation, function: Any) -> bool:
 
 
 def _samples(call: RecurrentCall, op: tf.Operation) -> Iterator[list[tf.Tensor]]:
-    """Random inputs, of small and large values, with every mask in some row."""
+    """Returns random inputs, of small and large values, with every mask in some row."""
     random = np.random.default_rng(0)
     x, hidden, dtype = op.inputs[0].shape, op.inputs[1].shape, op.inputs[0].dtype
     kinds, steps = _MASKS.shape
@@ -295,7 +297,7 @@ class _Lstm:
         return [old_hidden, carry * f], [z]
 
     def pre_activations(self, taken: _Tensors) -> _Tensors:
-        """Gradients that belong to the kernel, to the recurrent kernel and to the bias."""
+        """Returns the gradients by pre-activation: of kernel, recurrent kernel and bias."""
         return taken * 3
 
 
@@ -358,11 +360,18 @@ class _Replay:
     final: list[tf.Tensor]
 
 
-def _walk(step, sequences, states, widths, x, backwards):
+def _walk(
+    step: Callable[..., tuple[list[tf.Tensor], list[tf.Tensor]]],
+    sequences: Sequence[Any],
+    states: list[tf.Tensor],
+    widths: Sequence[int],
+    x: tf.Tensor,
+    backwards: bool,
+) -> tuple[list[tf.Tensor], list[tf.TensorArray]]:
     """Takes steps along sequences; returns the last states, and arrays of what steps leave."""
     length = x.shape[0] or tf.shape(x)[0]
 
-    def array(s):
+    def array(s: tf.Tensor) -> tf.TensorArray:
         return tf.TensorArray(s.dtype, length, element_shape=s.shape[1:]).unstack(s)
 
     arrays = [array(s) if tf.is_tensor(s) else s for s in sequences]
@@ -370,7 +379,7 @@ def _walk(step, sequences, states, widths, x, backwards):
     shapes = [[batch, width * units] for width in widths]
     stored = [tf.TensorArray(x.dtype, length, element_shape=shape) for shape in shapes]
 
-    def body(position, states, stored):
+    def body(position: tf.Tensor, states: list, stored: list) -> tuple:
         new, values = step([a and a.read(position) for a in arrays], states)
         for old, tensor in zip(states, new, strict=True):
             tensor.set_shape(old.shape)
@@ -391,7 +400,7 @@ def _swap(x: tf.Tensor) -> tf.Tensor:
 
 
 def is_zero(gradient: Any) -> bool:
-    """Whether a gradient is zero for certain; TensorFlow passes such for outputs not in use."""
+    """Returns whether a gradient is provably zero, as TensorFlow's are for unused outputs."""
     while tf.is_symbolic_tensor(gradient) and gradient.op.type in ("Identity", "Fill"):
         gradient = gradient.op.inputs[-1]
     if gradient is None or (tf.is_symbolic_tensor(gradient) and gradient.op.type == "ZerosLike"):

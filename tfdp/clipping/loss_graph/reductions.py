@@ -15,7 +15,7 @@ _KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """What a term of a loss reduces.
+    """Losses that a term of a loss reduces.
 
     Attributes:
       losses: One value per example, `[rows]`.
@@ -125,7 +125,7 @@ def _summed(op: tf.Operation) -> tf.Tensor | None:
 def _divided_terms(
     op: tf.Operation, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
 ) -> tf.Tensor | None:
-    """As `_divided`, of a sum of scalars: Keras's activity regularisers begin with a zero."""
+    """Reads a sum of scalars as `_divided` does; Keras's activity regularisers begin with 0."""
     found = []
     for term in op.inputs:
         if term.shape.rank != 0:

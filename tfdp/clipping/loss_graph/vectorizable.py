@@ -19,7 +19,7 @@ def gradient_of(op: tf.Operation) -> Callable | None:
 
 
 def _conv2d_gradient(op: tf.Operation, output_gradient: tf.Tensor) -> list[tf.Tensor]:
-    """The gradient of a convolution, that of the kernel as one product of patches and outputs."""
+    """Returns the gradients of a convolution, the kernel's as one product with patches."""
     x, kernel = op.inputs
     names = ("strides", "padding", "explicit_paddings", "dilations")
     attributes = {name: op.get_attr(name) for name in names}

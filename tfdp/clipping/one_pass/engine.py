@@ -3,14 +3,14 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
 
 from tfdp.clipping import constants, devices
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
-from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.loss_graph import copying, reading
 from tfdp.clipping.one_pass.per_example_gradients import Contribution
 from tfdp.clipping.one_pass.plan import NeedsWholeModel, Plan
 from tfdp.clipping.one_pass.weighted_sums import WeightedSums, cut
@@ -196,21 +196,23 @@ class OnePassEngine(ClippingEngine):
         return [None if c is None else next(sums) for c in contributions], within, error
 
     def _in_chunks(self, problem: ClippingProblem, plan: Plan, chunk: int) -> _Sums:
-        """As `_sums_of`, part by part: the loss is computed again for the rows of each part."""
-        rows = problem.rows
+        """Sums as `_sums_of` does, part by part; the loss is computed again for each part."""
+        rows, whole = problem.rows, cast(reading.LossGraph, problem.graph)
         count = (rows + chunk - 1) // chunk
         size = (rows + count - 1) // tf.maximum(count, 1)
         connected = [False] * len(problem.variables)  # Told by the trace of the loop.
 
-        def body(index, sums, within, error):
+        def body(
+            index: tf.Tensor, sums: list, within: tf.Tensor, error: tf.Tensor
+        ) -> tuple[tf.Tensor, list, tf.Tensor, tf.Tensor]:
             start = tf.minimum(index * size, rows - size)
             keep = cut(problem.mask, start, size)
-            graph = problem.graph.at([cut(tensor, start, size) for tensor in problem.graph.tensors])
+            graph = whole.at([cut(tensor, start, size) for tensor in whole.tensors])
             here = tf.compat.v1.get_default_graph()
             part = dataclasses.replace(
                 problem,
                 graph=graph,
-                handles=[reading.bring(handle, here) for handle in problem.handles],
+                handles=[copying.bring(handle, here) for handle in problem.handles],
                 rows=size,
                 mask=tf.logical_and(keep, start + tf.range(size) >= index * size),
                 uniforms=cut(problem.uniforms, start, size),

@@ -135,13 +135,13 @@ def _replace(
         found = dict(zip(changing, variables, strict=True))
         return {t.name: found.get(i, op.inputs[i]) for i, t in enumerate(graph.inputs)}
 
-    def again(position, variables, arrays):
+    def again(position: tf.Tensor, variables: list, arrays: list) -> tf.Tensor:
         (more,) = copying.evaluate(
             [condition.outputs[0]], condition.inputs, values(condition, variables)
         )
         return more
 
-    def step(position, variables, arrays):
+    def step(position: tf.Tensor, variables: list, arrays: list) -> tuple:
         wanted = [*[body.outputs[i] for i in changing], *draws]
         found = copying.evaluate(wanted, body.inputs, values(body, variables))
         for tensor, before in zip(found, variables, strict=False):

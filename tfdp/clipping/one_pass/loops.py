@@ -274,18 +274,20 @@ class Loop(Body):
         lists = {i: tf.zeros_like(op.inputs[i]) for i, _ in self._reads}
         taps = [tf.TensorArray(t.dtype, size, element_shape=t.shape) for t in self._specs_of_taps()]
 
-        def body(position, states, arriving, lists, taps):
+        def body(
+            position: tf.Tensor, states: list, arriving: list, lists: dict, taps: list
+        ) -> tuple:
             values = {i: array.read(position) for i, array in stored.items()}
             known = self._known(values, position)
             found, arriving, new = self._step_back(
                 known, carried, states, dict(zip(written, arriving, strict=True)), count
             )
-            places, items, values = found
+            places, items, earlier = found
             lists = self._add_to_lists(lists, places, items)
             taps = [array.write(position, t) for array, t in zip(taps, new, strict=True)]
-            for before, after in zip(states, values, strict=True):
+            for before, after in zip(states, earlier, strict=True):
                 after.set_shape(before.shape)
-            return position - 1, values, arriving, lists, taps
+            return position - 1, earlier, arriving, lists, taps
 
         start = [steps - 1, states, [gradients[i] for i in written], lists, taps]
         _, states, _, lists, taps = tf.while_loop(
@@ -321,7 +323,7 @@ class Loop(Body):
             for t, shape in zip(first, shapes, strict=True)
         ]
 
-        def body(position, values, arrays):
+        def body(position: tf.Tensor, values: list, arrays: list) -> tuple:
             arrays = [array.write(position, t) for array, t in zip(arrays, values, strict=True)]
             known = self._known(dict(zip(self._states, values, strict=True)), position)
             after = self.copy([self.graph.outputs[i] for i in self._states], known)
@@ -335,7 +337,14 @@ class Loop(Body):
         )
         return dict(zip(self._states, arrays, strict=True))
 
-    def _step_back(self, known, carried, states, arriving, count):
+    def _step_back(
+        self,
+        known: dict[str, tf.Tensor],
+        carried: Sequence[int],
+        states: Sequence[tf.Tensor],
+        arriving: dict[int, tf.Tensor],
+        count: tf.Tensor,
+    ) -> tuple[tuple[list, list, list], list[tf.Tensor], list[tf.Tensor]]:
         """Differentiates one step.
 
         Returns:
@@ -364,7 +373,9 @@ class Loop(Body):
         values, items = found[: len(carried)], found[len(carried) :]
         return (places[len(writes) :], items, values), before, taps
 
-    def _add_to_lists(self, lists, places, items):
+    def _add_to_lists(
+        self, lists: dict[int, tf.Tensor], places: Sequence[tf.Tensor], items: Sequence[tf.Tensor]
+    ) -> dict[int, tf.Tensor]:
         """Adds the gradients of what a step read to those of the lists."""
         lists = dict(lists)
         for (index, _), place, item in zip(self._reads, places, items, strict=True):
@@ -388,7 +399,7 @@ class Loop(Body):
         return specs
 
     def _along_steps(self, stacked: tf.Tensor) -> tf.Tensor:
-        """From `[steps, rows, each, ...]` to `[rows, steps * each, ...]`."""
+        """Reshapes `[steps, rows, each, ...]` to `[rows, steps * each, ...]`."""
         each, rest = stacked.shape[2], stacked.shape[3:]
         order = [1, 0, *range(2, stacked.shape.rank)]
         tensor = tf.transpose(stacked, order)

@@ -27,7 +27,7 @@ def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
 
 
 def widen(tensor: tf.Tensor) -> tf.Tensor:
-    """In float32 at least, in which norms are computed."""
+    """Casts to float32 at least, in which norms are computed."""
     narrow = tensor.dtype.is_floating and tensor.dtype.size < 4
     return tf.cast(tensor, tf.float32) if narrow else tensor
 
@@ -92,7 +92,7 @@ class Contribution(abc.ABC):
         """
 
     def unflatten(self, flat: tf.Tensor) -> tf.Tensor:
-        """From that order to the shape of the weights: `[..., size]` to `[..., *shape]`."""
+        """Restores the shape of the weights: `[..., size]` to `[..., *shape]`."""
         return _with_trailing(flat, self.shape, 1)
 
     def squares(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -223,7 +223,7 @@ class OuterProducts(Contribution):
         return self._arrange(tf.linalg.matrix_transpose(flat), 2)
 
     def _arrange(self, products: tf.Tensor, trailing: int = 2) -> tf.Tensor:
-        """From `[..., p, d]`, or flattened `[..., p d]`, to the shape of the weights."""
+        """Arranges `[..., p, d]`, or flattened `[..., p d]`, in the shape of the weights."""
         products = _with_trailing(products, [self.shape[axis] for axis in self.order], trailing)
         if self.order == sorted(self.order):
             return products
@@ -241,7 +241,7 @@ class OuterProducts(Contribution):
         return norms.of_gram_sums([self.gram_sums(tensors)])[0]
 
     def gram_sums(self, tensors: Sequence[tf.Tensor]) -> norms.GramSums:
-        """Sums over Gram matrices, from which `norms.of_gram_sums` makes the squared norms."""
+        """Returns sums over Gram matrices, from which `norms.of_gram_sums` makes squared norms."""
         a, g = self.pairs(tensors)
         positions = self.positions or 1  # Known, as `factored` says.
         return norms.gram_sums(a, g, self.fan_in, self.fan_out, positions)
@@ -267,7 +267,7 @@ class OuterProducts(Contribution):
         return self._products(*self._vectors([inputs, outputs]))
 
     def _vectors(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `pairs`, the positions of all examples one after the other: `[n T, ...]`."""
+        """Returns `pairs` with the positions of all examples one after the other: `[n T, ...]`."""
         if self.expand is not None:
             a, g = self.pairs(tensors)
         else:
@@ -275,7 +275,7 @@ class OuterProducts(Contribution):
         return reshaped(a, [-1, self.fan_in]), reshaped(g, [-1, self.fan_out])
 
     def _products(self, a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        """The sum of outer products over examples and positions, in the shape of the weights."""
+        """Sums outer products over examples and positions, in the shape of the weights."""
         a, g = reshaped(a, [-1, self.fan_in]), reshaped(g, [-1, self.fan_out])
         return self._arrange(tf.matmul(a, g, transpose_a=True))
 
@@ -397,7 +397,9 @@ def _nan(dtype: tf.DType) -> tf.Tensor:
 
 
 def combine(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
-    """The gradients of a variable that is used several times: norms of sums, not sums of norms.
+    """Combines the gradients of a variable that is used several times.
+
+    The norms are those of the summed gradients, not sums of the norms of each use.
 
     Args:
       contributions: Those of every use.
@@ -447,7 +449,7 @@ def _joined(contributions: Sequence[OuterProducts]) -> OuterProducts:
 
 
 def _sum_of(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
-    """Instantiated gradients, added up."""
+    """Adds up instantiated gradients."""
     ends = list(itertools.accumulate(len(c.tensors) for c in contributions))
 
     def function(*tensors: tf.Tensor) -> tf.Tensor:

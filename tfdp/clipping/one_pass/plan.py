@@ -1,4 +1,4 @@
-"""What the one-pass engine does for each variable of a model: which rule, or why none."""
+"""Plan of the one-pass engine: which rule handles each variable, or why none does."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,7 +36,7 @@ class NeedsWholeModel(Exception):
 
 
 class Plan:
-    """How the clipped sum of a loss is computed.
+    """Plan of how to compute the clipped sum of a loss.
 
     Args:
       graph: The loss.
@@ -193,7 +193,7 @@ class Plan:
     def _gradients(
         self, sites: list[list[Site]], bodies: dict[str, Body], count: tf.Tensor
     ) -> tuple[dict, dict, dict[tuple, Taken]]:
-        """Gradients of operations' outputs; what recurrent layers' own gradients, and bodies, gave.
+        """Computes the gradients of operations' outputs, and those that special gradients recorded.
 
         One backward pass. Calls of recurrent layers and of functions with weights have their
         gradient function replaced meanwhile, by one that keeps what the weights' gradients follow
@@ -237,7 +237,13 @@ class Plan:
         return gradients, kept, taken
 
     def _contribution(
-        self, variable, sites, gradients, recurrent, taken, count
+        self,
+        variable: tf.Variable,
+        sites: Sequence[Site],
+        gradients: dict,
+        recurrent: dict,
+        taken: dict[tuple, Taken],
+        count: tf.Tensor,
     ) -> Contribution | None:
         parts: list[Contribution] = []
         computed_parts: dict[tuple, list[tuple[View, Contribution]]] = {}
@@ -261,7 +267,9 @@ class Plan:
             parts.append(computed_weights.of_variable(joined, view, shape))
         return combine(parts, shape) if parts else None
 
-    def _part(self, site: Site, found: tf.Tensor | Taken, variable, count) -> Contribution:
+    def _part(
+        self, site: Site, found: tf.Tensor | Taken, variable: tf.Variable, count: tf.Tensor
+    ) -> Contribution:
         shape = variable.shape.as_list()
         if isinstance(found, Taken):
             inner = self._analysis.inner[site.caller.name]

@@ -51,7 +51,7 @@ class View:
         )
 
     def pull_back(self, gradient: tf.Tensor) -> tf.Tensor:
-        """From gradients of the view, `[..., *view]`, to those of the variable."""
+        """Maps gradients of the view, `[..., *view]`, to those of the variable."""
         for op in reversed(self.operations):
             lead = gradient.shape.rank - op.outputs[0].shape.rank
             if op.type == "Neg":
@@ -170,7 +170,14 @@ class _Search:
                         self._seen.add(key)
                         pending += self._at(op, index, view, analysis, caller)
 
-    def _at(self, op, index, view, analysis, caller) -> list[tuple[tf.Tensor, View]]:
+    def _at(
+        self,
+        op: tf.Operation,
+        index: int,
+        view: View,
+        analysis: RowAnalysis,
+        caller: tf.Operation | None,
+    ) -> list[tuple[tf.Tensor, View]]:
         """Notes a site, or returns what else to follow."""
         if op.name in analysis.inner:
             if caller is not None:
@@ -286,7 +293,7 @@ def _arranged(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """What a rule works with: an operation, its data and the gradient of its output.
+    """Input of a rule: an operation, its data and the gradient of its output.
 
     Attributes:
       op: The operation.
@@ -366,7 +373,7 @@ def recorded_use(
     shape: Sequence[int],
     analysis: RowAnalysis,
 ) -> Use:
-    """As `make_use`, of data and a gradient that are arranged by example already."""
+    """Makes a use, as `make_use` does, of a gradient and data already arranged by example."""
     weights = site.op.inputs[site.weight]
     states = [analysis.state(tensor) for tensor in site.op.inputs]
     inputs, output = rows_of(site, analysis)

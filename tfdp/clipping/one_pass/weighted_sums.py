@@ -184,7 +184,7 @@ class WeightedSums:
         uniforms: tf.Tensor,
         factors_of: FactorsOf,
     ) -> tuple[list[tf.Tensor], Factors]:
-        """Norms and factors part by part, each small enough for a processor's cache.
+        """Computes norms and factors in parts, each small enough for a processor's cache.
 
         The last part begins early, so that all have the same size; its first rows, which have been
         counted, are left out.
@@ -195,7 +195,9 @@ class WeightedSums:
         groups = max(self._group_of) + 1
         late = [i for i in range(len(self._contributions)) if i not in early]
 
-        def body(index, sums, by_group, bad, within):
+        def body(
+            index: tf.Tensor, sums: list, by_group: tf.Tensor, bad: tf.Tensor, within: tf.Tensor
+        ) -> tuple:
             start = tf.minimum(index * size, rows - size)
             part = Part(start, size)
             tensors = {i: [part.cut(t) for t in self._contributions[i].tensors] for i in late}
@@ -259,7 +261,7 @@ class Part:
 
 
 def cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Some rows of a tensor, as many in every part."""
+    """Cuts some rows out of a tensor, as many for every part."""
     return Part(start, size).cut(tensor)
 
 
@@ -286,7 +288,7 @@ def _zeroed(tensor: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
 def _wide_totals(
     contributions: dict[int, Contribution], factors: Factors, rows: tf.Tensor
 ) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions in float64, which no more than a part's tensors are."""
+    """Returns the weighted sums of contributions in float64, part by part to save memory."""
     if not contributions:
         return {}
     floats = max(c.sum_floats_per_row for c in contributions.values())
@@ -319,7 +321,7 @@ def _totals(
     tensors: dict[int, list[tf.Tensor]] | None = None,
     wide: bool = False,
 ) -> dict[int, tf.Tensor]:
-    """The weighted sums of contributions, for all rows at once, or for those of `tensors`."""
+    """Returns the weighted sums of contributions, for all rows or for those of `tensors`."""
     tensors = tensors or {i: c.tensors for i, c in contributions.items()}
     used = {t.ref(): t for i in contributions for t in tensors[i]}
     clean = dict(zip(used, cleaned(list(used.values()), factors.bad), strict=True))

@@ -130,7 +130,7 @@ def ragged_transfers(*types: str) -> Callable[[Transfer], Transfer]:
 
 
 class RowAnalysis:
-    """Where the tensors that a loss is computed from hold the examples.
+    """Analysis of where the tensors that a loss is computed from hold the examples.
 
     Args:
       operations: The operations that compute the losses from the batch, in the order of the graph.
@@ -222,7 +222,7 @@ class RowAnalysis:
         return states
 
     def _custom_gradient(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
-        """Of `tf.custom_gradient`, an identity whose gradient must keep the examples apart, too."""
+        """Handles `tf.custom_gradient`, an identity whose gradient must keep examples apart."""
         traced = custom_gradients.trace(op)
         for tensor, state in zip(traced.arriving, inputs, strict=True):
             # What arrives at a public tensor is a sum over the batch.
@@ -272,7 +272,7 @@ def _of_sizes(values: Sizes) -> State:
 
 
 def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:
-    """The state of public values that are repeated, or drawn anew, for each row of the batch."""
+    """Returns the state of public values that are repeated, or drawn anew, for each row."""
     shape = 1 if op.type in ("BroadcastTo", "Tile") else 0
     if not (op.type in ("BroadcastTo", "Tile") or has_one_law(op)):
         return None

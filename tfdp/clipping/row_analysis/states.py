@@ -1,4 +1,4 @@
-"""What is known of where a tensor holds the examples."""
+"""States: where a tensor holds the examples, as far as it is known."""
 
 import dataclasses
 from typing import TypeAlias

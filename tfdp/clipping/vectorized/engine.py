@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp.clipping import norms
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows, sum_error
-from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.loss_graph import copying, reading
 from tfdp.clipping.problem import ClippingProblem, RowLoss
 from tfdp.clipping.report import Report, of_last_step, vectorized_report
 from tfdp.clipping.vectorized import faulty_products
@@ -143,7 +143,7 @@ class VectorizedEngine(ClippingEngine):
         chunk = (rows + num_chunks - 1) // tf.maximum(num_chunks, 1)
         padding = num_chunks * chunk - rows
 
-        def pad(tensor):
+        def pad(tensor: tf.Tensor) -> tf.Tensor:
             return tf.pad(tensor, [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)])
 
         batch = [pad(tensor) for tensor in graph.tensors]
@@ -153,10 +153,10 @@ class VectorizedEngine(ClippingEngine):
         uniforms = pad(problem.uniforms if of_rows else tf.zeros([rows]))
         connected = [False] * len(variables)
 
-        def add_chunk(index, sums, within):
+        def add_chunk(index: tf.Tensor, sums: list, within: tf.Tensor) -> tuple:
             start = index * chunk
 
-            def cut(tensor):
+            def cut(tensor: tf.Tensor) -> tf.Tensor:
                 size = tf.concat([[chunk], tf.shape(tensor)[1:]], axis=0)
                 piece = tf.slice(tensor, tf.pad([start], [[0, tensor.shape.rank - 1]]), size)
                 return tf.ensure_shape(piece, [None, *tensor.shape[1:]])
@@ -189,7 +189,7 @@ class VectorizedEngine(ClippingEngine):
         return sums, connected, within
 
     def report(self, model: tf.keras.Model | None = None) -> Report:
-        """As `OnePassEngine.report`: everything is vectorised.
+        """Reports as `OnePassEngine.report` does: everything is vectorised.
 
         Args:
           model: A model that was built. None: the training step that was traced last.
@@ -225,9 +225,9 @@ class VectorizedEngine(ClippingEngine):
         graph, variables = problem.graph, problem.variables
         dtypes = problem.gradient_dtypes()
 
-        def gradient_of_row(row):
+        def gradient_of_row(row: list[tf.Tensor]) -> list[tf.Tensor]:
             target = tf.compat.v1.get_default_graph()
-            local = [reading.bring(handle, target) for handle in problem.handles]
+            local = [copying.bring(handle, target) for handle in problem.handles]
             loss = graph.evaluate([tf.expand_dims(tensor, 0) for tensor in row])
             gradients = tf.gradients(loss, local)
             for i, gradient in enumerate(gradients):
@@ -238,7 +238,7 @@ class VectorizedEngine(ClippingEngine):
                 for g, v, dtype in zip(gradients, variables, dtypes, strict=True)
             ]
 
-        def shaped(gradients):
+        def shaped(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             # TensorFlow loses shapes, also the rank, in gradients of loops and in conversions.
             return [
                 tf.ensure_shape(gradient, [None, *v.shape])

@@ -70,7 +70,7 @@ def _safe_converters() -> Iterator[None]:
 
 
 def _convert_product(pfor_input: Any) -> Any:
-    """Batched matrix products without broadcasting, or as an einsum."""
+    """Converts batched matrix products without broadcasting, or as an einsum."""
     (x, x_stacked, _), (y, y_stacked, _) = pfor_input.input(0), pfor_input.input(1)
     op = pfor_input.op
     adj_x, adj_y = op.get_attr("adj_x"), op.get_attr("adj_y")
@@ -94,7 +94,10 @@ def _convert_product(pfor_input: Any) -> Any:
 
 
 def _segment_converter(function: Callable[..., tf.Tensor]) -> Callable[[Any], Any]:
-    """A converter of `tf.math.unsorted_segment_*`: ids of each example in a range of its own."""
+    """Returns a converter of `tf.math.unsorted_segment_*`.
+
+    The ids of each example get a range of their own.
+    """
 
     def convert(pfor_input: Any) -> Any:
         pfor_input.stack_inputs([0, 1])

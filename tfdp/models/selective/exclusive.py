@@ -11,7 +11,7 @@ _thread_of: dict[int, int] = {}
 
 @contextlib.contextmanager
 def exclusive_training(shared: Sequence[Any]) -> Iterator[None]:
-    """Within it, no other thread may train with any of some objects.
+    """Keeps other threads from training with any of some objects meanwhile.
 
     Two attempts at once on the same variables would test each other's updates, and count one
     release where there were two.

@@ -1,4 +1,4 @@
-"""What training shows of itself while accepted updates are all that may be shown."""
+"""Progress display of training in which only accepted updates may be shown."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class Progress(tf.keras.callbacks.Callback):
 
 
 class TooManyAttemptsError(RuntimeError):
-    """As many attempts as are allowed were rejected in a row."""
+    """Error of a training that rejected as many attempts in a row as are allowed."""
 
 
 class AttemptsCap(tf.keras.callbacks.Callback):

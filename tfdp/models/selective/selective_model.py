@@ -205,7 +205,7 @@ class SelectiveModel(tf.keras.Model):
         return made
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: every attempt draws batches of its own."""
+        """Raises an error: every attempt draws batches of its own."""
         raise NotImplementedError("SelectiveModel trains with `fit`: attempts draw their batches.")
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

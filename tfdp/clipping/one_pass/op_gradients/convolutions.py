@@ -1,7 +1,7 @@
 """Convolutions: the gradient of a kernel is a product of patches and output gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ def _attributes(op: tf.Operation) -> dict:
 
 
 def _merge(tensor: tf.Tensor) -> tf.Tensor:
-    """From `[n, each, ...]` to `[n * each, ...]`."""
+    """Reshapes `[n, each, ...]` to `[n * each, ...]`."""
     return reshaped(tensor, [-1, *tensor.shape[2:]])
 
 
@@ -137,7 +137,9 @@ def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
     return tf.gather(tensor, constant(places.ravel()), axis=constant(1))
 
 
-def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
+def _paddings(
+    image: Sequence[int], kernel: Sequence[int], output: Sequence[int], attributes: dict
+) -> list[tuple[int, int]]:
     """Zeros before and after each of the two axes; SAME puts the odd one after."""
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     if attributes["padding"] == b"EXPLICIT":
@@ -155,7 +157,10 @@ def _paddings(image, kernel, output, attributes) -> list[tuple[int, int]]:
 def _patches_by_identity(
     operation: Callable[..., tf.Tensor], kernel: list[int], attributes: dict
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function from `[n, each, ..., c]` to patches, by a convolution that copies each entry."""
+    """Returns a function that extracts patches by a convolution that copies each entry.
+
+    Its argument is `[n, each, ..., c]`.
+    """
     patch = math.prod(kernel)
     identity = np.eye(patch, dtype=np.float32).reshape([*kernel, patch])
 
@@ -246,7 +251,9 @@ def depthwise_conv2d(use: Use) -> Contribution | None:
 
 
 def _depthwise(use: Use, x: tf.Tensor, kernel: list[int]) -> Contribution:
-    """A correlation for each channel of `x`; `kernel` is `[height, width, channels, multiplier]`.
+    """Handles a correlation for each channel of `x`.
+
+    `kernel` is `[height, width, channels, multiplier]`.
 
     (With groups, they are the same numbers as `[height, width, 1, channels * multiplier]`.)
     """

@@ -47,7 +47,7 @@ class Window:
         return self._by_pixel(x, g)
 
     def _folded(self, x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        """As TensorFlow's gradient of one image whose channels are those of all examples."""
+        """Computes gradients as TensorFlow's of one image with the channels of all examples."""
         height, width, channels, multiplier = self.kernel
         folded = [
             reshaped(tf.transpose(t, constant([1, 2, 3, 0, 4])), [*t.shape[1:4], -1])
@@ -66,7 +66,7 @@ class Window:
         return reshaped(tf.transpose(gradients, constant([1, 0, 2])), [-1, math.prod(self.kernel)])
 
     def _by_pixel(self, x: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        """Pixel by pixel of the kernel: sums of products of shifted inputs and gradients."""
+        """Sums products of shifted inputs and gradients, for one pixel of the kernel at a time."""
         height, width, _, multiplier = self.kernel
         down, right = self.strides
         if any(map(max, self.pads)):

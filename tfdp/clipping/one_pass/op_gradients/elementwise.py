@@ -76,7 +76,7 @@ def reduced(
     axes: list[int],
     name: str,
 ) -> Contribution:
-    """Gradients that are sums over `axes` of a function of `tensors`, `[n, each, ...]`."""
+    """Returns gradients that sum a function of `tensors`, `[n, each, ...]`, over `axes`."""
     return direct(
         use,
         tensors,
@@ -93,7 +93,7 @@ def direct(
     axes: list[int],
     name: str,
 ) -> Contribution:
-    """Gradients that a function of `tensors`, `[n, each, ...]`, sums over `axes`."""
+    """Returns gradients that a function of `tensors`, `[n, each, ...]`, sums over `axes`."""
     small = use.each == 1 and all(use.gradient.shape[axis] == 1 for axis in axes)
     floats = None if small else use.gradient.shape[1:].num_elements()
     contribution = Direct(tensors, use.shape, name, function, floats)

@@ -50,6 +50,6 @@ def generic(use: Use) -> Contribution | None:
 
 
 def _restore(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """From `[each, ...]` of one example to the axes that the operation works with."""
+    """Reshapes `[each, ...]` of one example to the axes that the operation works with."""
     order = list(range(1, tensor.shape.rank))
     return tf.transpose(tensor, [*order[:axis], 0, *order[axis:]]) if axis else tensor

@@ -2,6 +2,7 @@
 
 import math
 import string
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -12,7 +13,7 @@ from tfdp.clipping.row_analysis.transfer_functions.products import einsum_labels
 
 
 def positions_of(tensor: tf.Tensor, features: int = 1) -> int | None:
-    """Number of positions per example of `[rows, ..., features]`; None if it is not static."""
+    """Returns the number of positions per example of `[rows, ..., features]`, if static."""
     middle = tensor.shape[1 : tensor.shape.rank - features]
     return middle.num_elements() if middle.is_fully_defined() else None
 
@@ -34,7 +35,7 @@ def matmul(use: Use) -> Contribution | None:
 
 
 def _matrices(use: Use, x: tf.Tensor, transposed: bool) -> Contribution | None:
-    """`x @ w` for `x` of shape `[..., batch, p]` and weights `[..., p, d]`."""
+    """Handles `x @ w` for `x` of shape `[..., batch, p]` and weights `[..., p, d]`."""
     rows, lead = use.rows[0], use.shape[:-2]
     if rows is None or rows.axis != len(lead) or x.shape[2:-1].as_list() != lead:
         return None
@@ -94,7 +95,15 @@ def einsum(use: Use) -> Contribution | None:
     return _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels)
 
 
-def _einsum_as_products(use, x, x_order, g_order, summed, kept, w_labels) -> OuterProducts:
+def _einsum_as_products(
+    use: Use,
+    x: tf.Tensor,
+    x_order: str,
+    g_order: str,
+    summed: Sequence[str],
+    kept: Sequence[str],
+    w_labels: Sequence[str],
+) -> OuterProducts:
     """Positions are the labels that data and result share, and the weights do not have."""
     dimension = dict(zip(w_labels, use.shape, strict=True))
     shared = [c for c in x_order[1:] if c in g_order]

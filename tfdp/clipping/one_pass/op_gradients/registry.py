@@ -1,4 +1,4 @@
-"""Which rule gives the examples' gradients of the weights of an operation."""
+"""Registry of the rules that give the per-example gradients of an operation's weights."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""What operations do to the rows of examples: transfer functions, one file per family.
+"""Transfer functions: what operations do to the rows of examples. One file per family.
 
 A transfer function may only be registered here if the operation, used so, computes the entries of
 an example from the entries of that example and from public values.

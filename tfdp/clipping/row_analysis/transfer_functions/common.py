@@ -1,4 +1,4 @@
-"""What several transfer functions need."""
+"""Functions that several transfer functions need."""
 
 from collections.abc import Callable
 
@@ -53,7 +53,9 @@ def of_rows(*types: str, index: int = 0, sized: bool = False) -> Callable:
 
 
 def aligned(op: tf.Operation, inputs: list[State], rank: int) -> State:
-    """The state of an elementwise result: all examples on the same axis, counted from the end.
+    """Returns the state of an elementwise result.
+
+    All inputs hold the examples on the same axis, counted from the end.
 
     Args:
       op: The operation. Its inputs have known ranks.
@@ -116,7 +118,7 @@ def axes_of(op: tf.Operation, index: int, rank: int) -> list[int] | None:
 
 
 def moved(rows: Rows, by: int) -> Rows:
-    """Rows on another axis."""
+    """Returns rows whose axis is moved by `by`."""
     return Rows(rows.axis + by, rows.each, rows.interleaved)
 
 

@@ -51,7 +51,7 @@ def loop(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], Ro
 
 
 def _graph(op: tf.Operation, attribute: str) -> tf.Graph | None:
-    """The graph of a function that an operation calls; None if its gradient cannot be read."""
+    """Returns the graph of a called function; None if its gradient cannot be read."""
     try:
         graph = data_flow.function_graph(op.graph, op.get_attr(attribute).name)
     except ValueError:

@@ -51,7 +51,9 @@ def batch_first(op: tf.Operation, inputs: list[State]) -> State:
 
 
 def _works_over_batch(op: tf.Operation) -> bool:
-    """Whether a convolution or pooling has windows over, or steps along, the axis of the examples.
+    """Returns whether a convolution or pooling mixes the axis of the examples.
+
+    It does where its windows extend over that axis, or its steps skip along it.
 
     TensorFlow's own kernels refuse these; XLA's do not.
     """

@@ -85,7 +85,7 @@ def einsum(op: tf.Operation, inputs: list[State]) -> State:
 
 
 def einsum_labels(op: tf.Operation) -> tuple[list[str], str] | None:
-    """The labels of the inputs and of the result, an ellipsis spelled out; None if one repeats."""
+    """Returns the labels of inputs and result, ellipses spelled out; None if one repeats."""
     left, result = op.get_attr("equation").decode().replace(" ", "").split("->")
     terms = left.split(",")
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in left + result]

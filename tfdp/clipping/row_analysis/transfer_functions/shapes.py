@@ -13,7 +13,7 @@ from tfdp.clipping.row_analysis.transfer_functions.common import aligned, axes_o
 
 @of_rows("Reshape", sized=True)
 def reshape(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Reshape keeps the order in memory, in which the examples lie one after the other."""
+    """Handles a reshape, which keeps the order in memory; there examples lie one by one."""
     old, new = op.inputs[0].shape, op.outputs[0].shape
     if not new.rank:
         return unproven(op, "its result is a scalar, or of unknown rank")
@@ -52,7 +52,7 @@ def _after_as_many(lead: tf.TensorShape, dims: list[Size]) -> int | None:
 
 
 def _rows_by_count(op: tf.Operation, rows: Rows, axis: int, rest: list[Size]) -> State:
-    """As `reshape`: how many of the result's rows, of shape `rest`, an example makes."""
+    """Handles a reshape by how many of the result's rows, of shape `rest`, an example makes."""
     old, new = op.inputs[0].shape, op.outputs[0].shape
     old_rest = [d for d in old[rows.axis + 1 :] if d is not None]
     new_rest = [d for d in rest if isinstance(d, int)]
@@ -87,7 +87,7 @@ def ensure_shape(op: tf.Operation, inputs: list[State]) -> State:
 
 @of_rows("ExpandDims")
 def expand_dims(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """One more axis, of length 1."""
+    """Handles one more axis, of length 1."""
     axes = axes_of(op, 1, op.inputs[0].shape.rank + 1)
     if axes is None:
         return unproven(op, "the axis is not static")
@@ -96,7 +96,7 @@ def expand_dims(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("Squeeze")
 def squeeze(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Fewer axes of length 1."""
+    """Handles fewer axes of length 1."""
     shape = op.inputs[0].shape
     axes = [axis % shape.rank for axis in op.get_attr("squeeze_dims")]
     if not axes:
@@ -144,7 +144,7 @@ def split_v(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("Split", index=1)
 def split(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Equal pieces along another axis."""
+    """Handles equal pieces along another axis."""
     return _split(op, rows, axes_of(op, 0, op.inputs[1].shape.rank))
 
 
@@ -267,7 +267,7 @@ def slice_(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("Pad", "PadV2", "MirrorPad")
 def pad(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Padding of other axes than that of the examples."""
+    """Handles padding of other axes than that of the examples."""
     amounts = tf.get_static_value(op.inputs[1])
     if amounts is None or any(amounts[rows.axis]):
         return unproven(op, "it may pad the batch")
@@ -276,7 +276,7 @@ def pad(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("Tile", sized=True)
 def tile(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Repetition along other axes than that of the examples."""
+    """Handles repetition along other axes than that of the examples."""
     times = shape_values.known(op.inputs[1], inputs[1])
     if times is None or times[rows.axis] != 1 or not shape_values.are_public(times):
         return unproven(op, "it may repeat the batch, or as often as the batch is long")
@@ -285,7 +285,7 @@ def tile(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("BroadcastTo", sized=True)
 def broadcast_to(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Repetition along axes of length 1."""
+    """Handles repetition along axes of length 1."""
     shape = shape_values.known(op.inputs[1], inputs[1])
     if shape is None:
         return unproven(op, "it may repeat the batch")
@@ -302,7 +302,7 @@ def broadcast_to(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("OneHot")
 def one_hot(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Unit vectors along a new axis."""
+    """Handles unit vectors along a new axis."""
     axis = op.get_attr("axis") % (op.inputs[0].shape.rank + 1)
     return moved(rows, axis <= rows.axis)
 
