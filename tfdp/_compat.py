@@ -1,4 +1,4 @@
-"""Makes TensorFlow, Keras 2 and TensorFlow Privacy work together; nothing else in tfdp knows how.
+"""Compatibility of TensorFlow, Keras 2 and TensorFlow Privacy. Nothing else in tfdp handles it.
 
 Five facts are dealt with here:
 
@@ -109,7 +109,7 @@ def allow_tensorflow_privacy() -> None:
 
 
 def exempt_from_autograph() -> None:
-    """Has AutoGraph treat tfdp as it treats TensorFlow and Keras: it calls it as it is.
+    """Lets AutoGraph treat tfdp as it treats TensorFlow and Keras: tfdp is called as it is.
 
     Layers and losses of the user that tfdp calls are rewritten as they would be without it.
     """

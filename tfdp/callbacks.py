@@ -22,7 +22,7 @@ from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 
 class PrivacyBudget(tf.keras.callbacks.Callback):
-    """Logs epsilon after every epoch, and stops training before the budget is overspent.
+    """Callback that logs epsilon after every epoch, and stops before the budget is overspent.
 
     What has been spent is read from the ledger of the model: all steps of private optimizers that
     went into its variables, also before it was compiled again, saved or restored.

@@ -2,10 +2,10 @@
 
 Theorem 5.6 of Fu et al. 2023 charges an accepted update R(q_t, sigma_t) + R(q_v, sigma_v): a
 sampled Gaussian for the update and one for the noisy number of its test, which Theorems 4.1 and 5.5
-price as if it had not been truncated. Rejected attempts cost nothing.
+charge as if it had not been truncated. Rejected attempts cost nothing.
 `experiments.dpsur.counterexample` has data for which epsilon is larger; docs/selective_release.md
 says where the proof fails. This module is for comparisons with the paper's numbers. The accountants
-of tfdp take no such price.
+of tfdp do not use it.
 """
 
 from collections.abc import Sequence

@@ -7,10 +7,10 @@ An iteration (Lee and Kifer, 2018, Algorithm 2):
 2. On another Poisson batch, the losses of the weights w - a g / |g|, each example's clipped to
    [0, loss_clip], are summed for a = 0 and for `candidates` equally distant step sizes up to the
    largest; one is chosen by report-noisy-min. Unless it is 0, the step is taken.
-3. If it is 0, the gradient was too noisy to lower the loss: the price of a measurement grows by
+3. If it is 0, the gradient was too noisy to lower the loss: the cost of a measurement grows by
    the factor 1 + budget_growth for the rest of the training, what is missing of its precision is
    measured on a fresh batch, the measurements are averaged by their precisions, and 2 is done
-   again. (Without sampling the price is proportional to p, as in the paper.)
+   again. (Without sampling the cost is proportional to p, as in the paper.)
 
 After every `step_size_window` iterations the largest step size becomes 1.1 times the largest that
 was chosen in them, and at most `max_step_size`.
@@ -20,17 +20,17 @@ Privacy. Whatever is chosen here is a function of what was released before, so t
 
 - A measurement is a Poisson-sampled Gaussian mechanism; the one that raises the precision from p
   to p' has precision p' - p. On fresh batches nothing more is needed for a proof. It is also the
-  cheaper way: on the same batch one would have to pay the difference of the prices of p' and p,
-  which is larger than the price of p' - p (at order 2 the price of p is log(1 + q^2 (e^p - 1)):
-  larger for a sum than the sum of the prices), and would not average the batches. Without
+  cheaper way: on the same batch one would have to pay the difference of the costs of p' and p,
+  which is larger than the cost of p' - p (at order 2 the cost of p is log(1 + q^2 (e^p - 1)):
+  larger for a sum than the sum of the costs), and would not average the batches. Without
   sampling (a batch of all examples), the two are the same, and this is the algorithm of the paper.
 - Report-noisy-min with Gumbel noise of scale loss_clip / selection_range picks candidate k with a
   probability proportional to exp(-selection_range * score_k / loss_clip). An example adds something
   in [0, loss_clip] to every score, so that this is a Poisson-sampled `BoundedRangeDpEvent`, whose
-  price is the smallest that holds. (It is drawn from these probabilities, in float64.)
+  cost is the smallest that holds. (It is drawn from these probabilities, in float64.)
 
 Differences to the paper: batches are Poisson samples, not of fixed size, and not shared by 1 and
-2; noise for report-noisy-min is Gumbel's instead of Laplace's, at a quarter of the price; the
+2; noise for report-noisy-min is Gumbel's instead of Laplace's, at a quarter of the cost; the
 budget is that of a Renyi filter instead of zCDP, which knows no amplification by sampling; the
 step whose size was chosen is the one taken (the public code takes the next smaller).
 """
@@ -305,7 +305,7 @@ class AdaptiveGradientDescent(tf.Module):
         return sizes[index]
 
     def _choose(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """The index of the noisy minimum: the law of adding Gumbel noise, by its probabilities."""
+        """The index of the noisy minimum, drawn by the probabilities that Gumbel noise gives."""
         scale = self.settings.loss_clip / self.settings.selection_range
         levels = tf.cumsum(tf.nn.softmax(-scores / scale))
         uniform = chacha.uniforms(key, 1)[0]

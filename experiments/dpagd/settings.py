@@ -27,7 +27,7 @@ class DescentSettings:
         on.
       max_step_size: Length of the longest step.
       candidates: Number of step sizes to choose from, besides 0.
-      budget_growth: gamma: share by which the price of a measurement grows when no step is better
+      budget_growth: gamma: share by which the cost of a measurement grows when no step is better
         than any.
       step_size_window: Iterations after which the largest step size is adapted.
 
@@ -101,16 +101,16 @@ def plan(
         expected_batch_size=expected_batch_size,
     )
     budget = RdpFilter(target_epsilon, delta, expected_event=sampled_gaussian(q, noise))
-    # A little less: the sum of the prices is rounded.
-    price = (1 - 1e-6) * budget.budget / iterations
+    # A little less: the sum of the costs is rounded.
+    cost = (1 - 1e-6) * budget.budget / iterations
 
     def root(excess: Callable[[float], float], low: float, high: float) -> float:
-        """Where a price that falls from `low` to `high` reaches the target, on the cheap side."""
+        """Where a cost that falls from `low` to `high` reaches the target, on the cheap side."""
         logs = (math.log(low), math.log(high))
         found = scipy.optimize.brentq(lambda x: excess(math.exp(x)), *logs, xtol=1e-6)
         return math.exp(found + (2e-6 if low < high else -2e-6))
 
-    measuring, choosing = (1 - selection_share) * price, selection_share * price
+    measuring, choosing = (1 - selection_share) * cost, selection_share * cost
     noise = root(lambda s: budget.cost(sampled_gaussian(q, s)) - measuring, 0.3 * noise, 1e6)
     width = root(lambda r: budget.cost(_choice_event(q_selection, r)) - choosing, 50.0, 1e-7)
     return budget, noise, width
@@ -149,6 +149,6 @@ def grown_precision(budget: RdpFilter, q: float, precision: float, growth: float
         return budget.cost(sampled_gaussian(q, p**-0.5))
 
     target, largest = (1 + growth) * cost(precision), (1 + growth) * precision
-    if cost(largest) <= target:  # Without sampling; the price is convex.
+    if cost(largest) <= target:  # Without sampling; the cost is convex.
         return largest
     return float(scipy.optimize.brentq(lambda p: cost(p) - target, precision, largest, rtol=1e-9))

@@ -14,7 +14,7 @@ from experiments.settings import RefusedError
 from experiments.training import Training, remarks
 
 # Found on held-out examples of MNIST, a few runs; the same for all epsilons. The paper's gamma of
-# 0.1 is for few iterations: in hundreds, "no step" wins by chance, and each time the price grows.
+# 0.1 is for few iterations: in hundreds, "no step" wins by chance, and the cost grows each time.
 _SELECTION_BATCH_SIZE = 512
 _SELECTION_SHARE = 0.15
 _LOSS_CLIP = 3.0

@@ -12,7 +12,7 @@ probability B outside, A inside. docs/selective_release.md says why this matters
 
 Prints Markdown tables: the Renyi divergence of one update, epsilon after several, and what a
 simulation of DPSUR's Algorithm 2 on such data gives. What is called "true, at least" is a strict
-lower bound, from the laws in experiments/dpsur/distributions.py.
+lower bound, from the distributions in experiments/dpsur/distributions.py.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -44,7 +44,7 @@ _GROWTH = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
-class Prices:
+class Costs:
     """Epsilons after some accepted updates; see the module's docstring.
 
     Attributes:
@@ -64,13 +64,13 @@ class Prices:
     per_attempt: float
 
 
-def prices(instance: Instance, updates: int, delta: float) -> Prices:
+def costs(instance: Instance, updates: int, delta: float) -> Costs:
     """What `updates` accepted updates cost, by different accountings."""
     attempts = math.ceil(updates / instance.acceptance(False))
     conditional = {"RDP": _epsilon(RdpAccountant, instance, updates, delta, "conditional")}
     with contextlib.suppress(dp_accounting.UnsupportedEventError):  # An older tfdp has none.
         conditional["PLD"] = _epsilon(PldAccountant, instance, updates, delta, "conditional")
-    return Prices(
+    return Costs(
         updates,
         published_accounting.epsilon(instance.event, updates, delta),
         least_epsilon(instance, updates, delta),
@@ -192,9 +192,9 @@ def renyi_table(instance: Instance) -> str:
     return markdown([*titles, "number of the test: published", "true, at least"], rows)
 
 
-def epsilon_table(all_prices: Sequence[Prices]) -> str:
+def epsilon_table(all_costs: Sequence[Costs]) -> str:
     """Epsilons after T updates."""
-    accountants = list(all_prices[0].conditional)
+    accountants = list(all_costs[0].conditional)
     titles = ["accepted updates", "published, not an upper bound", "true, at least"]
     titles += [f"conditional, at most ({name})" for name in accountants]
     titles += ["attempts expected on D", "per attempt, at most"]
@@ -207,24 +207,24 @@ def epsilon_table(all_prices: Sequence[Prices]) -> str:
             str(p.attempts),
             f"{p.per_attempt:.3f}",
         ]
-        for p in all_prices
+        for p in all_costs
     ]
     return markdown(titles, rows)
 
 
-def draw(instance: Instance, all_prices: Sequence[Prices], delta: float) -> Figure:
-    """The laws of an accepted update, and epsilon against accepted updates."""
+def draw(instance: Instance, all_costs: Sequence[Costs], delta: float) -> Figure:
+    """The distributions of an accepted update, and epsilon against accepted updates."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1])
-    _draw_laws(left, instance)
-    _draw_epsilons(right, all_prices, delta)
+    _draw_distributions(left, instance)
+    _draw_epsilons(right, all_costs, delta)
     for panel in (left, right):
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _draw_laws(panel: Any, instance: Instance) -> None:
+def _draw_distributions(panel: Any, instance: Instance) -> None:
     sigma = instance.noise_multiplier
     w = np.linspace(-4, 4, 2001)
     middle = (w[1:] + w[:-1]) / 2
@@ -247,14 +247,14 @@ def _draw_laws(panel: Any, instance: Instance) -> None:
     panel.set_ylim(0, None)
 
 
-def _draw_epsilons(panel: Any, all_prices: Sequence[Prices], delta: float) -> None:
-    x = [p.updates for p in all_prices]
-    bounds = [min(p.conditional.values()) for p in all_prices]
+def _draw_epsilons(panel: Any, all_costs: Sequence[Costs], delta: float) -> None:
+    x = [p.updates for p in all_costs]
+    bounds = [min(p.conditional.values()) for p in all_costs]
     curves = [
         ("conditional, at most", bounds, "tab:blue", "-"),
-        ("per attempt, at most", [p.per_attempt for p in all_prices], "tab:green", "-"),
-        ("true, at least", [p.true_at_least for p in all_prices], "tab:red", "-"),
-        ("published,\nnot an upper bound", [p.published for p in all_prices], "0.25", "--"),
+        ("per attempt, at most", [p.per_attempt for p in all_costs], "tab:green", "-"),
+        ("true, at least", [p.true_at_least for p in all_costs], "tab:red", "-"),
+        ("published,\nnot an upper bound", [p.published for p in all_costs], "0.25", "--"),
     ]
     for label, y, color, style in curves:
         panel.plot(x, y, style, marker=".", color=color)
@@ -298,8 +298,8 @@ def run(values: flags.FlagValues) -> None:
     print(f"{instance}, delta = {values.delta:g}; {versions()}\n")
     print(f"Renyi divergence of one accepted update\n\n{renyi_table(instance)}\n", flush=True)
     counts = [int(count) for count in values.updates]
-    all_prices = [prices(instance, count, values.delta) for count in counts]
-    print(f"Epsilon\n\n{epsilon_table(all_prices)}\n", flush=True)
+    all_costs = [costs(instance, count, values.delta) for count in counts]
+    print(f"Epsilon\n\n{epsilon_table(all_costs)}\n", flush=True)
     if values.runs:
         titles = ["data", "update", "distance from p a / Z", "from p", "attempts", "1 / Z"]
         rows = check_simulation(instance, values.simulated_updates, values.runs, values.seed)
@@ -309,7 +309,7 @@ def run(values: flags.FlagValues) -> None:
             f"{markdown(titles, rows)}"
         )
     if values.plot:
-        save(draw(instance, all_prices, values.delta), values.plot)
+        save(draw(instance, all_costs, values.delta), values.plot)
 
 
 def main(argv: list[str]) -> None:

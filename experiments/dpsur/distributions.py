@@ -1,4 +1,4 @@
-"""The laws of accepted updates on a neighbouring pair of data sets, and lower bounds from them.
+"""Distributions of accepted updates on a neighbouring pair of data sets, and lower bounds.
 
 The pair is that of `experiments.dpsur.counterexample`. Lower bounds on epsilon are strict: privacy
 losses are rounded down, each to the least of its cell of w and that to the grid; what is cut off

@@ -1,4 +1,4 @@
-"""Accuracy of DPSUR against its parameters, at a fixed epsilon that is true.
+"""Accuracy of DPSUR against its parameters, at a fixed valid epsilon.
 
     python -m experiments.dpsur.sweep --dataset=fashion_mnist --data_dir=... --parameter=spread
     python -m experiments.dpsur.sweep --parameter=learning_rate --values=0.05,0.15,0.5 --seeds=1,2,3

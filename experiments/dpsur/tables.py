@@ -35,7 +35,7 @@ from tfdp.accounting import (
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 
 DELTA = 1e-5
-# Orders of a selected update are priced one by one; these cost less than 1% of the noise.
+# Orders of a selected update are computed one by one; these take less than 1% of the noise.
 _FEW_ORDERS = DEFAULT_RDP_ORDERS[30:90:4]
 
 
@@ -164,7 +164,7 @@ class Plan:
         def gap(log_noise: float) -> float:
             event = event_codec.sampled_gaussian(q, math.exp(log_noise))
             if ratio > 1:
-                test = event_codec.sampled_gaussian(test_q, same_price(ratio, 0.0))
+                test = event_codec.sampled_gaussian(test_q, same_cost(ratio, 0.0))
                 event = SelectiveReleaseDpEvent(event, test, 0.0)
             accountant = RdpAccountant(_FEW_ORDERS).compose(event, self.updates)
             return accountant.get_epsilon(DELTA) - self.epsilon
@@ -172,7 +172,7 @@ class Plan:
         return math.exp(scipy.optimize.brentq(gap, 0.0, 4.0, xtol=1e-3))
 
 
-def same_price(ratio: float, threshold: float) -> float:
+def same_cost(ratio: float, threshold: float) -> float:
     """The sigma_v with which B / A is `ratio`, for a threshold below 1: cost is the same for all.
 
     Raises:
@@ -199,11 +199,11 @@ def best_threshold(validation_noise: float) -> float:
     return float(found.x)
 
 
-def same_price_table(ratio: float, thresholds: Sequence[float]) -> str:
+def same_cost_table(ratio: float, thresholds: Sequence[float]) -> str:
     """Tests that cost the same, and how many attempts they take."""
     rows = []
     for beta in thresholds:
-        sigma = same_price(ratio, beta)
+        sigma = same_cost(ratio, beta)
         low, high = acceptance_bounds(sigma, beta)
         event = SelectiveReleaseDpEvent(
             event_codec.sampled_gaussian(0.04, 4.0),
@@ -233,7 +233,7 @@ def rounded_up(value: float, digits: int) -> str:
 
 
 def draw(ratio: float, noises: dict[int, list[float]], ratios: Sequence[float]) -> Figure:
-    """The paper's figure 6; the attempts that a test takes at one price; and that price."""
+    """The paper's figure 6; the attempts that a test takes at equal cost; and that cost."""
     figure = Figure(figsize=(14, 4.4), layout="constrained")
     panels = figure.subplots(1, 3)
     _draw_acceptance(panels[0])
@@ -263,7 +263,7 @@ def _draw_acceptance(panel: Any) -> None:
 
 def _draw_attempts(panel: Any, ratio: float) -> None:
     beta = np.linspace(-2, 0.95, 60)
-    bounds = [acceptance_bounds(same_price(ratio, float(b)), float(b)) for b in beta]
+    bounds = [acceptance_bounds(same_cost(ratio, float(b)), float(b)) for b in beta]
     at = int(np.argmin(np.abs(beta + 0.4)))
     for i, text, color in (
         (0, "if all are bad, 1/A", "tab:red"),
@@ -274,7 +274,7 @@ def _draw_attempts(panel: Any, ratio: float) -> None:
         _label(panel, text, (beta[at], attempts[at]), (2, 6), color)
     panel.axvline(-1, color="0.4", linewidth=1, linestyle=":")
     _label(panel, "the paper's β", (-1, 6.5), (4, 0), "0.4")
-    panel.set_title(f"attempts per accepted update at one price, B / A = {ratio:.2f}", fontsize=10)
+    panel.set_title(f"attempts per accepted update at equal cost, B / A = {ratio:.2f}", fontsize=10)
     panel.set_xlabel("threshold β (with the σ_v that makes B / A so)")
     panel.set_ylabel("attempts")
     panel.set_ylim(0, 7)
@@ -320,7 +320,7 @@ def run(values: flags.FlagValues) -> None:
     print(f"delta = {DELTA:g}; {versions()}\n", flush=True)
     chosen = [setting for setting in SETTINGS if setting.name in values.data]
     print(f"The paper's settings\n\n{paper_table(chosen)}\n", flush=True)
-    print(f"Thresholds of one price\n\n{same_price_table(high / low, (-2, -1, 0, 0.5, 0.9))}\n")
+    print(f"Thresholds of equal cost\n\n{same_cost_table(high / low, (-2, -1, 0, 0.5, 0.9))}\n")
     for sigma in (0.8, 1.0, 1.3):
         print(f"B - A is largest at beta = {abs(best_threshold(sigma)):.3f} for sigma_v = {sigma}")
     plan = Plan()

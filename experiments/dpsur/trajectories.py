@@ -1,8 +1,8 @@
-"""The ways that DP-SGD and DPSUR take on a linear regression, as a picture.
+"""Trajectories of DP-SGD and DPSUR on a linear regression, as a picture.
 
     python -m experiments.dpsur.trajectories
 
-As figure 1 of the DPSUR paper, at one true epsilon for both: two weights, learnt from two
+As figure 1 of the DPSUR paper, at one valid epsilon for both: two weights, learned from two
 measurements of scikit-learn's diabetes patients (442 of them), from the same start, with as many
 updates. The weights after every (accepted) update are drawn on the contours of the loss; all of
 them are released, and covered by epsilon. The contours are not: they show the data.
@@ -87,12 +87,12 @@ def train(values: flags.FlagValues, selective: bool) -> np.ndarray:
     optimizer = make_optimizer(values, selective, batches.sampling)
     model = tfdp.SelectiveModel(model) if selective else model
     model.compile(optimizer, tf.keras.losses.MeanSquaredError("none"))
-    way = Way()
-    model.fit(batches, verbose=0, callbacks=[way])
+    trajectory = Way()
+    model.fit(batches, verbose=0, callbacks=[trajectory])
     spent = optimizer.ledger.epsilon(values.delta).epsilon
     if spent > values.target_epsilon:
         raise RuntimeError(f"epsilon = {spent} was spent, more than {values.target_epsilon}.")
-    return np.array(way.points)
+    return np.array(trajectory.points)
 
 
 def make_optimizer(values: flags.FlagValues, selective: bool, sampling: PoissonSampling) -> Any:
@@ -119,20 +119,20 @@ def make_optimizer(values: flags.FlagValues, selective: bool, sampling: PoissonS
     return tfdp.DPSURSGD(noise_multiplier=noise, **test, **own)
 
 
-def draw(ways: dict[str, list[np.ndarray]], values: flags.FlagValues) -> Figure:
-    """The first way of each method, on the contours of the loss."""
+def draw(trajectories: dict[str, list[np.ndarray]], values: flags.FlagValues) -> Figure:
+    """Draws the first trajectory of each method, on the contours of the loss."""
     x, y = diabetes()
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    points = np.concatenate([way[0] for way in ways.values()])
+    points = np.concatenate([trajectory[0] for trajectory in trajectories.values()])
     low, high = points.min(axis=0) - 0.4, points.max(axis=0) + 0.4
     best = np.linalg.lstsq(x, y, rcond=None)[0]
     low, high = np.minimum(low, best - 0.4), np.maximum(high, best + 0.4)
     grid = np.stack(np.meshgrid(*np.linspace(low, high, 120).T), axis=-1)
     heights = loss_of(x, y, grid)
-    for panel, (name, runs) in zip(axes, ways.items(), strict=True):
-        draw_way(panel, grid, heights, best, runs[0])
-        last = [loss_of(x, y, way[-1]) - loss_of(x, y, best) for way in runs]
+    for panel, (name, runs) in zip(axes, trajectories.items(), strict=True):
+        draw_trajectory(panel, grid, heights, best, runs[0])
+        last = [loss_of(x, y, trajectory[-1]) - loss_of(x, y, best) for trajectory in runs]
         panel.set_title(
             f"{name}: excess loss at the end {np.mean(last):.3f} ± {np.std(last):.3f} "
             f"({len(runs)} runs)",
@@ -144,14 +144,14 @@ def draw(ways: dict[str, list[np.ndarray]], values: flags.FlagValues) -> Figure:
     return figure
 
 
-def draw_way(
-    panel: Axes, grid: np.ndarray, heights: np.ndarray, best: np.ndarray, way: np.ndarray
+def draw_trajectory(
+    panel: Axes, grid: np.ndarray, heights: np.ndarray, best: np.ndarray, trajectory: np.ndarray
 ) -> None:
-    """One way on the contours of the loss."""
+    """Draws one trajectory on the contours of the loss."""
     levels = np.quantile(heights, np.linspace(0, 1, 14))
     panel.contour(grid[..., 0], grid[..., 1], heights, levels=levels, colors="0.8", linewidths=0.8)
-    panel.plot(way[:, 0], way[:, 1], marker=".", linewidth=1, color="tab:blue")
-    for point, text, marker in ((way[0], "start", "s"), (way[-1], "end", "D")):
+    panel.plot(trajectory[:, 0], trajectory[:, 1], marker=".", linewidth=1, color="tab:blue")
+    for point, text, marker in ((trajectory[0], "start", "s"), (trajectory[-1], "end", "D")):
         panel.plot(*point, marker=marker, color="tab:blue")
         panel.annotate(text, point, xytext=(7, 5), textcoords="offset points", color="tab:blue")
     panel.plot(*best, marker="*", markersize=12, color="tab:orange")
@@ -163,22 +163,22 @@ def draw_way(
 
 
 def run(values: flags.FlagValues) -> dict[str, list[np.ndarray]]:
-    """Trains, draws, and says what came out; returns the ways of each method."""
-    ways = {
+    """Trains, draws, and says what came out; returns the trajectories of each method."""
+    trajectories = {
         name: [train(values, selective) for _ in range(values.repeats)]
         for name, selective in (("DP-SGD", False), ("DPSUR", True))
     }
     x, y = diabetes()
     best = np.linalg.lstsq(x, y, rcond=None)[0]
-    for name, runs in ways.items():
-        excess = [loss_of(x, y, way[-1]) - loss_of(x, y, best) for way in runs]
+    for name, runs in trajectories.items():
+        excess = [loss_of(x, y, trajectory[-1]) - loss_of(x, y, best) for trajectory in runs]
         print(
             f"{name}: excess loss {np.mean(excess):.4f} ± {np.std(excess):.4f} (sd of {len(runs)})"
         )
     os.makedirs(os.path.dirname(values.plot) or ".", exist_ok=True)
-    draw(ways, values).savefig(values.plot, dpi=120)
+    draw(trajectories, values).savefig(values.plot, dpi=120)
     print(values.plot)
-    return ways
+    return trajectories
 
 
 def main(argv: list[str]) -> None:

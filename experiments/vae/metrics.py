@@ -86,7 +86,7 @@ def cluster_purity(codes: np.ndarray, centres: np.ndarray, labels: np.ndarray) -
 def dimensionwise_mmd(codes: np.ndarray, prior_samples: np.ndarray) -> float:
     """Squared MMD of q(z) and p(z), summed over the dimensions, as `divergences.DimensionwiseMMD`.
 
-    The estimator is unbiased: about zero, as often below as above, where the two laws are one.
+    The estimator is unbiased: where both distributions are equal, it is zero on average.
 
     Args:
       codes: One draw of q(z|x) for each example, `[N, D]`.

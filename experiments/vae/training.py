@@ -122,11 +122,11 @@ def calibrate(settings: Settings, dataset_size: int) -> float:
 
 
 def make_prior(task: str) -> priors.Prior:
-    """The law of the codes of a task."""
+    """Returns the distribution of the codes of a task."""
     if task == "pinwheel":
         return priors.GaussianMixture(PINWHEEL_CENTRES, PINWHEEL_VARIANCE)
-    law = priors.SpikeAndSlab if task == "sparsity" else priors.StandardNormal
-    return law(LATENT_DIM[task])
+    prior = priors.SpikeAndSlab if task == "sparsity" else priors.StandardNormal
+    return prior(LATENT_DIM[task])
 
 
 def make_model(settings: Settings) -> Any:

@@ -13,10 +13,10 @@ _KNOTS = np.array([-1.5, -0.3, -0.02, -1e-3, 0.0, 0.004, 0.11, 0.9, 2.5])
 
 def _densities(noise, q):
     if isinstance(noise, module.Gaussian):
-        law = stats.norm(scale=noise.sigma)
+        pdf = stats.norm(scale=noise.sigma).pdf
     else:
-        law = stats.laplace(scale=noise.scale)
-    return lambda z: law.pdf(z), lambda z: (1 - q) * law.pdf(z) + q * law.pdf(z - 1)
+        pdf = stats.laplace(scale=noise.scale).pdf
+    return pdf, lambda z: (1 - q) * pdf(z) + q * pdf(z - 1)
 
 
 def _integral(density, upper, lower, low, high):

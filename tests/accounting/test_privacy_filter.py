@@ -163,7 +163,7 @@ def test_truncation_is_within_its_share_of_delta():
     assert budget.can_afford(cheap, 10**5, truncation_probability=TRUNCATION_PROBABILITY)
 
 
-# The price of report-noisy-min.
+# The cost of report-noisy-min.
 
 ORDERS = [1.1, 2.0, 7.3, 40.0]
 
@@ -189,13 +189,13 @@ def worst(scores, added, q, width, order):
 @pytest.mark.parametrize("q", [0.02, 0.4, 1.0])
 @pytest.mark.parametrize("width", [0.1, 1.0, 4.0])
 def test_the_price_holds_and_is_attained(order, q, width):
-    """Two candidates, of which the example prefers one: the best odds come close to the price."""
-    price = bounded_range_rdp(width, q, order)
+    """Two candidates, of which the example prefers one: the best odds come close to the cost."""
+    cost = bounded_range_rdp(width, q, order)
     odds = np.linspace(-5 * width - 5, 5 * width + 5, 301)
     found = max(
         worst(np.array([0.0, s / width]), np.array([0.0, 1.0]), q, width, order) for s in odds
     )
-    assert 0.99 * price - 1e-11 / (order - 1) < found <= price
+    assert 0.99 * cost - 1e-11 / (order - 1) < found <= cost
 
 
 @settings(max_examples=80, deadline=None)
@@ -205,7 +205,7 @@ def test_the_price_holds_and_is_attained(order, q, width):
     width=st.floats(0.05, 5),
     order=st.sampled_from(ORDERS),
 )
-def test_no_neighbours_exceed_the_price(seed, q, width, order):
+def test_no_neighbours_exceed_the_cost(seed, q, width, order):
     """Sums of losses in [0, 1] of any candidates, with an example more."""
     rng = np.random.default_rng(seed)
     k = rng.integers(2, 8)
@@ -214,7 +214,7 @@ def test_no_neighbours_exceed_the_price(seed, q, width, order):
     assert worst(scores, added, q, width, order) <= bounded_range_rdp(width, q, order)
 
 
-def test_no_poisson_samples_of_neighbours_exceed_the_price():
+def test_no_poisson_samples_of_neighbours_exceed_the_cost():
     """The whole mechanism: every sample of four others, each with another split of the range."""
     rng = np.random.default_rng(1)
     for q, width in itertools.product([0.1, 0.6], [0.5, 3.0]):
@@ -229,9 +229,9 @@ def test_no_poisson_samples_of_neighbours_exceed_the_price():
         assert np.allclose(np.sum(outputs, axis=1), 1)
         first, second = np.log(outputs)
         for order in ORDERS:
-            price = bounded_range_rdp(width, q, order)
-            assert divergence(first, second, order) <= price
-            assert divergence(second, first, order) <= price
+            cost = bounded_range_rdp(width, q, order)
+            assert divergence(first, second, order) <= cost
+            assert divergence(second, first, order) <= cost
 
 
 @pytest.mark.parametrize("width", [0.05, 1.0, 6.0])
@@ -265,9 +265,9 @@ def test_mutant_of_half_the_range_is_caught():
 
 def test_mutant_that_forgets_one_end_of_the_range_is_caught():
     """With s = 0 or s = eta only, nothing would be spent at all."""
-    price = bounded_range_rdp(1.0, 0.4, 2.0)
+    cost = bounded_range_rdp(1.0, 0.4, 2.0)
     ends = [worst(np.array([0.0, s]), np.array([0.0, 1.0]), 0.4, 1.0, 2.0) for s in (-40.0, 40.0)]
-    assert max(ends) < 1e-9 < price
+    assert max(ends) < 1e-9 < cost
 
 
 # State and arguments.

@@ -38,13 +38,13 @@ _CASES = [case for case, _, _ in _SEARCHED] + [
 ]
 
 
-def _law(q, sigma, validation_q, validation_sigma, threshold):
+def _mechanism(q, sigma, validation_q, validation_sigma, threshold):
     low, high = acceptance_bounds(validation_sigma, threshold)
-    return selected_gaussian._Law(q, sigma, validation_q, math.log(high / low))
+    return selected_gaussian._Mechanism(q, sigma, validation_q, math.log(high / low))
 
 
-def _bound(law, order, remove):
-    return selected_gaussian._log_c(law, order, remove) * order / (order - 1)
+def _bound(mechanism, order, remove):
+    return selected_gaussian._log_c(mechanism, order, remove) * order / (order - 1)
 
 
 def _search(case, remove, seed=0):
@@ -56,18 +56,20 @@ def _search(case, remove, seed=0):
 
 @pytest.mark.parametrize(("case", "add", "remove"), _SEARCHED)
 def test_is_at_or_above_the_values_of_another_method(case, add, remove):
-    law, order = _law(*case[:5]), case[5]
+    mechanism, order = _mechanism(*case[:5]), case[5]
     half_a_digit = 1 - 1e-4 / 2
-    assert add * half_a_digit <= _bound(law, order, False) <= 1.01 * add
-    assert remove * half_a_digit <= _bound(law, order, True) <= 1.01 * remove
-    assert law.rdp(order) == max(_bound(law, order, False), _bound(law, order, True))
+    assert add * half_a_digit <= _bound(mechanism, order, False) <= 1.01 * add
+    assert remove * half_a_digit <= _bound(mechanism, order, True) <= 1.01 * remove
+    assert mechanism.rdp(order) == max(
+        _bound(mechanism, order, False), _bound(mechanism, order, True)
+    )
 
 
 @pytest.mark.parametrize("remove", [False, True])
 @pytest.mark.parametrize("case", _CASES)
 def test_is_above_the_best_that_a_search_finds_and_close(case, remove):
     found = _search(case, remove)
-    bound = _bound(_law(*case[:5]), case[5], remove)
+    bound = _bound(_mechanism(*case[:5]), case[5], remove)
     assert found <= bound <= 1.01 * found
 
 
@@ -87,7 +89,7 @@ def test_no_step_functions_exceed_it(q, sigma, validation_q, log_spread, order, 
     update = reference.SelectedUpdate(q, sigma, validation_q)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = update.divergence(a, b, order, remove)
-    bound = _bound(selected_gaussian._Law(q, sigma, validation_q, log_spread), order, remove)
+    bound = _bound(selected_gaussian._Mechanism(q, sigma, validation_q, log_spread), order, remove)
     assert not found > bound + 1e-12
 
 
@@ -116,25 +118,25 @@ def test_covers_a_counterexample_to_the_published_theorem():
 
 @pytest.mark.parametrize("case", _CASES)
 def test_a_finer_grid_changes_nothing_that_is_reported(case, monkeypatch):
-    law, order = _law(*case[:5]), case[5]
-    value = law.rdp(order)
+    mechanism, order = _mechanism(*case[:5]), case[5]
+    value = mechanism.rdp(order)
     monkeypatch.setattr(selected_gaussian, "_COARSE", 40)
     monkeypatch.setattr(selected_gaussian, "_FINE", 200)
-    assert law.rdp(order) * (1 - 1e-9) <= value <= law.rdp(order) * (1 + 3e-4)
+    assert mechanism.rdp(order) * (1 - 1e-9) <= value <= mechanism.rdp(order) * (1 + 3e-4)
 
 
 def _coarse_values(monkeypatch):
     """Bounds on grids so coarse that errors of quadrature matter, and precise ones."""
     pairs = []
     for sigma in np.linspace(1, 1.3, 16):
-        law = selected_gaussian._Law(0.1, float(sigma), 0.05, 1.5)
+        mechanism = selected_gaussian._Mechanism(0.1, float(sigma), 0.05, 1.5)
         with monkeypatch.context() as patch:
             patch.setattr(selected_gaussian, "_FINE", 200)
-            precise = _bound(law, 4.0, False)
+            precise = _bound(mechanism, 4.0, False)
         with monkeypatch.context() as patch:
             patch.setattr(selected_gaussian, "_COARSE", 2)
             patch.setattr(selected_gaussian, "_FINE", 2)
-            pairs.append((_bound(law, 4.0, False), precise))
+            pairs.append((_bound(mechanism, 4.0, False), precise))
     return pairs
 
 
@@ -198,8 +200,8 @@ def test_tiny_probabilities_come_out_positive_and_small():
 def test_more_noise_costs_less_and_all_else_costs_more(
     q, sigma, validation_q, log_spread, order, factor
 ):
-    def rdp(*law, at=order):
-        return selected_gaussian._Law(*law).rdp(at)
+    def rdp(*mechanism, at=order):
+        return selected_gaussian._Mechanism(*mechanism).rdp(at)
 
     ours = rdp(q, sigma, validation_q, log_spread) * (1 + 1e-3) + 1e-11
     assert rdp(q, sigma * factor, validation_q, log_spread) <= ours
@@ -223,7 +225,7 @@ def test_is_quick(q, sigma):
 def _is_caught(case):
     """Whether the search finds more than the bound says."""
     found = max(_search(case, remove) for remove in (False, True))
-    return _law(*case[:5]).rdp(case[5]) < found
+    return _mechanism(*case[:5]).rdp(case[5]) < found
 
 
 _STRONG = (0.3, 1.0, 0.2, 0.8, -1, 4)
@@ -246,11 +248,11 @@ def test_mutant_of_one_direction_is_caught(kept, case, monkeypatch):
     log_c = selected_gaussian._log_c
     assert not _is_caught(case)
     monkeypatch.setattr(
-        selected_gaussian, "_log_c", lambda law, order, remove: log_c(law, order, kept)
+        selected_gaussian, "_log_c", lambda mechanism, order, remove: log_c(mechanism, order, kept)
     )
     assert _is_caught(case)
 
 
 def test_mutant_with_twice_the_noise_is_caught():
     q, sigma, *rest, order = _STRONG
-    assert _law(q, 2 * sigma, *rest).rdp(order) < _search(_STRONG, False)
+    assert _mechanism(q, 2 * sigma, *rest).rdp(order) < _search(_STRONG, False)

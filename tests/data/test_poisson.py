@@ -40,10 +40,10 @@ def assert_poisson_sampling(included, q):
         statistic = np.sum((counts - steps * q) ** 2) / variance
         assert 1e-5 < scipy.stats.chi2.sf(statistic, n) < 1 - 1e-5  # How often each example is in.
     sizes = included.sum(axis=1)
-    law = scipy.stats.binom(n, q)
-    edges = np.unique(law.ppf(np.linspace(0.02, 0.98, 12)).astype(int))
+    distribution = scipy.stats.binom(n, q)
+    edges = np.unique(distribution.ppf(np.linspace(0.02, 0.98, 12)).astype(int))
     observed = np.histogram(sizes, [-1, *edges, n + 1])[0]  # Bins are [a, b).
-    expected = steps * np.diff(law.cdf(np.array([-1, *edges, n + 2]) - 1))
+    expected = steps * np.diff(distribution.cdf(np.array([-1, *edges, n + 2]) - 1))
     assert scipy.stats.chisquare(observed, expected).pvalue > 1e-5  # Batch sizes.
     products = included.T.astype(float) @ included
     pairs = products[np.triu_indices(n, 1)]

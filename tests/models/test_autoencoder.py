@@ -15,8 +15,8 @@ layers = tf.keras.layers
 NOISE = 0.5  # Standard deviation of the linear model's examples, given their codes.
 WEIGHTS = np.array([[1.0, 0.5, -1.0, 0.0], [1.0, -1.0, 0.5, 2.0]])  # Orthogonal rows.
 OFFSET = np.array([0.3, -0.2, 0.1, 0.0])
-LAW = scipy.stats.multivariate_normal(OFFSET, WEIGHTS.T @ WEIGHTS + NOISE**2 * np.eye(4))
-X = LAW.rvs(30, random_state=0).astype("float32")
+DISTRIBUTION = scipy.stats.multivariate_normal(OFFSET, WEIGHTS.T @ WEIGHTS + NOISE**2 * np.eye(4))
+X = DISTRIBUTION.rvs(30, random_state=0).astype("float32")
 
 
 def dense(inputs, outputs):
@@ -24,8 +24,7 @@ def dense(inputs, outputs):
 
 
 def linear(wrong=0.0, likelihood=None, prior=None):
-    """p(x) is `LAW`: x = z WEIGHTS + OFFSET + noise. The encoder is exact, but for `wrong`.
-
+    """p(x) is `DISTRIBUTION`: x = z WEIGHTS + OFFSET + noise. `wrong` is the encoder's error.
     As the rows of WEIGHTS are orthogonal, the codes are independent given x.
     """
     variance = 1 / (1 + (WEIGHTS**2).sum(axis=1) / NOISE**2)
@@ -90,8 +89,9 @@ def test_decode(name):
         mean = 1 / (1 + np.exp(-decoded))
         expected = np.where(x == 1, np.log(mean), np.log(1 - mean))
     else:
-        law, mean = {"normal": scipy.stats.norm, "laplace": scipy.stats.laplace}[name], decoded
-        expected = law.logpdf(x, decoded, 0.1)
+        distribution = {"normal": scipy.stats.norm, "laplace": scipy.stats.laplace}[name]
+        mean = decoded
+        expected = distribution.logpdf(x, decoded, 0.1)
     np.testing.assert_allclose(found.mean(), mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.log_prob(x), expected.sum(1), rtol=1e-4, atol=1e-4)
 
@@ -125,7 +125,7 @@ def test_images():
 def test_with_the_exact_posterior_any_number_of_samples_is_exact(num_samples):
     """All importance weights are p(x) then: also where there are several parts."""
     found = linear().log_likelihood(X, num_samples=num_samples)
-    np.testing.assert_allclose(found, LAW.logpdf(X), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found, DISTRIBUTION.logpdf(X), rtol=1e-3, atol=1e-3)
 
 
 def test_work_in_parts_changes_nothing(monkeypatch):
@@ -142,7 +142,7 @@ def test_work_in_parts_changes_nothing(monkeypatch):
 @pytest.mark.slow
 def test_it_converges_from_below():
     """Bounds are the tighter, the more samples: Burda et al., theorem 1."""
-    model, exact = linear(wrong=0.5), LAW.logpdf(X).mean()
+    model, exact = linear(wrong=0.5), DISTRIBUTION.logpdf(X).mean()
     bounds = [
         np.mean([model.log_likelihood(X, num_samples=k, seed=s).mean() for s in range(10)])
         for k in (1, 10, 1000)
@@ -155,7 +155,9 @@ def test_it_converges_from_below():
 def test_other_priors_than_the_normal_one():
     """One component of variance 1 in the middle: the mixture is the standard normal."""
     model = linear(prior=priors.GaussianMixture([[0, 0]], variance=1.0))
-    np.testing.assert_allclose(model.log_likelihood(X), LAW.logpdf(X), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        model.log_likelihood(X), DISTRIBUTION.logpdf(X), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_seeds_of_the_likelihood():
@@ -181,24 +183,24 @@ def test_means_are_of_codes_from_the_prior():
     assert np.linalg.matrix_rank(found - OFFSET, tol=1e-2) == 2
 
 
-def test_samples_are_of_the_law_of_examples():
+def test_samples_are_of_the_distribution_of_examples():
     found = linear().generate(20_000, seed=1, sample=True)
-    np.testing.assert_allclose(np.cov(found.T), LAW.cov, atol=0.2)
+    np.testing.assert_allclose(np.cov(found.T), DISTRIBUTION.cov, atol=0.2)
 
 
 @pytest.mark.parametrize(
-    ("likelihood", "law"),
+    ("likelihood", "distribution"),
     [
         (likelihoods.Normal(NOISE), scipy.stats.norm),
         (likelihoods.Laplace(NOISE), scipy.stats.laplace),
     ],
 )
-def test_samples_have_the_spread_of_the_likelihood(likelihood, law):
+def test_samples_have_the_spread_of_the_likelihood(likelihood, distribution):
     model = linear(likelihood=likelihood)
     errors = (model.generate(1000, seed=1, sample=True) - model.generate(1000, seed=1)).ravel()
-    assert scipy.stats.kstest(errors, law(0, NOISE).cdf).pvalue > 1e-4
+    assert scipy.stats.kstest(errors, distribution(0, NOISE).cdf).pvalue > 1e-4
     for wrong in (2 / 3, 3 / 2):
-        assert scipy.stats.kstest(errors, law(0, wrong * NOISE).cdf).pvalue < 1e-9
+        assert scipy.stats.kstest(errors, distribution(0, wrong * NOISE).cdf).pvalue < 1e-9
 
 
 def test_samples_of_binary_values():
@@ -228,7 +230,7 @@ def test_none_at_all():
 
 
 @pytest.mark.parametrize("cls", [priors.StandardNormal, priors.SpikeAndSlab])
-def test_codes_have_the_law_of_the_prior(cls):
+def test_codes_have_the_distribution_of_the_prior(cls):
     """With a decoder that returns the code itself."""
     model = Autoencoder(dense(2, 4), dense(2, 2), cls(2), likelihoods.Normal(NOISE), None)
     model.decoder.set_weights([np.eye(2), np.zeros(2)])
@@ -434,7 +436,7 @@ def test_predictions_are_reconstructions():
 
 
 def test_the_entropy_of_the_exact_model_is_that_of_its_examples():
-    """Of its own samples, the mean log-likelihood is minus the entropy of the law."""
+    """Of its own samples, the mean log-likelihood is minus the entropy of the distribution."""
     model = linear()
     found = model.log_likelihood(model.generate(4000, sample=True, seed=3), num_samples=1).mean()
-    assert found == pytest.approx(-LAW.entropy(), abs=5 * math.sqrt(2 / 4000))
+    assert found == pytest.approx(-DISTRIBUTION.entropy(), abs=5 * math.sqrt(2 / 4000))

@@ -101,7 +101,7 @@ def test_gradients_are_slopes(divergence):
         np.testing.assert_allclose(gradients[name], slopes, rtol=1e-3, atol=1e-4)
 
 
-# The law of the estimates: thousands of groups of few rows, in which a bias cannot hide.
+# The distribution of the estimates: thousands of groups of few rows, in which a bias cannot hide.
 GROUPS, ROWS = 8000, 5
 LOC, SCALE = np.array([0.4, 0.0, -0.2]), np.array([0.7, 1.0, 1.6])
 
@@ -130,8 +130,8 @@ def cauchy_truth(divergence):
     """By numerical integration over the difference of two draws, a normal."""
 
     def expected(mean, variance, scale):
-        law = scipy.stats.norm(mean, math.sqrt(variance))
-        kernel = lambda t: scale / (scale + t**2) * law.pdf(t)  # noqa: E731
+        distribution = scipy.stats.norm(mean, math.sqrt(variance))
+        kernel = lambda t: scale / (scale + t**2) * distribution.pdf(t)  # noqa: E731
         return scipy.integrate.quad(kernel, -20, 20, points=[0.0], epsabs=1e-10, limit=200)[0]
 
     return sum(
@@ -178,7 +178,7 @@ def test_pairs_of_a_row_with_itself_are_caught(divergence, truth, monkeypatch):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("divergence", [DimensionwiseMMD(), RbfMMD()], ids=str)
-def test_mmds_of_equal_laws_are_zero_in_the_mean(divergence):
+def test_mmds_of_equal_distributions_are_zero_in_the_mean(divergence):
     values = in_groups(divergence, gaussian_rows(0.0, 1.0))
     assert deviation(values, 0.0) < 4
     assert np.mean(values < 0) > 0.3

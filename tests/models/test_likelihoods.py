@@ -33,18 +33,18 @@ def expected_log_densities(likelihood, decoded, x):
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=str)
 @pytest.mark.parametrize("x", [BINARY, GRAY], ids=["binary", "gray"])
 def test_log_density_of_images(likelihood, x):
-    law = likelihood.distribution(DECODED, event_rank=3)
-    assert isinstance(law, tfd.Independent)
-    assert law.batch_shape == [5, 6] and law.event_shape == [4, 3, 2]
+    distribution = likelihood.distribution(DECODED, event_rank=3)
+    assert isinstance(distribution, tfd.Independent)
+    assert distribution.batch_shape == [5, 6] and distribution.event_shape == [4, 3, 2]
     expected = expected_log_densities(likelihood, DECODED, x).sum((-1, -2, -3))
-    np.testing.assert_allclose(law.log_prob(x), expected, rtol=1e-4)
+    np.testing.assert_allclose(distribution.log_prob(x), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("event_rank", [1, 2, 4, 5])
 def test_events_are_the_last_dimensions(event_rank):
-    law = Normal(1.0).distribution(DECODED, event_rank)
-    assert law.event_shape == DECODED.shape[5 - event_rank :]
-    assert law.log_prob(DECODED).shape == DECODED.shape[: 5 - event_rank]
+    distribution = Normal(1.0).distribution(DECODED, event_rank)
+    assert distribution.event_shape == DECODED.shape[5 - event_rank :]
+    assert distribution.log_prob(DECODED).shape == DECODED.shape[: 5 - event_rank]
 
 
 def test_gray_values_are_most_likely_as_they_are():
@@ -83,7 +83,7 @@ def test_gradients_of_the_log_density_vectorise(likelihood):
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=str)
-def test_the_image_to_show_is_the_mean_of_the_law(likelihood):
+def test_the_image_to_show_is_the_mean_of_the_distribution(likelihood):
     mean = likelihood.mean(DECODED)
     np.testing.assert_allclose(mean, likelihood.distribution(DECODED, 3).mean(), rtol=1e-5)
     expected = scipy.special.expit(DECODED) if isinstance(likelihood, Bernoulli) else DECODED

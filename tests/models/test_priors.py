@@ -75,7 +75,7 @@ def test_gradients_of_the_log_density_vectorise(prior):
     np.testing.assert_allclose(together, tf.map_fn(gradient, points), rtol=1e-4, atol=1e-4)
 
 
-def test_law_of_the_standard_normal():
+def test_distribution_of_the_standard_normal():
     z = draws(StandardNormal(4).distribution())
     assert scipy.stats.kstest(z.ravel(), "norm").pvalue > 1e-6
     correlations = np.corrcoef(z.T) - np.eye(4)
@@ -83,9 +83,11 @@ def test_law_of_the_standard_normal():
 
 
 @pytest.mark.parametrize(("scale", "weight"), [(0.05, 0.8), (0.3, 0.4)])
-def test_law_of_a_dimension_of_spike_and_slab(scale, weight):
-    """40,000 draws: the laws told apart differ by at least 0.02 in distribution, five times the
-    0.004 by which a sample's law is off in the mean."""
+def test_distribution_of_a_dimension_of_spike_and_slab(scale, weight):
+    """40,000 draws tell the mutants apart: their distribution functions differ by at least 0.02.
+
+    A sample's own differs by 0.004 on average.
+    """
     z = draws(SpikeAndSlab(4, scale, weight).distribution()).ravel()
     p_value = {
         (s, w): scipy.stats.kstest(z, spike_and_slab_cdf(s * scale, w)).pvalue
@@ -122,7 +124,7 @@ def test_moments_of_spike_and_slab():
     assert 5 * standard_error < 0.15 * variance
 
 
-def test_law_of_the_gaussian_mixture():
+def test_distribution_of_the_gaussian_mixture():
     """Components are told apart without error: their centres are 14 standard deviations away."""
     z, locs = draws(GaussianMixture(LOCS, 0.01).distribution()), np.array(LOCS)
     component = np.argmin(((z[:, None] - locs) ** 2).sum(-1), axis=1)

@@ -226,13 +226,13 @@ def sample_wise(model, x=X, y=X):
 
 
 def kl_of_normals(model, x=X):
-    law = model.encode(x)
-    loc, scale = law.mean().numpy(), law.stddev().numpy()
+    distribution = model.encode(x)
+    loc, scale = distribution.mean().numpy(), distribution.stddev().numpy()
     return 0.5 * np.sum(loc**2 + scale**2 - 1 - 2 * np.log(scale), axis=1)
 
 
 def linear_gaussian(prior):
-    """A model of x = z W + c + N(0, 0.7^2), the exact posterior, and the law of x."""
+    """A model of x = z W + c + N(0, 0.7^2), the exact posterior, and the distribution of x."""
     scale = 0.7
     weights = np.array([[1.0, 0, 0.5, 0, 0, 2.0], [0, 1.0, 0, 0.3, 1.0, 0]])  # Orthogonal rows.
     offset = np.arange(6) / 6
@@ -250,19 +250,19 @@ def linear_gaussian(prior):
 
 def test_with_the_exact_posterior_the_elbo_is_the_likelihood():
     """Of every code, where the KL is estimated from the code that the likelihood gets."""
-    model, law = linear_gaussian(priors.GaussianMixture([[0, 0]], variance=1.0))
-    np.testing.assert_allclose(sample_wise(model), -law.logpdf(X), rtol=1e-3, atol=1e-3)
+    model, distribution = linear_gaussian(priors.GaussianMixture([[0, 0]], variance=1.0))
+    np.testing.assert_allclose(sample_wise(model), -distribution.logpdf(X), rtol=1e-3, atol=1e-3)
     found = model.log_likelihood(X, num_samples=5)
-    np.testing.assert_allclose(found, law.logpdf(X), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found, distribution.logpdf(X), rtol=1e-3, atol=1e-3)
 
 
 def test_with_an_analytic_kl_it_is_so_on_average():
-    model, law = linear_gaussian(priors.StandardNormal(2))
+    model, distribution = linear_gaussian(priors.StandardNormal(2))
     model.num_samples = 20_000
-    np.testing.assert_allclose(sample_wise(model), -law.logpdf(X), rtol=0.01, atol=0.05)
+    np.testing.assert_allclose(sample_wise(model), -distribution.logpdf(X), rtol=0.01, atol=0.05)
     model.encoder.set_weights([w + 0.2 for w in model.encoder.get_weights()])
     elbo = -sample_wise(model)
-    assert np.all(elbo < law.logpdf(X) + 0.05)  # A bound.
+    assert np.all(elbo < distribution.logpdf(X) + 0.05)  # A bound.
     assert elbo.mean() < model.log_likelihood(X, num_samples=100, seed=1).mean() - 0.1
 
 

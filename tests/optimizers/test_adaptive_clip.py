@@ -49,7 +49,7 @@ def test_the_ledger_counts_the_noise_of_both():
     assert adaptive.noise_stddev > adaptive.noise_multiplier * adaptive.current_l2_norm_clip
 
 
-def law(scale=1.0):
+def noise(scale=1.0):
     """The noise on the sum and, as far as the clip shows it, on the count."""
     clip = AdaptiveClip(AdaptiveQuantileClipping(count_noise=30.0), 2.0, 1.5, 100)
     variable = tf.Variable(2.0)
@@ -64,11 +64,11 @@ def law(scale=1.0):
 
 
 def p_values(scale):
-    return [stats.kstest(values, "norm").pvalue for values in law(scale)]
+    return [stats.kstest(values, "norm").pvalue for values in noise(scale)]
 
 
 @pytest.mark.slow
-def test_law_of_the_noise():
+def test_distribution_of_the_noise():
     assert min(p_values(1.0)) > 1e-4
     for scale in (2 / 3, 3 / 2):  # Mutants.
         assert max(p_values(scale)) < 1e-4

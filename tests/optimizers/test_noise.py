@@ -1,4 +1,4 @@
-"""The noise: its law, and that it is never drawn twice."""
+"""The noise: its distribution, and that it is never drawn twice."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def make(cls=tfdp.DPSGD, **kwargs):
 
 
 def assert_normal(sample, stddev):
-    """Kolmogorov-Smirnov: the sample has this law, and not one of 2/3 or 3/2 of the scale."""
+    """Kolmogorov-Smirnov: the sample fits this distribution, but not 2/3 or 3/2 of the scale."""
     p_value = {
         scale: scipy.stats.kstest(sample, "norm", args=(0, scale * stddev)).pvalue
         for scale in (2 / 3, 1, 3 / 2)
@@ -51,20 +51,20 @@ def assert_normal(sample, stddev):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("chunks", [1, 4])
-def test_law_of_the_noise_whatever_the_chunks(chunks):
+def test_distribution_of_the_noise_whatever_the_chunks(chunks):
     sample = noise_of_one_step(make(gradient_accumulation_steps=chunks), chunks)
     assert len(sample) > 8000
     assert_normal(sample, SIGMA * CLIP)
 
 
 @pytest.mark.slow
-def test_law_of_the_noise_with_microbatches():
+def test_distribution_of_the_noise_with_microbatches():
     optimizer = make(num_microbatches=BATCH)
     assert_normal(noise_of_one_step(optimizer), 2 * SIGMA * CLIP)
 
 
 @pytest.mark.slow
-def test_law_of_the_noise_compiled_by_xla():
+def test_distribution_of_the_noise_compiled_by_xla():
     model = wide_model()
     model.compile(make(), loss=crossentropy(), jit_compile=True)
     before = support.flat(model.get_weights())

@@ -122,7 +122,7 @@ def noise_of_one_step(count, **kwargs):
     return (before - support.flat(model.get_weights())) * BATCH
 
 
-def law(sample, stddev):
+def p_value(sample, stddev):
     return scipy.stats.kstest(sample, "norm", args=(0, stddev)).pvalue
 
 
@@ -140,9 +140,9 @@ def correlation_of_slices(sample, count):
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_noise_of_all_replicas_is_that_of_one(count, kwargs):
     sample = noise_of_one_step(count, **kwargs)
-    assert law(sample, 1.3 * CLIP) > 1e-6
+    assert p_value(sample, 1.3 * CLIP) > 1e-6
     for wrong in (np.sqrt(count), 1 / np.sqrt(count), count, 1 / count):
-        assert law(sample, 1.3 * CLIP * wrong) < 1e-9
+        assert p_value(sample, 1.3 * CLIP * wrong) < 1e-9
     assert max(correlation_of_slices(sample, count)) < 5
 
 
@@ -150,7 +150,7 @@ def test_the_noise_of_all_replicas_is_that_of_one(count, kwargs):
 def test_full_noise_of_each_replica_is_caught(monkeypatch):
     """Mutant."""
     monkeypatch.setattr(replicas, "own_share", lambda draw, size: draw(size))
-    assert law(noise_of_one_step(2), 1.3 * CLIP) < 1e-9
+    assert p_value(noise_of_one_step(2), 1.3 * CLIP) < 1e-9
 
 
 def test_one_key_for_the_slices_of_all_replicas_is_caught(monkeypatch):

@@ -310,7 +310,7 @@ def test_an_adaptive_clip_follows_the_norms():
 def test_acceptance(new, actual, right, monkeypatch):
     test = test_selection_test.make
     monkeypatch.setattr(test_selection_test, "make", lambda **kw: test(secure_noise=True, **kw))
-    test_selection_test.test_the_law_of_acceptance(new, actual, right)
+    test_selection_test.test_the_distribution_of_acceptance(new, actual, right)
 
 
 @pytest.mark.parametrize("beta", [-0.7, -1.0, 0.0, 1e-9, 0.3333, 1000.0, -1000.0])

@@ -104,7 +104,7 @@ def acceptances(test, new, n=3000):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("new", [-9.0, -0.1, 0.0, 9.0])
 @pytest.mark.parametrize(("actual", "right"), [(SIGMA, True), (SIGMA * 2 / 3, False)])
-def test_the_law_of_acceptance(new, actual, right):
+def test_the_distribution_of_acceptance(new, actual, right):
     """Binomial test: accepts sigma_v, rejects 2/3 of it (where the noise makes a difference)."""
     n = 3000
     clipped = np.clip(new, -C_V, C_V)

@@ -148,7 +148,7 @@ def test_points_lie_on_the_circle():
         np.testing.assert_allclose(found, exact, atol=5e-16)
 
 
-def check_law(sample):
+def check_distribution(sample):
     """Kolmogorov-Smirnov, chi-square of bins out to where 10 are expected, and independence."""
     count = len(sample)
     assert_normal(sample, 1.0)
@@ -162,12 +162,12 @@ def check_law(sample):
         assert abs(np.corrcoef(sample[lag:], sample[:-lag])[0, 1]) < 5 / np.sqrt(count - lag)
 
 
-def test_law_of_three_million():
-    check_law(np.concatenate([chacha.normals(KEY + i, 87_380) for i in range(35)]))
+def test_distribution_of_three_million():
+    check_distribution(np.concatenate([chacha.normals(KEY + i, 87_380) for i in range(35)]))
 
 
-def test_law_of_what_comes_in_parts():
-    check_law(chacha.normals(KEY, 600_000).numpy())
+def test_distribution_of_what_comes_in_parts():
+    check_distribution(chacha.normals(KEY, 600_000).numpy())
 
 
 def tail(words):
@@ -240,7 +240,7 @@ def test_words_are_those_of_the_key_stream(count):
     np.testing.assert_array_equal(words, stream.T.ravel()[:count])
 
 
-def test_laws_of_uniform_and_exponential_numbers():
+def test_distributions_of_uniform_and_exponential_numbers():
     uniform = chacha.uniforms(KEY, 200_000).numpy()
     assert np.all((uniform >= 0) & (uniform < 1)) and len(set(uniform)) == 200_000
     assert scipy.stats.kstest(uniform, "uniform").pvalue > 1e-6

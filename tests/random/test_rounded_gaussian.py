@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tests.random.test_chacha import check_law
+from tests.random.test_chacha import check_distribution
 from tfdp._random import chacha, rounded_gaussian
 from tfdp._random.rounded_gaussian import rounded_exactly, rounded_normals
 
@@ -39,7 +39,7 @@ def test_the_integers_have_the_distribution_of_a_rounded_normal_number():
 def test_large_and_small_scales(scale):
     drawn = rounded_normals(KEY, 300_000, scale).numpy()
     if scale > 1:
-        check_law(drawn / scale)
+        check_distribution(drawn / scale)
     else:  # Beyond 1/2 are 4 standard deviations.
         assert abs(np.sum(drawn != 0) - 300_000 * 2 * scipy.stats.norm.sf(4)) < 5 * np.sqrt(19)
 

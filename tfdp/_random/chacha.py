@@ -169,7 +169,7 @@ def _rounded(size: int) -> int:
 
 
 def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
-    """Words of a key's stream for one use: uint32 `[16, size]`, from block `first` on."""
+    """Returns words of a key's stream for one use: uint32 `[16, size]`, from block `first` on."""
     words = _words(key)
     secret, number = (words[:8], words[8:]) if key.shape == [5] else (words, [0, 0])
     nonce = tf.concat([number, use[tf.newaxis]], axis=0)

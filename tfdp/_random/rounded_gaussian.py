@@ -87,7 +87,7 @@ def _drawing(size: int, doubt: float) -> Callable[..., tf.Tensor]:
 
 
 def _words_of_pairs(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
-    """Words of the pairs that `size` blocks are enough for, from a first one on: `[6, pairs]`."""
+    """Returns the words of the pairs that `size` blocks yield, from the first on: `[6, pairs]`."""
     pairs = size * _WORDS // _WORDS_OF_PAIR
     words = tf.reshape(chacha._stream(key, use, first, size), [-1])
     return tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])

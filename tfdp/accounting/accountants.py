@@ -292,7 +292,7 @@ def _selective_rdp(
 def _upper_pairs(
     event: dp_accounting.DpEvent, observability: str
 ) -> tuple[dominating_pairs.Pair, ...] | None:
-    """Pairs that dominate one release when composed; None if all loss counts as infinite."""
+    """Returns pairs that dominate one composed release; None if all loss counts as infinite."""
     if not isinstance(event, SelectiveReleaseDpEvent):
         return (_sampled_pair(event),)
     (q, noise), (test_q, test_noise) = map(
@@ -314,7 +314,7 @@ def _upper_pairs(
 def _attained_pairs(
     event: dp_accounting.DpEvent, observability: str
 ) -> tuple[dominating_pairs.Pair, ...]:
-    """Pairs that some data sets attain, for lower bounds. All loss is finite."""
+    """Returns pairs that some data sets attain, for lower bounds. All loss is finite."""
     if not isinstance(event, SelectiveReleaseDpEvent):
         return (_sampled_pair(event),)
     if observability == CONDITIONAL:  # A test that accepts with a constant probability.

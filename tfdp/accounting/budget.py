@@ -22,7 +22,7 @@ _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
 _MOST_RELEASES = 10**8
 
-_Price = Callable[..., float]
+_Cost = Callable[..., float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Budget:
     def most(self, release: Callable[[int], Release]) -> int:
         """Returns the largest n for which `release(n)` is affordable, with n + 1 not: 0 to 10^8."""
 
-        def affordable(price: _Price) -> Callable[[int], bool]:
-            return lambda n: price(*([release(n)] if n else [])) <= self.target
+        def affordable(cost: _Cost) -> Callable[[int], bool]:
+            return lambda n: cost(*([release(n)] if n else [])) <= self.target
 
         if not affordable(self.epsilon)(0):
             return 0
@@ -110,9 +110,9 @@ class Budget:
                 "target_epsilon", f"above what `prior` has spent, {spent!r}", self.target
             )
 
-        def gap(price: _Price) -> Callable[[float], float]:
+        def gap(cost: _Cost) -> Callable[[float], float]:
             def of_log_noise(log_noise: float) -> float:
-                epsilon = price(release(math.exp(log_noise)))
+                epsilon = cost(release(math.exp(log_noise)))
                 return min(epsilon, 2 * self.target) - self.target  # Finite, for the root finder.
 
             return of_log_noise

@@ -21,7 +21,7 @@ _FORMAT_VERSION = 1
 
 
 class PrivacyParametersChangedError(ValueError):
-    """Training was resumed with privacy parameters other than those it began with."""
+    """Error of a training that resumes with other privacy parameters than it began with."""
 
 
 class PrivacyLedger:

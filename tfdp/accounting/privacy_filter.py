@@ -51,7 +51,7 @@ class BoundedRangeDpEvent(dp_accounting.DpEvent):
 
 
 class BudgetExceededError(ValueError):
-    """A release was refused because the privacy budget does not allow it."""
+    """Error of a release that the privacy budget does not allow."""
 
 
 class RdpFilter:
@@ -368,7 +368,7 @@ def bounded_range_rdp(width: float, q: float, order: float) -> float:
     the means of (1 - q + q r)^alpha (an example more) and of (1 - q + q r)^(1 - alpha) (one less)
     are largest when r takes only the two ends of its interval, the upper one with probability
     (1 - e^-s) / (e^(eta - s) - e^-s). Some exponential mechanism with two candidates attains the
-    worst s, so that this price is the smallest that is valid for all of them. It is at most
+    worst s, so that this cost is the smallest that is valid for all of them. It is at most
     alpha eta^2 / 8 (q = 1), and at most that of randomised response with epsilon = eta.
 
     The worst s is enclosed: in each of many cells of [0, eta] the interval is widened to hold

@@ -81,14 +81,16 @@ def rdp(
         result = np.full(len(orders), math.inf)
     else:
         # With q = 0 the noise does not matter.
-        law = _Law(q, sigma if q > 0 else 1.0, validation_q, log_spread)
-        result = np.array([law.rdp(order) if order < math.inf else math.inf for order in orders])
+        mechanism = _Mechanism(q, sigma if q > 0 else 1.0, validation_q, log_spread)
+        result = np.array(
+            [mechanism.rdp(order) if order < math.inf else math.inf for order in orders]
+        )
     result.setflags(write=False)
     return result
 
 
 @dataclasses.dataclass(frozen=True)
-class _Law:
+class _Mechanism:
     q: float
     sigma: float
     validation_q: float
@@ -122,25 +124,25 @@ class _Law:
 
 
 class _Dual:
-    """h(eta, c) of one law, order and direction, on a grid of w.
+    """h(eta, c) of one mechanism, order and direction, on a grid of w.
 
     With x_i, y_i and d_i for the factors of corner i, and X, Y and W for the three densities,
     h / c = sum over w of max_i (x_i X + y_i Y - d_i W).
     """
 
-    def __init__(self, law: _Law, order: float, remove: bool, steps_per_cell: int):
-        w, step = _grid(law, order, remove, steps_per_cell)
-        logs, self.rounding = _log_terms(law, order, remove, w)
+    def __init__(self, mechanism: _Mechanism, order: float, remove: bool, steps_per_cell: int):
+        w, step = _grid(mechanism, order, remove, steps_per_cell)
+        logs, self.rounding = _log_terms(mechanism, order, remove, w)
         peak = logs[0].max()
         first = np.exp(logs[0] - peak) * step
         self.log_first = float(peak + math.log(first.sum()))
         self.densities = np.stack(
             [first / first.sum(), np.exp(logs[1]) * step, np.exp(logs[2]) * step]
         )
-        log_a = np.array([0.0, 0.0, law.log_spread, law.log_spread])
-        spread = math.exp(law.log_spread)
+        log_a = np.array([0.0, 0.0, mechanism.log_spread, mechanism.log_spread])
+        spread = math.exp(mechanism.log_spread)
         b = np.array([1.0, spread, 1.0, spread])
-        log_mixed = np.log(_mixed(np.exp(log_a), b, law.validation_q))
+        log_mixed = np.log(_mixed(np.exp(log_a), b, mechanism.validation_q))
         own, other = (log_a, log_mixed) if remove else (log_mixed, log_a)
         self.order = order
         # Logs of N, Z and Z' at four constant (a, b), and at the best ones found last.
@@ -179,7 +181,7 @@ class _Dual:
         return proven, float(self.order * eta + log_n - log_z)
 
     def _upper(self, eta: float, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logs of the two upper terms, given those of N and Z."""
+        """Returns the logs of the two upper terms, given those of N and Z."""
         alpha = self.order
         return (
             logs[0] + (alpha - 1) * eta - math.log(alpha),
@@ -207,9 +209,9 @@ def _mixed(a: np.ndarray, b: np.ndarray, validation_q: float) -> np.ndarray:
     return (1 - validation_q) * a + validation_q * b
 
 
-def _log_c(law: _Law, order: float, remove: bool) -> float:
+def _log_c(mechanism: _Mechanism, order: float, remove: bool) -> float:
     """Returns the smallest log c that is proven, in one direction."""
-    coarse = _Dual(law, order, remove, _COARSE)
+    coarse = _Dual(mechanism, order, remove, _COARSE)
     low, high = coarse.bracket()
     slopes = {x: coarse.log_c(x)[1] for x in (low, high)}
     if slopes[low] < 0 < slopes[high]:
@@ -218,20 +220,22 @@ def _log_c(law: _Law, order: float, remove: bool) -> float:
         )
     else:
         eta = low if slopes[low] >= 0 else high
-    return _Dual(law, order, remove, _FINE).log_c(eta)[0]
+    return _Dual(mechanism, order, remove, _FINE).log_c(eta)[0]
 
 
-def _grid(law: _Law, order: float, remove: bool, steps_per_cell: int) -> tuple[np.ndarray, float]:
+def _grid(
+    mechanism: _Mechanism, order: float, remove: bool, steps_per_cell: int
+) -> tuple[np.ndarray, float]:
     """Returns equidistant w wherever one of three densities is not negligible, and their step.
 
     log L^alpha P has slope (alpha p - w) / sigma^2 with p in [0, 1]: outside [0, alpha] it falls at
     least as fast as P does; likewise L^(1 - alpha) P outside [1 - alpha, 0].
     """
-    tail = 14 * law.sigma
+    tail = 14 * mechanism.sigma
     low, high = (1 - order - tail, 1 + tail) if remove else (-tail, order + tail)
-    width = min(law.sigma, law.sigma**2) / 2
+    width = min(mechanism.sigma, mechanism.sigma**2) / 2
     cells = np.arange(math.floor(low / width), math.ceil(high / width) + 1)
-    logs, _ = _log_terms(law, order, remove, cells * width)
+    logs, _ = _log_terms(mechanism, order, remove, cells * width)
     keep = (logs > logs.max(axis=1, keepdims=True) - _NEGLIGIBLE).any(axis=0)
     keep[:-1] |= keep[1:]  # The cell on the left of every such point.
     cells, step = cells[keep], width / steps_per_cell
@@ -240,9 +244,11 @@ def _grid(law: _Law, order: float, remove: bool, steps_per_cell: int) -> tuple[n
     ).ravel(), step
 
 
-def _log_terms(law: _Law, order: float, remove: bool, w: np.ndarray) -> tuple[np.ndarray, float]:
-    """Logs of the three densities X, Y and W at w, and their largest relative rounding error."""
-    log_p, log_l = law.log_densities(w)
+def _log_terms(
+    mechanism: _Mechanism, order: float, remove: bool, w: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Returns the logs of the densities X, Y and W at w, and their largest relative rounding."""
+    log_p, log_l = mechanism.log_densities(w)
     largest = float((1 + order * np.abs(log_l) + np.abs(log_p)).max())
     rounding = 4 * float(np.finfo(float).eps) * largest
     if remove:

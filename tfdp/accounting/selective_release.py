@@ -3,7 +3,7 @@
 DPSUR (Fu et al. 2023) takes a private step, measures how much it lowers the loss on a Poisson batch
 of the training set, adds noise, and goes back if that is not enough. What is released is a new
 random update, given that it passed: selection, not post-processing. What it costs depends on what
-else can be observed, so every price here is for one of `OBSERVABILITY`.
+else can be observed, so every cost here is for one of `OBSERVABILITY`.
 """
 
 import math
@@ -28,7 +28,7 @@ PER_ATTEMPT = "per_attempt"
 OBSERVABILITY = (CONDITIONAL, PER_ATTEMPT)
 
 _NO_BOUND = (
-    " This price of DPSUR (its Theorem 5.6) is not an upper bound on epsilon. Replace it by "
+    " This cost of DPSUR (its Theorem 5.6) is not an upper bound on epsilon. Replace it by "
     "'conditional', which counts accepted updates as well: what was recorded stays the same, and "
     "epsilon becomes larger."
 )
@@ -90,9 +90,9 @@ def acceptance_bounds(
 def parameters_for_acceptance(least: float, largest: float) -> tuple[float, float]:
     """Returns the test that accepts with a probability between `least` and `largest`, on any data.
 
-    The conditional bound charges for their ratio alone, so that among the tests of one ratio the
-    one with the largest probabilities makes the same law of accepted updates with the fewest
-    attempts.
+    The conditional bound charges for their ratio alone. Among the tests of one ratio, the one with
+    the largest probabilities needs the fewest attempts for the same distribution of accepted
+    updates.
 
     Args:
       least: A, in (0, 1): how often a useless update may still be accepted.
@@ -221,7 +221,7 @@ def conditional_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -
       >>> conditional_rdp(event, (2.0,)).round(6)
       array([0.000566])
     """
-    return selected_gaussian.rdp(*_selected_law(event), orders)
+    return selected_gaussian.rdp(*_selected_parameters(event), orders)
 
 
 def conditional_pair(event: SelectiveReleaseDpEvent) -> dominating_pairs.Pair | None:
@@ -235,10 +235,10 @@ def conditional_pair(event: SelectiveReleaseDpEvent) -> dominating_pairs.Pair | 
 
     Source: `tfdp.accounting.selected_gaussian_pld`.
     """
-    return selected_gaussian_pld.dominating_pair(*_selected_law(event))
+    return selected_gaussian_pld.dominating_pair(*_selected_parameters(event))
 
 
-def _selected_law(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, float]:
+def _selected_parameters(event: SelectiveReleaseDpEvent) -> tuple[float, float, float, float]:
     """Returns q and sigma of the update, q of the test, and log(B / A)."""
     q, sigma = parameters(event.update)
     validation_q, validation_sigma = parameters(event.selection)
@@ -252,11 +252,11 @@ def bit_rdp(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> np.nda
     """Computes the RDP of the test's answer: accepted or not.
 
     It is 1 with probability p without the example and (1 - q_v) p + q_v p' with it, p and p' in
-    [A, B]. The divergence is jointly convex in both laws, so that it is largest at a corner.
+    [A, B]. The divergence is jointly convex in both distributions. So it is largest at a corner.
     """
     divergences = [np.zeros(len(orders))]
     alpha = np.array(orders)
-    for with_example, without in _bit_laws(event):
+    for with_example, without in _bit_distributions(event):
         for p, r in ((with_example, without), (without, with_example)):
             with np.errstate(invalid="ignore"):
                 terms = alpha[:, np.newaxis] * p + (1 - alpha[:, np.newaxis]) * r
@@ -277,23 +277,27 @@ def bit_pair(event: SelectiveReleaseDpEvent, attained: bool = False) -> dominati
       event: Of positive noise and sampling probability.
       attained: Whether to return the pair of one corner, which data sets can attain.
     """
-    laws = [np.exp(law) for law in _bit_laws(event)][: 1 if attained else None]
-    swapped = [law[::-1] for law in laws]
-    return dominating_pairs.Pair(add=_bit_atoms(swapped), remove=_bit_atoms(laws))
+    distributions = [np.exp(distribution) for distribution in _bit_distributions(event)][
+        : 1 if attained else None
+    ]
+    swapped = [distribution[::-1] for distribution in distributions]
+    return dominating_pairs.Pair(add=_bit_atoms(swapped), remove=_bit_atoms(distributions))
 
 
-def _bit_atoms(laws: list[np.ndarray]) -> dominating_pairs.Atoms:
+def _bit_atoms(distributions: list[np.ndarray]) -> dominating_pairs.Atoms:
     """Returns the outcomes of the hull of trade-off curves of two outcomes each, [upper, lower]."""
     points = [(0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 0.0, 0.0)]
-    for upper, lower in laws:
+    for upper, lower in distributions:
         more = int(upper[1] * lower[0] > upper[0] * lower[1])  # The answer of the larger ratio.
         (y, x), (co_y, co_x) = ((float(lower[i]), float(upper[i])) for i in (more, 1 - more))
         points.append((y, x, co_y, co_x))
     return dominating_pairs.hull_atoms(points)
 
 
-def _bit_laws(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Logs of (P[accepted], P[rejected]) with x and without, at (p, p') = (A, B) and (B, A).
+def _bit_distributions(event: SelectiveReleaseDpEvent) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns logs of (P[accepted], P[rejected]) with and without x.
+
+    The corners are (p, p') = (A, B) and (B, A).
 
     At the two other corners both are the same.
     """

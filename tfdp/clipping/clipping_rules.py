@@ -72,7 +72,7 @@ class ClippingRule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FlatClipping(ClippingRule):
-    """Gradients longer than C are scaled down to C: `g / max(1, ||g|| / C)`.
+    """Flat clipping, which scales gradients longer than C down: `g / max(1, ||g|| / C)`.
 
     References:
       - Abadi et al., 2016, Deep Learning with Differential Privacy
@@ -86,7 +86,7 @@ class FlatClipping(ClippingRule):
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerClipping(ClippingRule):
-    """The gradients of each of L layers are clipped to `C / sqrt(L)`: all together, to C.
+    """Per-layer clipping: each of L layers to `C / sqrt(L)`, so that all together are within C.
 
     Variables belong to the same layer if their names have the same part before the last slash, as
     Keras names them. No layer's norm decides on how much of another's gradient is kept.
@@ -110,7 +110,7 @@ class PerLayerClipping(ClippingRule):
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticClipping(ClippingRule):
-    """Gradients are normalised: `C * g / (||g|| + stability)`. Short ones get longer, too.
+    """Normalization of gradients: `C * g / (||g|| + stability)`. Short ones get longer, too.
 
     The clip becomes a factor of the learning rate: there is no clip to tune.
 
@@ -141,7 +141,7 @@ class AutomaticClipping(ClippingRule):
 
 @dataclasses.dataclass(frozen=True)
 class ImportanceSamplingClipping(FlatClipping):
-    """Of a batch, examples are kept with a probability that grows with their gradient (DPIS).
+    """Importance sampling (DPIS): an example's probability grows with its gradient.
 
     With probability `p = min(1, ||g|| / C)` a gradient g is kept, and counts as `C * g / ||g||`;
     otherwise it counts as zero: its norm is rounded at random to 0 or C. On average over the
@@ -150,10 +150,10 @@ class ImportanceSamplingClipping(FlatClipping):
     This is DPIS with a public K. DPIS at an expected batch size B has example i in a batch with
     probability `B ||c_i|| / K`, where c_i is its flat-clipped gradient, and weights it by the
     inverse, so that every contribution to the update has the same norm `K / (N B)`. Uniform
-    sampling at `B' = B N C / K` and keeping with probability `||c_i|| / C` is the same law, and
-    `C / B'` the same norm. B' is the optimizer's `expected_batch_size` here; of these examples
-    `B' sum ||c_i|| / (N C)` are kept on average. K only sets B': it need not be the sum of the
-    `||c_i||`, nor a bound on it.
+    sampling at `B' = B N C / K` and keeping with probability `||c_i|| / C` is the same
+    distribution, and `C / B'` the same norm. B' is the optimizer's `expected_batch_size` here; of
+    these examples `B' sum ||c_i|| / (N C)` are kept on average. K only sets B': it need not be the
+    sum of the `||c_i||`, nor a bound on it.
 
     Formal guarantees:
       * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the

@@ -88,7 +88,7 @@ class ClippedSum:
 
 
 class ClippingEngine(abc.ABC):
-    """Computes sums of clipped gradients, and knows their sensitivity.
+    """Engine that computes sums of clipped gradients and their sensitivity.
 
     Formal guarantee: for two batches that are neighbours, the l2 distance of the two
     `clipped_sum(...).gradients` (all variables together) is at most `sensitivity(relation)`,
@@ -186,7 +186,7 @@ class ClippingEngine(abc.ABC):
         """
 
     def _draw_secretly(self, loss: tf.Tensor) -> None:
-        """Has the model draw its random numbers from `streams`."""
+        """Makes the model draw its random numbers from `streams`."""
         random_streams.hide_counts(loss.graph)
         if self.streams is not None:
             random_streams.make_secret(loss, self.streams)

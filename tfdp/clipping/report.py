@@ -1,4 +1,4 @@
-"""Tells which rule clips the gradients of each variable of a model."""
+"""Report on which rule clips the gradients of each variable of a model."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class SlowClippingWarning(UserWarning):
-    """Some or all gradients are clipped by the slower engine."""
+    """Warning that some or all gradients are clipped by the slower engine."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks the whole training step: where it is traced, and all that it does besides the update.
+"""Checks of the whole training step: where it is traced, and what else it does.
 
 Clipping bounds what an example adds to the update. It bounds nothing that takes another way: a
 variable, a table or Python code that keeps a statistic of the batch, a branch that a statistic
@@ -190,7 +190,7 @@ def check_update(tensors: Iterable[tf.Tensor | None]) -> None:
 
 
 def watch(graph: tf.Graph) -> None:
-    """Has the step that is being traced checked when it is finished."""
+    """Arranges for the step that is being traced to be checked when it is finished."""
     around = list(data_flow.graphs_around(graph))
     if not around or around[-1] in _watched:
         return

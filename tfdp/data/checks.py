@@ -1,4 +1,4 @@
-"""Says what is wrong with data that Poisson batches cannot be drawn of."""
+"""Error messages for data that Poisson batches cannot be drawn from."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Examples that are dicts: chooses the features and the label by their names."""
+"""Choice of features and label, by name, in examples that are dicts."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Data sets that stay where they are: of which only the rows of a batch are read."""
+"""Stored data sets, of which only the rows of a batch are read."""
 
 import abc
 import concurrent.futures

@@ -123,7 +123,7 @@ def read_examples(folder: str | os.PathLike) -> Examples:
 
 
 def _checked_specs(dataset: tf.data.Dataset) -> list[tf.TensorSpec]:
-    """Types and shapes of examples that can be written, flattened."""
+    """Returns types and shapes of examples that can be written, flattened."""
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(f"Argument `dataset` must be finite. Received an infinite one: {dataset}.")
     if not (isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) in (2, 3)):

@@ -1,4 +1,4 @@
-"""Autoencoders with a latent law: what can be asked of one, however it was trained."""
+"""Autoencoders with a latent distribution: generation and evaluation, however trained."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +74,7 @@ class Autoencoder(tf.keras.Model):
         return tfd.Independent(tfd.Normal(loc, scale), 1)
 
     def decode(self, z: Any, y: Any = None) -> tfd.Distribution:
-        """Returns the law p(x|z) of examples.
+        """Returns the distribution p(x|z) of examples.
 
         Args:
           z: Codes, `[n, latent_dim]`.
@@ -87,7 +87,7 @@ class Autoencoder(tf.keras.Model):
         return self.likelihood.distribution(decoded, len(self._event_shape))
 
     def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
-        """Reconstructions: the means of p(x|z) at the means of q(z|x)."""
+        """Reconstructs examples: the means of p(x|z) at the means of q(z|x)."""
         conditional = self.num_classes is not None
         if conditional and not (isinstance(inputs, tuple | list) and len(inputs) == 2):
             raise ValueError(
@@ -121,7 +121,7 @@ class Autoencoder(tf.keras.Model):
     def _encode(
         self, x: tf.Tensor, condition: tf.Tensor | None, training: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
+        """Returns locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
         encoded = self.encoder(x if condition is None else [x, condition], training=training)
         loc, raw = tf.split(encoded, 2, axis=-1)
         return loc, tf.nn.softplus(raw) + _LEAST_SCALE
@@ -134,15 +134,15 @@ class Autoencoder(tf.keras.Model):
     def _log_likelihood_at(
         self, x: tf.Tensor, condition: tf.Tensor | None, codes: tf.Tensor, training: bool = False
     ) -> tf.Tensor:
-        """Values of log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
+        """Computes log p(x|z) for codes `[rows, samples, latent_dim]`: `[rows, samples]`."""
         count = tf.shape(codes)[1] if codes.shape[1] is None else codes.shape[1]
         if condition is not None:
             condition = tf.tile(condition[:, tf.newaxis], [1, count, 1])
             condition = tf.reshape(condition, [-1, self.num_classes])
         decoded = self._decode(tf.reshape(codes, [-1, self.prior.latent_dim]), condition, training)
         decoded = tf.reshape(decoded, [-1, count, *self._event_shape])
-        law = self.likelihood.distribution(decoded, len(self._event_shape))
-        return law.log_prob(tf.cast(x, decoded.dtype)[:, tf.newaxis])
+        distribution = self.likelihood.distribution(decoded, len(self._event_shape))
+        return distribution.log_prob(tf.cast(x, decoded.dtype)[:, tf.newaxis])
 
     def generate(
         self, n: int, y: Any = None, *, sample: bool = False, seed: int | None = None
@@ -176,8 +176,8 @@ class Autoencoder(tf.keras.Model):
             labels = None if condition is None else condition[start : start + count]
             decoded = self._decode(z, self._condition(labels))
             if sample:
-                law = self.likelihood.distribution(decoded, len(self._event_shape))
-                found.append(law.sample(seed=value_seed).numpy())
+                distribution = self.likelihood.distribution(decoded, len(self._event_shape))
+                found.append(distribution.sample(seed=value_seed).numpy())
             else:
                 found.append(self.likelihood.mean(decoded).numpy())
         return np.concatenate(found)
@@ -235,7 +235,7 @@ class Autoencoder(tf.keras.Model):
     def _log_weights(
         self, x: tf.Tensor, condition: tf.Tensor | None, noise: tf.Tensor
     ) -> tf.Tensor:
-        """Logarithms of the importance weights of codes, `[rows, samples]`."""
+        """Computes the logarithms of the importance weights of codes, `[rows, samples]`."""
         loc, scale = self._encode(x, condition)
         loc, scale = loc[:, tf.newaxis], scale[:, tf.newaxis]
         codes = loc + scale * noise

@@ -1,4 +1,4 @@
-"""Replaces BatchNormalization, which mixes examples, in a Keras model."""
+"""Replacement of BatchNormalization, which mixes examples, in a Keras model."""
 
 from typing import Any
 

@@ -38,7 +38,7 @@ class Divergence(abc.ABC):
           posterior: The diagonal normals q(z|x_i): batch shape `[n]`, event shape `[d]`. Only
             `PriorToAggregateKL` looks at it.
           samples: One draw from each, `[n, d]`.
-          prior: The law p(z), with event shape `[d]`.
+          prior: The distribution p(z), with event shape `[d]`.
           prior_samples: Independent draws from it, one per row: `[n, d]`.
           mask: Which rows exist, bool `[n]`. Others may hold anything, NaN included, and change
             neither the value nor a gradient.
@@ -110,9 +110,9 @@ class DimensionwiseMMD(_MaximumMeanDiscrepancy):
     """The squared maximum mean discrepancies of the single dimensions, summed over them.
 
     Each dimension is compared with the kernel k(x, y) = sum_l l / (l + (x - y)^2), a sum of Cauchy
-    kernels. It sees the law of each dimension, and not how they depend on each other: what a sparse
-    prior needs. It takes O(n^2 d) operations per scale. The estimator is unbiased, and may be
-    negative.
+    kernels. It sees the distribution of each dimension, and not how they depend on each other. This
+    suits a sparse prior. It takes O(n^2 d) operations per scale. The estimator is unbiased, and may
+    be negative.
 
     Args:
       scales: The numbers l, positive, in squared units of the latent space.

@@ -13,10 +13,10 @@ from tfdp._validation import error, is_integer, is_number
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood(abc.ABC):
-    """The law p(x | z) of an example x, whose values are independent given the decoder's output."""
+    """The distribution p(x|z) of an example, with independent values given the decoder's output."""
 
     def distribution(self, decoded: tf.Tensor, event_rank: int) -> tfd.Independent:
-        """Returns the law of examples.
+        """Returns the distribution of examples.
 
         Args:
           decoded: Output of the decoder, `[..., *event]`.
@@ -39,7 +39,7 @@ class Likelihood(abc.ABC):
 
     @abc.abstractmethod
     def values(self, decoded: tf.Tensor) -> tfd.Distribution:
-        """Returns the laws of the single values, with batch shape `[..., *event]`."""
+        """Returns the distributions of the single values, with batch shape `[..., *event]`."""
 
     def mean(self, decoded: tf.Tensor) -> tf.Tensor:
         """Returns the expected example: the image to show, `[..., *event]`."""
@@ -56,8 +56,8 @@ class Bernoulli(Likelihood):
 
     Example:
       >>> from tfdp.models import likelihoods
-      >>> law = likelihoods.Bernoulli().distribution([[0.0, 0.0]], event_rank=1)
-      >>> print(f"{law.log_prob([[1.0, 0.3]])[0]:.4f}")  # Two times -log(2).
+      >>> distribution = likelihoods.Bernoulli().distribution([[0.0, 0.0]], event_rank=1)
+      >>> print(f"{distribution.log_prob([[1.0, 0.3]])[0]:.4f}")  # Two times -log(2).
       -1.3863
     """
 
@@ -82,8 +82,8 @@ class Laplace(Likelihood):
 
     Example:
       >>> from tfdp.models import likelihoods
-      >>> law = likelihoods.Laplace(scale=0.5).distribution([[0.2, 0.4]], event_rank=1)
-      >>> print(f"{law.log_prob([[0.2, 0.9]])[0]:.4f}")
+      >>> distribution = likelihoods.Laplace(scale=0.5).distribution([[0.2, 0.4]], event_rank=1)
+      >>> print(f"{distribution.log_prob([[0.2, 0.9]])[0]:.4f}")
       -1.0000
     """
 
@@ -109,8 +109,8 @@ class Normal(Likelihood):
 
     Example:
       >>> from tfdp.models import likelihoods
-      >>> law = likelihoods.Normal(scale=1.0).distribution([[0.0, 0.0]], event_rank=1)
-      >>> print(f"{law.log_prob([[0.0, 1.0]])[0]:.4f}")  # -log(2 pi) - 1/2
+      >>> distribution = likelihoods.Normal(scale=1.0).distribution([[0.0, 0.0]], event_rank=1)
+      >>> print(f"{distribution.log_prob([[0.0, 1.0]])[0]:.4f}")  # -log(2 pi) - 1/2
       -2.3379
     """
 

@@ -1,4 +1,4 @@
-"""Finds everything in a Keras model that private training refuses, or does slowly."""
+"""Check for everything in a Keras model that private training refuses, or does slowly."""
 
 import contextlib
 import dataclasses
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """Everything that `validate` found.
+    """Result of `validate`: everything that it found.
 
     Attributes:
       findings: What would be refused, then what would be slow.
@@ -287,7 +287,7 @@ def _of_loss(model: Any, outputs: Any, losses: Any, weights: Any, data: Any) -> 
 
 
 def _targets(outputs: Any, losses: Any, data: Any) -> list[Any]:
-    """Specs of the targets: those of the data, or guesses."""
+    """Returns specs of the targets: those of the data, or guesses."""
     if isinstance(data, tf.data.Dataset):
         return [data.element_spec[1]]
     if data is not None:

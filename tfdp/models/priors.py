@@ -13,7 +13,7 @@ from tfdp._validation import error, is_integer, is_number
 
 
 class Prior(abc.ABC):
-    """The law p(z) of a latent code z.
+    """The distribution p(z) of a latent code z.
 
     Attributes:
       latent_dim: Number of dimensions of z.
@@ -23,7 +23,7 @@ class Prior(abc.ABC):
 
     @abc.abstractmethod
     def distribution(self) -> tfd.Distribution:
-        """Returns the law, in float32: event shape `[latent_dim]`, batch shape `[]`."""
+        """Returns the distribution, in float32: event shape `[latent_dim]`, batch shape `[]`."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:

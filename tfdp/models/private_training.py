@@ -1,4 +1,4 @@
-"""Makes a Keras model private in one call: batches, noise for a budget, and `compile`."""
+"""Private training of a Keras model in one call: batches, noise for a budget, and `compile`."""
 
 import math
 from collections.abc import Callable

@@ -198,7 +198,7 @@ class TermWiseVAE(Autoencoder):
         """Returns `_rows_of`, with random numbers for each row. Private training draws its own."""
         rows, mask = self._rows_of(data)
         count = tf.shape(rows["x"])[0]
-        drawn = [law.sample(count) for law in self._draws()]
+        drawn = [distribution.sample(count) for distribution in self._draws()]
         return _with(rows, drawn), None if mask is None else tf.cast(mask, tf.bool)
 
     # Training.

@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 
 class Accumulator:
-    """Adds up clipped sums until a logical batch is complete.
+    """Accumulator of clipped sums until a logical batch is complete.
 
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
     a logical batch is broken off, such as by an exception in `fit`: parts of two of them must not

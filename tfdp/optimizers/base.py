@@ -80,7 +80,7 @@ class _Step:
 
 
 class PrivateOptimizerMixin(PersistentState):
-    """Turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
+    """Mixin that turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
 
     Each logical step applies the base optimizer to
 

@@ -1,4 +1,4 @@
-"""Finds out whether the batch of a step is an unused draw of `poisson_batches`."""
+"""Check whether the batch of a step is an unused draw of `poisson_batches`."""
 
 import dataclasses
 import logging

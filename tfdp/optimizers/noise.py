@@ -1,4 +1,4 @@
-"""Generates the noise of private optimizers."""
+"""Generator of the noise of private optimizers."""
 
 from collections.abc import Sequence
 

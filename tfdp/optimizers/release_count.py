@@ -22,7 +22,7 @@ _PARAMETERS = "privacy_parameters"
 
 
 class ReleaseRecord:
-    """Counts the steps of an optimizer, and knows of those that went before.
+    """Count of the steps of an optimizer, and of those that went before.
 
     Guarantees: the total never falls. Every optimizer counts in a row of its own, under a random
     number (uid) that no other optimizer has, also none in another process and no copy; rows are
@@ -125,7 +125,7 @@ class ReleaseRecord:
                 self.variables[RECORD].assign(self._table())
 
     def _foreign(self) -> list[np.ndarray]:
-        """Tables of all other releases, of which some may be known already."""
+        """Returns tables of all other releases, of which some may be known already."""
         records = [other for known in self.lineages for other in known.records]
         others = [record for record in lineage.connected(records) if record is not self]
         tables = [table for record in others for table in record.tables()]

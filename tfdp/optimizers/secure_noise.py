@@ -1,4 +1,4 @@
-"""Adds noise whose floating-point numbers say no more than the ideal Gaussian mechanism.
+"""Noise whose floating-point numbers say no more than the ideal Gaussian mechanism.
 
 A number is moved to the nearest point of a public grid, and an integer number of steps of the grid
 is added: a normal number that is rounded exactly. For x on the grid, x plus a rounded normal number

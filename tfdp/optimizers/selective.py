@@ -38,7 +38,7 @@ _MOST_ATTEMPTS = 10**6
 
 
 class SelectiveUpdateMixin(PrivateOptimizerMixin):
-    """Makes every step of a private optimizer an attempt, which is tested and kept or taken back.
+    """Mixin that makes every step an attempt, which is tested and kept or rolled back.
 
     The attempts, and taking them back, are `tfdp.SelectiveModel`'s; this holds the parameters, the
     noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.

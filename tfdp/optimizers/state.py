@@ -22,7 +22,7 @@ else:
 
 
 class PersistentState(_Optimizer):
-    """Creates, saves and restores slots, iterations, the record of releases, an adaptive clip."""
+    """Mixin that saves and restores slots, iterations, the record and an adaptive clip."""
 
     _released: ReleaseRecord
     _adaptive: AdaptiveClip | None

@@ -345,10 +345,10 @@ def test_the_noise_of_a_step(kind):
     else:
         of_codes = of_head = sigma * 2 * C1
     for noise, stddev in ((codes, of_codes), (head, of_head)):
-        law = scipy.stats.kstest
-        assert law(noise, scipy.stats.norm(0, stddev).cdf).pvalue > 1e-4
+        test = scipy.stats.kstest
+        assert test(noise, scipy.stats.norm(0, stddev).cdf).pvalue > 1e-4
         for wrong in (2 / 3, 3 / 2):
-            assert law(noise, scipy.stats.norm(0, wrong * stddev).cdf).pvalue < 1e-6
+            assert test(noise, scipy.stats.norm(0, wrong * stddev).cdf).pvalue < 1e-6
 
 
 def test_the_ledger_has_one_gaussian_mechanism():

@@ -255,7 +255,7 @@ def test_terms_may_call_functions(term):
     same(changes, lambda model, *_: using(term, model, lambda: 2.0))
 
 
-def test_random_laws_that_follow_the_data_are_refused():
+def test_random_distributions_that_follow_the_data_are_refused():
     def changes(model, x, y, mask):
         mean = tf.reduce_mean(x)
         normal = tfdp.models.priors.tfd.Normal

@@ -138,13 +138,13 @@ def test_rows_may_be_computed_row_by_row_and_get_draws_of_their_own():
     assert masked and all(np.isfinite(g).all() for g in gradients)
 
 
-def test_draws_are_of_their_law_and_of_each_row_its_own():
+def test_draws_are_of_their_distribution_and_of_each_row_its_own():
     model, (x, y, mask) = Codes(), data(3000)
-    laws = (tfd.Normal(tf.zeros([2]), 3.0), tfd.Exponential(2.0))
+    distributions = (tfd.Normal(tf.zeros([2]), 3.0), tfd.Exponential(2.0))
 
     @tf.function
     def draw(x, y, mask, seed):
-        return two_terms(model, x, y, mask, draws=lambda: laws).with_draws(seed)[2:]
+        return two_terms(model, x, y, mask, draws=lambda: distributions).with_draws(seed)[2:]
 
     normal, exponential = draw(x, y, mask, tf.constant([1, 2], tf.int64))
     assert normal.shape == (3000, 2) and exponential.shape == (3000,)
@@ -194,9 +194,9 @@ class Bits:
         return tf.tile(tf.cast(tf.reshape(bits, [1, 64]), tf.float32), [rows, 1])
 
 
-def bits_of_seeds(steps=80, laws=3):
-    """The bits of the seeds that reach the distributions, `[steps, laws * 64]`."""
-    variable = tf.Variable(tf.zeros([laws, 64]))
+def bits_of_seeds(steps=80, distributions=3):
+    """The bits of the seeds that reach the distributions, `[steps, distributions * 64]`."""
+    variable = tf.Variable(tf.zeros([distributions, 64]))
     optimizer = tfdp.DPSGD(1e6, 0.0, expected_batch_size=1, learning_rate=1.0)
 
     @tf.function(input_signature=[tf.TensorSpec([None, 1])])
@@ -209,7 +209,7 @@ def bits_of_seeds(steps=80, laws=3):
             batch=(x,),
             mask=None,
             aggregation=TermWiseAggregation(1.0, 2),
-            draws=lambda: [Bits()] * laws,
+            draws=lambda: [Bits()] * distributions,
         )
         optimizer.minimize(loss, [variable])
 

@@ -92,7 +92,7 @@ def test_known_streams_are_caught(name, monkeypatch):
         assert_secret(name)
 
 
-def test_the_law_is_that_of_the_layer():
+def test_the_distribution_is_that_of_the_layer():
     kept = np.concatenate(updates(KNOWN["dropout"], batches())) / 2  # Kept values are doubled.
     expected = scipy.stats.binom(N, 0.5)
     statistic = np.sum((kept - expected.mean()) ** 2) / expected.var()

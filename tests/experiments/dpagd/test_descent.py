@@ -147,7 +147,7 @@ def p_value(noise, sigma):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("measure", "right"), [(once, True), (in_two, True), (unweighted, False)])
-def test_the_law_of_the_noise(measure, right):
+def test_the_distribution_of_the_noise(measure, right):
     """Precision 1/4 is sigma 2, at once or as 0.16 + 0.09; wrong ones are rejected."""
     noise = noise_of(measure)
     assert (p_value(noise, 2.0) > 1e-3) == right
@@ -179,7 +179,7 @@ def choices(descent, n=2000):
     return np.bincount(pick(keys).numpy(), minlength=len(SCORES))
 
 
-def test_the_law_of_the_choice():
+def test_the_distribution_of_the_choice():
     """That of the exponential mechanism, of the range that is paid for; wrong ones are rejected."""
     width = 2.0
     counts = choices(descend(selection_range=width))
@@ -242,7 +242,7 @@ def test_the_price_grows_as_the_settings_say(q):
 
     grown = grown_precision(budget, q, 0.25, 0.1)
     assert cost(grown) == pytest.approx(1.1 * cost(0.25), rel=1e-6)
-    assert cost(grown - 0.25) <= cost(grown) - cost(0.25) + 1e-9  # A fresh batch is no dearer.
+    assert cost(grown - 0.25) <= cost(grown) - cost(0.25) + 1e-9  # A fresh batch costs no more.
 
 
 def test_the_largest_step_size_follows_those_chosen(monkeypatch):
@@ -258,15 +258,15 @@ def test_the_largest_step_size_follows_those_chosen(monkeypatch):
 
 
 class Recording(AdaptiveGradientDescent):
-    """Prices what is run, from what it is run with."""
+    """Adds up the costs of what is run."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.price = 0.0
+        self.total_cost = 0.0
 
     def _add(self, q, event):
-        self.price += self.budget.cost(dp_accounting.PoissonSampledDpEvent(q, event))
-        assert self.price <= self.budget.spent * (1 + 1e-9)  # Paid before.
+        self.total_cost += self.budget.cost(dp_accounting.PoissonSampledDpEvent(q, event))
+        assert self.total_cost <= self.budget.spent * (1 + 1e-9)  # Paid before.
 
     def _measure(self, precision):
         self._add(16 / N, dp_accounting.GaussianDpEvent(precision**-0.5))
@@ -289,7 +289,7 @@ def test_what_is_run_is_what_is_paid_for():
     made = descent.run()
     assert made == descent.iterations > 3 and descent.finished and descent.run() == 0
     assert len(measured(descent)) > 2  # Some measurements were repeated.
-    assert descent.price == pytest.approx(descent.budget.spent)
+    assert descent.total_cost == pytest.approx(descent.budget.spent)
     assert 0.5 * descent.budget.budget < descent.budget.spent <= descent.budget.budget
     assert descent.budget.guarantee.epsilon == 12.0
 

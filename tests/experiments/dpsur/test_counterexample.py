@@ -1,4 +1,4 @@
-"""The published price is below a lower bound on epsilon, and the bound of tfdp above it."""
+"""The published cost is below a lower bound on epsilon, and the bound of tfdp above it."""
 
 import dataclasses
 import math
@@ -19,9 +19,9 @@ from experiments.accounting import published as published_accounting
 from experiments.dpsur import counterexample
 from experiments.dpsur.counterexample import (
     check_simulation,
+    costs,
     critical_distance,
     draw,
-    prices,
     simulate,
 )
 from experiments.dpsur.distributions import Instance, least_epsilon, renyi, renyi_of_test
@@ -71,7 +71,7 @@ def test_reference_values_are_reached(updates, reference):
 
 
 @pytest.mark.parametrize("example", [False, True])
-def test_masses_are_those_of_the_law(example):
+def test_masses_are_those_of_the_distribution(example):
     edges = INSTANCE.edges()
     masses = INSTANCE.masses(edges, example)
     assert abs(masses.sum() - 1) < 1e-11
@@ -94,13 +94,13 @@ def test_renyi_divergence_is_the_integral(order):
     np.testing.assert_allclose(renyi(INSTANCE, order), math.log1p(value) / (order - 1), rtol=1e-5)
 
 
-# Against the prices.
+# Against the costs.
 
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("instance", "updates"), [(INSTANCE, 500), (FULL_BATCH, 1)])
 def test_published_epsilon_is_too_small_and_the_conditional_is_not(instance, updates):
-    p = prices(instance, updates, 1e-5)
+    p = costs(instance, updates, 1e-5)
     assert p.published < p.true_at_least
     assert all(p.true_at_least <= epsilon for epsilon in p.conditional.values())
     assert p.attempts == math.ceil(updates / instance.acceptance(False))
@@ -123,12 +123,12 @@ def test_theorem_4_1_holds_without_sampling_and_5_5_fails_with_it():
 # The simulation.
 
 
-def test_simulated_updates_follow_the_law_and_not_the_unselected_one():
+def test_simulated_updates_follow_the_distribution_and_not_the_unselected_one():
     rows = check_simulation(INSTANCE, updates=2, runs=20_000, seed=3)
     assert [row[0] for row in rows] == ["D", "D", "D + {x}", "D + {x}"]
     for row in rows:
-        from_law, from_unselected, attempts, expected = map(float, row[2:])
-        assert from_law < critical_distance(20_000) < from_unselected / 5
+        from_distribution, from_unselected, attempts, expected = map(float, row[2:])
+        assert from_distribution < critical_distance(20_000) < from_unselected / 5
         assert abs(attempts / expected - 1) < 0.03
 
 
@@ -149,7 +149,7 @@ def test_mutant_without_selection_is_caught(monkeypatch):
         counterexample, "_test", lambda instance, example, old, new, rng: new == new
     )
     with pytest.raises(AssertionError):
-        test_simulated_updates_follow_the_law_and_not_the_unselected_one()
+        test_simulated_updates_follow_the_distribution_and_not_the_unselected_one()
 
 
 # The command.
@@ -172,8 +172,8 @@ def test_command_prints_tables_and_draws(tmp_path, capsys):
 
 
 def test_curves_are_labelled_at_their_ends():
-    all_prices = [prices(INSTANCE, updates, 1e-5) for updates in (5, 20)]
-    panel = draw(INSTANCE, all_prices, 1e-5).axes[1]
+    all_costs = [costs(INSTANCE, updates, 1e-5) for updates in (5, 20)]
+    panel = draw(INSTANCE, all_costs, 1e-5).axes[1]
     labels = [text.get_text() for text in panel.texts]
     assert any(label.startswith("published,\nnot an upper bound") for label in labels)
     assert len(labels) == len(panel.lines) == 4

@@ -29,7 +29,7 @@ def test_a_sweep_compares_at_one_epsilon_and_is_not_repeated(tmp_path, capsys, m
     assert methods == ["dpsgd", "dpsur_sgd", "dpsur_sgd"] * 2
     assert all(2.9 < row["epsilon"] <= 3 for row in rows)
     noise = {row["value"]: row["noise_multiplier"] for row in rows}
-    assert noise[None] < noise[1.5] < noise[2.0]  # Selection has a price.
+    assert noise[None] < noise[1.5] < noise[2.0]  # Selection has a cost.
     shown = list(csv.DictReader(io.StringIO((tmp_path / "sweep.csv").read_text())))
     assert [float(row["accuracy"]) for row in shown] == [row["accuracy"] for row in rows]
     assert matplotlib.image.imread(tmp_path / "sweep.png").ndim == 3

@@ -15,7 +15,7 @@ from experiments.dpsur.tables import (
     conditional_epsilons,
     published_updates,
     rounded_up,
-    same_price,
+    same_cost,
 )
 from tfdp.accounting import RdpAccountant, SelectiveReleaseDpEvent, acceptance_bounds, event_codec
 
@@ -41,7 +41,7 @@ def test_claimed_epsilon_is_exceeded_and_fewer_updates_are_allowed():
 @pytest.mark.parametrize("beta", [-2.0, -0.5, 0.0, 0.9])
 def test_only_the_ratio_of_acceptance_probabilities_is_charged(beta):
     low, high = acceptance_bounds(1.3, -1.0)
-    sigma = same_price(high / low, beta)
+    sigma = same_cost(high / low, beta)
     a, b = acceptance_bounds(sigma, beta)
     assert math.isclose(b / a, high / low, rel_tol=1e-9)
     assert (1 / b < 1 / high) == (beta > -1)  # Fewer attempts with a larger beta.
@@ -63,7 +63,7 @@ def test_only_the_ratio_of_acceptance_probabilities_is_charged(beta):
 @pytest.mark.parametrize("arguments", [(1.0, 0.0), (2.0, 1.0)])
 def test_impossible_prices_are_refused(arguments):
     with pytest.raises(ValueError, match="must be above 1 and below 1"):
-        same_price(*arguments)
+        same_cost(*arguments)
 
 
 @pytest.mark.parametrize("sigma", [0.8, 1.0, 1.3])

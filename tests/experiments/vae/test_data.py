@@ -11,9 +11,9 @@ RADIAL, TANGENTIAL, RATE = 0.3, 0.1, 0.25
 MANY = 200_000
 
 
-def deviations(law):
+def deviations(sample):
     """How far moments of a sample are from those of the pinwheel, in standard errors."""
-    points, arms = law(3, MANY)
+    points, arms = sample(3, MANY)
     a, b = RADIAL**2, TANGENTIAL**2
     squares = (points.astype(float) ** 2).sum(axis=1)
     expected = {
@@ -53,7 +53,7 @@ def test_the_pinwheel_has_its_moments():
         ({"rate": -RATE}, "y of arm 0"),  # turned the other way
     ],
 )
-def test_another_law_is_told_from_it(mutant, moment):
+def test_another_distribution_is_told_from_it(mutant, moment):
     found = deviations(lambda seed, points: vae_data.pinwheel(seed, points, **mutant))
     assert found[moment] > 8, found
 

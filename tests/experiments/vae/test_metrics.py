@@ -31,7 +31,7 @@ def test_sparsity_follows_its_formula():
     assert metrics.hoyer_sparsity(codes) == pytest.approx(total / 50)
 
 
-def test_sparsity_of_normal_codes_is_that_of_the_law():
+def test_sparsity_of_normal_codes_is_that_of_the_distribution():
     codes = RANDOM.normal(size=[20_000, 50])
     # E |z|_1 / E |z|_2 to 1/D: sqrt(2 / pi) sqrt(D) (1 + 1 / (4 D)); Hoyer's measure of it.
     ratio = np.sqrt(2 / np.pi * 50) * (1 + 1 / 200)
@@ -116,7 +116,7 @@ def test_mmd_follows_its_formula():
     assert metrics.dimensionwise_mmd(q, p) == pytest.approx(brute_force(q, p), rel=1e-4)
 
 
-def test_mmd_tells_laws_apart():
+def test_mmd_tells_distributions_apart():
     q, p = RANDOM.normal(size=[500, 4]), RANDOM.normal(size=[500, 4])
     assert abs(metrics.dimensionwise_mmd(q, p)) < 0.05
     assert metrics.dimensionwise_mmd(q * 2, p) > 0.3

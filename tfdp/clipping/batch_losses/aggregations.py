@@ -44,7 +44,7 @@ class Sensitivities:
 
 @dataclasses.dataclass(frozen=True)
 class TermWiseAggregation(Aggregation):
-    """Each example's gradient of f is clipped, and each random group's gradient of g.
+    """Aggregation that clips each example's gradient of f and each group's gradient of g.
 
     With the clip C1 of the optimizer, groups X_1 .. X_m and S2 = 2 C2, an update is
 
@@ -191,7 +191,7 @@ class TermWiseAggregation(Aggregation):
 
 @dataclasses.dataclass(frozen=True)
 class MicroAggregation(Aggregation):
-    """A baseline: each example's gradient of f + g(X) is clipped, at the noise that it needs.
+    """Baseline that clips each example's gradient of f + g(X), with the noise that this needs.
 
     An example is in all of the clipped gradients, by way of g: in a batch of n - 1 others it moves
     each of these by up to 2C and adds one of its own. As n is at most the number of rows of the
@@ -264,7 +264,7 @@ class MicroAggregation(Aggregation):
 
 @dataclasses.dataclass(frozen=True)
 class BatchAggregation(Aggregation):
-    """A baseline: the gradient of the loss of the whole batch is clipped, at the noise it needs.
+    """Baseline that clips the gradient of the whole batch's loss, with the noise that it needs.
 
     The sensitivity of an update is 2C however large the batch is: there is nothing to average the
     noise over.

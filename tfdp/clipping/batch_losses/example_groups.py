@@ -61,7 +61,7 @@ def one_group(rows: Sequence[Any], mask: tf.Tensor | None) -> tuple[Any, tf.Tens
 
 
 def _existing(tensor: tf.Tensor, there: tf.Tensor) -> tf.Tensor:
-    """Zeros in the rows that are no examples: nobody else's data may be there."""
+    """Replaces rows that are no examples by zeros, so that they hold nobody's data."""
     there = tf.reshape(there, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.where(there, tensor, tf.zeros([], tensor.dtype))
 

@@ -1,4 +1,4 @@
-"""Losses with a term that is no sum over examples."""
+"""Batch-level (non-decomposable) losses: losses with a term that is not a sum over examples."""
 
 import abc
 import dataclasses
@@ -142,13 +142,16 @@ class TwoTermLoss:
         if self.draws is None:
             return batch
 
-        make_laws = self.draws
+        make_distributions = self.draws
 
         def draw(rows: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-            laws = make_laws()
+            distributions = make_distributions()
             # What TensorFlow Probability takes: 64 bits, all of them secret.
-            keys = split_key(seed, len(laws), tf.int32)
-            return [law.sample(rows, seed=key) for law, key in zip(laws, keys, strict=True)]
+            keys = split_key(seed, len(distributions), tf.int32)
+            return [
+                distribution.sample(rows, seed=key)
+                for distribution, key in zip(distributions, keys, strict=True)
+            ]
 
         specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec(seed.shape, tf.int64)]
         drawn = function_checks.trace("draws", draw, specs)(self.rows, seed)

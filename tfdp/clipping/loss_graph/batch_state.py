@@ -1,4 +1,4 @@
-"""Refuses models that keep a statistic of the batch."""
+"""Check that a model keeps no statistic of the batch."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -82,7 +82,7 @@ def _writes(call: tf.Operation) -> bool:
 
 
 def with_called(graph: tf.Graph, nodes: Iterable) -> Iterator[tf.compat.v1.NodeDef]:
-    """Nodes of a graph, and those of the functions that they call."""
+    """Yields the nodes of a graph and of the functions that they call."""
     library = {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
     pending = list(nodes)
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Replaces sizes that are clamped to one value by that value.
+"""Replacement of sizes that are clamped to one value.
 
 Keras counts categories with `tf.math.bincount(ids, minlength=n, maxlength=n)`. TensorFlow computes
 the number of bins as `minimum(n, maximum(n, largest id of the batch + 1))`: it is n, but the graph

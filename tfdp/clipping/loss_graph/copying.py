@@ -1,4 +1,4 @@
-"""Copies a part of a graph, gradients included: the same computation of other data."""
+"""Copies of a part of a graph, gradients included: the same computation of other data."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 

@@ -1,4 +1,4 @@
-"""Follows data through a traced function, and through all functions that it calls."""
+"""Data flow through a traced function, and through all functions that it calls."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -301,7 +301,7 @@ def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
 
 
 def in_order(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Operations of one graph, inputs before outputs, otherwise in the order given."""
+    """Returns the operations of one graph, inputs before outputs, otherwise in given order."""
     given = {op.name: op for op in operations}
     begun: set[str] = set()
     done: dict[str, tf.Operation] = {}

@@ -1,4 +1,4 @@
-"""Keeps labels and ids that are out of range from making an operation fail.
+"""Protection of operations against labels and ids that are out of range.
 
 A failure is seen by everybody, and one example alone can cause it. The losses that follow from such
 a label or id are not numbers instead, as on a GPU, and add no gradient.

@@ -1,4 +1,4 @@
-"""Makes the random numbers of a model secret: those of Dropout, noise layers and augmentation.
+"""Secret random numbers for models: for Dropout, noise layers and augmentation.
 
 Where batches are not padded, an example that is added to the data set moves others to other rows.
 With random numbers that are a known function of the row, these others would add other gradients:
@@ -93,7 +93,7 @@ def shape_of(drawn: tf.Tensor) -> tf.Tensor:
 
 
 def hide_counts(graph: tf.Graph) -> None:
-    """Has the states of random generators go on by a constant, whatever the number of rows.
+    """Advances the states of random generators by a constant, whatever the number of rows.
 
     They are saved with a model, and would show how many examples a batch had.
 
@@ -107,7 +107,7 @@ def hide_counts(graph: tf.Graph) -> None:
 
 
 def _with_key(op: tf.Operation, key: tf.Tensor) -> tf.Tensor:
-    """Has an operation draw with a key, uint64 `[2]`; returns what it draws then."""
+    """Makes an operation draw with a key, uint64 `[2]`; returns what it draws then."""
     counter = tf.stack([tf.zeros([], tf.uint64), key[1]])
     if op.type in _WITH_KEY:
         for index, tensor in enumerate((key[:1], counter, tf.constant(_PHILOX)), start=1):

@@ -1,4 +1,4 @@
-"""Reads the traced graph of a loss: what is data, what is one example, what is a regulariser.
+"""Reader of the traced graph of a loss: what is data, one example, or a regulariser.
 
 An optimizer that is called by `model.fit` sees one tensor, the losses of a batch. The graph that
 computes it says the rest: which tensors come from the batch (their rows are the examples), which
@@ -203,7 +203,7 @@ class LossGraph:
         return _contains(self.terms[0].graph, [op.node_def for op in operations], types)
 
     def _inputs(self) -> set:
-        """References of the batch, and of all that the graph captures from outside."""
+        """Returns references of the batch, and of all that the graph captures from outside."""
         placeholders = {
             op.outputs[0].ref()
             for op in self.terms[0].graph.get_operations()
@@ -213,7 +213,7 @@ class LossGraph:
 
 
 def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
-    """Types and names of the operations with a state, also inside functions that are called."""
+    """Returns types and names of the operations with a state, also in called functions."""
     nodes = with_called(graph, [op.node_def for op in graph.get_operations()])
     return [
         (n.op, n.name)

@@ -1,4 +1,4 @@
-"""Finds the losses of the examples in front of their sum or mean."""
+"""Per-example losses, found in front of their sum or mean."""
 
 import dataclasses
 from collections.abc import Callable

@@ -30,7 +30,7 @@ _Sums: TypeAlias = tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]
 
 
 class OnePassEngine(ClippingEngine):
-    """Clips the gradients of all examples after one backward pass for all of them.
+    """Engine that clips the gradients of all examples after one backward pass for all of them.
 
     The gradient of the summed loss with respect to the outputs of the layers is computed once, as
     in ordinary training. What the layers saw and these gradients give each example's norm and, in

@@ -1,4 +1,4 @@
-"""Makes loops remember the random numbers that they draw.
+"""Loops that remember the random numbers that they draw.
 
 The one-pass engine takes the steps of a loop again (`loops`), and needs the numbers of the first
 time: those of a recurrent layer's dropout masks, say. A loop that draws some is replaced by one

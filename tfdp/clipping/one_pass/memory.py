@@ -1,4 +1,4 @@
-"""Estimates the memory that the backward pass of an example takes."""
+"""Estimates of the memory that the backward pass of an example takes."""
 
 import math
 from collections.abc import Collection, Sequence

@@ -432,7 +432,7 @@ def _same_products(c: Contribution, first: Contribution) -> bool:
 
 
 def _joined(contributions: Sequence[OuterProducts]) -> OuterProducts:
-    """Products of all the uses' positions, one after the other."""
+    """Returns products of all the uses' positions, one after the other."""
     first = contributions[0]
     pairs = [c.pairs(c.tensors) for c in contributions]
     counts = [c.positions for c in contributions]

@@ -32,7 +32,7 @@ _LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
 
 
 class NeedsWholeModel(Exception):
-    """Why all variables are left to the vectorised engine: some have no rule, and it has loops."""
+    """Reason to leave all variables to the vectorised engine: some lack a rule; it has loops."""
 
 
 class Plan:

@@ -1,4 +1,4 @@
-"""Finds where the graph of a loss uses a variable, and what the examples' gradients follow from."""
+"""Uses of a variable in the graph of a loss, and what per-example gradients follow from."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _VIEW_TYPES = frozenset(
 
 
 class CannotUse(Exception):
-    """Why the gradients of a variable cannot be had in one pass."""
+    """Reason why the gradients of a variable cannot be computed in one pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The way in which the weights of a site follow from the value of a variable.
+    """View of a variable's value as the weights of a site.
 
     The same numbers in another shape, or negated: norms of gradients are the same. Or, if there is
     an `end`, what is computed from the variable and from public values.
@@ -142,7 +142,7 @@ def find_sites(handle: tf.Tensor, analysis: RowAnalysis) -> list[Site]:
 
 
 class _Search:
-    """Follows a variable to the operations where examples meet it, also into functions."""
+    """Search that follows a variable to the operations where examples meet it."""
 
     def __init__(self, handle: tf.Tensor):
         self.sites: list[Site] = []

@@ -1,4 +1,4 @@
-"""Norms of the gradients of examples, their clip factors, and the clipped sums.
+"""Norms of per-example gradients, their clip factors, and the clipped sums.
 
 A graph pays for each of its operations when it is traced and optimised. Of a model with many
 variables, small gradients are therefore put side by side, `[rows, size]`, so that most operations
@@ -266,7 +266,7 @@ def cut(tensor: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def cleaned(tensors: Sequence[tf.Tensor], bad: tf.Tensor) -> list[tf.Tensor]:
-    """Tensors `[n, ...]` with zeros in the rows that are bad: zero times NaN would not be zero.
+    """Sets the rows of tensors `[n, ...]` that are bad to zero: zero times NaN is not zero.
 
     Where no row is bad, nothing is copied.
     """

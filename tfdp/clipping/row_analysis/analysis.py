@@ -1,4 +1,4 @@
-"""Proves which rows of the tensors of a loss belong to which example.
+"""Proof of which rows of the tensors of a loss belong to which example.
 
 The sum of the losses of a batch has one gradient with respect to the output of a layer. Its rows
 are the gradients of the examples only if no operation lets one example's row into another's. The
@@ -274,7 +274,7 @@ def _of_sizes(values: Sizes) -> State:
 def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:
     """Returns the state of public values that are repeated, or drawn anew, for each row."""
     shape = 1 if op.type in ("BroadcastTo", "Tile") else 0
-    if not (op.type in ("BroadcastTo", "Tile") or has_one_law(op)):
+    if not (op.type in ("BroadcastTo", "Tile") or has_one_distribution(op)):
         return None
     if not all(isinstance(state, Public) for i, state in enumerate(inputs) if i != shape):
         return None
@@ -295,11 +295,11 @@ def _repeated(op: tf.Operation, inputs: list[State]) -> Rows | None:
     return Rows(axis, size.each)
 
 
-def has_one_law(op: tf.Operation) -> bool:
+def has_one_distribution(op: tf.Operation) -> bool:
     """Returns whether all entries of what an operation makes of public inputs are alike.
 
-    They are one value, or independent random numbers of one law. Random numbers that follow from a
-    constant seed are neither: an example's would be those of its place in the batch.
+    They are one value, or independent random numbers of one distribution. Random numbers that
+    follow from a constant seed are neither: an example's would be those of its place in the batch.
     """
     if op.type in _STATELESS_TYPES:
         return any(_is_drawn(tensor) for tensor in op.inputs[1:3])

@@ -1,4 +1,4 @@
-"""Follows the sizes of tensors through the operations that compute shapes."""
+"""Sizes of tensors, followed through the operations that compute shapes."""
 
 from collections.abc import Iterable
 

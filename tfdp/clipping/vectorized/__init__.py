@@ -1,1 +1,1 @@
-"""The engine that is right for any model: each example's gradient by itself, vectorised."""
+"""Engine for any model: each example's gradient by itself, vectorised."""

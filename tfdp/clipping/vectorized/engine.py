@@ -1,4 +1,4 @@
-"""The engine that is right for any model: every example's gradient by itself, vectorised."""
+"""Engine for any model: each example's gradient by itself, vectorised."""
 
 import contextlib
 import logging
@@ -36,7 +36,7 @@ _WHY = 'engine="vectorized"'
 
 
 class VectorizedEngine(ClippingEngine):
-    """Instantiates the gradient of every example, and clips it.
+    """Engine that instantiates the gradient of every example, and clips it.
 
     The traced loss is evaluated on one row at a time, vectorised over rows with a
     `tf.vectorized_map` that keeps them apart (`mapping`), chunk by chunk so that the gradients of

@@ -1,4 +1,4 @@
-"""Finds batched matrix products that TensorFlow's CPU kernels may compute wrongly.
+"""Batched matrix products that TensorFlow's CPU kernels may compute wrongly.
 
 With oneDNN, as TensorFlow 2.21 uses it by default on x86, `x @ y` is wrong, or writes past its
 memory, where `x` is `[n, 1, i, k]` and `y` is `[k, j]` or has batch dimensions of 1: then one
@@ -53,7 +53,7 @@ def _may_be_wrong(op: tf.Operation) -> bool:
 
 
 def _with_called(operations: Sequence[tf.Operation], seen: set[str]) -> Iterator[tf.Operation]:
-    """Operations, and those of the functions that they call."""
+    """Yields operations, and those of the functions that they call."""
     for op in operations:
         yield op
         for attr in op.op_def.attr:

@@ -1,4 +1,4 @@
-"""Vectorises functions of one example, so that no example gets into another's results.
+"""Vectorised functions of one example, so that no example gets into another's results.
 
 `tf.vectorized_map` has converters that do not keep examples apart. They are replaced here, for the
 time of a call, inside nested functions and for gradients, too:

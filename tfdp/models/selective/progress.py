@@ -8,7 +8,7 @@ from tfdp.accounting.selective_release import CONDITIONAL, check_observability
 
 
 class Progress(tf.keras.callbacks.Callback):
-    """Prints a line per epoch, without times: how long attempts took says how many they were.
+    """Callback that prints a line per epoch, without times, which would tell of attempts.
 
     Args:
       steps: Steps per epoch.
@@ -35,7 +35,7 @@ class TooManyAttemptsError(RuntimeError):
 
 
 class AttemptsCap(tf.keras.callbacks.Callback):
-    """Ends the training when the cap on attempts was reached; XLA drops assertions.
+    """Callback that ends training at the cap on attempts, as XLA drops assertions.
 
     The release that this is has been counted in the ledger, with its part of delta.
     """

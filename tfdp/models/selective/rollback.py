@@ -1,4 +1,4 @@
-"""Checks that attempts have one distribution, however many came before."""
+"""Check that attempts have one distribution, however many came before."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from tfdp.clipping import step_check
 
 
 def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
-    """Refuses random streams that can be computed, and whose position cannot be set back.
+    """Refuses predictable random streams whose position cannot be rolled back.
 
-    Attempts must have one law, whatever came before: with a stream that everybody can compute, an
-    accepted update would show how many attempts went before it. Of other operations with a state,
-    nothing says that it can be set back: a training step may have none.
+    Attempts must have one distribution, whatever came before. With a stream that everybody can
+    compute, an accepted update would show how many attempts preceded it. The state of other
+    operations may not be possible to roll back, so that a training step may have none.
 
     Args:
       function: The traced function that makes an attempt.

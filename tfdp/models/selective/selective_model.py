@@ -26,7 +26,7 @@ _ATTEMPTS_PER_RELEASE = 2**32
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
 class SelectiveModel(tf.keras.Model):
-    """Trains a Keras model by selective update and release (DPSUR).
+    """Model that trains a Keras model by selective update and release (DPSUR).
 
     A step of `fit` is one accepted update: attempts are made, each with a fresh Poisson batch to
     learn from and another to be tested on, until one is accepted; all in one call of the graph,

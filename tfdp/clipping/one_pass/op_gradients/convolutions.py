@@ -40,7 +40,7 @@ def _is_supported(use: Use, x: tf.Tensor) -> bool:
 
 @register_op_gradients("Conv2D")
 def conv2d(use: Use) -> Contribution | None:
-    """Conv2D and, through it, Conv1D; any stride, padding, dilation and groups."""
+    """Handles Conv2D and, through it, Conv1D; any stride, padding, dilation and groups."""
     x = use.data[0]
     if x is None or not _is_supported(use, x):
         return None
@@ -55,7 +55,7 @@ def conv2d(use: Use) -> Contribution | None:
 
 
 def _products_2d(image: tf.Tensor, outputs: tf.Tensor, use: Use, name: str) -> OuterProducts:
-    """Products of the patches of `image` and of `outputs`, what is one for each patch."""
+    """Returns products of patches of `image` and `outputs`, which has one entry per patch."""
     attributes = _attributes(use.op)
 
     def ordinary(inputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -140,7 +140,7 @@ def _gather(tensor: tf.Tensor, places: np.ndarray) -> tf.Tensor:
 def _paddings(
     image: Sequence[int], kernel: Sequence[int], output: Sequence[int], attributes: dict
 ) -> list[tuple[int, int]]:
-    """Zeros before and after each of the two axes; SAME puts the odd one after."""
+    """Returns the zeros before and after each of the two axes; SAME puts the odd one after."""
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     if attributes["padding"] == b"EXPLICIT":
         explicit = attributes["explicit_paddings"]
@@ -173,7 +173,7 @@ def _patches_by_identity(
 def _grouped(
     use: Use, x: tf.Tensor, patches: Callable[[tf.Tensor], tf.Tensor], order: list[int]
 ) -> Contribution:
-    """Products of patches and outputs in each group of channels.
+    """Returns products of patches and outputs in each group of channels.
 
     Args:
       use: The convolution.
@@ -201,7 +201,7 @@ def _grouped(
 
 @register_op_gradients("Conv3D")
 def conv3d(use: Use) -> Contribution | None:
-    """Conv3D; any stride, padding, dilation and groups."""
+    """Handles Conv3D; any stride, padding, dilation and groups."""
     op, x = use.op, use.data[0]
     if x is None or not _is_supported(use, x):
         return None
@@ -223,7 +223,7 @@ def conv3d(use: Use) -> Contribution | None:
 
 @register_op_gradients("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def transposed_convolution(use: Use) -> Contribution | None:
-    """Conv2DTranspose, Conv3DTranspose: input and output gradient have changed places."""
+    """Handles transposed convolutions: input and output gradient trade places."""
     op, x = use.op, use.data[2]
     if x is None or not _is_supported(use, x) or use.gradient.shape[-1] != use.shape[-2]:
         return None
@@ -243,7 +243,7 @@ def transposed_convolution(use: Use) -> Contribution | None:
 
 @register_op_gradients("DepthwiseConv2dNative")
 def depthwise_conv2d(use: Use) -> Contribution | None:
-    """Depthwise convolution, in DepthwiseConv2D and SeparableConv."""
+    """Handles depthwise convolutions, in DepthwiseConv2D and SeparableConv."""
     x = use.data[0]
     if x is None or not _is_supported(use, x):
         return None

@@ -12,7 +12,7 @@ from tfdp.clipping.one_pass.weight_uses import Use
 
 @register_op_gradients("BiasAdd")
 def bias_add(use: Use) -> Contribution:
-    """`x + b` for each channel."""
+    """Handles `x + b` for each channel."""
     rank = use.gradient.shape.rank
     channel = 2 if use.op.get_attr("data_format") == b"NCHW" else rank - 1
     axes = [axis for axis in range(1, rank) if axis != channel]
@@ -35,7 +35,7 @@ def _broadcast_axes(use: Use) -> list[int] | None:
 @register_op_gradients("Add", "AddV2", weight=0)
 @register_op_gradients("Add", "AddV2", weight=1)
 def add(use: Use) -> Contribution | None:
-    """`x + b`, the weights of any shape that broadcasts."""
+    """Handles `x + b`, the weights of any shape that broadcasts."""
     axes = _broadcast_axes(use)
     return None if axes is None else reduced(use, [use.gradient], lambda g: g, axes, "shift")
 
@@ -43,14 +43,14 @@ def add(use: Use) -> Contribution | None:
 @register_op_gradients("Sub", weight=0)
 @register_op_gradients("Sub", weight=1)
 def subtract(use: Use) -> Contribution | None:
-    """`x - b` or `b - x`."""
+    """Handles `x - b` or `b - x`."""
     axes, sign = _broadcast_axes(use), -1.0 if use.weight else 1.0
     return None if axes is None else reduced(use, [use.gradient], lambda g: sign * g, axes, "shift")
 
 
 @register_op_gradients("BroadcastTo", "Tile", weight=0)
 def repeated(use: Use) -> Contribution | None:
-    """Weights that are repeated for each example: a class token, a first state that is learned."""
+    """Handles weights that are repeated for each example, such as a class token."""
     axes, output = _broadcast_axes(use), use.op.outputs[0].shape
     if axes is None or any(
         size not in (1, length) for size, length in zip(use.shape[::-1], output[::-1], strict=False)
@@ -62,7 +62,7 @@ def repeated(use: Use) -> Contribution | None:
 @register_op_gradients("Mul", weight=0)
 @register_op_gradients("Mul", weight=1)
 def multiply(use: Use) -> Contribution | None:
-    """`x * w`: the scale of a normalisation."""
+    """Handles `x * w`: the scale of a normalisation."""
     axes, x = _broadcast_axes(use), use.data[1 - use.weight]
     if axes is None or x is None or x.shape.rank != use.gradient.shape.rank:
         return None

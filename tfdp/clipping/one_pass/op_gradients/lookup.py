@@ -15,7 +15,7 @@ def resource_gather(use: Use) -> Contribution | None:
 
 @register_op_gradients("GatherV2", weight=0)
 def gather(use: Use) -> Contribution | None:
-    """`tf.gather` on the value of a variable, along its first axis."""
+    """Handles `tf.gather` on the value of a variable, along its first axis."""
     axis = tf.get_static_value(use.op.inputs[2])
     return _lookup(use, use.op.get_attr("batch_dims")) if axis == 0 else None
 

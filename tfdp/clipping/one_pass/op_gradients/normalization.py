@@ -22,7 +22,7 @@ def _axes(use: Use) -> list[int] | None:
 
 @register_op_gradients(*_TYPES, weight=1)
 def scale(use: Use) -> Contribution | None:
-    """Gamma, which multiplies `(x - mean) / sqrt(variance + epsilon)`."""
+    """Handles gamma, which multiplies `(x - mean) / sqrt(variance + epsilon)`."""
     axes, x = _axes(use), use.data[0]
     if axes is None or x is None or use.inside:
         return None
@@ -39,7 +39,7 @@ def scale(use: Use) -> Contribution | None:
 
 @register_op_gradients(*_TYPES, weight=2)
 def shift(use: Use) -> Contribution | None:
-    """Beta."""
+    """Handles beta."""
     axes = _axes(use)
     if axes is None:
         return None

@@ -20,7 +20,7 @@ def positions_of(tensor: tf.Tensor, features: int = 1) -> int | None:
 
 @register_op_gradients("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(use: Use) -> Contribution | None:
-    """`x @ w` for `x` of shape `[batch, ..., p]`; or a matrix for each index before the batch."""
+    """Handles `x @ w` for `x` of shape `[batch, ..., p]`; or one matrix per leading index."""
     x, (first, transposed) = use.data[0], transposes(use.op)
     if x is None or first:
         return None
@@ -50,7 +50,7 @@ def _matrices(use: Use, x: tf.Tensor, transposed: bool) -> Contribution | None:
 
 @register_op_gradients("SparseTensorDenseMatMul")
 def sparse_matmul(use: Use) -> Contribution | None:
-    """A sparse matrix of weights times data: an entry's gradient is one product."""
+    """Handles a sparse matrix of weights times data: an entry's gradient is one product."""
     x = use.data[3]
     if x is None or use.op.get_attr("adjoint_a") or use.inside:
         return None
@@ -68,7 +68,7 @@ def sparse_matmul(use: Use) -> Contribution | None:
 @register_op_gradients("Einsum", weight=0)
 @register_op_gradients("Einsum", weight=1)
 def einsum(use: Use) -> Contribution | None:
-    """A product of data and weights that keeps the examples apart."""
+    """Handles a product of data and weights that keeps the examples apart."""
     equation, x = einsum_labels(use.op), use.data[1 - use.weight]
     state = use.rows[1 - use.weight]
     if equation is None or x is None or state is None:
@@ -104,7 +104,10 @@ def _einsum_as_products(
     kept: Sequence[str],
     w_labels: Sequence[str],
 ) -> OuterProducts:
-    """Positions are the labels that data and result share, and the weights do not have."""
+    """Turns an einsum into matrix products.
+
+    Positions are the labels that data and result share, and the weights do not have.
+    """
     dimension = dict(zip(w_labels, use.shape, strict=True))
     shared = [c for c in x_order[1:] if c in g_order]
     a = _arrange(x, x_order, [x_order[0], *shared, *summed])
@@ -124,7 +127,7 @@ def _einsum_as_products(
 
 
 def _arrange(tensor: tf.Tensor, labels: str, order: list[str]) -> tf.Tensor:
-    """Axes in another order; those that are not named are summed over."""
+    """Puts axes into another order, and sums over those that are not named."""
     dropped = [i for i, c in enumerate(labels) if c not in order]
     if dropped:
         tensor = tf.reduce_sum(tensor, axis=dropped)

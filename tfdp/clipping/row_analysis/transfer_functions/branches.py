@@ -9,7 +9,7 @@ from tfdp.clipping.row_analysis.states import Public, Rows, State
 
 @transfers("If", "StatelessIf")
 def branch(op: tf.Operation, inputs: list[State]) -> State | list[State]:
-    """Outputs for which both branches agree on where they hold the examples."""
+    """Handles outputs for which both branches agree on where they hold the examples."""
     if not isinstance(inputs[0], Public):
         return unproven(op, "its condition depends on examples, or on how many there are")
     try:

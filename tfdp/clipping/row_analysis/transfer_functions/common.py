@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.row_analysis.analysis import Transfer, has_one_law, transfers, unproven
+from tfdp.clipping.row_analysis.analysis import Transfer, has_one_distribution, transfers, unproven
 from tfdp.clipping.row_analysis.states import BatchSize, Public, Rows, State
 
 ELEMENTWISE = frozenset(
@@ -84,7 +84,7 @@ def aligned(op: tf.Operation, inputs: list[State], rank: int) -> State:
 
 
 def constant_along(tensor: tf.Tensor, axis: int, length: int | None) -> bool:
-    """Returns whether a public tensor has the same values, or law, for all rows of the batch.
+    """Returns whether a public tensor has the same values, or distribution, in all rows.
 
     Args:
       tensor: The tensor.
@@ -104,7 +104,7 @@ def _is_constant(tensor: tf.Tensor, axis: int) -> bool:
     if value is not None:
         return bool(np.all(value == np.take(value, [0], axis)))
     op, rank = tensor.op, tensor.shape.rank
-    if has_one_law(op):
+    if has_one_distribution(op):
         return True
     if op.type not in ELEMENTWISE or any(t.shape.rank not in (0, rank) for t in op.inputs):
         return False

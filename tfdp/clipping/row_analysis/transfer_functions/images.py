@@ -24,7 +24,7 @@ def projective_transform(op: tf.Operation, inputs: list[State]) -> State:
 
 @of_rows("AdjustContrastv2")
 def contrast(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Differences from the mean of each image's channels: its last three axes."""
+    """Handles differences from the mean of each image's channels: its last three axes."""
     if rows.axis >= op.inputs[0].shape.rank - 3:
         raise mixes(op, "it takes the mean over the batch")
     return rows

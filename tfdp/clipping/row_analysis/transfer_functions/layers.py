@@ -29,7 +29,7 @@ _PER_AXIS = ("dilations", "ksize", "ksizes", "rates", "strides")
 
 @transfers(*_BATCH_FIRST)
 def batch_first(op: tf.Operation, inputs: list[State]) -> State:
-    """Layers and losses that are functions of each entry of the first axis."""
+    """Handles layers and losses that are functions of each entry of the first axis."""
     if _works_over_batch(op):
         raise mixes(op, "its windows reach over several rows of the batch")
     allowed = _BATCH_FIRST[op.type]
@@ -66,7 +66,7 @@ def _works_over_batch(op: tf.Operation) -> bool:
 
 @transfers("FusedBatchNormV3", "FusedBatchNormV2", "FusedBatchNorm")
 def fused_batch_norm(op: tf.Operation, inputs: list[State]) -> State | list[State]:
-    """Statistics over all but the channels: of single rows only where those are the channels."""
+    """Handles batch norm, which keeps rows apart only if the rows are the channels."""
     rows = inputs[0]
     if not isinstance(rows, Rows) or op.inputs[0].shape.rank is None:
         return unproven(op, f"{op.inputs[0].name} is not proven to hold the examples")

@@ -9,7 +9,7 @@ from tfdp.clipping.row_analysis.transfer_functions.common import moved
 
 @list_transfers("TensorListReserve")
 def reserve(op: tf.Operation, inputs: list[State]) -> State:
-    """A list of entries that are zero until they are written."""
+    """Handles a list of entries that are zero until they are written."""
     if not isinstance(inputs[0], Public | BatchSize) or not isinstance(inputs[1], Public):
         return unproven(op, "its length may depend on the batch")
     return RowList()
@@ -17,7 +17,7 @@ def reserve(op: tf.Operation, inputs: list[State]) -> State:
 
 @transfers("TensorListFromTensor")
 def from_tensor(op: tf.Operation, inputs: list[State]) -> State:
-    """The slices along the first axis, which must not be that of the examples."""
+    """Handles slices along the first axis, which must not be that of the examples."""
     rows = inputs[0]
     if not isinstance(rows, Rows) or rows.axis == 0:
         return unproven(op, "it takes the batch apart")
@@ -26,7 +26,7 @@ def from_tensor(op: tf.Operation, inputs: list[State]) -> State:
 
 @list_transfers("TensorListGetItem")
 def get_item(op: tf.Operation, inputs: list[State]) -> State:
-    """The entry at a public place."""
+    """Handles the entry at a public place."""
     state = inputs[0]
     if not isinstance(state, RowList) or not isinstance(inputs[1], Public):
         return unproven(op, "which entry it reads may depend on the batch")
@@ -35,7 +35,7 @@ def get_item(op: tf.Operation, inputs: list[State]) -> State:
 
 @list_transfers("TensorListSetItem")
 def set_item(op: tf.Operation, inputs: list[State]) -> State:
-    """The list with another entry at a public place."""
+    """Handles the list with another entry at a public place."""
     state, place, item = inputs
     if not isinstance(state, RowList) or not isinstance(place, Public):
         return unproven(op, "which entry it writes may depend on the batch")
@@ -49,7 +49,7 @@ def set_item(op: tf.Operation, inputs: list[State]) -> State:
 
 @list_transfers("TensorListStack")
 def stack(op: tf.Operation, inputs: list[State]) -> State:
-    """All entries along a new first axis."""
+    """Handles all entries along a new first axis."""
     state = inputs[0]
     if not isinstance(state, RowList) or state.element is None:
         return unproven(op, "its entries are not proven to hold the examples")
@@ -58,11 +58,11 @@ def stack(op: tf.Operation, inputs: list[State]) -> State:
 
 @list_transfers("TensorListLength")
 def length(op: tf.Operation, inputs: list[State]) -> State:
-    """The number of entries."""
+    """Handles the number of entries."""
     return Public()
 
 
 @list_transfers("Identity", "ZerosLike")
 def identity(op: tf.Operation, inputs: list[State]) -> State:
-    """The same list."""
+    """Handles the same list."""
     return inputs[0]

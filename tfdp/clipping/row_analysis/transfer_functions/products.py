@@ -15,7 +15,10 @@ def transposes(op: tf.Operation) -> tuple[bool, bool]:
 
 @transfers("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(op: tf.Operation, inputs: list[State]) -> State:
-    """The examples may be rows of the left side, columns of the right, or on a batch axis."""
+    """Handles matrix products.
+
+    The examples may be rows of the left side, columns of the right, or on a batch axis.
+    """
     transposed = transposes(op)
     if any(tensor.shape.rank is None for tensor in op.inputs):
         return unproven(op, "the rank of an input is unknown")
@@ -46,7 +49,7 @@ def matmul(op: tf.Operation, inputs: list[State]) -> State:
 
 @transfers("SparseTensorDenseMatMul")
 def sparse_matmul(op: tf.Operation, inputs: list[State]) -> State:
-    """A public sparse matrix times one that holds the examples as columns."""
+    """Handles a public sparse matrix times one that holds the examples as columns."""
     rows = inputs[3]
     if not isinstance(rows, Rows) or not all(isinstance(state, Public) for state in inputs[:3]):
         return unproven(op, "its matrices are not proven to be public, and to hold examples")
@@ -57,7 +60,7 @@ def sparse_matmul(op: tf.Operation, inputs: list[State]) -> State:
 
 @transfers("Einsum")
 def einsum(op: tf.Operation, inputs: list[State]) -> State:
-    """Products in which the examples have a label of their own."""
+    """Handles products in which the examples have a label of their own."""
     if any(tensor.shape.rank is None for tensor in op.inputs):
         return unproven(op, "the rank of an input is unknown")
     equation = einsum_labels(op)

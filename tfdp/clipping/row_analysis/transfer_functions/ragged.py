@@ -18,7 +18,7 @@ _ENTRYWISE = sorted(ELEMENTWISE - {"Select"})
 
 @of_rows("StringSplitV2")
 def split_text(op: tf.Operation, rows: Rows, inputs: list[State]) -> State | list[State]:
-    """Words of each text."""
+    """Handles the words of each text."""
     if rows != Rows() or op.inputs[0].shape.rank != 1:
         return unproven(op, "it splits several texts of an example")
     return [Ragged(part, op.name) for part in ("indices", "values", "shape")]
@@ -34,7 +34,7 @@ def decode(op: tf.Operation, rows: Rows, inputs: list[State]) -> State | list[St
 
 @ragged_transfers("StringNGrams")
 def n_grams(op: tf.Operation, inputs: list[State]) -> State | list[State]:
-    """Neighbouring words of each text, joined."""
+    """Handles neighbouring words of each text, joined."""
     values, splits = inputs
     if not isinstance(values, Ragged) or values.part != "values":
         return unproven(op, "its words are not proven to hold the examples")
@@ -63,7 +63,7 @@ def entrywise(op: tf.Operation, inputs: list[State]) -> State:
 
 @ragged_transfers("StridedSlice")
 def column_or_size(op: tf.Operation, inputs: list[State]) -> State:
-    """The example of each entry; or the number of examples."""
+    """Handles slices that give the example of each entry, or the number of examples."""
     state = inputs[0]
     limits = [tf.get_static_value(tensor) for tensor in list(op.inputs)[1:]]
     if not isinstance(state, Ragged) or any(limit is None for limit in limits):
@@ -82,7 +82,7 @@ def column_or_size(op: tf.Operation, inputs: list[State]) -> State:
 
 @ragged_transfers("DenseBincount")
 def lengths(op: tf.Operation, inputs: list[State]) -> State:
-    """The number of entries of each example, counted by their ids."""
+    """Handles the number of entries of each example, counted by their ids."""
     ids, size, weights = inputs
     if not isinstance(ids, Ragged) or ids.part != "ids" or op.get_attr("binary_output"):
         return unproven(op, "it counts over the batch")
@@ -95,7 +95,7 @@ def lengths(op: tf.Operation, inputs: list[State]) -> State:
 
 @ragged_transfers("Cumsum")
 def ends(op: tf.Operation, inputs: list[State]) -> State:
-    """Where each example's entries end."""
+    """Handles the ends of each example's entries."""
     state, axis = inputs[0], tf.get_static_value(op.inputs[1])
     plain = not op.get_attr("exclusive") and not op.get_attr("reverse")
     if isinstance(state, Ragged) and state.part == "lengths" and plain and axis == 0:
@@ -105,7 +105,7 @@ def ends(op: tf.Operation, inputs: list[State]) -> State:
 
 @ragged_transfers("ConcatV2")
 def splits(op: tf.Operation, inputs: list[State]) -> State:
-    """Where each example's entries begin, and the last one's end."""
+    """Handles the beginnings of each example's entries, and the last one's end."""
     if len(inputs) == 3 and isinstance(inputs[1], Ragged) and inputs[1].part == "ends":
         first, axis = tf.get_static_value(op.inputs[0]), tf.get_static_value(op.inputs[2])
         if first is not None and list(first) == [0] and axis == 0:
@@ -115,7 +115,7 @@ def splits(op: tf.Operation, inputs: list[State]) -> State:
 
 @ragged_transfers("RaggedTensorToTensor")
 def to_tensor(op: tf.Operation, inputs: list[State]) -> State:
-    """Rows that are cut and filled up to a public length."""
+    """Handles rows that are cut and filled up to a public length."""
     shape, values, default, *partition = inputs
     lengths = tf.get_static_value(op.inputs[0])
     if not isinstance(shape, Public) or lengths is None:

@@ -78,7 +78,7 @@ def _is_suffix(short: list[int], shape: tf.TensorShape) -> bool:
 @transfers("EnsureShape")
 @ragged_transfers("EnsureShape")
 def ensure_shape(op: tf.Operation, inputs: list[State]) -> State:
-    """The same entries, of a shape that TensorFlow may not have known."""
+    """Handles the same entries, of a shape that TensorFlow may not have known."""
     rank = op.outputs[0].shape.rank
     if rank is None or (isinstance(inputs[0], Rows) and inputs[0].axis >= rank):
         return unproven(op, "the rank of its result is unknown")
@@ -110,7 +110,7 @@ def squeeze(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @of_rows("Transpose")
 def transpose(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Axes in another order."""
+    """Handles axes in another order."""
     order = shape_values.known(op.inputs[1], inputs[1])
     if order is None or set(order) != set(range(len(order))):
         return unproven(op, "the order of the axes is not static")
@@ -119,7 +119,7 @@ def transpose(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @transfers("Pack")
 def pack(op: tf.Operation, inputs: list[State]) -> State:
-    """Tensors along a new axis."""
+    """Handles tensors along a new axis."""
     if any(tensor.shape.rank is None for tensor in op.inputs):
         return unproven(op, "the rank of an input is unknown")
     state = aligned(op, inputs, op.inputs[0].shape.rank)
@@ -162,7 +162,7 @@ def _taken_apart(op: tf.Operation) -> State:
 
 @transfers("ConcatV2")
 def concatenate(op: tf.Operation, inputs: list[State]) -> State:
-    """Tensors one after the other, along another axis."""
+    """Handles tensors one after the other, along another axis."""
     rank = op.outputs[0].shape.rank
     axes = axes_of(op, len(op.inputs) - 1, rank) if rank else None
     if axes is None or any(tensor.shape.rank != rank for tensor in list(op.inputs)[:-1]):
@@ -309,7 +309,7 @@ def one_hot(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @transfers("GatherV2")
 def gather(op: tf.Operation, inputs: list[State]) -> State:
-    """Rows of a public table; or entries along another axis than that of the examples."""
+    """Handles rows of a public table, or entries along an axis other than the examples'."""
     params, indices = inputs[0], inputs[1]
     rank, axis = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[2])
     index_rank = op.inputs[1].shape.rank
@@ -334,7 +334,7 @@ def gather(op: tf.Operation, inputs: list[State]) -> State:
 
 @transfers("ResourceGather")
 def resource_gather(op: tf.Operation, inputs: list[State]) -> State:
-    """Rows of a variable."""
+    """Handles rows of a variable."""
     if (
         isinstance(inputs[0], Public)
         and isinstance(inputs[1], Rows)

@@ -12,7 +12,7 @@ from tfdp.clipping.row_analysis.transfer_functions.common import of_rows
 @transfers("LookupTableFindV2")
 @ragged_transfers("LookupTableFindV2")
 def look_up(op: tf.Operation, inputs: list[State]) -> State:
-    """Values of a table that nothing can be written into.
+    """Handles values of a table that nothing can be written into.
 
     Of other tables, nothing shows what examples may have stored in them, nor how many of the last
     axes of the keys are one key.
@@ -39,7 +39,7 @@ def count(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
 
 @ragged_transfers("RaggedBincount")
 def count_ragged(op: tf.Operation, inputs: list[State]) -> State:
-    """Numbers of entries of each value in each row of a ragged matrix; without weights."""
+    """Handles counts of each value in each row of a ragged matrix, without weights."""
     splits, values, size, weights = inputs
     if not isinstance(splits, Ragged) or splits.part != "splits":
         return unproven(op, "where its rows begin is not proven")
@@ -76,7 +76,7 @@ def to_dense(op: tf.Operation, inputs: list[State]) -> State:
 
 @ragged_transfers("Reshape")
 def to_column(op: tf.Operation, inputs: list[State]) -> State:
-    """A matrix of `to_dense` whose one column the shape shows; or ids as a vector, as they are."""
+    """Handles a one-column matrix of `to_dense`, or ids as a vector."""
     entries, shape = inputs[0], tf.get_static_value(op.inputs[1])
     if isinstance(entries, Ragged) and shape is not None:
         sizes = list(np.ravel(shape))
