@@ -24,6 +24,8 @@ def test_exit_codes(tmp_path, only, body, code):
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     runner = tmp_path / "tests" / "bazel_pytest.py"
     runner.write_text(RUNNER.read_text())
+    option = "def pytest_addoption(parser):\n    parser.addoption('--slow', action='store_true')\n"
+    (tmp_path / "conftest.py").write_text(option)
     (tmp_path / "test_it.py").write_text(body)
     environment = {k: v for k, v in os.environ.items() if k != "TESTBRIDGE_TEST_ONLY"}
     if only:
@@ -31,4 +33,4 @@ def test_exit_codes(tmp_path, only, body, code):
     done = subprocess.run(
         [sys.executable, str(runner), "test_it.py"], capture_output=True, env=environment
     )
-    assert done.returncode == code, done.stdout
+    assert done.returncode == code, done.stdout + done.stderr

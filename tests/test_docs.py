@@ -57,6 +57,7 @@ PAGES = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("path", PAGES)
 def test_examples_of_pages(path, capsys):
     run_examples(path)
