@@ -88,10 +88,9 @@ def _nothing_of_another_test():
 
     A global seed, with which DPSUR refuses models that draw random numbers; and what variables have
     cost: models of one seed begin with equal weights, and the ledger takes one for the copy of
-    another whose step was counted, but failed. Keras numbers layers of one name.
+    another whose step was counted, but failed.
     """
     yield
-    tf.keras.backend.reset_uids()
     tf.random.set_seed(None)
     lineage._lineages.clear()
 
