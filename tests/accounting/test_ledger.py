@@ -179,7 +179,7 @@ def test_repr_shows_what_was_released():
 
 
 @pytest.mark.parametrize("mode", ["conditional", "per_attempt"])
-def test_observability_is_kept_and_priced(mode):
+def test_observability_is_kept_and_charged(mode):
     ledger = PrivacyLedger(selective_release=mode)
     ledger.record(_SELECTIVE, 20)
     assert ledger.epsilon(1e-5) == bounds.tightest_epsilon(ledger.releases, 1e-5, mode)
@@ -190,7 +190,7 @@ def test_observability_is_kept_and_priced(mode):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_ledgers_of_the_published_price_are_refused(version):
+def test_ledgers_of_the_published_cost_are_refused(version):
     ledger = PrivacyLedger()
     ledger.record(_SELECTIVE, 20)
     data = {**ledger.to_dict(), "version": version, "selective_release": "published"}
@@ -201,10 +201,10 @@ def test_ledgers_of_the_published_price_are_refused(version):
     assert read.epsilon(1e-5) == ledger.epsilon(1e-5)
 
 
-def test_mutant_that_reads_ledgers_of_the_published_price_is_caught(monkeypatch):
+def test_mutant_that_reads_ledgers_of_the_published_cost_is_caught(monkeypatch):
     monkeypatch.setattr("tfdp.accounting.ledger.check_observability", lambda value: value)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_ledgers_of_the_published_price_are_refused(2)
+        test_ledgers_of_the_published_cost_are_refused(2)
 
 
 def test_ledgers_of_the_first_version_are_read():

@@ -159,7 +159,7 @@ def test_an_example_of_another_shape_is_named():
         def __getitem__(self, index):
             return (X[index, : 3 + (index < 50)], Y[index])
 
-    with pytest.raises(tf.errors.OpError, match=r"as the first, .* example \d+, of shapes"):
+    with pytest.raises(tf.errors.OpError, match=r"like the first, .* example \d+, of shapes"):
         drawn(Uneven())
 
 

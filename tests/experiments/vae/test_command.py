@@ -267,7 +267,7 @@ def test_finished_runs_are_not_repeated(pinwheel, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_interrupted_series_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_series_resumes(tmp_path, monkeypatch):
     arguments = ["--task=pinwheel", f"--output={tmp_path}", "--methods=no_divergence", "--seeds=2"]
     made, train = [], training.run
 
