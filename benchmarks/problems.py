@@ -1,4 +1,4 @@
-"""What every contestant trains: the shapes of the networks, and rows of random data.
+"""Problems that every contestant trains: shapes of networks, and rows of random data.
 
 Imports no framework, so that each can be measured in a process (and a Python) without the others.
 """

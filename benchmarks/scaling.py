@@ -1,4 +1,4 @@
-"""How time and memory of a step grow: with the batch, with the model, with the logical batch.
+"""Growth of a step's time and memory with the batch, the model and the logical batch.
 
     python -m benchmarks.scaling --what batch parameters logical
 

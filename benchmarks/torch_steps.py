@@ -44,7 +44,7 @@ class TorchSteps:
         self._taken = 0
 
     def _make_private(self, ghost: bool, batch: int) -> None:
-        """What `PrivacyEngine.make_private` does, but for the sampling of batches."""
+        """Does what `PrivacyEngine.make_private` does, except for the sampling of batches."""
         from opacus import grad_sample, optimizers
         from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 

@@ -36,7 +36,7 @@ _WITH_TIMES = _BAR + " [{elapsed}{postfix}]"
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where things are.
+    """Locations of the runs.
 
     Attributes:
       record: The file of JSON lines, one per finished run.

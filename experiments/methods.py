@@ -1,4 +1,4 @@
-"""Which training loop a method has."""
+"""Training loops by method."""
 
 from experiments.datasets import Data
 from experiments.dpagd.training import DescentTraining

@@ -1,4 +1,4 @@
-"""What a classification run leaves in its folder."""
+"""Files that a classification run leaves in its folder."""
 
 import csv
 import dataclasses

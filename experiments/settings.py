@@ -1,4 +1,4 @@
-"""What a classification run is asked to do, and the defaults of each data set."""
+"""Settings of a classification run, and the defaults of each data set."""
 
 import dataclasses
 from typing import Any

@@ -363,7 +363,7 @@ class _EpochEnd(tf.keras.callbacks.Callback):
 
 
 def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -> str:
-    """What can be said about the privacy of a trained model.
+    """States what can be said about the privacy of a trained model.
 
     Args:
       settings: What was trained.
@@ -380,7 +380,7 @@ def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -
 
 
 def remarks(settings: Settings) -> list[str]:
-    """What holds of every private run of this experiment, an item of a list each."""
+    """Lists what holds of every private run of this experiment."""
     found = [
         f"The examples of the {settings.eval_split} split, on which accuracy was measured, are not "
         "among those that are protected."

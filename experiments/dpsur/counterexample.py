@@ -64,7 +64,7 @@ class Costs:
 
 
 def costs(instance: Instance, updates: int, delta: float) -> Costs:
-    """What `updates` accepted updates cost, by different accountings."""
+    """Computes the cost of `updates` accepted updates, by different accountings."""
     attempts = math.ceil(updates / instance.acceptance(False))
     conditional = {"RDP": _epsilon(RdpAccountant, instance, updates, delta, "conditional")}
     with contextlib.suppress(dp_accounting.UnsupportedEventError):  # An older tfdp has none.

@@ -136,7 +136,7 @@ def run(todo: list[Point], data: datasets.Data, folder: Path) -> list[dict]:
 
 
 def means(rows: list[dict]) -> dict[str, list[tuple[float | None, float, float]]]:
-    """By method: value, mean and standard deviation over the seeds of the accuracy in percent."""
+    """Returns, by method, value, mean and standard deviation of the accuracy in percent."""
     found: dict[str, list] = {}
     for method, value in dict.fromkeys((row["method"], row["value"]) for row in rows):
         same = [r for r in rows if (r["method"], r["value"]) == (method, value)]

@@ -1,4 +1,4 @@
-"""What the bound on selective release changes: the paper's settings, and what its test costs.
+"""Effects of the bound on selective release: the paper's settings, and its test's cost.
 
     python -m experiments.dpsur.tables
     python -m experiments.dpsur.tables --output=docs/dpsur_acceptance.png
@@ -105,7 +105,7 @@ def published_updates(setting: Setting) -> int:
 
 
 def conditional_epsilons(setting: Setting, updates: int) -> dict[str, float]:
-    """What so many updates cost by tfdp's bound, by accountant."""
+    """Computes the cost of a number of updates by tfdp's bound, by accountant."""
     ledger = PrivacyLedger()
     ledger.record(setting.event, updates)
     return dict(ledger.epsilon(DELTA).by_accountant)
@@ -125,7 +125,7 @@ def allowed_updates(setting: Setting) -> int:
 
 
 def paper_table(settings: Sequence[Setting]) -> str:
-    """What changes for the paper's rows."""
+    """Makes the table of what changes for the paper's rows."""
     rows, accountants = [], ["RDP"]
     for s in settings:
         updates = published_updates(s)
@@ -149,7 +149,7 @@ def paper_table(settings: Sequence[Setting]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an update's noise is needed for: `updates` of them within `epsilon`, by RDP."""
+    """Goal of a calibration: `updates` updates within `epsilon`, by RDP."""
 
     epsilon: float = 1.0
     updates: int = 500

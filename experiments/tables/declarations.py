@@ -46,7 +46,7 @@ class Search:
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """Reads a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -56,7 +56,7 @@ def parsed(path: str | Path) -> dict[str, Any]:
 
 
 def get(declared: dict[str, Any], key: str, place: str) -> Any:
-    """What must be declared at a place."""
+    """Returns what must be declared at a place."""
     if key not in declared:
         raise RefusedError(f"{place} must have {key}.")
     return declared[key]

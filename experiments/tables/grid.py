@@ -60,7 +60,7 @@ class Job:
 
 
 class Grid:
-    """What a file of tables declares.
+    """Tables that a file declares.
 
     Args:
       path: The file.

@@ -121,7 +121,7 @@ def accuracy_section(
 
 
 def count_section(tables: Sequence[Published], runs: Sequence[Run]) -> str:
-    """How many cells are at or above the published numbers, by table and in total; those below.
+    """Counts the cells at or above the published numbers, by table and in total; lists those below.
 
     Raises:
       ValueError: See `check`.
@@ -201,7 +201,7 @@ def differences(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[D
 
 
 def sign_section(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> str:
-    """Whether sign beats no sign at equal epsilon: a count and a table of `differences`."""
+    """Reports whether sign beats no sign at equal epsilon: a count and a table."""
     found = differences(runs, pairs)
     verdicts = [one.verdict for one in found]
     few = verdicts.count("too few seeds")

@@ -172,7 +172,7 @@ def baseline_rows(
 def class_accuracies(
     runs: Sequence[Run], dataset: str, row: str, epsilon: float | None
 ) -> dict[str, float]:
-    """By class: mean accuracy over the seeds, in percent; empty where it is not known.
+    """Returns the mean accuracy by class over the seeds, in percent; empty if not known.
 
     Raises:
       ValueError: The runs do not have the same classes.

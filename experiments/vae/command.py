@@ -243,7 +243,7 @@ def write_figures(runs: Runs, todo: list[Settings], rows: list[dict[str, Any]]) 
 
 
 def _line(row: dict[str, Any]) -> str:
-    """What came out of a run."""
+    """Describes the result of a run."""
     measures = [DEFAULTS[row["task"]].measure, "log_likelihood", "mmd"]
     shown = ", ".join(f"{name} {row[name]:.4g}" for name in measures)
     epsilon = "not private"

@@ -1,4 +1,4 @@
-"""What a run of a variational autoencoder is asked to do, and the defaults of each task."""
+"""Settings of a run of a variational autoencoder, and the defaults of each task."""
 
 import dataclasses
 import hashlib

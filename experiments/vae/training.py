@@ -40,7 +40,7 @@ _GENERATED_PER_CLASS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
       noise_multiplier: Of the optimizer; None where the method is not private.
@@ -195,7 +195,7 @@ def measure(model: Any, settings: Settings, data: Data) -> dict[str, float | Non
 
 
 def accuracy_of_real(data: Data) -> float:
-    """What `downstream_accuracy` is for the real training images: a measure without privacy."""
+    """Computes `downstream_accuracy` of the real training images, without privacy."""
     return metrics.downstream_accuracy(data.train_x, data.train_y, data.eval_x, data.eval_y)
 
 
@@ -209,7 +209,7 @@ def generate(model: Any, classes: np.ndarray | int, seed: int) -> np.ndarray:
 
 
 def pictures(model: Any, settings: Settings, data: Data) -> dict[str, np.ndarray]:
-    """What the figures show of a run."""
+    """Collects what the figures show of a run."""
     if settings.task == "pinwheel":
         x, y = data.eval_x, data.eval_y
         return {
