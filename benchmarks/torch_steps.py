@@ -83,7 +83,7 @@ class TorchSteps:
 
 
 def build(problem: Problem, private: bool) -> nn.Module:
-    """The network of a problem: logits `[batch, classes]`.
+    """Returns the network of a problem: logits `[batch, classes]`.
 
     Images are `[batch, channels, height, width]` here.
 

@@ -300,10 +300,10 @@ def _available_bytes() -> int:
 
 
 def plan(names: Iterable[str], problem_name: str, settings: Settings) -> list[Measurement]:
-    """A measurement, to be filled in, of each contestant."""
+    """Returns a measurement, to be filled in, of each contestant."""
     return [Measurement(name, problem_name, settings) for name in names]
 
 
 def plain_of(contestant: Contestant, done: Iterable[Measurement]) -> Measurement | None:
-    """The measurement of the contestant's own framework without privacy."""
+    """Returns the measurement of the contestant's own framework without privacy."""
     return next((m for m in done if m.contestant == contestant.plain), None)

@@ -189,7 +189,7 @@ class Training:
             self.folder.write_rows(self.rows)
 
     def _training_state(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the model."""
+        """Returns what a checkpoint holds besides the model."""
         # Keras makes a legacy optimizer's state at its first step: too late to restore a run that
         # has none left.
         self.model.optimizer._create_all_weights(self.model.trainable_variables)
@@ -320,7 +320,7 @@ class Training:
         return result
 
     def _released(self) -> tuple[tfdp.accounting.EpsilonBound, dict[str, Any]]:
-        """The guarantee, and what it is of."""
+        """Returns the guarantee, and what it is of."""
         ledger = self.model.optimizer.ledger
         return ledger.epsilon(self.settings.delta), ledger.to_dict()
 

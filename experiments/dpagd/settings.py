@@ -70,7 +70,7 @@ def plan(
     iterations: int,
     selection_share: float = 0.3,
 ) -> tuple[RdpFilter, float, float]:
-    """A budget, and the noise with which it lasts for a number of iterations.
+    """Returns a budget, and the noise with which it lasts for a number of iterations.
 
     Args:
       target_epsilon: Epsilon that may be spent in all.
@@ -136,7 +136,7 @@ def _choice_event(q: float, selection_range: float) -> dp_accounting.DpEvent:
 
 
 def grown_precision(budget: RdpFilter, q: float, precision: float, growth: float) -> float:
-    """The precision of a measurement that costs 1 + `growth` times as much.
+    """Returns the precision of a measurement that costs 1 + `growth` times as much.
 
     Args:
       budget: Says what measurements cost.

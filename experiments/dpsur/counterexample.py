@@ -212,7 +212,7 @@ def epsilon_table(all_costs: Sequence[Costs]) -> str:
 
 
 def draw(instance: Instance, all_costs: Sequence[Costs], delta: float) -> Figure:
-    """The distributions of an accepted update, and epsilon against accepted updates."""
+    """Returns the distributions of an accepted update, and epsilon against accepted updates."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1])
     _draw_distributions(left, instance)
@@ -319,7 +319,7 @@ def main(argv: list[str]) -> None:
 
 
 def critical_distance(runs: int) -> float:
-    """The Kolmogorov-Smirnov distance that is exceeded once in a thousand."""
+    """Returns the Kolmogorov-Smirnov distance that is exceeded once in a thousand."""
     return float(scipy.stats.kstwobign.isf(1e-3)) / math.sqrt(runs)
 
 

@@ -89,7 +89,7 @@ SETTINGS = _settings()
 
 
 def published_updates(setting: Setting) -> int:
-    """The most accepted updates for which Theorem 5.6 says at most the claimed epsilon."""
+    """Returns the most accepted updates for which Theorem 5.6 says at most the claimed epsilon."""
 
     def epsilon(updates: int) -> float:
         orders = published.PUBLISHED_ORDERS
@@ -112,7 +112,7 @@ def conditional_epsilons(setting: Setting, updates: int) -> dict[str, float]:
 
 
 def allowed_updates(setting: Setting) -> int:
-    """The most accepted updates for which tfdp's bound is at most the claimed epsilon."""
+    """Returns the most accepted updates for which tfdp's bound is at most the claimed epsilon."""
     return calibrate_selective_release(
         target_epsilon=setting.claimed,
         delta=DELTA,
@@ -157,7 +157,7 @@ class Plan:
     batch_size: int = 2048
 
     def noise(self, validation_batch_size: int, ratio: float) -> float:
-        """The noise multiplier of accepted updates, of a test with B / A = `ratio`; 1: no test."""
+        """Finds the noise of accepted updates, for a test with B / A = `ratio`; 1: no test."""
         q, test_q = (n / self.dataset_size for n in (self.batch_size, validation_batch_size))
 
         def gap(log_noise: float) -> float:
@@ -172,7 +172,7 @@ class Plan:
 
 
 def same_cost(ratio: float, threshold: float) -> float:
-    """The sigma_v with which B / A is `ratio`, for a threshold below 1: cost is the same for all.
+    """Finds the sigma_v with which B / A is `ratio`, for a threshold below 1, at equal cost.
 
     Raises:
       ValueError: There is none.
@@ -189,7 +189,7 @@ def same_cost(ratio: float, threshold: float) -> float:
 
 
 def best_threshold(validation_noise: float) -> float:
-    """The threshold at which B - A is largest."""
+    """Returns the threshold at which B - A is largest."""
     found = scipy.optimize.minimize_scalar(
         lambda beta: -np.subtract(*acceptance_bounds(validation_noise, beta)[::-1]),
         bounds=(-3.5, 3.5),
@@ -217,7 +217,7 @@ def same_cost_table(ratio: float, thresholds: Sequence[float]) -> str:
 
 
 def noise_table(noises: dict[int, list[float]], ratios: Sequence[float]) -> str:
-    """The noise that an update needs, for tests of different B / A and B_v."""
+    """Returns the noise that an update needs, for tests of different B / A and B_v."""
     rows = [
         ["1 (no test)" if ratio == 1 else f"{ratio:.3g}", *(f"{n[i]:.2f}" for n in noises.values())]
         for i, ratio in enumerate(ratios)
@@ -226,13 +226,13 @@ def noise_table(noises: dict[int, list[float]], ratios: Sequence[float]) -> str:
 
 
 def rounded_up(value: float, digits: int) -> str:
-    """A number with so many digits after the point, not below it."""
+    """Returns a number with so many digits after the point, not below it."""
     scale = 10.0**digits
     return f"{math.ceil(scale * value - 1e-9) / scale:.{digits}f}"
 
 
 def draw(ratio: float, noises: dict[int, list[float]], ratios: Sequence[float]) -> Figure:
-    """The paper's figure 6; the attempts that a test takes at equal cost; and that cost."""
+    """Returns the paper's figure 6; the attempts that a test takes at equal cost; and that cost."""
     figure = Figure(figsize=(14, 4.4), layout="constrained")
     panels = figure.subplots(1, 3)
     _draw_acceptance(panels[0])

@@ -40,7 +40,7 @@ class Search:
     grid: dict[str, list[Any]]
 
     def combinations(self) -> list[dict[str, Any]]:
-        """The flags of each trial."""
+        """Returns the flags of each trial."""
         values = itertools.product(*self.grid.values())
         return [self.fixed | dict(zip(self.grid, each, strict=True)) for each in values]
 
@@ -63,7 +63,7 @@ def get(declared: dict[str, Any], key: str, place: str) -> Any:
 
 
 def search(name: str, declared: dict[str, Any]) -> Search:
-    """A search; `name` is what errors call it."""
+    """Returns a search; `name` is what errors call it."""
     grid = declared.get("grid", {})
     for flag, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -81,7 +81,7 @@ def search(name: str, declared: dict[str, Any]) -> Search:
 
 
 def table(name: str, declared: dict[str, Any]) -> Published:
-    """A published table."""
+    """Returns a published table."""
     place = f"tables.{name}"
     accuracy = {
         dataset: {

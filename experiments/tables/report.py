@@ -107,7 +107,7 @@ def accuracy_section(
     notes: Mapping[str, str] | None = None,
     baselines: Mapping[str, str] | None = None,
 ) -> str:
-    """The title of a published table, how to read it, and an `accuracy_table` per data set."""
+    """Writes a published table's title, how to read it, and a table per data set."""
     deltas = sorted({run["delta"] for run in runs if run["target_epsilon"] is not None})
     at = f" at δ = {', '.join(f'{delta:g}' for delta in deltas)}" if deltas else ""
     how = (
@@ -308,7 +308,7 @@ def _signed(gap: float) -> str:
 
 
 def _welch(first: Cell, second: Cell) -> tuple[float | None, float]:
-    """The standard error of a difference of means, and Student's quantile for a test at 5%."""
+    """Returns the standard error of a difference of means, and Student's quantile at 5%."""
     if first.deviation is None or second.deviation is None:
         return None, math.nan
     parts = [(c.deviation**2 / c.seeds, c.seeds - 1) for c in (first, second)]

@@ -114,7 +114,7 @@ def draw_pinwheel(
 
 
 def draw_generated(runs: dict[str, np.ndarray], titles: dict[str, str], by_class: bool) -> Figure:
-    """A sheet of generated images for each method.
+    """Returns a sheet of generated images for each method.
 
     Args:
       runs: By method: images `[rows, columns, height, width]` in [0, 1].

@@ -101,7 +101,7 @@ def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray],
 
 
 def calibrate(settings: Settings, dataset_size: int) -> float:
-    """The noise multiplier for the target epsilon.
+    """Returns the noise multiplier for the target epsilon.
 
     Raises:
       RefusedError: No noise is enough.
@@ -130,7 +130,7 @@ def make_prior(task: str) -> priors.Prior:
 
 
 def make_model(settings: Settings) -> Any:
-    """The untrained model, a `tfdp.TermWiseVAE`."""
+    """Returns the untrained model, a `tfdp.TermWiseVAE`."""
     num_classes = None
     if settings.task == "digits":
         num_classes = NUM_CLASSES
@@ -158,7 +158,7 @@ def make_model(settings: Settings) -> Any:
 
 
 def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSampling) -> Any:
-    """The optimizer that the settings ask for."""
+    """Returns the optimizer that the settings ask for."""
     if noise is None:
         return tf.keras.optimizers.legacy.Adam(settings.learning_rate)
     return _OPTIMIZERS[settings.optimizer](
@@ -170,7 +170,7 @@ def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSam
 
 
 def measure(model: Any, settings: Settings, data: Data) -> dict[str, float | None]:
-    """The measures of a trained model, by name; on held-out examples alone."""
+    """Returns the measures of a trained model, by name; on held-out examples alone."""
     x = data.eval_x[: settings.evaluation_examples]
     labels = data.eval_y[: settings.evaluation_examples]
     y = labels if settings.task == "digits" else None
