@@ -128,7 +128,7 @@ def _normal_masses(z: np.ndarray) -> np.ndarray:
 
 
 def renyi(instance: Instance, order: float) -> float:
-    """Returns the Renyi divergence of an accepted update with x from one without: a lower one.
+    """Bounds the Renyi divergence of an accepted update with x from one without, from below.
 
     Of every cell of w the masses are taken, as if only the cell were released.
     """
@@ -138,7 +138,7 @@ def renyi(instance: Instance, order: float) -> float:
 
 
 def renyi_of_test(instance: Instance, order: float) -> float:
-    """Returns the Renyi divergence of the test's noisy number, given that it passed: a lower one.
+    """Bounds the Renyi divergence of the test's noisy number, given that it passed, from below.
 
     On D the clipped change of the loss is C_v; an example that is in the batch makes it -C_v.
     Theorem 5.5 says that it is at most that of the sampled Gaussian, before any selection.
@@ -157,7 +157,7 @@ def least_epsilon(instance: Instance, updates: int, delta: float) -> float:
 
 
 def _least_epsilon(instance: Instance, updates: int, delta: float, example: bool) -> float:
-    """Returns the same in one direction: of a release with x (`example`), or without."""
+    """Returns the same in one direction: with x (`example`) against without, or the reverse."""
     interval = min(1e-4, _LOST_TO_ROUNDING / updates)
     edges = instance.edges()
     losses = instance.log_ratio(edges) if example else -instance.log_ratio(edges)
