@@ -31,7 +31,7 @@ _NUMPY_NAMES = {"f64": "float64", "f32": "float32", "i64": "int64", "i32": "int3
 
 
 def training_step(contestant: str, problem: Problem, batch: int) -> Any:
-    """The step as a function of inputs and labels, compiled by XLA."""
+    """Returns the step as a function of inputs and labels, compiled by XLA."""
     model = networks.build(problem)
     networks.let_xla_compile(model)
     optimizer = make_optimizer(contestant, batch)
@@ -54,7 +54,7 @@ def training_step(contestant: str, problem: Problem, batch: int) -> Any:
 
 
 def export(step: Any, x: tf.Tensor, y: tf.Tensor) -> tuple[str, list[np.ndarray]]:
-    """The program of a step, and its parameters in their order.
+    """Returns the program of a step, and its parameters in their order.
 
     Raises:
       ValueError: The program has other parameters than inputs and captured variables.
@@ -78,7 +78,7 @@ def export(step: Any, x: tf.Tensor, y: tf.Tensor) -> tuple[str, list[np.ndarray]
 
 
 def _read(captured: tf.Tensor, dtype: str) -> np.ndarray:
-    """The value of a captured variable, by its handle, or of a captured constant."""
+    """Returns the value of a captured variable, by its handle, or of a captured constant."""
     if captured.dtype == tf.resource:
         captured = tf.raw_ops.ReadVariableOp(resource=captured, dtype=dtype)
     return captured.numpy()

@@ -83,7 +83,7 @@ class Result:
     steps: list[tuple[Cost, Cost]]
 
     def ratio(self, measure: str) -> float:
-        """The median of the ratios of the steps, by "wall" or "cpu"."""
+        """Returns the median of the ratios of the steps, by "wall" or "cpu"."""
         return statistics.median(
             getattr(private, measure) / getattr(plain, measure) for plain, private in self.steps
         )
@@ -152,7 +152,7 @@ class Step:
         self._function(self._iterator)
 
     def operations(self) -> int:
-        """Number of operations of the traced graph, functions that it calls included."""
+        """Returns number of operations of the traced graph, functions that it calls included."""
         graph = self._function.get_concrete_function(self._iterator).graph.as_graph_def()
         return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
 
@@ -190,7 +190,7 @@ HEADER = (
 
 
 def row(case: Case, result: Result) -> str:
-    """A row of a Markdown table, under `HEADER`."""
+    """Returns a row of a Markdown table, under `HEADER`."""
     plain, private = result.first
     cells = [
         f"`{case.model}`",
@@ -206,7 +206,7 @@ def row(case: Case, result: Result) -> str:
 
 
 def machine() -> str:
-    """The machine and the versions, as a Markdown list."""
+    """Returns the machine and the versions, as a Markdown list."""
     return (
         f"- Machine: {cpu_model()}, {os.cpu_count()} cores, {platform.system()}\n"
         f"- Python {platform.python_version()}, TensorFlow {tf.__version__}, "

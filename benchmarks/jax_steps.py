@@ -66,7 +66,7 @@ class JaxSteps:
 
 
 def _private(contestant: str, logits: Any, settings: Settings) -> tuple[Any, Any]:
-    """The sum of clipped gradients, and what adds the noise, divides and updates."""
+    """Returns the sum of clipped gradients, and what adds the noise, divides and updates."""
     from jax_privacy import clipping, noise_addition
 
     microbatch = _MICROBATCH[contestant]

@@ -88,7 +88,7 @@ def make_loss(contestant: str) -> tf.keras.losses.Loss:
 
 
 def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None = None) -> Any:
-    """The optimizer of a contestant, for Poisson batches if their sampling is given."""
+    """Returns the optimizer of a contestant, for Poisson batches if their sampling is given."""
     legacy = tf.keras.optimizers.legacy
     if contestant == "keras_sgd":
         return legacy.SGD(LEARNING_RATE)
@@ -116,7 +116,7 @@ def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None
 
 
 def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
-    """The same few batches again and again, from memory, with an open batch dimension."""
+    """Returns the same few batches again and again, from memory, with an open batch dimension."""
     rows = problem.rows(settings.batch * settings.batches)
     data = tf.data.Dataset.from_tensor_slices(rows).batch(settings.batch).cache()
     for _ in data:  # fills the cache

@@ -8,7 +8,7 @@ from experiments import networks
 
 
 def build(problem: Problem) -> tf.keras.Model:
-    """The network of a problem: logits `[batch, classes]`."""
+    """Returns the network of a problem: logits `[batch, classes]`."""
     tanh = networks.make_activation("tanh")
     if problem.name == "mnist_cnn":
         return networks.mnist(tanh, centred=False)

@@ -1,4 +1,4 @@
-"""What every contestant trains: the shapes of the networks, and rows of random data.
+"""Problems that every contestant trains: shapes of networks, and rows of random data.
 
 Imports no framework, so that each can be measured in a process (and a Python) without the others.
 """
@@ -64,7 +64,7 @@ PROBLEMS = {
 
 
 def problem(name: str) -> Problem:
-    """The problem of that name."""
+    """Returns the problem of that name."""
     if name in PROBLEMS:
         return PROBLEMS[name]
     if name.startswith("mlp_"):
@@ -79,6 +79,6 @@ def mlp_parameters(width: int) -> int:
 
 
 def mlp_width(parameters: int) -> int:
-    """The width that gives about as many parameters."""
+    """Returns the width that gives about as many parameters."""
     linear = MLP_INPUTS + 12
     return max(1, round((math.sqrt(linear**2 + 4 * (parameters - 10)) - linear) / 2))

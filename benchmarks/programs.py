@@ -66,7 +66,7 @@ class TokenAndPosition(layers.Layer):
 
 
 def transformer(n: int, vocabulary: int = 20, length: int = 10, width: int = 8) -> Program:
-    """A text classifier: one block, with positions and Dropout."""
+    """Builds a text classifier: one block, with positions and Dropout."""
     inputs = layers.Input([length], dtype="int64")
     h = TokenAndPosition(vocabulary, length, width)(inputs)
     attended = layers.MultiHeadAttention(2, width // 2)(h, h)
@@ -82,7 +82,7 @@ def transformer(n: int, vocabulary: int = 20, length: int = 10, width: int = 8) 
 def bidirectional_lstm(
     n: int, vocabulary: int = 20, length: int = 10, width: int = 6, units: int = 4
 ) -> Program:
-    """A text classifier with two recurrent layers."""
+    """Builds a text classifier with two recurrent layers."""
     model = tf.keras.Sequential(
         [
             layers.Input([length], dtype="int64"),
@@ -97,7 +97,7 @@ def bidirectional_lstm(
 
 
 def structured_data(n: int, units: int = 8) -> Program:
-    """A number and a word, which the model itself normalises and looks up."""
+    """Builds a number and a word, which the model itself normalises and looks up."""
     age, city = layers.Input([1], name="age"), layers.Input([1], name="city", dtype="string")
     normalize = layers.Normalization(mean=40.0, variance=100.0)
     look_up = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
@@ -126,7 +126,7 @@ def text_classifier(n: int, length: int = 5, width: int = 4) -> Program:
 
 
 def autoencoder(n: int, size: int = 12, filters: int = 4) -> Program:
-    """A loss of pixels, transposed convolutions."""
+    """Builds a loss of pixels, transposed convolutions."""
     options = {"padding": "same", "activation": "relu"}
     model = tf.keras.Sequential(
         [
@@ -141,7 +141,7 @@ def autoencoder(n: int, size: int = 12, filters: int = 4) -> Program:
 
 
 def u_net(n: int, size: int = 12, filters: int = 4) -> Program:
-    """A class for each pixel."""
+    """Builds a class for each pixel."""
     inputs = layers.Input([size, size, 3])
     options = {"padding": "same", "activation": "relu"}
     down = layers.Conv2D(filters, 3, **options)(inputs)
@@ -168,7 +168,7 @@ def several_outputs(n: int, features: int = 5, units: int = 6) -> Program:
 
 
 def time_series(n: int, length: int = 8, units: int = 4) -> Program:
-    """A forecast by a causal convolution and a GRU."""
+    """Builds a forecast by a causal convolution and a GRU."""
     model = tf.keras.Sequential(
         [
             layers.Input([length, 2]),
@@ -252,7 +252,7 @@ class Gan(tf.keras.Model):
 
 
 def gan(n: int, features: int = 6, units: int = 0, batch: int = 12) -> Program:
-    """A GAN, of which the critic is trained privately."""
+    """Builds a GAN, of which the critic is trained privately."""
     x = random.normal(size=[n, features]).astype("float32")
     return Gan(features, units, batch), None, (x, x[:, 0])
 
@@ -260,13 +260,13 @@ def gan(n: int, features: int = 6, units: int = 0, batch: int = 12) -> Program:
 def fine_tuned(
     n: int, network: str = "mobilenet_v2", part: str = "head", size: int = 32
 ) -> Program:
-    """A network of `tf.keras.applications` that is trained in part."""
+    """Builds a network of `tf.keras.applications` that is trained in part."""
     model = fine_tuning.network(Case(network, part, size))
     return model, LOGITS, (images(n, size, 3), classes(n, fine_tuning.CLASSES))
 
 
 def normalized(n: int, size: int = 12, filters: int = 4) -> Program:
-    """A frozen base with BatchNormalization, and a new head."""
+    """Builds a frozen base with BatchNormalization, and a new head."""
     base = tf.keras.Sequential(
         [
             layers.Input([size, size, 3]),

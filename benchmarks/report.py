@@ -17,7 +17,7 @@ _COLORS = {"keras": "#3b6fb6", "torch": "#d9822b", "jax": "#4f9d69"}
 
 
 def step_table(measurements: Sequence[Measurement]) -> str:
-    """A Markdown table of measurements on one network, batch by batch."""
+    """Returns a Markdown table of measurements on one network, batch by batch."""
     lines = [
         "| rows | step | median ms | quartiles ms | × own plain step | × plain Keras | "
         "first step s | peak MiB | peak − before MiB |",
@@ -55,14 +55,14 @@ def _cells(m: Measurement, group: Sequence[Measurement]) -> list[str]:
 
 
 def ratio(m: Measurement | None, base: Measurement | None) -> str:
-    """The ratio of two medians, where both were measured."""
+    """Returns the ratio of two medians, where both were measured."""
     if m is None or base is None or not m.seconds or not base.seconds:
         return NOTHING
     return f"{m.median / base.median:.2f}"
 
 
 def ratio_table(measurements: Sequence[Measurement]) -> str:
-    """A Markdown table of the ratios that the project sets itself goals for."""
+    """Returns a Markdown table of the ratios that the project sets itself goals for."""
     names = [
         ("private / plain Keras", "tfdp_one_pass", "keras_sgd"),
         ("Opacus ghost / tfdp", "opacus_ghost", "tfdp_one_pass"),
@@ -86,14 +86,14 @@ def ratio_table(measurements: Sequence[Measurement]) -> str:
 
 
 def memory_ratios(m: Measurement | None, base: Measurement | None) -> tuple[str, str]:
-    """The ratios of the peaks, and of the peaks beyond what was held before."""
+    """Returns the ratios of the peaks, and of the peaks beyond what was held before."""
     if m is None or base is None or not m.seconds or not base.seconds:
         return NOTHING, NOTHING
     return f"{m.peak / base.peak:.2f}", f"{m.growth / base.growth:.2f}"
 
 
 def versions(measurements: Sequence[Measurement]) -> str:
-    """The machine, and the versions of everything that ran, as a Markdown list."""
+    """Returns the machine, and the versions of everything that ran, as a Markdown list."""
     lines = [f"- Machine: {cpu_model()}, {os.cpu_count()} cores, {platform.system()}"]
     seen: dict[str, dict[str, str]] = {}
     for m in measurements:
@@ -113,7 +113,7 @@ def versions(measurements: Sequence[Measurement]) -> str:
 
 
 def cpu_model() -> str:
-    """The name that the processor gives itself."""
+    """Returns the name that the processor gives itself."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:
@@ -138,7 +138,7 @@ def write_json(path: str, options: dict[str, Any], measurements: Sequence[Measur
 
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its axes `[rows, columns]`."""
+    """Returns a figure and its axes `[rows, columns]`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""How time and memory of a step grow: with the batch, with the model, with the logical batch.
+"""Growth of a step's time and memory with the batch, the model and the logical batch.
 
     python -m benchmarks.scaling --what batch parameters logical
 
@@ -50,7 +50,7 @@ class Point:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", nargs="+", choices=_TITLES, default=list(_TITLES))
     parser.add_argument(
@@ -76,7 +76,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def plan_points(options: argparse.Namespace) -> list[list[Point]]:
-    """The points to measure, in groups that take turns."""
+    """Returns the points to measure, in groups that take turns."""
     names = options.contestants.split(",")
     groups = []
     if BATCH in options.what:
@@ -118,7 +118,7 @@ def _point(what: str, x: int, measurement: Measurement) -> Point:
 
 
 def table(groups: Sequence[Sequence[Point]], what: str) -> str:
-    """A Markdown table of one kind of points."""
+    """Returns a Markdown table of one kind of points."""
     plain_title = "plain, whole batch" if what == LOGICAL else "plain"
     lines = [
         f"| {_TITLES[what][1]} | step | median ms | quartiles ms | × {plain_title} | peak MiB | "

@@ -1,4 +1,4 @@
-"""What a worker is told about the steps to take."""
+"""Settings that tell a worker which steps to take."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ class Unsupported(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a contestant trains.
+    """Settings of a contestant's training.
 
     Attributes:
       batch: Rows of a batch; with `dataset_size`, the expected number of examples.

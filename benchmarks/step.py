@@ -33,7 +33,7 @@ NOTES = """- Random rows, {batches}. Private steps clip to norm \
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=PROBLEMS, default="mnist_cnn")
     parser.add_argument("--batch", type=_positive, nargs="+", default=[256], help="rows per step")

@@ -44,7 +44,7 @@ class TorchSteps:
         self._taken = 0
 
     def _make_private(self, ghost: bool, batch: int) -> None:
-        """What `PrivacyEngine.make_private` does, but for the sampling of batches."""
+        """Does what `PrivacyEngine.make_private` does, except for the sampling of batches."""
         from opacus import grad_sample, optimizers
         from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
@@ -83,7 +83,7 @@ class TorchSteps:
 
 
 def build(problem: Problem, private: bool) -> nn.Module:
-    """The network of a problem: logits `[batch, classes]`.
+    """Returns the network of a problem: logits `[batch, classes]`.
 
     Images are `[batch, channels, height, width]` here.
 

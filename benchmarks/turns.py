@@ -30,7 +30,7 @@ class NoResult(Exception):
 
 @dataclasses.dataclass
 class Measurement:
-    """What was measured of one contestant.
+    """Measurements of one contestant.
 
     Attributes:
       contestant: Its name.
@@ -172,7 +172,7 @@ def _path() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """How often, and by whom, contestants are measured.
+    """Settings of how often, and by which workers, contestants are measured.
 
     Attributes:
       repeats: Turns of each contestant; slow ones take at most three.
@@ -263,7 +263,7 @@ class Rounds:
 
 
 class _OthersClock:
-    """How busy processes outside of the benchmark keep the processors.
+    """Load that processes outside of the benchmark put on the processors.
 
     Args:
       pids: The benchmark's own processes.
@@ -300,10 +300,10 @@ def _available_bytes() -> int:
 
 
 def plan(names: Iterable[str], problem_name: str, settings: Settings) -> list[Measurement]:
-    """A measurement, to be filled in, of each contestant."""
+    """Returns a measurement, to be filled in, of each contestant."""
     return [Measurement(name, problem_name, settings) for name in names]
 
 
 def plain_of(contestant: Contestant, done: Iterable[Measurement]) -> Measurement | None:
-    """The measurement of the contestant's own framework without privacy."""
+    """Returns the measurement of the contestant's own framework without privacy."""
     return next((m for m in done if m.contestant == contestant.plain), None)

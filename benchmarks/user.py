@@ -118,7 +118,7 @@ def _timed(train: Callable[[int], Any], steps: int) -> Turn:
 
 
 def table(results: dict[int, Result]) -> str:
-    """A Markdown table of the medians, and of the medians of the ratios turn by turn.
+    """Returns a Markdown table of the medians, and of the medians of the ratios turn by turn.
 
     Args:
       results: By batch size, what `measure` returned.
@@ -141,12 +141,12 @@ def table(results: dict[int, Result]) -> str:
 
 
 def milliseconds(result: Result, name: str) -> str:
-    """The median time of a step on the clock."""
+    """Returns the median time of a step on the clock."""
     return f"{1e3 * statistics.median(turn.wall for turn in result[name]):.1f}"
 
 
 def ratio(result: Result, name: str, clock: str) -> str:
-    """The median, and the quartiles, of the ratios to plain steps, turn by turn.
+    """Returns the median, and the quartiles, of the ratios to plain steps, turn by turn.
 
     Args:
       result: The turns.

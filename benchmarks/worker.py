@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def make_steps(name: str, problem_name: str, settings: Settings) -> Any:
-    """The steps of a contestant; imports its framework and no other."""
+    """Returns the steps of a contestant; imports its framework and no other."""
     framework = CONTESTANTS[name].framework
     if framework == "keras":
         from benchmarks.keras_steps import KerasSteps as Steps
@@ -71,7 +71,7 @@ def serve(arguments: dict[str, Any], orders: Any, answer: Any) -> None:
 
 
 def describe(error: Exception) -> str:
-    """An error in one line."""
+    """Returns an error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     # Keras puts a traceback in front of the message.
     line = lines[-1] if lines[0].startswith("in user code") else lines[0]

@@ -53,7 +53,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def settings_from(values: flags.FlagValues) -> Settings:
-    """The settings that parsed flags ask for.
+    """Returns the settings that parsed flags ask for.
 
     Raises:
       RefusedError: Values that do not go together.
@@ -63,7 +63,7 @@ def settings_from(values: flags.FlagValues) -> Settings:
 
 
 def default_output_dir(settings: Settings) -> str:
-    """Where a run goes unless --output_dir says otherwise, relative to the working directory."""
+    """Returns a run's default folder, relative to the working directory."""
     name = f"{settings.dataset}_{settings.method}"
     if settings.head is not None:
         name += f"_{settings.features}_{settings.head}"
@@ -111,7 +111,7 @@ def run(values: flags.FlagValues) -> dict:
 
 
 def summary(result: dict, folder: RunFolder) -> str:
-    """The outcome of a run in a few lines."""
+    """Returns the outcome of a run in a few lines."""
     settings = result["settings"]
     seconds = "" if result["seconds"] is None else f", {result['seconds']:.0f} s"
     lines = [
@@ -151,7 +151,7 @@ def summary(result: dict, folder: RunFolder) -> str:
 
 
 def by_class(accuracies: dict[str, float]) -> str:
-    """The classes that fare worst and best: noise takes more from the rare and the difficult."""
+    """Returns the classes with the lowest and highest accuracy: noise costs rare ones more."""
     worst, best = (pick(accuracies, key=accuracies.__getitem__) for pick in (min, max))
     gap = 100 * (accuracies[best] - accuracies[worst])
     return (
@@ -174,7 +174,7 @@ def main(argv: list[str]) -> None:
 
 
 def _default(name: str) -> str:
-    """The default of a flag for each data set, for `--help`."""
+    """Returns the default of a flag for each data set, for `--help`."""
     by_value: dict[str, list[str]] = {}
     for dataset, defaults in DEFAULTS.items():
         value = getattr(defaults, name)
@@ -301,7 +301,7 @@ def _number(
     low: float | None = 0.0,
     high: float = float("inf"),
 ) -> None:
-    """A finite number in the open interval (low, high)."""
+    """Returns a finite number in the open interval (low, high)."""
     flags.DEFINE_float(name, default, text, flag_values=values)
     lowest = float("-inf") if low is None else low
     bounds = "a finite number" if low is None else "a positive, finite number"

@@ -169,7 +169,7 @@ def _imdb_reviews(data_dir: str | None, download: bool):
 
 
 def _from_tfds(name: str, data_dir: str | None, download: bool):
-    """The splits `train` and `test` of a TFDS data set, each `(x, y)`."""
+    """Returns the splits `train` and `test` of a TFDS data set, each `(x, y)`."""
     if data_dir is not None and not os.path.isdir(data_dir) and not download:
         raise DataError(
             f"--data_dir must be a folder of TensorFlow Datasets. Received: --data_dir={data_dir}, "

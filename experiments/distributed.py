@@ -121,7 +121,7 @@ def work(task: int) -> None:
 
 
 def compiled(strategy: tf.distribute.Strategy, settings: Settings, batches) -> tf.keras.Model:
-    """The network of the data set, with noise for its budget."""
+    """Returns the network of the data set, with noise for its budget."""
     noise_multiplier = tfdp.calibrate_noise_multiplier(
         target_epsilon=settings.target_epsilon,
         delta=settings.delta,

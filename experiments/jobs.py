@@ -36,7 +36,7 @@ _WITH_TIMES = _BAR + " [{elapsed}{postfix}]"
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where things are.
+    """Locations of the runs.
 
     Attributes:
       record: The file of JSON lines, one per finished run.
@@ -52,7 +52,7 @@ class Places:
 
 
 def outstanding(jobs: Sequence[grid.Job], record: Path) -> list[grid.Job]:
-    """The jobs that have no line in the record, each once, in their order."""
+    """Returns the jobs that have no line in the record, each once, in their order."""
     lines = records.read(record)
     unique = {job.key: job for job in jobs}
     return [job for job in unique.values() if not any(job.matches(line) for line in lines)]
@@ -154,11 +154,11 @@ class _Clock:
         self._seconds.setdefault((job.dataset, job.row), []).append(seconds)
 
     def allows(self, job: grid.Job) -> bool:
-        """Whether the run is expected to end in time."""
+        """Returns whether the run is expected to end in time."""
         return time.monotonic() + self._expected(job) < self._end
 
     def minutes(self, waiting: Sequence[grid.Job]) -> float:
-        """How long runs that have not begun will take, in minutes."""
+        """Returns how long runs that have not begun will take, in minutes."""
         return sum(self._expected(job) for job in waiting) / self._processes / 60
 
     def _expected(self, job: grid.Job) -> float:

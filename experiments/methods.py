@@ -1,4 +1,4 @@
-"""Which training loop a method has."""
+"""Training loops by method."""
 
 from experiments.datasets import Data
 from experiments.dpagd.training import DescentTraining
@@ -15,6 +15,6 @@ def make_training(
     progress: bool = True,
     every_epoch: bool = True,
 ) -> Training:
-    """The run that `settings` ask for; see `Training`."""
+    """Returns the run that `settings` ask for; see `Training`."""
     loop = DescentTraining if settings.method == "dpagd" else Training
     return loop(settings, data, folder, progress=progress, every_epoch=every_epoch)

@@ -45,7 +45,7 @@ class TemperedSigmoid(tf.keras.layers.Layer):
         return self.scale * tf.sigmoid(self.temperature * inputs) - self.offset
 
     def get_config(self) -> dict:
-        """The arguments that make this layer again."""
+        """Returns the arguments that make this layer again."""
         return {
             **super().get_config(),
             "scale": self.scale,
@@ -57,7 +57,7 @@ class TemperedSigmoid(tf.keras.layers.Layer):
 def make_activation(
     name: str, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0
 ) -> Activation:
-    """A function that makes layers of the activation `name`, one of `ACTIVATIONS`."""
+    """Returns a function that makes layers of the activation `name`, one of `ACTIVATIONS`."""
     if name == "tempered_sigmoid":
         return lambda: TemperedSigmoid(scale, temperature, offset)
     if name not in ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""What the experiments print and draw, where they do it alike."""
+"""Printing and drawing that several experiments share."""
 
 import importlib.metadata
 import platform
@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def versions() -> str:
-    """What the numbers were computed with."""
+    """Returns what the numbers were computed with."""
     names = ("dp-accounting", "numpy", "scipy")
     found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     return f"Python {platform.python_version()}, {found}"

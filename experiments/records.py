@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a record; none if there is no file. A last line cut by a kill is dropped."""
+    """Reads the lines of a record; none without a file. A last line cut by a kill is dropped."""
     path = Path(path)
     if not path.exists():
         return []

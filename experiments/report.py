@@ -1,4 +1,4 @@
-"""What a classification run leaves in its folder."""
+"""Files that a classification run leaves in its folder."""
 
 import csv
 import dataclasses
@@ -63,7 +63,7 @@ class RunFolder:
         return self.path / "model.keras"
 
     def result(self) -> dict[str, Any] | None:
-        """What `write_result` wrote, or None when the run is not finished."""
+        """Returns what `write_result` wrote, or None when the run is not finished."""
         path = self.path / "result.json"
         return json.loads(path.read_text()) if path.exists() else None
 
@@ -177,7 +177,7 @@ def draw_curve(rows: list[Row], settings: Settings) -> Figure:
 
 
 def _lines(settings: Settings) -> list[str]:
-    """The flags that stand for `settings`."""
+    """Returns the flags that stand for `settings`."""
     return [
         f"--{name}={value}"
         for name, value in dataclasses.asdict(settings).items()

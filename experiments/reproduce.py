@@ -52,7 +52,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def planned(
     declared: grid.Grid, values: flags.FlagValues, searched: list[dict[str, Any]]
 ) -> tuple[list[grid.Job], list[str]]:
-    """The runs that are asked for, the most informative first.
+    """Returns the runs that are asked for, the most informative first.
 
     Args:
       declared: The tables.

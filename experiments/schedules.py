@@ -31,12 +31,12 @@ class Cooldown(tf.keras.optimizers.schedules.LearningRateSchedule):
         self.fraction = fraction
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """The rate of a step; the first is 0."""
+        """Returns the rate of a step; the first is 0."""
         left = 1.0 - tf.cast(step, tf.float32) / self.steps
         return self.learning_rate * tf.clip_by_value(left / self.fraction, 0.0, 1.0)
 
     def get_config(self) -> dict:
-        """The arguments that make this schedule again."""
+        """Returns the arguments that make this schedule again."""
         return {
             "learning_rate": self.learning_rate,
             "steps": self.steps,
@@ -47,7 +47,7 @@ class Cooldown(tf.keras.optimizers.schedules.LearningRateSchedule):
 def make_schedule(
     name: str, learning_rate: float, steps: int
 ) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
-    """The learning rate of an optimizer that makes `steps` steps.
+    """Returns the learning rate of an optimizer that makes `steps` steps.
 
     Args:
       name: One of `SCHEDULES`: "constant"; "linear", down to zero; "cooldown", see `Cooldown`.

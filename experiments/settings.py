@@ -1,4 +1,4 @@
-"""What a classification run is asked to do, and the defaults of each data set."""
+"""Settings of a classification run, and the defaults of each data set."""
 
 import dataclasses
 from typing import Any
@@ -289,7 +289,7 @@ def _check_features(dataset: str, given: dict[str, Any]) -> None:
 
 
 def make_network(settings: Settings):
-    """The untrained network that `settings` ask for."""
+    """Returns the untrained network that `settings` ask for."""
     activation = networks.make_activation(
         settings.activation,
         settings.tempered_scale,

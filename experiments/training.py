@@ -189,7 +189,7 @@ class Training:
             self.folder.write_rows(self.rows)
 
     def _training_state(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the model."""
+        """Returns what a checkpoint holds besides the model."""
         # Keras makes a legacy optimizer's state at its first step: too late to restore a run that
         # has none left.
         self.model.optimizer._create_all_weights(self.model.trainable_variables)
@@ -320,7 +320,7 @@ class Training:
         return result
 
     def _released(self) -> tuple[tfdp.accounting.EpsilonBound, dict[str, Any]]:
-        """The guarantee, and what it is of."""
+        """Returns the guarantee, and what it is of."""
         ledger = self.model.optimizer.ledger
         return ledger.epsilon(self.settings.delta), ledger.to_dict()
 
@@ -363,7 +363,7 @@ class _EpochEnd(tf.keras.callbacks.Callback):
 
 
 def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -> str:
-    """What can be said about the privacy of a trained model.
+    """States what can be said about the privacy of a trained model.
 
     Args:
       settings: What was trained.
@@ -380,7 +380,7 @@ def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -
 
 
 def remarks(settings: Settings) -> list[str]:
-    """What holds of every private run of this experiment, an item of a list each."""
+    """Lists what holds of every private run of this experiment."""
     found = [
         f"The examples of the {settings.eval_split} split, on which accuracy was measured, are not "
         "among those that are protected."

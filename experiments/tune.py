@@ -58,7 +58,7 @@ def define_shared_flags(values: flags.FlagValues) -> None:
 
 
 def numbers(name: str, given: list[str]) -> list[float]:
-    """The value of a flag that lists positive numbers.
+    """Returns the value of a flag that lists positive numbers.
 
     Raises:
       RefusedError: It does not.
@@ -75,7 +75,7 @@ def numbers(name: str, given: list[str]) -> list[float]:
 
 
 def places(values: flags.FlagValues, record: str) -> jobs.Places:
-    """Where the flags say that things are."""
+    """Returns where the flags say that things are."""
     return jobs.Places(
         Path(record),
         Path(values["runs_dir"].value),
@@ -114,7 +114,7 @@ def run(values: flags.FlagValues) -> list[str]:
 
 
 def summary(declared: grid.Grid, trials: list[grid.Job], lines: list[dict[str, Any]]) -> str:
-    """The trials of each search, the best first."""
+    """Returns the trials of each search, the best first."""
     parts = []
     places = dict.fromkeys((job.dataset, job.row, job.target_epsilon) for job in trials)
     for dataset, row, epsilon in places:

@@ -228,7 +228,7 @@ class AdaptiveGradientDescent(tf.Module):
     # What is released, and what it costs.
 
     def _release(self, precision: float) -> tuple[dp_accounting.DpEvent, float]:
-        """A measurement and a choice, and the probability that one of the batches is truncated."""
+        """Returns a measurement and a choice, and the probability that a batch is truncated."""
         event = iteration_event(
             self._sampling, precision**-0.5, self._selection, self.settings.selection_range
         )
@@ -243,7 +243,7 @@ class AdaptiveGradientDescent(tf.Module):
         return True
 
     def _measure(self, precision: float) -> list[tf.Tensor]:
-        """The noisy sum of clipped gradients of a fresh batch, by variable."""
+        """Returns the noisy sum of clipped gradients of a fresh batch, by variable."""
         stddev = precision**-0.5 * self._engine.sensitivity()
         return self._noisy_sum(tf.constant(stddev, tf.float32), self._next_draw())
 
@@ -305,7 +305,7 @@ class AdaptiveGradientDescent(tf.Module):
         return sizes[index]
 
     def _choose(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """The index of the noisy minimum, drawn by the probabilities that Gumbel noise gives."""
+        """Draws the index of the noisy minimum, by the probabilities that Gumbel noise gives."""
         scale = self.settings.loss_clip / self.settings.selection_range
         levels = tf.cumsum(tf.nn.softmax(-scores / scale))
         uniform = chacha.uniforms(key, 1)[0]
@@ -314,7 +314,7 @@ class AdaptiveGradientDescent(tf.Module):
 
     @tf.autograph.experimental.do_not_convert
     def _traced_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tf.Tensor:
-        """The sum of clipped losses of a batch, float64: what an example adds is in [0, clip]."""
+        """Sums the clipped losses of a batch in float64: an example adds a value in [0, clip]."""
         losses = self._loss(y, self.model(x, training=False), sample_weight=mask)
         losses = tf.cast(_by_row(losses), tf.float64)
         clip = tf.constant(self.settings.loss_clip, tf.float64)
@@ -354,13 +354,13 @@ def average(
     first_precision: float,
     second_precision: float,
 ) -> list[tf.Tensor]:
-    """The average of two measurements by their precisions: its precision is their sum."""
+    """Returns the average of two measurements by their precisions: its precision is their sum."""
     share = second_precision / (first_precision + second_precision)
     return [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
 
 
 def _by_row(losses: tf.Tensor) -> tf.Tensor:
-    """The losses, `[rows]`, each computed from its own row alone."""
+    """Returns the losses, `[rows]`, each computed from its own row alone."""
     graph = read_loss(losses)
     if Plan(graph, [], []).fallback is None:  # The clipping engine's proof that it is so.
         return losses

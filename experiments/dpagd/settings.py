@@ -1,4 +1,4 @@
-"""What DPAGD is asked to do, and the noise with which a budget lasts as long as it should."""
+"""Settings of DPAGD, and the noise with which a budget lasts for all iterations."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from tfdp.accounting.sampling import PoissonSampling
 
 @dataclasses.dataclass(frozen=True)
 class DescentSettings:
-    """What an `AdaptiveGradientDescent` does.
+    """Settings of an `AdaptiveGradientDescent`.
 
     Attributes:
       l2_norm_clip: Largest l2 norm of an example's gradient, C.
@@ -70,7 +70,7 @@ def plan(
     iterations: int,
     selection_share: float = 0.3,
 ) -> tuple[RdpFilter, float, float]:
-    """A budget, and the noise with which it lasts for a number of iterations.
+    """Returns a budget, and the noise with which it lasts for a number of iterations.
 
     Args:
       target_epsilon: Epsilon that may be spent in all.
@@ -105,7 +105,7 @@ def plan(
     cost = (1 - 1e-6) * budget.budget / iterations
 
     def root(excess: Callable[[float], float], low: float, high: float) -> float:
-        """Where a cost that falls from `low` to `high` reaches the target, on the cheap side."""
+        """Finds where a cost falling from `low` to `high` reaches the target, on the cheap side."""
         logs = (math.log(low), math.log(high))
         found = scipy.optimize.brentq(lambda x: excess(math.exp(x)), *logs, xtol=1e-6)
         return math.exp(found + (2e-6 if low < high else -2e-6))
@@ -122,7 +122,7 @@ def iteration_event(
     selection: PoissonSampling,
     selection_range: float,
 ) -> dp_accounting.DpEvent:
-    """What a measurement and a choice release, each on a Poisson batch of its own."""
+    """Returns the event of a measurement and a choice, each on its own Poisson batch."""
     return dp_accounting.ComposedDpEvent(
         (
             sampled_gaussian(sampling.sampling_probability, noise_multiplier),
@@ -136,7 +136,7 @@ def _choice_event(q: float, selection_range: float) -> dp_accounting.DpEvent:
 
 
 def grown_precision(budget: RdpFilter, q: float, precision: float, growth: float) -> float:
-    """The precision of a measurement that costs 1 + `growth` times as much.
+    """Returns the precision of a measurement that costs 1 + `growth` times as much.
 
     Args:
       budget: Says what measurements cost.

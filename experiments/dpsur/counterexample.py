@@ -65,7 +65,7 @@ class Costs:
 
 
 def costs(instance: Instance, updates: int, delta: float) -> Costs:
-    """What `updates` accepted updates cost, by different accountings."""
+    """Computes the cost of `updates` accepted updates, by different accountings."""
     attempts = math.ceil(updates / instance.acceptance(False))
     conditional = {"RDP": _epsilon(RdpAccountant, instance, updates, delta, "conditional")}
     with contextlib.suppress(dp_accounting.UnsupportedEventError):  # An older tfdp has none.
@@ -213,7 +213,7 @@ def epsilon_table(all_costs: Sequence[Costs]) -> str:
 
 
 def draw(instance: Instance, all_costs: Sequence[Costs], delta: float) -> Figure:
-    """The distributions of an accepted update, and epsilon against accepted updates."""
+    """Returns the distributions of an accepted update, and epsilon against accepted updates."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1])
     _draw_distributions(left, instance)
@@ -320,7 +320,7 @@ def main(argv: list[str]) -> None:
 
 
 def critical_distance(runs: int) -> float:
-    """The Kolmogorov-Smirnov distance that is exceeded once in a thousand."""
+    """Returns the Kolmogorov-Smirnov distance that is exceeded once in a thousand."""
     return float(scipy.stats.kstwobign.isf(1e-3)) / math.sqrt(runs)
 
 

@@ -95,12 +95,12 @@ class Instance:
         return np.logaddexp(rest, math.log(self.q) + shifted) + masses
 
     def edges(self) -> np.ndarray:
-        """The edges of the cells into which w is divided; a is constant in each."""
+        """Returns the edges of the cells into which w is divided; a is constant in each."""
         far, jump = _TAIL * self.noise_multiplier, self.cut * self.noise_multiplier
         return np.sort(np.append(np.linspace(-far, 1 + far, _CELLS), [-jump, jump]))
 
     def masses(self, edges: np.ndarray, example: bool) -> np.ndarray:
-        """The probabilities of the cells, for an accepted update; also precise in the tails."""
+        """Returns the cells' probabilities for an accepted update, precise in the tails too."""
         low, high = self.acceptance_bounds
         middle = (edges[1:] + edges[:-1]) / 2
         accepted = np.where(np.abs(middle) > self.cut * self.noise_multiplier, high, low)
@@ -128,7 +128,7 @@ def _normal_masses(z: np.ndarray) -> np.ndarray:
 
 
 def renyi(instance: Instance, order: float) -> float:
-    """The Renyi divergence of an accepted update with x from one without: a lower one.
+    """Bounds the Renyi divergence of an accepted update with x from one without, from below.
 
     Of every cell of w the masses are taken, as if only the cell were released.
     """
@@ -138,7 +138,7 @@ def renyi(instance: Instance, order: float) -> float:
 
 
 def renyi_of_test(instance: Instance, order: float) -> float:
-    """The Renyi divergence of the test's noisy number, given that it passed: a lower one.
+    """Bounds the Renyi divergence of the test's noisy number, given that it passed, from below.
 
     On D the clipped change of the loss is C_v; an example that is in the batch makes it -C_v.
     Theorem 5.5 says that it is at most that of the sampled Gaussian, before any selection.
@@ -152,12 +152,12 @@ def renyi_of_test(instance: Instance, order: float) -> float:
 
 
 def least_epsilon(instance: Instance, updates: int, delta: float) -> float:
-    """A lower bound on epsilon of `updates` accepted updates."""
+    """Returns a lower bound on epsilon of `updates` accepted updates."""
     return max(_least_epsilon(instance, updates, delta, example) for example in (False, True))
 
 
 def _least_epsilon(instance: Instance, updates: int, delta: float, example: bool) -> float:
-    """The same in one direction: of a release with x (`example`) against one without, or back."""
+    """Returns the same in one direction: with x (`example`) against without, or the reverse."""
     interval = min(1e-4, _LOST_TO_ROUNDING / updates)
     edges = instance.edges()
     losses = instance.log_ratio(edges) if example else -instance.log_ratio(edges)

@@ -70,7 +70,7 @@ class Point:
 
 
 def points(given: dict, parameter: str, values: list[float], seeds: list[int]) -> list[Point]:
-    """The runs of a sweep: those of the selective method, and of the one that it selects from.
+    """Lists the runs of a sweep: of the selective method, and of its base method.
 
     Args:
       given: Flags of `experiments.classify` that were given, by name.
@@ -136,7 +136,7 @@ def run(todo: list[Point], data: datasets.Data, folder: Path) -> list[dict]:
 
 
 def means(rows: list[dict]) -> dict[str, list[tuple[float | None, float, float]]]:
-    """By method: value, mean and standard deviation over the seeds of the accuracy in percent."""
+    """Returns, by method, value, mean and standard deviation of the accuracy in percent."""
     found: dict[str, list] = {}
     for method, value in dict.fromkeys((row["method"], row["value"]) for row in rows):
         same = [r for r in rows if (r["method"], r["value"]) == (method, value)]
@@ -191,7 +191,7 @@ def draw(rows: list[dict], parameter: str, settings: Settings) -> Figure:
 
 
 def table(rows: list[dict], parameter: str) -> str:
-    """The means as a Markdown table."""
+    """Returns the means as a Markdown table."""
     lines = [f"| method | {parameter} | accuracy % |", "|---|---|---|"]
     for method, series in means(rows).items():
         for value, mean, deviation in series:

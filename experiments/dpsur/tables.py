@@ -1,4 +1,4 @@
-"""What the bound on selective release changes: the paper's settings, and what its test costs.
+"""Effects of the bound on selective release: the paper's settings, and its test's cost.
 
     python -m experiments.dpsur.tables
     python -m experiments.dpsur.tables --plot=docs/dpsur_acceptance.png
@@ -90,7 +90,7 @@ SETTINGS = _settings()
 
 
 def published_updates(setting: Setting) -> int:
-    """The most accepted updates for which Theorem 5.6 says at most the claimed epsilon."""
+    """Returns the most accepted updates for which Theorem 5.6 says at most the claimed epsilon."""
 
     def epsilon(updates: int) -> float:
         orders = published.PUBLISHED_ORDERS
@@ -106,14 +106,14 @@ def published_updates(setting: Setting) -> int:
 
 
 def conditional_epsilons(setting: Setting, updates: int) -> dict[str, float]:
-    """What so many updates cost by tfdp's bound, by accountant."""
+    """Computes the cost of a number of updates by tfdp's bound, by accountant."""
     ledger = PrivacyLedger()
     ledger.record(setting.event, updates)
     return dict(ledger.epsilon(DELTA).by_accountant)
 
 
 def allowed_updates(setting: Setting) -> int:
-    """The most accepted updates for which tfdp's bound is at most the claimed epsilon."""
+    """Returns the most accepted updates for which tfdp's bound is at most the claimed epsilon."""
     return calibrate_selective_release(
         target_epsilon=setting.claimed,
         delta=DELTA,
@@ -126,7 +126,7 @@ def allowed_updates(setting: Setting) -> int:
 
 
 def paper_table(settings: Sequence[Setting]) -> str:
-    """What changes for the paper's rows."""
+    """Makes the table of what changes for the paper's rows."""
     rows, accountants = [], ["RDP"]
     for s in settings:
         updates = published_updates(s)
@@ -150,7 +150,7 @@ def paper_table(settings: Sequence[Setting]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an update's noise is needed for: `updates` of them within `epsilon`, by RDP."""
+    """Goal of a calibration: `updates` updates within `epsilon`, by RDP."""
 
     epsilon: float = 1.0
     updates: int = 500
@@ -158,7 +158,7 @@ class Plan:
     batch_size: int = 2048
 
     def noise(self, validation_batch_size: int, ratio: float) -> float:
-        """The noise multiplier of accepted updates, of a test with B / A = `ratio`; 1: no test."""
+        """Finds the noise of accepted updates, for a test with B / A = `ratio`; 1: no test."""
         q, test_q = (n / self.dataset_size for n in (self.batch_size, validation_batch_size))
 
         def gap(log_noise: float) -> float:
@@ -173,7 +173,7 @@ class Plan:
 
 
 def same_cost(ratio: float, threshold: float) -> float:
-    """The sigma_v with which B / A is `ratio`, for a threshold below 1: cost is the same for all.
+    """Finds the sigma_v with which B / A is `ratio`, for a threshold below 1, at equal cost.
 
     Raises:
       ValueError: There is none.
@@ -190,7 +190,7 @@ def same_cost(ratio: float, threshold: float) -> float:
 
 
 def best_threshold(validation_noise: float) -> float:
-    """The threshold at which B - A is largest."""
+    """Returns the threshold at which B - A is largest."""
     found = scipy.optimize.minimize_scalar(
         lambda beta: -np.subtract(*acceptance_bounds(validation_noise, beta)[::-1]),
         bounds=(-3.5, 3.5),
@@ -218,7 +218,7 @@ def same_cost_table(ratio: float, thresholds: Sequence[float]) -> str:
 
 
 def noise_table(noises: dict[int, list[float]], ratios: Sequence[float]) -> str:
-    """The noise that an update needs, for tests of different B / A and B_v."""
+    """Returns the noise that an update needs, for tests of different B / A and B_v."""
     rows = [
         ["1 (no test)" if ratio == 1 else f"{ratio:.3g}", *(f"{n[i]:.2f}" for n in noises.values())]
         for i, ratio in enumerate(ratios)
@@ -227,13 +227,13 @@ def noise_table(noises: dict[int, list[float]], ratios: Sequence[float]) -> str:
 
 
 def rounded_up(value: float, digits: int) -> str:
-    """A number with so many digits after the point, not below it."""
+    """Returns a number with so many digits after the point, not below it."""
     scale = 10.0**digits
     return f"{math.ceil(scale * value - 1e-9) / scale:.{digits}f}"
 
 
 def draw(ratio: float, noises: dict[int, list[float]], ratios: Sequence[float]) -> Figure:
-    """The paper's figure 6; the attempts that a test takes at equal cost; and that cost."""
+    """Returns the paper's figure 6; the attempts that a test takes at equal cost; and that cost."""
     figure = Figure(figsize=(14, 4.4), layout="constrained")
     panels = figure.subplots(1, 3)
     _draw_acceptance(panels[0])

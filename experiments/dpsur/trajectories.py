@@ -59,7 +59,7 @@ def diabetes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_of(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The mean squared error at each of `weights`, `[..., 2]`."""
+    """Returns the mean squared error at each of `weights`, `[..., 2]`."""
     return np.mean((weights @ x.T - y) ** 2, axis=-1)
 
 
@@ -76,7 +76,7 @@ class Way(tf.keras.callbacks.Callback):
 
 
 def train(values: flags.FlagValues, selective: bool) -> np.ndarray:
-    """The weights before and after each update, `[updates + 1, 2]`."""
+    """Returns the weights before and after each update, `[updates + 1, 2]`."""
     x, y = diabetes()
     batches = tfdp.data.poisson_batches(
         (x, y), expected_batch_size=values.expected_batch_size, steps_per_epoch=values.updates

@@ -40,13 +40,13 @@ class Search:
     grid: dict[str, list[Any]]
 
     def combinations(self) -> list[dict[str, Any]]:
-        """The flags of each trial."""
+        """Returns the flags of each trial."""
         values = itertools.product(*self.grid.values())
         return [self.fixed | dict(zip(self.grid, each, strict=True)) for each in values]
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """Reads a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -56,14 +56,14 @@ def parsed(path: str | Path) -> dict[str, Any]:
 
 
 def get(declared: dict[str, Any], key: str, place: str) -> Any:
-    """What must be declared at a place."""
+    """Returns what must be declared at a place."""
     if key not in declared:
         raise RefusedError(f"{place} must have {key}.")
     return declared[key]
 
 
 def search(name: str, declared: dict[str, Any]) -> Search:
-    """A search; `name` is what errors call it."""
+    """Returns a search; `name` is what errors call it."""
     grid = declared.get("grid", {})
     for flag, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -81,7 +81,7 @@ def search(name: str, declared: dict[str, Any]) -> Search:
 
 
 def table(name: str, declared: dict[str, Any]) -> Published:
-    """A published table."""
+    """Returns a published table."""
     place = f"tables.{name}"
     accuracy = {
         dataset: {

@@ -105,7 +105,7 @@ def _draw_row(
     dodge: float,
     style: tuple[str, str],
 ) -> None:
-    """A data set's row: ours, and what each table has of it."""
+    """Returns a data set's row: ours, and what each table has of it."""
     line = {"color": style[0], "marker": style[1], "markersize": 4.5, "linewidth": 1.1}
     for table in tables:
         numbers = [(e * dodge, table.number(*key, e)) for e in table.epsilons]
@@ -200,7 +200,7 @@ def draw_classes(
 
 
 def _panels(count: int, columns: int, height: float, shared: bool) -> tuple[Figure, list[Any]]:
-    """A figure 8 inches wide, and `count` panels in it, at most `columns` beside each other."""
+    """Makes a figure 8 inches wide, with `count` panels, at most `columns` side by side."""
     lines = math.ceil(count / columns)
     columns = math.ceil(count / lines)
     figure = Figure(figsize=(8, height * lines + 0.9), layout="constrained")

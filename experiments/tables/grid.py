@@ -52,7 +52,7 @@ class Job:
         return f"{self.dataset}_{self.row}{epsilon}_seed{self.settings.seed}_{digest}"
 
     def matches(self, line: dict[str, Any]) -> bool:
-        """Whether a line of a record is about this run; settings that it lacks were None then."""
+        """Returns whether a record's line is about this run; settings that it lacks were None."""
         if (line["dataset"], line["row"]) != (self.dataset, self.row):
             return False
         mine, recorded = dataclasses.asdict(self.settings), line["settings"]
@@ -60,7 +60,7 @@ class Job:
 
 
 class Grid:
-    """What a file of tables declares.
+    """Tables that a file declares.
 
     Args:
       path: The file.
@@ -87,7 +87,7 @@ class Grid:
         self._check_tables()
 
     def _popped(self, name: str) -> dict[str, str]:
-        """What the rows that have `name` say there."""
+        """Returns what the rows that have `name` say there."""
         return {row: flags.pop(name) for row, flags in self.rows.items() if name in flags}
 
     @property
@@ -122,7 +122,7 @@ class Grid:
         epsilons: Sequence[float | None],
         seeds: int = 1,
     ) -> list[Job]:
-        """The runs of the searches that are asked for, on held-out training examples.
+        """Returns the runs of the searches that are asked for, on held-out training examples.
 
         Args:
           datasets: Data sets; empty for all.
@@ -144,7 +144,7 @@ class Grid:
     def job(
         self, dataset: str, row: str, epsilon: float | None, seed: int, flags: dict[str, Any]
     ) -> Job:
-        """A run of a row with `flags`.
+        """Returns a run of a row with `flags`.
 
         Raises:
           RefusedError: They are no flags of `experiments.classify`, or do not go together.
@@ -160,7 +160,7 @@ class Grid:
         seeds: int,
         searched: Iterable[dict[str, Any]],
     ) -> list[Job]:
-        """The runs of a cell of a table, with what its search has found.
+        """Returns the runs of a cell of a table, with what its search has found.
 
         Args:
           dataset: Its data set.
@@ -178,7 +178,7 @@ class Grid:
     def best(
         self, dataset: str, row: str, epsilon: float | None, searched: Iterable[dict[str, Any]]
     ) -> dict[str, Any]:
-        """The flags with the highest mean accuracy in the search nearest to `epsilon`.
+        """Returns the flags with the highest mean accuracy in the search nearest to `epsilon`.
 
         Raises:
           RefusedError: See `cell`.
@@ -308,7 +308,7 @@ def _parsed_flags(arguments: tuple[str, ...]) -> Settings:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    """The settings that a command line with these flags would ask for."""
+    """Returns the settings that a command line with these flags would ask for."""
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return _parsed_flags(tuple(flags))
 
@@ -336,5 +336,5 @@ def _name(dataset: str, row: str, epsilon: float | None) -> str:
 
 
 def _with_seed(line: dict[str, Any], seed: int) -> dict[str, Any]:
-    """A line of a record as if its run had had that seed."""
+    """Returns a line of a record as if its run had had that seed."""
     return {**line, "settings": {**line["settings"], "seed": seed}}

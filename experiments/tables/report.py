@@ -107,7 +107,7 @@ def accuracy_section(
     notes: Mapping[str, str] | None = None,
     baselines: Mapping[str, str] | None = None,
 ) -> str:
-    """The title of a published table, how to read it, and an `accuracy_table` per data set."""
+    """Writes a published table's title, how to read it, and a table per data set."""
     deltas = sorted({run["delta"] for run in runs if run["target_epsilon"] is not None})
     at = f" at δ = {', '.join(f'{delta:g}' for delta in deltas)}" if deltas else ""
     how = (
@@ -121,7 +121,7 @@ def accuracy_section(
 
 
 def count_section(tables: Sequence[Published], runs: Sequence[Run]) -> str:
-    """How many cells are at or above the published numbers, by table and in total; those below.
+    """Counts the cells at or above the published numbers, by table and in total; lists those below.
 
     Raises:
       ValueError: See `check`.
@@ -201,7 +201,7 @@ def differences(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[D
 
 
 def sign_section(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> str:
-    """Whether sign beats no sign at equal epsilon: a count and a table of `differences`."""
+    """Reports whether sign beats no sign at equal epsilon: a count and a table."""
     found = differences(runs, pairs)
     verdicts = [one.verdict for one in found]
     few = verdicts.count("too few seeds")
@@ -308,7 +308,7 @@ def _signed(gap: float) -> str:
 
 
 def _welch(first: Cell, second: Cell) -> tuple[float | None, float]:
-    """The standard error of a difference of means, and Student's quantile for a test at 5%."""
+    """Returns the standard error of a difference of means, and Student's quantile at 5%."""
     if first.deviation is None or second.deviation is None:
         return None, math.nan
     parts = [(c.deviation**2 / c.seeds, c.seeds - 1) for c in (first, second)]

@@ -50,7 +50,7 @@ class Published:
     non_private: Mapping[str, float | None]
 
     def number(self, dataset: str, row: str, epsilon: float) -> float | None:
-        """What the paper has for a cell, or None."""
+        """Returns what the paper has for a cell, or None."""
         row_numbers = self.accuracy.get(dataset, {}).get(row)
         numbers = dict(zip(self.epsilons, row_numbers, strict=True)) if row_numbers else {}
         return numbers.get(epsilon)
@@ -139,7 +139,7 @@ def check(runs: Sequence[Run]) -> None:
 
 
 def cells(runs: Sequence[Run]) -> dict[tuple[str, str, float | None], Cell]:
-    """All cells, by data set, row and target epsilon (None: without privacy).
+    """Returns all cells, by data set, row and target epsilon (None: without privacy).
 
     Raises:
       ValueError: See `check`.
@@ -154,7 +154,7 @@ def cells(runs: Sequence[Run]) -> dict[tuple[str, str, float | None], Cell]:
 def baseline_rows(
     runs: Sequence[Run], dataset: str, rows: Iterable[str], baselines: Mapping[str, str]
 ) -> list[str]:
-    """The rows without privacy that belong to private rows; all of the data set if none is named.
+    """Returns the rows without privacy that belong to private rows; else all of the data set.
 
     Args:
       runs: See the module's docstring.
@@ -172,7 +172,7 @@ def baseline_rows(
 def class_accuracies(
     runs: Sequence[Run], dataset: str, row: str, epsilon: float | None
 ) -> dict[str, float]:
-    """By class: mean accuracy over the seeds, in percent; empty where it is not known.
+    """Returns the mean accuracy by class over the seeds, in percent; empty if not known.
 
     Raises:
       ValueError: The runs do not have the same classes.
@@ -200,7 +200,7 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str, float | None], list[Ru
 
 
 def _once(same: Sequence[Run]) -> list[Run]:
-    """The runs of a cell, one per seed: `check` has seen that others are the same."""
+    """Returns the runs of a cell, one per seed: `check` has seen that others are the same."""
     found: dict[Any, Run] = {}
     for run in same:
         found.setdefault(run["seed"], run)

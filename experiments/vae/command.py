@@ -87,7 +87,7 @@ class Runs:
                 )
 
     def find(self, settings: Settings) -> dict[str, Any] | None:
-        """The row of a finished run, numbers as such; None when there is none."""
+        """Returns the row of a finished run, numbers as such; None when there is none."""
         key = settings.key()
         complete = all(self._path(settings, kind).exists() for kind in ("npz", "txt"))
         for row in self._rows:
@@ -122,12 +122,12 @@ class Runs:
         os.replace(unfinished, self.folder / "runs.csv")
 
     def arrays(self, settings: Settings) -> dict[str, np.ndarray]:
-        """What the figures show of a finished run."""
+        """Returns what the figures show of a finished run."""
         with np.load(self._path(settings, "npz")) as found:
             return dict(found)
 
     def statement(self, settings: Settings) -> str:
-        """The privacy statement of a finished run."""
+        """Returns the privacy statement of a finished run."""
         return self._path(settings, "txt").read_text()
 
     def _path(self, settings: Settings, kind: str) -> Path:
@@ -135,7 +135,7 @@ class Runs:
 
 
 def plan(values: flags.FlagValues, dataset_size: int) -> list[Settings]:
-    """The runs that the flags ask for; of methods without privacy, one for each seed.
+    """Returns the runs that the flags ask for; of methods without privacy, one for each seed.
 
     Raises:
       RefusedError: Values that do not go together.
@@ -243,7 +243,7 @@ def write_figures(runs: Runs, todo: list[Settings], rows: list[dict[str, Any]]) 
 
 
 def _line(row: dict[str, Any]) -> str:
-    """What came out of a run."""
+    """Describes the result of a run."""
     measures = [DEFAULTS[row["task"]].measure, "log_likelihood", "mmd"]
     shown = ", ".join(f"{name} {row[name]:.4g}" for name in measures)
     epsilon = "not private"

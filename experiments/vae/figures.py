@@ -20,7 +20,7 @@ _COLORS = dict(zip(METHODS, ("C0", "C1", "C2", "C3", "0.25", "0.6"), strict=True
 
 
 def statistics(rows: list[dict[str, Any]], measure: str) -> dict[tuple[str, float], np.ndarray]:
-    """By method and target epsilon: number of runs, mean, standard deviation of a measure.
+    """Returns, by method and target epsilon, runs, mean and standard deviation of a measure.
 
     The mean is NaN where a run diverged: leaving that run out would flatter the method.
     """
@@ -114,7 +114,7 @@ def draw_pinwheel(
 
 
 def draw_generated(runs: dict[str, np.ndarray], titles: dict[str, str], by_class: bool) -> Figure:
-    """A sheet of generated images for each method.
+    """Returns a sheet of generated images for each method.
 
     Args:
       runs: By method: images `[rows, columns, height, width]` in [0, 1].

@@ -1,4 +1,4 @@
-"""What is measured of a variational autoencoder, on held-out examples.
+"""Measures of a variational autoencoder, on held-out examples.
 
 A run with non-finite codes or images has diverged: every measure of it is NaN, so that it can
 neither be taken for a good run nor left out of a mean unnoticed.
@@ -54,7 +54,7 @@ def nearest(codes: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def cluster_purity(codes: np.ndarray, centres: np.ndarray, labels: np.ndarray) -> float:
-    """How well the components of the prior tell the true clusters apart.
+    """Measures how well the components of the prior tell the true clusters apart.
 
     Every code goes to the nearest centre; purity is the part of all examples whose label is the
     most frequent one at their centre. Nothing but chance: the largest part of a label.

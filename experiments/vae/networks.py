@@ -13,7 +13,7 @@ Pair = tuple[tf.keras.Model, tf.keras.Model]
 
 
 def pinwheel(latent_dim: int = 2) -> Pair:
-    """For points `[batch, 2]`: one hidden layer of 100 each way, as in the paper's section 5.2."""
+    """Builds networks for points `[batch, 2]`, each with 100 hidden units (section 5.2)."""
     layers = tf.keras.layers
     encoder = tf.keras.Sequential(
         [
@@ -35,7 +35,7 @@ def pinwheel(latent_dim: int = 2) -> Pair:
 
 
 def digits(latent_dim: int = 8, num_classes: int | None = None) -> Pair:
-    """For images `[batch, 8, 8, 1]`; conditional on one-hot classes where `num_classes` is given.
+    """Builds networks for images `[batch, 8, 8, 1]`, conditional if `num_classes` is given.
 
     The class comes beside the image and beside the code: `encoder([x, one_hot])`,
     `decoder([z, one_hot])`. Two dense layers each way: of 64 pixels there is little to convolve.
@@ -59,7 +59,7 @@ def digits(latent_dim: int = 8, num_classes: int | None = None) -> Pair:
 
 
 def fashion_mnist(latent_dim: int = 50) -> Pair:
-    """For images `[batch, 32, 32, 1]`: the paper's convolutions (section 5.1) without BatchNorm."""
+    """Builds networks for images `[batch, 32, 32, 1]`, as in section 5.1, without BatchNorm."""
     layers = tf.keras.layers
     encoder = tf.keras.Sequential([layers.Input((32, 32, 1))], name="encoder")
     for filters in (32, 64, 128):

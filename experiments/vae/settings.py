@@ -1,4 +1,4 @@
-"""What a run of a variational autoencoder is asked to do, and the defaults of each task."""
+"""Settings of a run of a variational autoencoder, and the defaults of each task."""
 
 import dataclasses
 import hashlib
@@ -100,7 +100,7 @@ class Settings:
         return f"{self.task}_{self.method}{epsilon}_seed{self.seed}_{mark}"
 
     def key(self) -> dict[str, str]:
-        """The settings as `runs.csv` has them."""
+        """Returns the settings as `runs.csv` has them."""
         values = dataclasses.asdict(self).items()
         return {name: "" if value is None else str(value) for name, value in values}
 

@@ -40,7 +40,7 @@ _GENERATED_PER_CLASS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
       noise_multiplier: Of the optimizer; None where the method is not private.
@@ -101,7 +101,7 @@ def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray],
 
 
 def calibrate(settings: Settings, dataset_size: int) -> float:
-    """The noise multiplier for the target epsilon.
+    """Returns the noise multiplier for the target epsilon.
 
     Raises:
       RefusedError: No noise is enough.
@@ -130,7 +130,7 @@ def make_prior(task: str) -> priors.Prior:
 
 
 def make_model(settings: Settings) -> Any:
-    """The untrained model, a `tfdp.TermWiseVAE`."""
+    """Returns the untrained model, a `tfdp.TermWiseVAE`."""
     num_classes = None
     if settings.task == "digits":
         num_classes = NUM_CLASSES
@@ -158,7 +158,7 @@ def make_model(settings: Settings) -> Any:
 
 
 def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSampling) -> Any:
-    """The optimizer that the settings ask for."""
+    """Returns the optimizer that the settings ask for."""
     if noise is None:
         return tf.keras.optimizers.legacy.Adam(settings.learning_rate)
     return _OPTIMIZERS[settings.optimizer](
@@ -170,7 +170,7 @@ def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSam
 
 
 def measure(model: Any, settings: Settings, data: Data) -> dict[str, float | None]:
-    """The measures of a trained model, by name; on held-out examples alone."""
+    """Returns the measures of a trained model, by name; on held-out examples alone."""
     x = data.eval_x[: settings.evaluation_examples]
     labels = data.eval_y[: settings.evaluation_examples]
     y = labels if settings.task == "digits" else None
@@ -195,7 +195,7 @@ def measure(model: Any, settings: Settings, data: Data) -> dict[str, float | Non
 
 
 def accuracy_of_real(data: Data) -> float:
-    """What `downstream_accuracy` is for the real training images: a measure without privacy."""
+    """Computes `downstream_accuracy` of the real training images, without privacy."""
     return metrics.downstream_accuracy(data.train_x, data.train_y, data.eval_x, data.eval_y)
 
 
@@ -209,7 +209,7 @@ def generate(model: Any, classes: np.ndarray | int, seed: int) -> np.ndarray:
 
 
 def pictures(model: Any, settings: Settings, data: Data) -> dict[str, np.ndarray]:
-    """What the figures show of a run."""
+    """Collects what the figures show of a run."""
     if settings.task == "pinwheel":
         x, y = data.eval_x, data.eval_y
         return {

@@ -96,19 +96,19 @@ def _parameters(function):
 
 @pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", _TAKERS)
-def test_no_argument_accepts_the_published_price(name):
+def test_no_argument_accepts_the_published_cost(name):
     _TAKERS[name]("conditional")
     with pytest.raises(ValueError, match=r"'per_attempt'\. Received: .*='published'"):
         _TAKERS[name]("published")
 
 
 @pytest.mark.parametrize("name", _TAKERS)
-def test_mutant_that_accepts_the_published_price_is_caught(name, monkeypatch):
+def test_mutant_that_accepts_the_published_cost_is_caught(name, monkeypatch):
     modes = (*selective_release.OBSERVABILITY, "published")
     monkeypatch.setattr(selective_release, "OBSERVABILITY", modes)
     monkeypatch.setattr("tfdp.optimizers.selective.OBSERVABILITY", modes)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_no_argument_accepts_the_published_price(name)
+        test_no_argument_accepts_the_published_cost(name)
 
 
 def test_the_refusal_says_why_and_what_to_do():

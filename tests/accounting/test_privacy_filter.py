@@ -141,7 +141,7 @@ def test_compositions_cost_the_sum():
     assert budget.cost(dp_accounting.NoOpDpEvent()) == 0
 
 
-def test_the_price_of_other_events_is_the_accountants():
+def test_the_cost_of_other_events_is_the_accountants():
     budget = RdpFilter(4.0, DELTA, order=6.5)
     for event in (STEP, SelectiveReleaseDpEvent(STEP, sampled_gaussian(0.005, 1.3))):
         assert budget.cost(event) == RdpAccountant([6.5]).compose(event).rdp[0]
@@ -188,7 +188,7 @@ def worst(scores, added, q, width, order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("q", [0.02, 0.4, 1.0])
 @pytest.mark.parametrize("width", [0.1, 1.0, 4.0])
-def test_the_price_holds_and_is_attained(order, q, width):
+def test_the_cost_holds_and_is_attained(order, q, width):
     """Two candidates, of which the example prefers one: the best odds come close to the cost."""
     cost = bounded_range_rdp(width, q, order)
     odds = np.linspace(-5 * width - 5, 5 * width + 5, 301)
@@ -273,7 +273,7 @@ def test_mutant_that_forgets_one_end_of_the_range_is_caught():
 # State and arguments.
 
 
-def test_it_goes_on_from_what_was_saved():
+def test_it_resumes_from_what_was_saved():
     budget = RdpFilter(2.0, DELTA, expected_event=STEP)
     budget.spend(STEP, 5, truncation_probability=1e-16)
     saved = json.loads(json.dumps(budget.to_dict()))

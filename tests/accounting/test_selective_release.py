@@ -108,7 +108,7 @@ def test_other_mechanisms_are_refused_by_name(mode, part):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
-def test_both_accountants_price_what_can_be_observed(mode):
+def test_both_accountants_charge_what_can_be_observed(mode):
     for make in (RdpAccountant, PldAccountant):
         assert make(selective_release=mode).compose(_EVENT).get_epsilon(_DELTA) > 0
 
@@ -138,7 +138,7 @@ def test_no_sampling_costs_nothing(mode):
     validation_sigma=st.floats(0.05, 30),
     threshold=st.floats(-3, 3),
 )
-def test_every_price_covers_the_update_alone(q, sigma, validation_q, validation_sigma, threshold):
+def test_every_cost_covers_the_update_alone(q, sigma, validation_q, validation_sigma, threshold):
     event = SelectiveReleaseDpEvent(
         sampled_gaussian(q, sigma), sampled_gaussian(validation_q, validation_sigma), threshold
     )
@@ -158,7 +158,7 @@ def _searched(order):
 
 
 @pytest.mark.parametrize("order", [2, 8])
-def test_mutant_that_charges_the_published_price_is_caught(order):
+def test_mutant_that_charges_the_published_cost_is_caught(order):
     (ours,) = _rdp(_EVENT, "conditional", [order])
     (published,) = sum(_rdp(part, "conditional", [order]) for part in (_UPDATE, _SELECTION))
     assert published < _searched(order) <= ours <= 1.001 * _searched(order)

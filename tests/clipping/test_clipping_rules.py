@@ -434,7 +434,7 @@ def poisson(chunk_size=None):
     return tfdp.data.poisson_batches((x, y), expected_batch_size=16, chunk_size=chunk_size)
 
 
-def test_an_optimizer_has_it_at_the_price_of_flat_clipping():
+def test_an_optimizer_has_it_at_the_cost_of_flat_clipping():
     arguments = {"sampling": poisson().sampling}
     made = tfdp.DPSGD(0.5, 1.1, clipping_rule="importance_sampling", **arguments)
     again = tfdp.DPSGD.from_config(made.get_config())

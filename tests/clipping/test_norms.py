@@ -364,7 +364,7 @@ class DividesByZero(FlatClipping):
         return clip / (norms - 1.0)
 
 
-def test_factors_that_are_not_finite_are_zero():
+def test_factors_that_are_non_finite_are_zero():
     engine = OnePassEngine(1.0, rule=DividesByZero())
     squares = norms.of_rows(tf.zeros([1, 3]), 3) * 0 + 1.0
     found = engine._factors([squares], [0], tf.constant([True]), None, tf.zeros([1]))

@@ -151,7 +151,7 @@ def test_sampling_is_secret_unless_a_seed_is_given():
     assert collect(batches(seed=3)) == collect(batches(seed=3)) != collect(batches(seed=4))
 
 
-def test_sampling_goes_on_after_an_interruption():
+def test_sampling_resumes_after_an_interruption():
     data = batches(seed=3)
     first, second = collect(data), collect(data)
     assert collect(batches(seed=3, first_step=6)) == second

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_killed_worker_stops_all_and_they_go_on(tmp_path):
+def test_a_killed_worker_stops_all_and_they_resume(tmp_path):
     command = [sys.executable, "-m", "experiments.distributed", "--workers=2", "--epochs=3"]
     command += [f"--output_dir={tmp_path}", "--kill_at_step=15", "--restarts=1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -310,7 +310,7 @@ def test_a_parent_that_is_killed_while_its_worker_starts_leaves_none(tmp_path, k
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_killed_leaves_no_worker_and_the_next_goes_on(
+def test_a_parent_that_is_killed_leaves_no_worker_and_the_next_resumes(
     tmp_path, killed, here, monkeypatch
 ):
     places = places_in(tmp_path)

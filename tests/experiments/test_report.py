@@ -73,7 +73,7 @@ def test_result_says_that_a_run_is_finished(tmp_path):
         ({}, {"eval_split": "validation"}, "--eval_split=validation"),
     ],
 )
-def test_a_run_goes_on_with_the_settings_it_began_with_only(tmp_path, began, goes_on, complaint):
+def test_a_run_resumes_with_the_settings_it_began_with_only(tmp_path, began, goes_on, complaint):
     folder = RunFolder(tmp_path)
     folder.begin(resolve(began))
     folder.begin(resolve(began))

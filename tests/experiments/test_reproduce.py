@@ -122,7 +122,7 @@ def test_tune_prints_a_ranking_of_means(folder, at_once, capsys):
     }
 
 
-def test_a_search_goes_on_where_it_stopped(folder, at_once, capsys):
+def test_a_search_resumes_where_it_stopped(folder, at_once, capsys):
     failures = tune.run(parse(tune, folder, "--budget_minutes=0"))
     assert len(failures) == 5 and at_once == []
     assert ranking(capsys.readouterr().out) == {

@@ -70,7 +70,7 @@ def interrupt(monkeypatch, after_epochs, *arguments):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path):
+def test_a_killed_run_resumes_as_if_nothing_had_happened(tmp_path):
     arguments = ("--epochs=6", "--method=dpsignsgd", *FIXED)
     whole = start(f"--output_dir={tmp_path / 'whole'}", *arguments)
     killed = start(f"--output_dir={tmp_path / 'killed'}", *arguments)

@@ -312,7 +312,7 @@ def restored(form, folder):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
-def test_training_goes_on_bit_for_bit(form, saved, fixed):
+def test_training_resumes_bit_for_bit(form, saved, fixed):
     folder, _, predicted, expected = saved
     model = restored(form, folder)
     np.testing.assert_array_equal(model.predict(X, verbose=0), predicted)

@@ -179,7 +179,7 @@ def test_the_clip_has_a_floor_and_a_ceiling(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [np.nan, np.inf, -np.inf])
-def test_counts_that_are_not_finite_leave_the_clip(count):
+def test_counts_that_are_non_finite_leave_the_clip(count):
     _, variable = clip_after(2, count, first=0.5)
     assert float(variable) == 0.5
 

@@ -133,7 +133,7 @@ def test_steps_do_not_share_noise():
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", [None, 5])
-def test_a_step_taken_back_does_not_repeat_its_noise(seed):
+def test_a_step_rolled_back_does_not_repeat_its_noise(seed):
     """Restoring an older checkpoint must not draw the noise of its next step again: the
     difference of the two releases would be a difference of exact gradients."""
     optimizer = make(noise_seed=seed)

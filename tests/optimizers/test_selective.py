@@ -64,7 +64,7 @@ def test_the_default_cap_is_never_reached():
     assert (1 - a) ** opt.max_attempts <= 1e-30 < (1 - a) ** (opt.max_attempts - 1)
 
 
-def test_what_is_not_known_is_not_priced():
+def test_what_is_not_known_is_not_charged():
     opt = tfdp.DPSURSGD(
         1.0, 1.0, 16, validation_batch_size=8, validation_noise_multiplier=1.0, learning_rate=0.1
     )

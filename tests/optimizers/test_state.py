@@ -71,7 +71,7 @@ def weights_after(model, data, epochs=1):
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", OPTIMIZERS)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
-def test_training_goes_on_bit_for_bit(cls, form, tmp_path):
+def test_training_resumes_bit_for_bit(cls, form, tmp_path):
     more = {"momentum": 0.9} if cls in (tfdp.DPSGD, tfdp.DPSignSGD) else {}
     whole = compiled(make(cls, **more))
     expected = weights_after(whole, batches(), epochs=2)

@@ -144,7 +144,7 @@ def test_tables_of_integers_are_looked_up_in_range():
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("selective", [False, True])
-def test_training_goes_on_over_a_bad_label(selective):
+def test_training_continues_over_a_bad_label(selective):
     x, y = support.small_data()
     y = y + 0
     y[0] = 7

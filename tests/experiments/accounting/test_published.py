@@ -13,7 +13,7 @@ _UPDATE, _SELECTION = sampled_gaussian(2048 / 60000, 4.0), sampled_gaussian(256 
 _EVENT = SelectiveReleaseDpEvent(_UPDATE, _SELECTION)
 
 
-def test_price_is_the_sum_of_both_mechanisms():
+def test_cost_is_the_sum_of_both_mechanisms():
     orders = [2.0, 8.0, 32.0]
     theirs = dp_accounting.rdp.RdpAccountant(orders).compose(_UPDATE).compose(_SELECTION)
     ours = published.renyi(_EVENT, orders)

@@ -234,7 +234,7 @@ def measured(descent):
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 1.0])
-def test_the_price_grows_as_the_settings_say(q):
+def test_the_cost_grows_as_the_settings_say(q):
     budget = RdpFilter(3.0, 1e-5)
 
     def cost(precision):
@@ -343,7 +343,7 @@ def test_a_broken_example_cannot_break_the_model():
 # Its state.
 
 
-def test_a_resumed_run_goes_on(tmp_path):
+def test_a_saved_run_resumes(tmp_path):
     whole = descend(selection_range=0.3)
     whole.run(9)
     first = descend(selection_range=0.3)

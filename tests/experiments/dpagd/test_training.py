@@ -21,7 +21,7 @@ def test_epsilon_is_the_budget_and_not_what_was_spent(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_with_what_was_spent(tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_with_what_was_spent(tmp_path, monkeypatch):
     end_epoch, train = DescentTraining.end_epoch, DescentTraining._train
     spent = []
 

@@ -61,7 +61,7 @@ def test_only_the_ratio_of_acceptance_probabilities_is_charged(beta):
 
 
 @pytest.mark.parametrize("arguments", [(1.0, 0.0), (2.0, 1.0)])
-def test_impossible_prices_are_refused(arguments):
+def test_impossible_costs_are_refused(arguments):
     with pytest.raises(ValueError, match="must be above 1 and below 1"):
         same_cost(*arguments)
 

@@ -182,7 +182,7 @@ class CountsTests(layers.Layer):
         return inputs
 
 
-def test_what_the_test_does_to_the_model_is_taken_back():
+def test_what_the_test_does_to_the_model_is_rolled_back():
     base = tf.keras.Sequential([layers.Input([4]), CountsTests(), layers.Dense(3)])
     model = compiled(optimizer(), base)
     model.fit(batches(), steps_per_epoch=3, verbose=0)

@@ -23,7 +23,7 @@ def train(model, epochs=1):
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
-def test_training_goes_on_bit_for_bit(cls, form, tmp_path):
+def test_training_resumes_bit_for_bit(cls, form, tmp_path):
     more = {"momentum": 0.9} if "SGD" in cls.__name__ else {}
     expected = train(compiled(optimizer(cls, **more)), epochs=2)
 
