@@ -26,6 +26,13 @@ def written(folder, part_rows=40):
     return tfdp.data.read_examples(folder)
 
 
+@pytest.mark.parametrize("verbose", [True, False])
+def test_the_progress_bar(tmp_path, capsys, verbose):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    tfdp.data.write_examples(data, tmp_path, verbose=verbose)
+    assert (f"{N}/{N} [====" in capsys.readouterr().out) == verbose
+
+
 def test_a_written_folder_that_is_not_complete_is_gone_on_with(tmp_path):
     class Killed(Exception):
         pass

@@ -24,18 +24,19 @@ def write_examples(
     *,
     features: Features = None,
     label: str | None = None,
+    verbose: bool = True,
 ) -> None:
     """Writes a data set of single examples to a folder, as memory-mapped arrays.
 
-    It shows its progress, and holds one part at a time in memory. If it is interrupted, the next
-    call resumes with the part that was not complete; the data set must then give the same examples
-    in the same order.
+    It holds one part at a time in memory. If it is interrupted, the next call resumes with the part
+    that was not complete; the data set must then give the same examples in the same order.
 
     Args:
       dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
       folder: Where to write; it is made if it does not exist.
       features: Of examples that are dicts, what is written as x: a name, or a list of names.
       label: Of examples that are dicts, the name of what is written as y.
+      verbose: Whether to show a progress bar.
 
     Raises:
       ValueError: The dataset is infinite or has batches, its examples are not of fixed shapes and
@@ -44,7 +45,8 @@ def write_examples(
     Example:
       >>> import tempfile, tensorflow as tf, tfdp
       >>> folder = tempfile.mkdtemp()
-      >>> tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1])), folder)
+      >>> dataset = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1]))
+      >>> tfdp.data.write_examples(dataset, folder, verbose=False)
       >>> len(tfdp.data.read_examples(folder))
       2
     """
@@ -82,7 +84,9 @@ def write_examples(
             )
         return
     done = len(_part_folders(place))
-    bar = tf.keras.utils.Progbar(None if total < 0 else total, unit_name="example")
+    bar = tf.keras.utils.Progbar(
+        None if total < 0 else total, verbose=int(verbose), unit_name="example"
+    )
     batches = dataset.skip(done * index["rows"]).batch(index["rows"]).as_numpy_iterator()
     written = done * index["rows"]
     for number, batch in enumerate(batches, done):
