@@ -218,7 +218,7 @@ def test_layers_that_cannot_be_set_back_are_refused(layer, match):
 def test_dropout_under_xla():
     """XLA gives every stream a seed of its own that everybody knows, but for secret ones."""
     base = tf.keras.Sequential([layers.Dropout(0.5, seed=1), layers.Dense(3)])
-    data = batches(padding="full")
+    data = batches(padding="buckets")
     model = compiled(optimizer(data=data), base, jit_compile=True)
     model.fit(data, steps_per_epoch=2, verbose=0)
     assert model.optimizer.ledger.steps == 2
