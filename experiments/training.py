@@ -226,7 +226,7 @@ class Training:
         names = SELECTIVE_FLAGS if self.settings.selective else ()
         selection = {name: getattr(self.settings, name) for name in names}
         if method.startswith("dpis"):
-            selection["clipping_rule"] = tfdp.clipping.ImportanceSamplingClipping()
+            selection["clipping_rule"] = tfdp.contrib.ImportanceSamplingClipping()
         return _PRIVATE_OPTIMIZERS[method](
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,

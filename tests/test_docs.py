@@ -82,7 +82,9 @@ def test_every_public_name_is_in_the_reference():
     import tfdp
 
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
-    packages = [tfdp, tfdp.accounting, tfdp.clipping, tfdp.data, tfdp.models]
+    packages = [
+        *(tfdp, tfdp.accounting, tfdp.clipping, tfdp.contrib, tfdp.data, tfdp.models),
+    ]
     for package in packages:
         for name in package.__all__:
             if not isinstance(getattr(package, name), types.ModuleType):

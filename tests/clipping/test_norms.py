@@ -12,7 +12,6 @@ from tests.clipping.models import FAST, N, built
 from tfdp.clipping import (
     AutomaticClipping,
     FlatClipping,
-    ImportanceSamplingClipping,
     OnePassEngine,
     PerLayerClipping,
     VectorizedEngine,
@@ -26,6 +25,7 @@ from tfdp.clipping.one_pass.per_example_gradients import (
     OuterProducts,
     weighted_sum,
 )
+from tfdp.contrib import ImportanceSamplingClipping
 
 layers = tf.keras.layers
 MOST = 1 + 1e-5

@@ -7,13 +7,8 @@ import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
 from tfdp._validation import error, is_integer, is_number
-from tfdp.clipping import (
-    Aggregation,
-    BatchAggregation,
-    MicroAggregation,
-    TermWiseAggregation,
-    TwoTermLoss,
-)
+from tfdp.clipping import Aggregation, TermWiseAggregation, TwoTermLoss
+from tfdp.clipping.batch_losses import aggregations
 from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE
 from tfdp.models import divergences, likelihoods, priors
 from tfdp.models.autoencoder import Autoencoder
@@ -22,8 +17,6 @@ from tfdp.models.likelihoods import Likelihood
 from tfdp.models.priors import Prior
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
-
-AGGREGATIONS = ("term_wise", "micro", "batch", "none")
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
@@ -348,8 +341,9 @@ class TermWiseVAE(Autoencoder):
                 "Argument `batch_clip` must be a positive number with a divergence and "
                 "aggregation='term_wise'. Received: batch_clip=None."
             )
-        made = {"term_wise": term_wise, "micro": MicroAggregation(), "batch": BatchAggregation()}
-        return made.get(name)
+        if name == "term_wise":
+            return term_wise
+        return None if name == "none" else aggregations.NAMED[name]()
 
 
 class _Evaluated:
@@ -376,9 +370,8 @@ def _check_arguments(**values: Any) -> None:
             )
     if not (is_integer(values["num_samples"]) and values["num_samples"] >= 1):
         raise error("num_samples", "a positive integer", values["num_samples"])
-    if values["aggregation"] not in AGGREGATIONS:
-        raise error(
-            "aggregation", f"one of {', '.join(map(repr, AGGREGATIONS))}", values["aggregation"]
-        )
+    names = ("term_wise", *aggregations.NAMED, "none")
+    if values["aggregation"] not in names:
+        raise error("aggregation", f"one of {', '.join(map(repr, names))}", values["aggregation"])
     if not isinstance(values["non_private_diagnostics"], bool):
         raise error("non_private_diagnostics", "True or False", values["non_private_diagnostics"])

@@ -8,14 +8,13 @@ import tfdp
 from tests import support
 from tests.two_term_support import SEED, Codes, data
 from tfdp.clipping import (
-    BatchAggregation,
-    MicroAggregation,
     OnePassEngine,
     TermWiseAggregation,
     TwoTermLoss,
 )
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.engine import LEAST_CLIP
+from tfdp.contrib import BatchAggregation, MicroAggregation
 
 layers = tf.keras.layers
 

@@ -10,7 +10,7 @@ from tests.two_term_support import SEED, Codes, data
 from tfdp.clipping import OnePassEngine, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import two_term_loss
 from tfdp.clipping.batch_losses.two_term_loss import split_key
-from tfdp.clipping.clipping_rules import ImportanceSamplingClipping
+from tfdp.contrib import ImportanceSamplingClipping
 
 B = 32
 tfd = tfdp.models.priors.tfd
