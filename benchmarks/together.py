@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 
 _MOST_STEPS = 200
 
@@ -17,7 +17,7 @@ _MOST_STEPS = 200
 def take_turns(
     names: Sequence[str],
     problem_name: str,
-    settings: Settings,
+    settings: StepSettings,
     repeats: int,
     turn_seconds: float,
     timeout: float,
@@ -59,7 +59,7 @@ def take_turns(
 def _measure(
     names: Sequence[str],
     problem_name: str,
-    settings: Settings,
+    settings: StepSettings,
     repeats: int,
     turn_seconds: float,
     sender: Any,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
-from benchmarks.settings import Settings, Unsupported
+from benchmarks.settings import StepSettings, Unsupported
 
 
 class TorchSteps:
@@ -21,7 +21,7 @@ class TorchSteps:
       settings: How.
     """
 
-    def __init__(self, contestant: str, problem: Problem, settings: Settings):
+    def __init__(self, contestant: str, problem: Problem, settings: StepSettings):
         if contestant != "torch_sgd":
             importlib.import_module("opacus")  # whose absence is told before the work begins
         self._network = build(problem, private=contestant != "torch_sgd")

@@ -17,7 +17,7 @@ import tfdp
 from benchmarks import networks
 from benchmarks.keras_steps import KerasSteps, make_optimizer
 from benchmarks.problems import Problem
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
 
@@ -92,7 +92,7 @@ def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool) -> Tr
     )
     private = _compiled(problem, make_optimizer(PRIVATE, batch, batches.sampling), jit)
     repeated = batches.repeat()
-    fixed = KerasSteps(PRIVATE, problem, Settings(batch, jit_compile=jit))
+    fixed = KerasSteps(PRIVATE, problem, StepSettings(batch, jit_compile=jit))
     return {
         PLAIN: lambda steps: plain.fit(
             x[: steps * batch], y[: steps * batch], batch_size=batch, verbose=0

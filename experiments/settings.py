@@ -218,8 +218,8 @@ def resolve(given: dict[str, Any]) -> Settings:
     if given.get("num_microbatches") is not None:
         if given.get("chunk_size") is not None:
             raise RefusedError(
-                "--num_microbatches and --chunk_size exclude each other: an example's group must "
-                "not depend on the chunk it is delivered in. Received: "
+                "--num_microbatches and --chunk_size exclude each other: an example's "
+                "microbatch must not depend on the chunk it is delivered in. Received: "
                 f"--num_microbatches={given['num_microbatches']}, "
                 f"--chunk_size={given['chunk_size']}."
             )

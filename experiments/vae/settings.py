@@ -1,4 +1,4 @@
-"""Settings of a run of a variational autoencoder, and the defaults of each task."""
+"""VaeSettings of a run of a variational autoencoder, and the defaults of each task."""
 
 import dataclasses
 import hashlib
@@ -42,7 +42,7 @@ METHODS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class VaeSettings:
     """All that decides what a run is; None where a method has no such thing.
 
     Attributes:
@@ -215,7 +215,7 @@ _MAY_BE_ZERO = ("alpha", "beta")
 
 def resolve(
     given: dict[str, Any], method: str, target_epsilon: float, seed: int, dataset_size: int
-) -> Settings:
+) -> VaeSettings:
     """Fills in what was not given, and takes away what the method does not have.
 
     What a method does not have is no part of a run's settings, so that, for instance, another
@@ -253,7 +253,7 @@ def resolve(
         "num_groups": values["num_groups"] if term_wise else None,
         "batch_clip": values["batch_clip"] if term_wise else None,
     }
-    return Settings(**{name: values[name] for name in Settings.__dataclass_fields__})
+    return VaeSettings(**{name: values[name] for name in VaeSettings.__dataclass_fields__})
 
 
 def _learning_rate(defaults: Defaults, how: Method) -> float:

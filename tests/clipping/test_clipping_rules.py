@@ -27,7 +27,7 @@ NAMES = ["a/kernel:0", "a/bias:0", "b/kernel:0", "c/d/kernel:0"]
 
 
 def clipped_norm(rule, norms, clip):
-    """What is left of a gradient whose groups have these norms."""
+    """What is left of a gradient whose blocks have these norms."""
     factors = rule.factors(tf.constant([norms], tf.float32), clip)[0].numpy()
     return float(np.linalg.norm(np.asarray(norms) * factors))
 
@@ -39,8 +39,8 @@ def clipped_norm(rule, norms, clip):
     clip=st.floats(1e-3, 1e3),
 )
 def test_nothing_longer_than_the_clip_is_left(rule, norms, clip):
-    groups = max(rule.groups(NAMES)) + 1
-    assert clipped_norm(rule, norms[:groups], clip) <= clip * (1 + 1e-5)
+    blocks = max(rule.blocks(NAMES)) + 1
+    assert clipped_norm(rule, norms[:blocks], clip) <= clip * (1 + 1e-5)
 
 
 class PerLayerWithoutRoot(PerLayerClipping):
@@ -56,8 +56,8 @@ def test_layers_that_are_each_clipped_to_the_whole_are_caught():
 
 
 def test_layers_are_those_of_the_names():
-    assert PerLayerClipping().groups(NAMES) == [0, 0, 1, 2]
-    assert FlatClipping().groups(NAMES) == [0, 0, 0, 0]
+    assert PerLayerClipping().blocks(NAMES) == [0, 0, 1, 2]
+    assert FlatClipping().blocks(NAMES) == [0, 0, 0, 0]
 
 
 def test_short_gradients_stay_or_are_normalised():

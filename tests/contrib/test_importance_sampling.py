@@ -147,11 +147,13 @@ def clip_for(name="dense"):
 
 CLIP = clip_for()
 ENGINES = {
-    "one pass": lambda clip: OnePassEngine(clip, rule="importance_sampling"),
-    "one pass, chunks": lambda clip: OnePassEngine(clip, rule="importance_sampling", chunk_size=3),
-    "vectorised": lambda clip: VectorizedEngine(clip, rule="importance_sampling"),
+    "one pass": lambda clip: OnePassEngine(clip, clipping_rule="importance_sampling"),
+    "one pass, chunks": lambda clip: OnePassEngine(
+        clip, clipping_rule="importance_sampling", rows_per_pass=3
+    ),
+    "vectorised": lambda clip: VectorizedEngine(clip, clipping_rule="importance_sampling"),
     "vectorised, chunks": lambda clip: VectorizedEngine(
-        clip, rule="importance_sampling", chunk_size=3
+        clip, clipping_rule="importance_sampling", rows_per_pass=3
     ),
 }
 
@@ -213,22 +215,22 @@ class SameInEveryStep(OnePassEngine):
 class NumberForEachVariable(OnePassEngine):
     """Mutant: variables have numbers of their own."""
 
-    def _groups(self, variables):
+    def _blocks(self, variables):
         return [i % 2 for i in range(len(variables))]
 
-    def _factors(self, squares, group_of, keep, clip, uniforms):
-        together = [0] * len(group_of)
+    def _factors(self, squares, block_of, keep, clip, uniforms):
+        together = [0] * len(block_of)
         factors = super()._factors(squares, together, keep, clip, uniforms)
         other = super()._factors(squares, together, keep, clip, tf.reverse(uniforms, [0]))
-        by_group = tf.concat([factors.by_group, other.by_group], axis=1)
-        return type(factors)(by_group, factors.bad, factors.within_clip, list(group_of))
+        by_block = tf.concat([factors.by_block, other.by_block], axis=1)
+        return type(factors)(by_block, factors.bad, factors.within_clip, list(block_of))
 
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mutant", [OneNumberForAll, SameInEveryStep, NumberForEachVariable])
 def test_numbers_that_are_not_the_examples_own_are_caught(mutant):
     with pytest.raises(AssertionError):
-        assert_kept_independently(mutant(CLIP, rule="importance_sampling"))
+        assert_kept_independently(mutant(CLIP, clipping_rule="importance_sampling"))
 
 
 @pytest.mark.slow
@@ -270,7 +272,7 @@ def test_bad_examples_are_dropped(engine):
 
 
 def test_means_of_microbatches_are_rounded():
-    sums = Sums(OnePassEngine(CLIP, num_microbatches=1, rule="importance_sampling"))
+    sums = Sums(OnePassEngine(CLIP, num_microbatches=1, clipping_rule="importance_sampling"))
     lengths = np.array([np.linalg.norm(sums(seed)) for seed in range(30)])
     assert np.all((lengths == 0) | np.isclose(lengths, CLIP, rtol=1e-4))
     assert 0 < np.count_nonzero(lengths) < 30
@@ -282,7 +284,7 @@ def test_without_a_clip_nothing_is_rounded():
 
 
 def test_both_engines_use_the_same_random_numbers(monkeypatch):
-    engine = support.ComparedClipping(CLIP, rule="importance_sampling")
+    engine = support.ComparedClipping(CLIP, clipping_rule="importance_sampling")
     Sums(engine)(0)
     draw = VectorizedEngine._draw_uniforms
     monkeypatch.setattr(VectorizedEngine, "_draw_uniforms", lambda *args: 1 - draw(*args))
@@ -323,7 +325,7 @@ def test_an_optimizer_has_it_at_the_cost_of_flat_clipping():
     arguments = {"sampling": poisson().sampling}
     made = tfdp.DPSGD(0.5, 1.1, clipping_rule="importance_sampling", **arguments)
     again = tfdp.DPSGD.from_config(made.get_config())
-    assert again.clipping.rule == ImportanceSamplingClipping()
+    assert again.clipping.clipping_rule == ImportanceSamplingClipping()
     flat = tfdp.DPSGD(0.5, 1.1, **arguments)
     assert (made.release, made.noise_stddev) == (flat.release, flat.noise_stddev)
 

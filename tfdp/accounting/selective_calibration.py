@@ -88,7 +88,7 @@ def calibrate_selective_release(
     left = dataclasses.replace(left, selective_release=selective_release)
     # One of both may be given as a probability although the other needs the number of examples.
     mixed = (sampling_probability is None) != (validation_sampling_probability is None)
-    plan = _Plan(
+    template = _Template(
         budget.sampling_probability(
             sampling_probability,
             None if mixed and sampling_probability is not None else dataset_size,
@@ -115,10 +115,10 @@ def calibrate_selective_release(
     )
     # The one that is None never reaches the release.
     if asked == "updates":
-        return left.most(lambda count: plan.release(count, noise, validation_noise))
+        return left.most(lambda count: template.release(count, noise, validation_noise))
     if asked == "noise_multiplier":
-        return left.least_noise(lambda x: plan.release(updates, x, validation_noise))
-    return left.least_noise(lambda x: plan.release(updates, noise, x))
+        return left.least_noise(lambda x: template.release(updates, x, validation_noise))
+    return left.least_noise(lambda x: template.release(updates, noise, x))
 
 
 def _asked_for(values: dict[str, Any]) -> str:
@@ -131,7 +131,7 @@ def _asked_for(values: dict[str, Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _Template:
     """Parameters of a calibration that do not depend on what is asked for."""
 
     q: float

@@ -36,7 +36,7 @@ class ClippingRule(abc.ABC):
 
     is_random: ClassVar[bool] = False
 
-    def groups(self, names: Sequence[str]) -> list[int]:
+    def blocks(self, names: Sequence[str]) -> list[int]:
         """Returns which variables are clipped together: the number of the block of each, from 0.
 
         Args:
@@ -96,8 +96,8 @@ class PerLayerClipping(ClippingRule):
         (https://arxiv.org/abs/1710.06963).
     """
 
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """See `ClippingRule.groups`."""
+    def blocks(self, names: Sequence[str]) -> list[int]:
+        """See `ClippingRule.blocks`."""
         layers = [name.rpartition("/")[0] for name in names]
         order = list(dict.fromkeys(layers))
         return [order.index(layer) for layer in layers]

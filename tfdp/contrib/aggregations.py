@@ -47,18 +47,18 @@ class MicroAggregation(Aggregation):
         loss: TwoTermLoss,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
-        row_seed, rule_seed = split_key(group_seed, 2)
+        row_seed, rule_seed = split_key(seed, 2)
         rows = loss.with_draws(row_seed)
         if loss.batch_wise is None:
             return clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         whole = one_group(rows, loss.mask)
         common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
-        vectorized = VectorizedEngine(engine.l2_norm_clip, None, engine.rule)
+        vectorized = VectorizedEngine(engine.l2_norm_clip, None, engine.clipping_rule)
         shared = [
             tf.zeros(v.shape) if c is None else c for c, v in zip(common, variables, strict=True)
         ]
@@ -111,7 +111,7 @@ class BatchAggregation(Aggregation):
         loss: TwoTermLoss,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None,
     ) -> ClippedSum:
@@ -125,8 +125,10 @@ class BatchAggregation(Aggregation):
             total = total / expected_batch_size
             return total if loss.batch_wise is None else total + loss.batch_wise(*batch, mask)
 
-        batch, mask = one_group(loss.with_draws(group_seed), loss.mask)
-        sums = clipped_group_sum(of_batch, batch, mask, variables, engine.l2_norm_clip, engine.rule)
+        batch, mask = one_group(loss.with_draws(seed), loss.mask)
+        sums = clipped_group_sum(
+            of_batch, batch, mask, variables, engine.l2_norm_clip, engine.clipping_rule
+        )
         moved = expected_batch_size * self.sensitivity(engine.l2_norm_clip)
         public = [None] * len(variables)
         if loss.regularizer is not None:

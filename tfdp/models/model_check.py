@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Validation:
+class ModelCheck:
     """Result of `validate`: everything that it found.
 
     Attributes:
@@ -81,7 +81,7 @@ class Validation:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Validation:
+def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
     """Finds everything in a model that private training refuses or does slowly, before training.
 
     The training step is traced on symbolic inputs, by the engine that clips in training; no batch
@@ -132,7 +132,7 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Va
         if losses is not None and trace.outputs is not None:
             findings += _of_loss(model, trace.outputs, losses, weights, data)
     findings.sort(key=lambda finding: not finding.refused)
-    return Validation(tuple(dict.fromkeys(findings)), _notes(model, losses))
+    return ModelCheck(tuple(dict.fromkeys(findings)), _notes(model, losses))
 
 
 def check_is_model(model: Any) -> None:

@@ -421,7 +421,9 @@ class PrivateOptimizerMixin(PersistentState):
                 f"{replicas.count()} replicas."
             )
         check_two_term_arguments(
-            self._clipping.rule, self._gradient_accumulation_steps, self._clipping.wide_sums
+            self._clipping.clipping_rule,
+            self._gradient_accumulation_steps,
+            self._clipping.wide_sums,
         )
         clipped = loss.clipped_sum(
             self._clipping, variables, seed, self._expected_batch_size, most_rows=rows
@@ -565,5 +567,5 @@ class PrivateOptimizerMixin(PersistentState):
             "noise_seed": self._noise.seed,
             "secure_noise": self._secure_noise,
             "engine": self._engine,
-            "clipping_rule": clipping_rules.serialize(self._clipping.rule),
+            "clipping_rule": clipping_rules.serialize(self._clipping.clipping_rule),
         }

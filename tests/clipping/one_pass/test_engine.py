@@ -30,7 +30,7 @@ layers = tf.keras.layers
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", SLOW)
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_what_has_no_rule_falls_back_and_says_so(name, options):
     engine = OnePassEngine(CLIP, **options)
     with pytest.warns(SlowClippingWarning, match="slower vectorised engine") as caught:
@@ -47,7 +47,7 @@ def test_what_has_no_rule_falls_back_and_says_so(name, options):
     "name",
     ["dense", "conv2d", "embedding", "attention", "tied embedding", "rnn of a cell, masked"],
 )
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_compiled_by_xla(name, options):
     assert_equals_loop(OnePassEngine(CLIP, **options), *FAST[name], jit_compile=True)
 
@@ -75,9 +75,9 @@ def test_custom_gradients_are_copied_for_the_vectorised_engine(name):
 @pytest.mark.parametrize(
     "name", ["conv2d", "lstm", "simple rnn", "embedding", "computed weights", "swish"]
 )
-@pytest.mark.parametrize("chunk_size", [1, 3, 100])
-def test_chunks_do_not_change_the_sum(name, chunk_size):
-    assert_equals_loop(OnePassEngine(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
+@pytest.mark.parametrize("rows_per_pass", [1, 3, 100])
+def test_chunks_do_not_change_the_sum(name, rows_per_pass):
+    assert_equals_loop(OnePassEngine(CLIP, rows_per_pass=rows_per_pass), *{**FAST, **SLOW}[name])
 
 
 def test_chunks_know_the_shapes_that_layers_state():
@@ -90,8 +90,8 @@ def test_chunks_know_the_shapes_that_layers_state():
     model.build()
     x, y = np.random.default_rng(0).random([7, 3, 4, 2], "float32"), np.zeros([7], int)
     reports = []
-    for chunk_size in (None, 3):
-        engine = OnePassEngine(CLIP, chunk_size=chunk_size)
+    for rows_per_pass in (None, 3):
+        engine = OnePassEngine(CLIP, rows_per_pass=rows_per_pass)
         support.ClippedSum(engine, model, x)(x, y)
         reports.append(engine.report())
     assert reports[0] == reports[1]
@@ -312,7 +312,7 @@ def test_other_rules_equal_a_loop(rule, engine):
                 if n == layer:
                     parts[j] = parts[j] / max(1, norm / limit)
         expected = expected + np.concatenate(parts)
-    actual = support.ClippedSum(engine(CLIP, rule=rule), model, x)(x, Y)
+    actual = support.ClippedSum(engine(CLIP, clipping_rule=rule), model, x)(x, Y)
     np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 

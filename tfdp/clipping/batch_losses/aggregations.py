@@ -132,12 +132,12 @@ class TermWiseAggregation(Aggregation):
         loss: TwoTermLoss,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
-        row_seed, group_seed, rule_seed = split_key(group_seed, 3)
+        row_seed, group_seed, rule_seed = split_key(seed, 3)
         rows = loss.with_draws(row_seed)
         samples = clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         if loss.batch_wise is None:

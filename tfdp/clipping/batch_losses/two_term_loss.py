@@ -84,7 +84,7 @@ class TwoTermLoss:
         self,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None = None,
     ) -> ClippedSum:
@@ -93,7 +93,7 @@ class TwoTermLoss:
         Args:
           engine: Clips the examples.
           variables: The trainable variables.
-          group_seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
+          seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
           expected_batch_size: Expected number of examples in a batch.
           most_rows: See `ClippingEngine.clipped_sum`.
 
@@ -124,7 +124,7 @@ class TwoTermLoss:
             batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
             graph = graph.outer_graph
         return self.aggregation.clipped_sum(
-            self, engine, variables, group_seed, expected_batch_size, most_rows
+            self, engine, variables, seed, expected_batch_size, most_rows
         )
 
     @property
@@ -235,7 +235,7 @@ class Aggregation(abc.ABC):
         loss: TwoTermLoss,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None,
     ) -> ClippedSum:
