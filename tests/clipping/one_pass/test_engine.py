@@ -22,7 +22,7 @@ from tests.clipping.models import (
     built,
 )
 from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, norms
-from tfdp.clipping.one_pass import per_example_gradients, weight_uses
+from tfdp.clipping.one_pass import combined_gradients, per_example_gradients, weight_uses
 from tfdp.clipping.one_pass.op_gradients import registry
 
 layers = tf.keras.layers
@@ -131,7 +131,7 @@ class SumOfNorms(per_example_gradients.Direct):
         tensors = [t for part in parts for t in part.tensors]
         super().__init__(tensors, shape, "mutant", lambda *args: None)
         self._parts = parts
-        self._whole = per_example_gradients._sum_of(parts, shape)
+        self._whole = combined_gradients._sum_of(parts, shape)
 
     def flat(self, tensors):
         return self._whole.flat(tensors)
@@ -150,7 +150,7 @@ class SumOfNorms(per_example_gradients.Direct):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["shared layer, two inputs", "tied embedding", "shared embedding"])
 def test_sums_of_norms_are_caught(name, monkeypatch):
-    combine = per_example_gradients.combine
+    combine = combined_gradients.combine
 
     def wrong(parts, shape):
         return combine(parts, shape) if len(parts) == 1 else SumOfNorms(parts, shape)
