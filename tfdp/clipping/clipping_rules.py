@@ -172,18 +172,16 @@ class AdaptiveQuantileClipping(FlatClipping):
 
     def __post_init__(self) -> None:
         checks = {
-            "target_quantile": (0 <= self.target_quantile <= 1, "be in [0, 1]"),
-            "learning_rate": (0 < self.learning_rate < float("inf"), "be positive and finite"),
+            "target_quantile": (0 <= self.target_quantile <= 1, "in [0, 1]"),
+            "learning_rate": (0 < self.learning_rate < float("inf"), "positive and finite"),
             "count_noise": (
                 self.count_noise is None or 0 <= self.count_noise < float("inf"),
-                "be None, or not negative and finite",
+                "None, or not negative and finite",
             ),
         }
-        for name, (holds, must) in checks.items():
+        for name, (holds, requirement) in checks.items():
             if not holds:
-                raise ValueError(
-                    f"Argument `{name}` must {must}. Received: {name}={getattr(self, name)}."
-                )
+                raise error(name, requirement, getattr(self, name))
 
     def noise(self, noise_multiplier: float, expected_batch_size: int) -> tuple[float, float]:
         """Returns how the noise is divided between the two parts of the mechanism.
@@ -252,7 +250,5 @@ def serialize(rule: ClippingRule) -> dict[str, Any]:
     """Returns what `get` makes the same rule from: of a rule of tfdp, plain values."""
     names = {cls: name for name, cls in NAMED.items()}
     if type(rule) not in names:
-        raise ValueError(
-            f"Argument `clipping_rule` must be one of tfdp's rules to be saved. Received: {rule!r}."
-        )
+        raise error("clipping_rule", "one of tfdp's rules to be saved", rule)
     return {"name": names[type(rule)], **dataclasses.asdict(rule)}

@@ -31,15 +31,9 @@ def check_relation(relation: str) -> None:
 def check_clip(name: str, clip: float) -> None:
     """Raises a ValueError if an argument is not a clip that float32 can compute with."""
     if not clip >= LEAST_CLIP:
-        raise ValueError(
-            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
-            f"{name}={clip}."
-        )
+        raise error(name, f"a positive number, at least {LEAST_CLIP}", clip)
     if LARGEST_CLIP < clip < math.inf:
-        raise ValueError(
-            f"Argument `{name}` must be at most {LARGEST_CLIP:g}, or infinite for no clipping. "
-            f"Received: {name}={clip}."
-        )
+        raise error(name, f"at most {LARGEST_CLIP:g}, or infinite for no clipping", clip)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -320,7 +320,4 @@ def check_integer(
     ):
         bounds = "" if lowest is None else f" of at least {lowest}"
         bounds += "" if highest is None else f" and at most {highest}, the number of examples"
-        raise ValueError(
-            f"Argument `{name}` must be an integer{bounds}{' or None' if optional else ''}. "
-            f"Received: {name}={value!r}."
-        )
+        raise error(name, f"an integer{bounds}{' or None' if optional else ''}", value)

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp._validation import error, is_integer, is_number
+from tfdp._validation import error, non_negative, positive_integer
 from tfdp.clipping import Aggregation, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import aggregations
 from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE
@@ -225,9 +225,10 @@ class TermWiseVAE(Autoencoder):
             allowed = "tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam"
             if self.aggregation is None:
                 allowed = "an ordinary Keras optimizer"
-            raise ValueError(
-                f"Argument `optimizer` must be {allowed} with "
-                f"aggregation={self._options['aggregation']!r}. Received: {optimizer!r}."
+            raise error(
+                "optimizer",
+                f"{allowed} with aggregation={self._options['aggregation']!r}",
+                optimizer,
             )
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -362,14 +363,8 @@ def _with(rows: dict[str, tf.Tensor], drawn: Sequence[tf.Tensor]) -> dict[str, t
 def _check_arguments(**values: Any) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
     for name in ("alpha", "beta"):
-        value = values[name]
-        if not (is_number(value) and 0 <= value < float("inf")):
-            raise ValueError(
-                f"Argument `{name}` must be a non-negative, finite number. Received: "
-                f"{name}={value!r}."
-            )
-    if not (is_integer(values["num_samples"]) and values["num_samples"] >= 1):
-        raise error("num_samples", "a positive integer", values["num_samples"])
+        non_negative(name, values[name])
+    positive_integer("num_samples", values["num_samples"])
     names = ("term_wise", *aggregations.NAMED, "none")
     if values["aggregation"] not in names:
         raise error("aggregation", f"one of {', '.join(map(repr, names))}", values["aggregation"])

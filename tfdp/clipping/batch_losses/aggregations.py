@@ -6,13 +6,12 @@ update, with the noise that goes with it.
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import error
+from tfdp._validation import error, is_number, positive_integer
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.clipping_rules import LEAST_CLIP
@@ -92,9 +91,9 @@ class TermWiseAggregation(Aggregation):
 
     def __post_init__(self) -> None:
         _check_positive("batch_clip", self.batch_clip)
-        _check_count("num_groups", self.num_groups)
+        positive_integer("num_groups", self.num_groups)
         if self.group_capacity is not None:
-            _check_count("group_capacity", self.group_capacity)
+            positive_integer("group_capacity", self.group_capacity)
         if not (self.split == LEAST_NOISE or _is_share(self.split)):
             raise error(
                 "split", f"'{LEAST_NOISE}' or a number strictly between 0 and 1", self.split
@@ -270,23 +269,9 @@ def _sum(parts: list) -> tf.Tensor | None:
 
 
 def _is_share(value: Any) -> bool:
-    return _is_real(value) and 0 < value < 1
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number(value) and 0 < value < 1
 
 
 def _check_positive(name: str, value: Any) -> None:
-    if not (_is_real(value) and value >= LEAST_CLIP):
-        raise ValueError(
-            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
-            f"{name}={value!r}."
-        )
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
-        )
+    if not (is_number(value) and value >= LEAST_CLIP):
+        raise error(name, f"a positive number, at least {LEAST_CLIP}", value)

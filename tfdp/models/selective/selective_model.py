@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import error, is_integer
+from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
@@ -152,10 +152,7 @@ class SelectiveModel(tf.keras.Model):
         callbacks = tf.nest.flatten(callbacks or [])
         self._check(x, callbacks)
         steps = len(x) if steps_per_epoch is None else steps_per_epoch
-        if not (is_integer(steps) and steps >= 1):
-            raise ValueError(
-                f"Argument `steps_per_epoch` must be a positive integer. Received: {steps!r}."
-            )
+        positive_integer("steps_per_epoch", steps)
         with exclusive_training([self, self.optimizer]):
             self._prepare(x.source, x.sampling.padding)
             callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
