@@ -38,8 +38,8 @@ class KerasSteps:
 
     Args:
       contestant: Name of the contestant.
-      problem: What to train.
-      settings: How.
+      problem: The model and its data.
+      settings: Settings of the steps.
     """
 
     def __init__(self, contestant: str, problem: Problem, settings: StepSettings):

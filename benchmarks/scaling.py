@@ -39,8 +39,8 @@ class Point:
     Attributes:
       what: "batch", "parameters" or "logical".
       x: The number that grows.
-      title: Which step it is.
-      measurement: What was measured.
+      title: Name of the step.
+      measurement: The measurement.
     """
 
     what: str

@@ -27,7 +27,7 @@ def take_turns(
     Args:
       names: Contestants whose framework is Keras.
       problem_name: Name of the network.
-      settings: How they train.
+      settings: Settings of the steps.
       repeats: Turns of each.
       turn_seconds: About how long a turn takes.
       timeout: Longest wait for all of them, in seconds.

@@ -35,7 +35,7 @@ class Measurement:
     Attributes:
       contestant: Its name.
       problem: Name of the network.
-      settings: How it trained.
+      settings: Settings of the steps.
       seconds: Seconds per step, one number per turn.
       first: Seconds of the first step, with tracing and compilation.
       peak: Most memory of the process, in MiB.
@@ -80,7 +80,7 @@ class Worker:
     """The process of one contestant.
 
     Args:
-      measurement: What to measure, and where the results go.
+      measurement: The measurement to make, which gets the results.
       python: Python that has the framework.
       timeout: Longest wait for an answer, in seconds.
     """

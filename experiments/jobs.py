@@ -71,8 +71,8 @@ def run_all(
 
     Args:
       jobs: The runs, the most informative first.
-      places: Where things are.
-      processes: How many run at a time; they share the cores.
+      places: Folders and files.
+      processes: Number that run at a time; they share the cores.
       budget_minutes: No run is begun that is expected to end later; None: all are.
 
     Returns:

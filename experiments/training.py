@@ -45,9 +45,9 @@ class Training:
     Keras's metrics on the training batches are neither shown nor kept.
 
     Args:
-      settings: What to train.
-      data: What to train it on.
-      folder: Where the run lies.
+      settings: Settings of the run.
+      data: The training and evaluation data.
+      folder: Folder of the run.
       progress: Whether a bar shows the epochs.
       every_epoch: Whether the model is evaluated after every epoch, not after the last only.
 
@@ -366,7 +366,7 @@ def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -
     """States what can be said about the privacy of a trained model.
 
     Args:
-      settings: What was trained.
+      settings: Settings of the run.
       model: The trained model.
       dataset_size: Number of training examples.
 

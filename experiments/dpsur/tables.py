@@ -44,7 +44,7 @@ class Setting:
     """A data set of the paper, and how it is trained for a claimed epsilon.
 
     Attributes:
-      name: Of the data set.
+      name: Name of the data set.
       dataset_size: N.
       batch_size: Expected batch size of an update.
       validation_batch_size: Expected batch size of a test.

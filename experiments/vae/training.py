@@ -43,12 +43,12 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-      noise_multiplier: Of the optimizer; None where the method is not private.
-      epsilon: What the ledger says was spent; infinite where the method is not private.
+      noise_multiplier: Noise multiplier of the optimizer; None where the method is not private.
+      epsilon: Epsilon of the ledger; infinite where the method is not private.
       log_likelihood: Mean over held-out examples, in nats, importance-weighted.
       mmd: Squared MMD of q(z), over held-out examples, and p(z), summed over the dimensions.
       sparsity: Hoyer's, of held-out codes; None but for the task of that name.
-      purity: Of held-out codes; None but for pinwheel.
+      purity: Purity of held-out codes; None but for pinwheel.
       accuracy: On held-out examples, of a classifier of generated ones; None but for digits.
       seconds: Time of training, its graph's making included.
     """

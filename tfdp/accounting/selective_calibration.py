@@ -60,11 +60,11 @@ def calibrate_selective_release(
         test. Either this or both of `dataset_size` and the next.
       validation_batch_size: Expected number of examples in the batch of a test.
       threshold: The test's threshold, over the clipping bound of the change of the loss.
-      selective_release: What can be observed; see `PrivacyLedger`.
+      selective_release: The observable part; see `PrivacyLedger`.
       truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
         The default holds for `tfdp.data.poisson_batches`.
       max_attempts: Cap on the attempts of one update. Default: `default_max_attempts`.
-      prior: What was released before, on the same data: a `PrivacyLedger`, or several. It must
+      prior: Earlier releases on the same data: a `PrivacyLedger`, or several. It must
         assume the same observability.
 
     Returns:

@@ -50,10 +50,10 @@ class ClippedSum:
         number of examples, a float32 scalar; with microbatches, of microbatches. Private as well:
         an example changes it by 1/2.
       batch: The tensors of the batch that the sum was computed from.
-      mask: Which rows are examples, bool `[rows]`: one of `batch`; or None.
+      mask: Mask of the rows that are examples, bool `[rows]`: one of `batch`; or None.
       noise_scales: For each variable the standard deviation of the noise that a noise multiplier
         of 1 stands for, where it is not the engine's `sensitivity()` for all of them.
-      error: Of an engine with `wide_sums`, a bound on the l2 distance of `gradients` from the sum
+      error: With an engine of `wide_sums`, a bound on the l2 distance of `gradients` from the sum
         in exact arithmetic, in units of the clip: a float64 scalar, which follows from shapes
         alone. None otherwise.
     """
@@ -97,7 +97,7 @@ class ClippingEngine(abc.ABC):
         nothing.
       num_microbatches: Number of microbatches that a batch is split into; the mean gradient of each
         microbatch is clipped. None: every example is on its own.
-      clipping_rule: How gradients are clipped: a `ClippingRule`, or the name of one.
+      clipping_rule: A `ClippingRule`, or the name of one.
 
     Attributes:
       wide_sums: Whether the sums are computed and returned in float64, of gradients that are
@@ -209,7 +209,7 @@ class ClippingEngine(abc.ABC):
         Args:
           squares: Squared norms of the gradients of each variable, `[n]`.
           block_of: The block of each variable: those of a block are clipped together.
-          keep: Which gradients count at all, bool `[n]`.
+          keep: Mask of the gradients that count at all, bool `[n]`.
           clip: See `clipped_sum`.
           uniforms: See `_draw_uniforms`.
         """
@@ -293,8 +293,8 @@ class Factors:
     """Per-example clip factors of `n` examples.
 
     Attributes:
-      by_block: By block of variables, `[n, blocks]`; zero for examples that do not count.
-      bad: Which gradients are non-finite, bool `[n]`.
+      by_block: Factors by block of variables, `[n, blocks]`; zero for examples that do not count.
+      bad: Mask of the gradients that are non-finite, bool `[n]`.
       within_clip: See `ClippedSum`.
       block_of: The block of each variable: those of a block are clipped together.
     """

@@ -150,7 +150,7 @@ class Autoencoder(tf.keras.Model):
         It sees no data, so that no number of them costs any epsilon.
 
         Args:
-          n: How many.
+          n: Number of examples.
           y: Their labels, int `[n]` or one for all, for a conditional VAE.
           sample: Whether to draw from p(x|z) instead of taking its mean.
           seed: Makes the draws reproducible.

@@ -40,8 +40,8 @@ class Divergence(abc.ABC):
           samples: One draw from each, `[n, d]`.
           prior: The distribution p(z), with event shape `[d]`.
           prior_samples: Independent draws from it, one per row: `[n, d]`.
-          mask: Which rows exist, bool `[n]`. Others may hold anything, NaN included, and change
-            neither the value nor a gradient.
+          mask: Mask of the rows that exist, bool `[n]`. Others may hold anything, NaN included, and
+            change neither the value nor a gradient.
 
         Returns:
           The estimate, a scalar of type float32; 0 without gradient where too few rows exist.

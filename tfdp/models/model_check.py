@@ -35,8 +35,8 @@ class Finding:
 
     Attributes:
       where: The layer, the loss or the optimizer.
-      problem: What is wrong with it.
-      remedy: What to do; empty if `problem` says it.
+      problem: The problem.
+      remedy: The remedy; empty if `problem` says it.
       refused: Whether training raises an error; otherwise it is slow.
     """
 
@@ -55,8 +55,8 @@ class ModelCheck:
     """Result of `validate`: everything that it found.
 
     Attributes:
-      findings: What would be refused, then what would be slow.
-      notes: What was not examined.
+      findings: Reasons to refuse the model, then reasons that it is slow.
+      notes: Parts that were not examined.
     """
 
     findings: tuple[Finding, ...]

@@ -106,14 +106,14 @@ def make_private(
         taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
         convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
-      loss: As in `model.compile`.
-      metrics: As in `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
+      loss: See `model.compile`.
+      metrics: See `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
         become `weighted_metrics`, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
       chunk_size: See `tfdp.data.poisson_batches`.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
       label: Name of the target, of examples that are dicts.
-      prior: What else was released about the same examples: a `PrivacyLedger`, or several.
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several.
       verbose: Whether to print what was decided, in five lines.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
 

@@ -55,7 +55,7 @@ class TermWiseVAE(Autoencoder):
         "none", without privacy and with an ordinary Keras optimizer.
       batch_clip: C2, in gradient units: needed for "term_wise" with a divergence.
       num_groups: Groups m of a batch, see `TermWiseAggregation`.
-      split: How the noise is split, see `TermWiseAggregation`.
+      split: Split of the noise, see `TermWiseAggregation`.
       group_capacity: See `TermWiseAggregation`.
       num_classes: For a conditional VAE, the number of classes: labels are integers below it, and
         both networks get `[input, one-hot label]`.

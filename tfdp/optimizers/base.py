@@ -53,7 +53,7 @@ class _Step:
     Attributes:
       clipped: The clipped sum of its batch.
       variables: The variables to update.
-      use: How its batch was drawn.
+      use: Draw that its batch is of.
       lock: The accumulator's lock, for a batch that is a part of a logical batch.
     """
 

@@ -34,7 +34,7 @@ def check(name: str) -> None:
     """Checks that a step can be taken where the graph is being built.
 
     Args:
-      name: Of the optimizer's class, for messages.
+      name: Name of the optimizer's class, for messages.
 
     Raises:
       ValueError: The distribution strategy is not supported, or this is not in its replicas.

@@ -33,8 +33,8 @@ class Sensitivities:
     """Sensitivities of two sums: the l2 distances by which one example moves them.
 
     Attributes:
-      sample_wise: Of the sum of the examples' clipped gradients of f.
-      batch_wise: Of the sum of the groups' clipped gradients of g.
+      sample_wise: Sensitivity of the sum of the examples' clipped gradients of f.
+      batch_wise: Sensitivity of the sum of the groups' clipped gradients of g.
     """
 
     sample_wise: float
@@ -171,9 +171,9 @@ class TermWiseAggregation(Aggregation):
 
         Args:
           samples: Sensitivity of the sample-wise sum.
-          groups: That of the batch-wise sum, times its weight in the update.
-          in_samples: Which variables have a sample-wise gradient.
-          in_groups: Which variables have a batch-wise one.
+          groups: Sensitivity of the batch-wise sum, times its weight in the update.
+          in_samples: For each variable, whether it has a sample-wise gradient.
+          in_groups: For each variable, whether it has a batch-wise one.
           variables: The trainable variables.
         """
         sizes = [v.shape.num_elements() for v in variables]
@@ -199,7 +199,7 @@ def split_noise(
     `u = a / (a + b)`. (By Cauchy and Schwarz: `(a^2/u + b^2/(1-u)) (u + 1-u) >= (a + b)^2`.)
 
     Args:
-      noise_multiplier: That of the joint mechanism, sigma.
+      noise_multiplier: Noise multiplier of the joint mechanism, sigma.
       split: "least_noise", or the share u of the sample-wise sum.
       sample_wise: a: the sensitivity of the sample-wise sum, times its weight in the update, times
         the square root of the number of coordinates that it has.

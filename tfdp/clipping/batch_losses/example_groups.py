@@ -24,7 +24,7 @@ def draw_groups(
 
     Args:
       rows: Tensors of the batch, `[rows, ...]`, nested.
-      mask: Which rows are examples, bool `[rows]`; None if all are.
+      mask: Mask of the rows that are examples, bool `[rows]`; None if all are.
       seed: Secret key, int64 `[5]` or `[2]`.
       num_groups: Number of groups, m.
       capacity: Most examples of a group, n.
@@ -79,10 +79,10 @@ def clipped_group_sum(
     Args:
       function: Gets the tensors of a group and its mask; returns a scalar. See `TwoTermLoss`.
       batch: The groups, `[m, n, ...]`.
-      mask: Where they have examples, bool `[m, n]`. Groups without any contribute nothing.
+      mask: Mask of their examples, bool `[m, n]`. Groups without any contribute nothing.
       variables: The trainable variables.
       clip: Largest l2 norm of a group's gradient, over all variables together.
-      clipping_rule: How it is clipped.
+      clipping_rule: Clipping rule of a group's gradient.
 
     Returns:
       For each variable the sum, or None where the loss does not depend on it.

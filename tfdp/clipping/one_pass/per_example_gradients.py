@@ -35,10 +35,10 @@ class Contribution(abc.ABC):
     """Gradients of one tensor of weights, one per example.
 
     Attributes:
-      tensors: What they are computed from: `[rows, ...]` each.
+      tensors: Tensors that they are computed from: `[rows, ...]` each.
       shape: Shape of the weights.
-      name: How they are computed, for reports.
-      view: How the weights follow from the variable.
+      name: Name of the computation, for reports.
+      view: Steps from the variable to the weights.
     """
 
     factored = False  # Whether norms and sums come without instantiating the gradients.
@@ -105,7 +105,7 @@ class Contribution(abc.ABC):
 
         Args:
           tensors: As `self.tensors`, of any n examples.
-          factors: What to multiply the gradients by.
+          factors: Factors of the gradients.
           wide: Whether to compute the sum, of the same gradients, in float64.
         """
         return self.unflatten(weighted_sum(self.flat(tensors), factors, wide))
@@ -136,17 +136,17 @@ class OuterProducts(Contribution):
     """Sums over positions (time, pixels) of outer products: `sum_t a[t] outer g[t]`.
 
     Args:
-      inputs: What the layer saw, `[rows, ...]`.
+      inputs: Inputs of the layer, `[rows, ...]`.
       outputs: Gradients of what it made of it, `[rows, ...]`.
       shape: Shape of the weights.
       positions: Number T of positions, None if it is not static.
       fan_in: Length p of each a[t].
       fan_out: Length d of each g[t].
-      name: How they are computed.
-      expand: From inputs to `[n, T, p]`, such as the patches of a convolution.
+      name: Name of the computation.
+      expand: Function from inputs to `[n, T, p]`, such as the patches of a convolution.
       order: The axes of the weights in the order in which they make up first p, then d.
-      ordinary: From inputs and outputs, `[n, ...]`, to the gradient of their sum, where TensorFlow
-        has an operation for it.
+      ordinary: Function from inputs and outputs, `[n, ...]`, to the gradient of their sum, where
+        TensorFlow has an operation for it.
     """
 
     def __init__(
@@ -283,10 +283,10 @@ class Direct(Contribution):
     """Gradients that a function computes at once, such as those of a bias.
 
     Args:
-      tensors: What they are computed from.
+      tensors: Tensors that they are computed from.
       shape: Shape of the weights.
-      name: How they are computed.
-      function: From those tensors of n examples to `[n, size]`.
+      name: Name of the computation.
+      function: Function from those tensors of n examples to `[n, size]`.
       floats_per_row: See `Contribution`; the size by default.
       as_they_are: Whether the function gets tensors of any type, and not of float32 at least.
     """

@@ -105,8 +105,8 @@ class Plan:
 
         Args:
           count: Number of rows of the batch, a scalar.
-          slow: From the indices of variables to functions that compute their gradients `[n, ...]`
-            from the batch's tensors of n examples.
+          slow: Function from the indices of variables to functions that compute their gradients
+            `[n, ...]` from the batch's tensors of n examples.
         """
         sites: list[list[Site]] = []
         reasons: list[str | None] = []

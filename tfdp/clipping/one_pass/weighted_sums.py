@@ -31,7 +31,7 @@ class Piece:
     """Gradients that are instantiated side by side.
 
     Attributes:
-      indices: Of the contributions.
+      indices: Indices of the contributions.
       block: The block of variables that they are clipped in.
       sizes: Numbers of weights.
     """
@@ -81,7 +81,7 @@ class WeightedSums:
         """Computes norms, factors and sums.
 
         Args:
-          mask: Which rows are examples.
+          mask: Mask of the rows that are examples.
           rows: Number of rows.
           uniforms: For each row the random number of a random rule.
           factors_of: Gives the factors.
@@ -140,9 +140,9 @@ class WeightedSums:
         """Returns the gradients of the pieces, `[n, size]`, and the factors of n rows.
 
         Args:
-          tensors: What each contribution is computed from: n rows.
+          tensors: Tensors of each contribution: n rows.
           early: Squared norms that are known already.
-          keep: Which rows count.
+          keep: Mask of the rows that count.
           uniforms: For each row the random number of a random rule.
           factors_of: Gives the factors.
         """

@@ -217,7 +217,7 @@ class VectorizedEngine(ClippingEngine):
         """Returns the gradients of every row, by themselves.
 
         Args:
-          problem: What rows are of.
+          problem: Problem that the rows belong to.
           batch: The rows, as `problem.graph.tensors`.
           connected: Is told, for each variable, whether the loss depends on it.
           one: Whether there is a single row.
