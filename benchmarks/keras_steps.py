@@ -14,7 +14,7 @@ import tfdp
 from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
 from benchmarks.settings import StepSettings, Unsupported
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting import PoissonSampling
 from tfdp.data.batches import PoissonBatches
 
 _TFDP = {

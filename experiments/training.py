@@ -17,7 +17,7 @@ from experiments.datasets import Data
 from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting import PoissonSampling
 
 _PRIVATE_OPTIMIZERS = {
     "dpsgd": tfdp.DPSGD,

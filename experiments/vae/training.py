@@ -13,7 +13,7 @@ from experiments.settings import RefusedError
 from experiments.vae import metrics
 from experiments.vae import networks as vae_networks
 from experiments.vae.settings import METHODS, VaeSettings
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting import PoissonSampling
 from tfdp.models import likelihoods, priors
 
 NUM_CLASSES = 10

@@ -81,6 +81,24 @@ class AdaptiveGradientDescent(tf.Module):
     Raises:
       ValueError: An argument does not fit the others.
 
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> data = np.ones([200, 4], "float32"), np.arange(200) % 3
+      >>> batches = tfdp.data.poisson_batches(data, expected_batch_size=50)
+      >>> budget, noise_multiplier, selection_range = tfdp.contrib.calibrate_descent(
+      ...     target_epsilon=2.0, delta=1e-4, dataset_size=200, expected_batch_size=50,
+      ...     selection_batch_size=50, iterations=5,
+      ... )
+      >>> options = tfdp.contrib.DescentOptions(
+      ...     l2_norm_clip=1.0, noise_multiplier=noise_multiplier, loss_clip=3.0,
+      ...     selection_range=selection_range, selection_batch_size=50,
+      ... )
+      >>> model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
+      >>> loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+      >>> descent = tfdp.contrib.AdaptiveGradientDescent(model, loss, batches, budget, options)
+      >>> descent.run(iterations=1) <= 1 and budget.spent_epsilon() <= 2.0
+      True
+
     References:
       - Lee and Kifer, 2018, Concentrated Differentially Private Gradient Descent with Adaptive
         per-Iteration Privacy Budget (https://arxiv.org/abs/1808.09501).
