@@ -1,4 +1,4 @@
-"""What a private optimizer is told, and what it says about its privacy."""
+"""Arguments of private optimizers, their ledger and their config."""
 
 import dataclasses
 from typing import Any
