@@ -111,7 +111,7 @@ def test_a_spent_budget_allows_no_further_training():
 @pytest.mark.slow
 def test_unaccounted_batches_stop_at_once():
     """Compiled by XLA, which drops the assertion that refuses them."""
-    data = batches(padding="buckets")
+    data = batches(padding="full")
     model = make(data, jit_compile=True)
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
         model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
@@ -120,7 +120,7 @@ def test_unaccounted_batches_stop_at_once():
 
 @pytest.mark.slow
 def test_unweighted_metrics_are_warned_about():
-    data = batches(padding="buckets")
+    data = batches(padding="full")
     model = make(data, metrics=["accuracy"])
     with pytest.warns(UserWarning, match="weighted_metrics"):
         model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)

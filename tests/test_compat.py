@@ -46,6 +46,7 @@ def test_what_is_written_before_an_exception_is_shown(capfd):
     assert capfd.readouterr().err == "kept shown"
 
 
+@pytest.mark.slow
 def test_import_with_standard_error_closed():
     result = run("import os, sys; os.close(2); sys.stderr = None\nimport tfdp\nprint('imported')")
     assert result.stdout == "imported\n"

@@ -56,7 +56,7 @@ def test_no_graph_is_left_behind(selective):
 @pytest.mark.slow
 def test_no_graph_is_left_behind_where_batches_are_looked_up_outside(monkeypatch):
     monkeypatch.setattr(devices, "compiled_for_gpu", devices.compiled_by_xla)
-    assert left_behind(jit_compile=True, padding="buckets") == 0
+    assert left_behind(jit_compile=True, padding="full") == 0
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def _parameters(function):
     return ()
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", _TAKERS)
 def test_no_argument_accepts_the_published_cost(name):
     _TAKERS[name]("conditional")

@@ -68,7 +68,7 @@ def test_noise_meets_the_target_and_less_does_not(mode):
     assert _epsilon(300, sigma, 1.3, mode) <= 1 < _epsilon(300, 0.999 * sigma, 1.3, mode)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["conditional", "per_attempt"])
 def test_validation_noise_meets_the_target_and_less_does_not(mode):
     sigma = calibrate_selective_release(

@@ -14,7 +14,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "private"])
 def test_program_has_a_parameter_for_each_array(folder, name):
     text = (folder / f"{name}.stablehlo").read_text()

@@ -72,7 +72,7 @@ def update_with(class_weight=None, sample_weight=None, padding="none"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
+@pytest.mark.parametrize("padding", ["none", "full"])
 def test_class_weights_are_weights_of_examples(padding):
     of_examples = np.array([CLASS_WEIGHTS[label] for label in Y])
     expected, _ = update_with(sample_weight=of_examples)

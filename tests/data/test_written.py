@@ -124,6 +124,7 @@ def assert_is_resumed(folder, where, at):
         assert y == Y[i]
 
 
+@pytest.mark.quick_cases(1)
 # Of four parts of two arrays each: in the first, in the second array of the third, in the last;
 # between a part's arrays and its name; in the first index, and in the last.
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def test_a_killed_process_is_resumed(where, at, tmp_path):
     assert_is_resumed(tmp_path, where, at)
 
 
+@pytest.mark.slow
 def test_parts_that_are_written_in_place_are_caught(tmp_path, monkeypatch):
     """Mutant: a part that was not complete is taken for a complete one."""
     original = written_module._part_folders

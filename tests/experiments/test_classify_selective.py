@@ -58,7 +58,7 @@ def test_neither_times_nor_attempts_are_kept(finished):
     )
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SELECTIVE_METHODS[1:])
 def test_every_method_runs(method, tmp_path):
     result = classify_here(f"--output_dir={tmp_path}", f"--method={method}", "--epochs=1")

@@ -63,36 +63,31 @@ def line(job, **others):
 # Runs in processes of their own.
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    places = places_in(tmp_path_factory.mktemp("done"))
-    todo = [HOPELESS, GOOD, SELECTIVE, GOOD, NOT_PRIVATE]
-    return places, jobs.run_all(todo, places, processes=2)
-
-
 def find(places, job):
     (found,) = [line for line in records.read(places.record) if job.matches(line)]
     return found
 
 
 @pytest.mark.slow
-def test_every_job_gets_a_line_but_one_that_fails(done):
-    places, failures = done
-    assert len(records.read(places.record)) == 3
-    for each in (GOOD, SELECTIVE, NOT_PRIVATE):
-        find(places, each)
-    (failure,) = failures
+def test_every_job_gets_a_line_but_one_that_fails(tmp_path, monkeypatch):
+    places = places_in(tmp_path)
+    todo = [HOPELESS, GOOD, SELECTIVE, GOOD, NOT_PRIVATE]
+    (failure,) = jobs.run_all(todo, places, processes=2)
     assert failure.startswith(f"{HOPELESS.key}: RefusedError: --target_epsilon=0.001 at")
+    assert len(records.read(places.record)) == 3
+    assert list(places.runs.iterdir()) == []  # Of runs that ended.
+    assert find(places, NOT_PRIVATE)["epsilon"] is None
+    check_what_was_run_and_what_it_cost(find(places, GOOD))
+    check_nothing_is_told_of_attempts(find(places, SELECTIVE))
+
+    before = places.record.read_bytes()
+    monkeypatch.setattr(jobs, "_Workers", None)
+    assert jobs.run_all([GOOD, SELECTIVE, NOT_PRIVATE], places) == []  # They are not run again.
+    assert places.record.read_bytes() == before
+    assert jobs.outstanding([HOPELESS, GOOD, HOPELESS], places.record) == [HOPELESS]
 
 
-def test_folders_of_runs_that_ended_are_gone(done):
-    places, _ = done
-    assert list(places.runs.iterdir()) == []
-
-
-def test_lines_hold_what_was_run_and_what_it_cost(done):
-    places, _ = done
-    found = find(places, GOOD)
+def check_what_was_run_and_what_it_cost(found):
     assert found["settings"] == dataclasses.asdict(GOOD.settings)
     assert (found["dataset"], found["row"], found["seed"]) == ("digits", "DPSGD", 0)
     ledger = tfdp.accounting.PrivacyLedger.from_dict(found["ledger"])
@@ -106,7 +101,6 @@ def test_lines_hold_what_was_run_and_what_it_cost(done):
     assert found["versions"]["tfdp"] == tfdp.__version__
     assert {"python", "tensorflow", "dp-accounting"} <= set(found["versions"])
     assert found["seconds"] > 0 and found["parameters"] == 6_090
-    assert find(places, NOT_PRIVATE)["epsilon"] is None
 
 
 def tells_of_attempts(line):
@@ -115,23 +109,12 @@ def tells_of_attempts(line):
     return line.get("seconds") is not None or "attempts" in text
 
 
-def test_lines_of_selective_runs_tell_nothing_of_attempts(done):
-    places, _ = done
-    found = find(places, SELECTIVE)
+def check_nothing_is_told_of_attempts(found):
     assert found["ledger"]["selective_release"] == "conditional"
     assert not tells_of_attempts(found)
     # Mutants.
     assert tells_of_attempts({**found, "seconds": 1.5})
     assert tells_of_attempts({**found, "ledger": {**found["ledger"], "attempts": 7}})
-
-
-def test_what_is_done_is_not_run_again(done, monkeypatch):
-    places, _ = done
-    before = places.record.read_bytes()
-    monkeypatch.setattr(jobs, "_Workers", None)
-    assert jobs.run_all([GOOD, SELECTIVE, NOT_PRIVATE], places) == []
-    assert places.record.read_bytes() == before
-    assert jobs.outstanding([HOPELESS, GOOD, HOPELESS], places.record) == [HOPELESS]
 
 
 def test_a_process_that_dies_takes_no_other_job_with_it(tmp_path, monkeypatch):
@@ -303,9 +286,9 @@ def killed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_killed_while_its_worker_starts_leaves_none(tmp_path, killed):
+def test_a_parent_that_is_killed_while_its_worker_starts_leaves_none(tmp_path, killed, here):
     killed(GOOD, lambda: True)
-    assert start(tmp_path, GOOD).wait() == 0
+    assert jobs.run_all([GOOD], places_in(tmp_path)) == []
     find(places_in(tmp_path), GOOD)
 
 

@@ -36,7 +36,7 @@ def test_a_name_that_is_none_is_refused():
 
 
 # In chunks, and with updates that are rolled back, too: the rate belongs to logical steps.
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "chunk_size"),
     [("dpsgd", None), ("dpsgd", 64), ("dpsignadam", 64), ("dpsur_sgd", None), ("sgd", None)],

@@ -151,6 +151,7 @@ def test_default_delta(size):
     assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("chunk_size", [None, 20])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_secure_noise_gets_batches_of_one_size(jit_compile, chunk_size):

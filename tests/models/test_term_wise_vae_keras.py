@@ -89,6 +89,7 @@ def test_the_divergence_costs_no_epsilon(trained, without_divergence):
     assert own.epsilon(1e-5).epsilon == priced.epsilon(1e-5).epsilon
 
 
+@pytest.mark.quick_cases(1)
 def test_it_was_trained(trained):
     model, _, _ = trained
     assert np.all(np.isfinite(flat(model)))
@@ -101,6 +102,7 @@ def shows_nothing(history, logs, model):
     return all(set(shown) <= {"updates"} for shown in public) and not any(values)
 
 
+@pytest.mark.quick_cases(1)
 def test_training_shows_nothing(trained):
     model, history, logs = trained
     assert len(logs.seen) > 0 and shows_nothing(history, logs, model)
@@ -130,6 +132,7 @@ def test_a_step_that_shows_something_would_be_seen(mutant):
     assert not shows_nothing(history, logs, model)
 
 
+@pytest.mark.quick_cases(1)
 def test_generating_uses_the_weights_alone(trained):
     """What sees no data costs no epsilon: a model that never saw any says the same."""
     model, _, _ = trained
@@ -171,7 +174,7 @@ def test_other_batches_are_refused():
 @pytest.mark.slow
 def test_under_xla_other_batches_show_nothing_and_get_no_epsilon():
     model = vae(divergence=None)
-    model.compile(optimizer(sampling=batches(padding="buckets").sampling), jit_compile=True)
+    model.compile(optimizer(sampling=batches(padding="full").sampling), jit_compile=True)
     assert list(model.fit(X, X, batch_size=16, verbose=0).history) == ["updates"]
     model.train_on_batch(X[:16], X[:16])
     assert list(model.train_on_batch(X[:16], X[:16], return_dict=True)) == ["updates"]

@@ -56,10 +56,10 @@ def sgd(cls=tfdp.DPSGD, noise=0.0, **kwargs):
 @pytest.mark.parametrize(
     ("optimizer", "parts", "reduction", "counts"),
     [
-        (sgd(momentum=0.9), 1, "sum_over_batch_size", (1, 2, 3)),
+        (sgd(momentum=0.9), 1, "sum_over_batch_size", (1, 3)),
         (sgd(engine="vectorized"), 1, "sum", (3,)),
         (sgd(tfdp.DPAdam, learning_rate=0.01), 1, "sum_over_batch_size", (2,)),
-        (sgd(gradient_accumulation_steps=5), 5, "sum_over_batch_size", (1, 2)),
+        (sgd(gradient_accumulation_steps=5), 5, "sum_over_batch_size", (2,)),
         (sgd(clipping_rule="adaptive_quantile"), 1, "sum_over_batch_size", (2,)),
     ],
     ids=["momentum", "vectorized", "adam", "chunks", "adaptive"],
@@ -136,8 +136,9 @@ def correlation_of_slices(sample, count):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("kwargs", [{}, {"noise_seed": 3}, {"secure_noise": True}])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("count", "kwargs"), [(2, {}), (3, {"noise_seed": 3}), (3, {"secure_noise": True})]
+)
 def test_the_noise_of_all_replicas_is_that_of_one(count, kwargs):
     sample = noise_of_one_step(count, **kwargs)
     assert p_value(sample, 1.3 * CLIP) > 1e-6

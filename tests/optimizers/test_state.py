@@ -68,9 +68,12 @@ def weights_after(model, data, epochs=1):
     return support.flat(model.get_weights())
 
 
+# A way of saving for each optimizer.
+FORMS = ["keras", "tf", "checkpoint", "checkpoint"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", OPTIMIZERS)
-@pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
+@pytest.mark.parametrize(("cls", "form"), list(zip(OPTIMIZERS, FORMS, strict=True)))
 def test_training_resumes_bit_for_bit(cls, form, tmp_path):
     more = {"momentum": 0.9} if cls in (tfdp.DPSGD, tfdp.DPSignSGD) else {}
     whole = compiled(make(cls, **more))
@@ -113,14 +116,14 @@ def test_ledger_is_known_as_soon_as_a_model_is_loaded(form, tmp_path):
 
 
 def test_restoring_an_older_checkpoint_does_not_forget_what_was_released(tmp_path):
-    model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
-    model.fit(batches(padding="buckets"), verbose=0)
+    model = compiled(make(tfdp.DPSGD, padding="full"), jit_compile=True)
+    model.fit(batches(padding="full"), verbose=0)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(tmp_path / "c")
-    model.fit(batches(padding="buckets"), verbose=0)
+    model.fit(batches(padding="full"), verbose=0)
     checkpoint.restore(path)
     assert model.optimizer.ledger.steps == 6
-    model.fit(batches(padding="buckets"), verbose=0)
+    model.fit(batches(padding="full"), verbose=0)
     assert model.optimizer.ledger.steps == 9
 
 
@@ -179,7 +182,7 @@ def test_shuffled_batches_are_refused_and_cost_nothing():
 
 @pytest.mark.slow
 def test_under_xla_shuffled_batches_get_no_epsilon():
-    model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
+    model = compiled(make(tfdp.DPSGD, padding="full"), jit_compile=True)
     model.fit(X, Y, batch_size=16, verbose=0)
     ledger = model.optimizer.ledger
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
@@ -213,8 +216,8 @@ def test_under_xla_which_drops_assertions_they_get_no_epsilon():
 
 @pytest.mark.slow
 def test_restoring_an_older_checkpoint_does_not_forget_unaccounted_steps(tmp_path):
-    model = compiled(make(tfdp.DPSGD, padding="buckets"), jit_compile=True)
-    model.fit(batches(padding="buckets"), verbose=0)
+    model = compiled(make(tfdp.DPSGD, padding="full"), jit_compile=True)
+    model.fit(batches(padding="full"), verbose=0)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(tmp_path / "c")
     model.fit(X, Y, batch_size=16, verbose=0)

@@ -151,9 +151,12 @@ def _in_parts(
     key, zero = tf.cast(key, tf.int64), tf.constant(0, tf.uint32)
     use = tf.constant(use, tf.uint32)
     known = tf.get_static_value(count)
-    if known is not None and known <= _MOST * per_block:
-        return drawing(_rounded(int(known) // per_block + 1))(key, use, zero)[:known]
-    size = _PART if known is None else _MOST
+    size = _PART
+    if known is not None:
+        needed = int(known) // per_block + 1
+        size = _rounded(-(-needed // -(-needed // _MOST)))  # Of parts that are equally large.
+        if needed <= size:
+            return drawing(size)(key, use, zero)[:known]
     draw = drawing(size)
     count = tf.cast(count, tf.int32)
     firsts = tf.cast(tf.range(count // (size * per_block) + 1) * size, tf.uint32)
@@ -162,9 +165,9 @@ def _in_parts(
 
 
 def _rounded(size: int) -> int:
-    """Rounds a number of blocks up to three binary digits, at least `_FEWEST`."""
+    """Rounds a number of blocks up to four binary digits, at least `_FEWEST`."""
     size = max(_FEWEST, size)
-    unit = 2 ** (size.bit_length() - 3)
+    unit = 2 ** (size.bit_length() - 4)
     return -(-size // unit) * unit
 
 

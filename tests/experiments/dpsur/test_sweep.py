@@ -11,7 +11,7 @@ from experiments.dpsur import sweep
 from experiments.settings import RefusedError
 from tfdp.accounting import acceptance_bounds
 
-QUICK = ["--epochs=1", "--validation_batch_size=20", "--seeds=1,2"]
+QUICK = ["--epochs=1", "--validation_batch_size=20", "--seeds=1"]
 
 
 def parse(*arguments):
@@ -26,7 +26,7 @@ def test_a_sweep_compares_at_one_epsilon_and_is_not_repeated(tmp_path, capsys, m
     arguments = [f"--output_dir={tmp_path}", "--values=1.5,2", *QUICK]
     rows = sweep.sweep(parse(*arguments))
     methods = [row["method"] for row in rows]
-    assert methods == ["dpsgd", "dpsur_sgd", "dpsur_sgd"] * 2
+    assert methods == ["dpsgd", "dpsur_sgd", "dpsur_sgd"]
     assert all(2.9 < row["epsilon"] <= 3 for row in rows)
     noise = {row["value"]: row["noise_multiplier"] for row in rows}
     assert noise[None] < noise[1.5] < noise[2.0]  # Selection has a cost.

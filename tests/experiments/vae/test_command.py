@@ -179,7 +179,7 @@ def pinwheel(tmp_path_factory):
     return folder, arguments, run(*arguments)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_trained_within_its_budget(method):
     settings = vae.runs_to_make(parse(*QUICK, "--task=pinwheel", f"--methods={method}"), 400)[0]
@@ -217,6 +217,7 @@ def test_each_method_is_run_at_each_epsilon(pinwheel):
         assert text["accuracy"] == text["sparsity"] == "" and row["accuracy"] is None
 
 
+@pytest.mark.slow
 def test_what_is_spent_is_within_the_target(pinwheel):
     folder, _, rows = pinwheel
     for row in rows:

@@ -200,15 +200,16 @@ def selected_cdf(w):
     return np.interp(w, grid, mass / mass[-1])
 
 
+@pytest.mark.slow
 def test_the_distribution_of_accepted_updates():
     assert scipy.stats.kstest(accepted_weights(), selected_cdf).pvalue > 1e-4
 
 
-# The distributions are 0.18, 0.14 and 0.17 apart; 1,000 draws show 0.07, give or take 0.016.
+# The distributions are 0.14 and 0.17 apart; 1,000 draws show 0.07, give or take 0.016.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [{"threshold": ALWAYS}, {"validation_noise_multiplier": 1.2}, {"threshold": 0.5}],
+    [{"validation_noise_multiplier": 1.2}, {"threshold": 0.5}],
 )
 def test_another_distribution_is_told_from_it(changes):
     assert scipy.stats.kstest(accepted_weights(**changes), selected_cdf).pvalue < 1e-4

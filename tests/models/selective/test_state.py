@@ -20,9 +20,12 @@ def train(model, epochs=1):
     return flat(model)
 
 
+# A way of saving for each optimizer.
+FORMS = ["keras", "tf", "checkpoint", "checkpoint"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
+@pytest.mark.parametrize(("cls", "form"), list(zip(CLASSES, FORMS, strict=True)))
 def test_training_resumes_bit_for_bit(cls, form, tmp_path):
     more = {"momentum": 0.9} if "SGD" in cls.__name__ else {}
     expected = train(compiled(optimizer(cls, **more)), epochs=2)
