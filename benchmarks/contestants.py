@@ -19,7 +19,7 @@ class Contestant:
       plain: Name of the step without privacy of the same framework and optimizer; its own name
         for such a step.
       slow: Whether a step takes so long that a few are enough, and taken after the others'.
-      memory: What its memory grows with: "parameters" where all per-example gradients lie
+      memory: Quantity that its memory grows with: "parameters" where all per-example gradients lie
         in memory together, "activations" where each example's backward pass is one over the
         whole batch, "" otherwise.
     """

@@ -176,9 +176,9 @@ def private_steps(folder: str | None, steps: int, sender: Any) -> None:
     """Trains in a process of its own; sends milliseconds of a step, of a wait, and peak MiB.
 
     Args:
-      folder: Of `write_examples`; None: a small data set in memory.
+      folder: Folder of `write_examples`; None: a small data set in memory.
       steps: Number of steps.
-      sender: Where to.
+      sender: Pipe to send to.
     """
     if folder is None:
         examples = list(generated(10_000))

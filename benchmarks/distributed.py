@@ -123,7 +123,7 @@ class CostModel:
       parameters: Number of parameters.
       noise_ns: Noise of one parameter, on a replica's processors.
       gigabits: Bandwidth between two replicas, each way, in Gbit/s.
-      latency_us: Of one message.
+      latency_us: Latency of one message.
     """
 
     step_ms: float

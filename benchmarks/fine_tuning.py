@@ -72,7 +72,8 @@ class Result:
 
     Attributes:
       variables: Number of trained variables.
-      operations: Of the graphs of the plain and of the private step, functions included.
+      operations: Numbers of operations in the graphs of the plain and of the private step,
+        functions included.
       first: Costs of the first steps, plain and private.
       steps: Pairs of costs of neighbouring turns.
     """

@@ -12,7 +12,7 @@ import optax
 from jax import numpy as jnp
 
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
-from benchmarks.settings import Settings, Unsupported
+from benchmarks.settings import StepSettings, Unsupported
 
 _MICROBATCH = {"jax_privacy": None, "jax_privacy_16": 16}
 
@@ -22,11 +22,11 @@ class JaxSteps:
 
     Args:
       contestant: Name of the contestant.
-      problem: What to train.
-      settings: How.
+      problem: The model and its data.
+      settings: Settings of the steps.
     """
 
-    def __init__(self, contestant: str, problem: Problem, settings: Settings):
+    def __init__(self, contestant: str, problem: Problem, settings: StepSettings):
         parameters, logits = build(problem)
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(parameters))
         if contestant == "jax_sgd":
@@ -65,7 +65,7 @@ class JaxSteps:
         return versions
 
 
-def _private(contestant: str, logits: Any, settings: Settings) -> tuple[Any, Any]:
+def _private(contestant: str, logits: Any, settings: StepSettings) -> tuple[Any, Any]:
     """Returns the sum of clipped gradients, and what adds the noise, divides and updates."""
     from jax_privacy import clipping, noise_addition
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 import tfdp
 from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
-from benchmarks.settings import Settings, Unsupported
-from tfdp.accounting.sampling import PoissonSampling
+from benchmarks.settings import StepSettings, Unsupported
+from tfdp.accounting import PoissonSampling
 from tfdp.data.batches import PoissonBatches
 
 _TFDP = {
@@ -38,11 +38,11 @@ class KerasSteps:
 
     Args:
       contestant: Name of the contestant.
-      problem: What to train.
-      settings: How.
+      problem: The model and its data.
+      settings: Settings of the steps.
     """
 
-    def __init__(self, contestant: str, problem: Problem, settings: Settings):
+    def __init__(self, contestant: str, problem: Problem, settings: StepSettings):
         if contestant == _SELECTIVE and settings.dataset_size is None:
             raise Unsupported("draws batches itself: needs --dataset_size")
         if settings.dataset_size is None:
@@ -115,7 +115,7 @@ def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None
     )
 
 
-def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
+def fixed_batches(problem: Problem, settings: StepSettings) -> tf.data.Dataset:
     """Returns the same few batches again and again, from memory, with an open batch dimension."""
     rows = problem.rows(settings.batch * settings.batches)
     data = tf.data.Dataset.from_tensor_slices(rows).batch(settings.batch).cache()
@@ -124,7 +124,7 @@ def fixed_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
     return data.repeat()
 
 
-def _poisson_batches(problem: Problem, settings: Settings, secure: bool) -> PoissonBatches:
+def _poisson_batches(problem: Problem, settings: StepSettings, secure: bool) -> PoissonBatches:
     padding = "full" if secure else "none"
     if settings.jit_compile and not secure:
         padding = "buckets" if settings.chunk_size is None else "full"

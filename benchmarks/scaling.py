@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks import report
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.problems import mlp_parameters, mlp_width
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 from benchmarks.turns import Measurement, Rounds, plan
 
 CONTESTANTS_BY_DEFAULT = ("keras_sgd", "tfdp_one_pass", "tfdp_vectorized")
@@ -39,8 +39,8 @@ class Point:
     Attributes:
       what: "batch", "parameters" or "logical".
       x: The number that grows.
-      title: Which step it is.
-      measurement: What was measured.
+      title: Name of the step.
+      measurement: The measurement.
     """
 
     what: str
@@ -81,12 +81,12 @@ def plan_points(options: argparse.Namespace) -> list[list[Point]]:
     groups = []
     if BATCH in options.what:
         for batch in options.batch:
-            planned = plan(names, "mnist_cnn", Settings(batch, batches=1))
+            planned = plan(names, "mnist_cnn", StepSettings(batch, batches=1))
             groups.append([_point(BATCH, batch, m) for m in planned])
     if PARAMETERS in options.what:
         for parameters in options.parameters:
             width = mlp_width(round(parameters))
-            planned = plan(names, f"mlp_{width}", Settings(options.model_batch))
+            planned = plan(names, f"mlp_{width}", StepSettings(options.model_batch))
             groups.append([_point(PARAMETERS, mlp_parameters(width), m) for m in planned])
     if LOGICAL in options.what:
         groups += _logical_points(options.logical, options.chunk)
@@ -97,15 +97,15 @@ def _logical_points(logical: int, chunks: Sequence[int]) -> list[list[Point]]:
     """Logical batches in chunks, and whole; beside them plain steps on as many rows."""
     groups = []
     for chunk in chunks:
-        settings = Settings(
+        settings = StepSettings(
             logical, dataset_size=_DATASET_BATCHES * logical, chunk_size=min(chunk, logical)
         )
         private = plan(["tfdp_one_pass"], "mnist_cnn", settings)[0]
-        plain = plan(["keras_sgd"], "mnist_cnn", Settings(chunk, batches=1))[0]
+        plain = plan(["keras_sgd"], "mnist_cnn", StepSettings(chunk, batches=1))[0]
         groups.append(
             [Point(LOGICAL, chunk, _PLAIN, plain), Point(LOGICAL, chunk, _LOGICAL_STEP, private)]
         )
-    whole = Settings(logical, dataset_size=_DATASET_BATCHES * logical)
+    whole = StepSettings(logical, dataset_size=_DATASET_BATCHES * logical)
     plain, private = plan(["keras_sgd", "tfdp_one_pass"], "mnist_cnn", whole)
     groups.append(
         [Point(LOGICAL, logical, _PLAIN, plain), Point(LOGICAL, logical, _LOGICAL_STEP, private)]

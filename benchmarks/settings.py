@@ -1,4 +1,4 @@
-"""Settings that tell a worker which steps to take."""
+"""StepSettings that tell a worker which steps to take."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ class Unsupported(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings of a contestant's training.
+class StepSettings:
+    """StepSettings of a contestant's training.
 
     Attributes:
       batch: Rows of a batch; with `dataset_size`, the expected number of examples.

@@ -19,7 +19,7 @@ import sys
 from benchmarks import report
 from benchmarks.contestants import CONTESTANTS, DEFAULT
 from benchmarks.problems import L2_NORM_CLIP, NOISE_MULTIPLIER, PROBLEMS, problem
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 from benchmarks.turns import Measurement, Rounds, plan
 
 NOTES = """- Random rows, {batches}. Private steps clip to norm \
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
     rounds = Rounds(options.repeats, options.turn_seconds, options.peer_python, options.timeout)
     done: list[Measurement] = []
     for batch in options.batch:
-        settings = Settings(
+        settings = StepSettings(
             batch, jit_compile=options.jit_compile, dataset_size=options.dataset_size
         )
         measurements = plan(options.contestants.split(","), options.model, settings)
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     done = measure(options)
     parameters = PROBLEMS[options.model].parameters
     notes = NOTES.format(
-        batches=f"in {Settings.batches} batches that are taken in turn"
+        batches=f"in {StepSettings.batches} batches that are taken in turn"
         if options.dataset_size is None
         else f"in Poisson batches out of {options.dataset_size:,}",
         clip=L2_NORM_CLIP,

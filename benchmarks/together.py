@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 
 _MOST_STEPS = 200
 
@@ -17,7 +17,7 @@ _MOST_STEPS = 200
 def take_turns(
     names: Sequence[str],
     problem_name: str,
-    settings: Settings,
+    settings: StepSettings,
     repeats: int,
     turn_seconds: float,
     timeout: float,
@@ -27,7 +27,7 @@ def take_turns(
     Args:
       names: Contestants whose framework is Keras.
       problem_name: Name of the network.
-      settings: How they train.
+      settings: Settings of the steps.
       repeats: Turns of each.
       turn_seconds: About how long a turn takes.
       timeout: Longest wait for all of them, in seconds.
@@ -59,7 +59,7 @@ def take_turns(
 def _measure(
     names: Sequence[str],
     problem_name: str,
-    settings: Settings,
+    settings: StepSettings,
     repeats: int,
     turn_seconds: float,
     sender: Any,

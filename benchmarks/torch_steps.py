@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
-from benchmarks.settings import Settings, Unsupported
+from benchmarks.settings import StepSettings, Unsupported
 
 
 class TorchSteps:
@@ -17,11 +17,11 @@ class TorchSteps:
 
     Args:
       contestant: Name of the contestant.
-      problem: What to train.
-      settings: How.
+      problem: The model and its data.
+      settings: Settings of the steps.
     """
 
-    def __init__(self, contestant: str, problem: Problem, settings: Settings):
+    def __init__(self, contestant: str, problem: Problem, settings: StepSettings):
         if contestant != "torch_sgd":
             importlib.import_module("opacus")  # whose absence is told before the work begins
         self._network = build(problem, private=contestant != "torch_sgd")

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import together
 from benchmarks.contestants import CONTESTANTS, MEMORY_FRACTION, Contestant
 from benchmarks.problems import problem
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 
 ROOT = Path(__file__).absolute().parents[1]
 SLOW_TURNS = 3
@@ -35,7 +35,7 @@ class Measurement:
     Attributes:
       contestant: Its name.
       problem: Name of the network.
-      settings: How it trained.
+      settings: Settings of the steps.
       seconds: Seconds per step, one number per turn.
       first: Seconds of the first step, with tracing and compilation.
       peak: Most memory of the process, in MiB.
@@ -48,7 +48,7 @@ class Measurement:
 
     contestant: str
     problem: str
-    settings: Settings
+    settings: StepSettings
     seconds: list[float] = dataclasses.field(default_factory=list)
     first: float | None = None
     peak: float | None = None
@@ -80,7 +80,7 @@ class Worker:
     """The process of one contestant.
 
     Args:
-      measurement: What to measure, and where the results go.
+      measurement: The measurement to make, which gets the results.
       python: Python that has the framework.
       timeout: Longest wait for an answer, in seconds.
     """
@@ -172,7 +172,7 @@ def _path() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Settings of how often, and by which workers, contestants are measured.
+    """StepSettings of how often, and by which workers, contestants are measured.
 
     Attributes:
       repeats: Turns of each contestant; slow ones take at most three.
@@ -299,7 +299,7 @@ def _available_bytes() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def plan(names: Iterable[str], problem_name: str, settings: Settings) -> list[Measurement]:
+def plan(names: Iterable[str], problem_name: str, settings: StepSettings) -> list[Measurement]:
     """Returns a measurement, to be filled in, of each contestant."""
     return [Measurement(name, problem_name, settings) for name in names]
 

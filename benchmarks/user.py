@@ -17,7 +17,7 @@ import tfdp
 from benchmarks import networks
 from benchmarks.keras_steps import KerasSteps, make_optimizer
 from benchmarks.problems import Problem
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
 
@@ -40,7 +40,7 @@ def measure(
     """Measures the trainings at one batch size.
 
     Args:
-      problem: What to train.
+      problem: The model and its data.
       batch: Rows of a plain batch; expected examples of a private one.
       repeats: Turns of each.
       turn_seconds: About how long a turn takes: one call of `fit`.
@@ -60,7 +60,7 @@ def take_turns(
     """Times trainings, which take turns.
 
     Args:
-      trainings: By name, what takes so many steps in one call of `fit`.
+      trainings: Functions by name that take so many steps in one call of `fit`.
       repeats: Turns of each.
       turn_seconds: About how long a turn of the slowest takes.
       steps_per_epoch: The most steps of a turn.
@@ -92,7 +92,7 @@ def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool) -> Tr
     )
     private = _compiled(problem, make_optimizer(PRIVATE, batch, batches.sampling), jit)
     repeated = batches.repeat()
-    fixed = KerasSteps(PRIVATE, problem, Settings(batch, jit_compile=jit))
+    fixed = KerasSteps(PRIVATE, problem, StepSettings(batch, jit_compile=jit))
     return {
         PLAIN: lambda steps: plain.fit(
             x[: steps * batch], y[: steps * batch], batch_size=batch, verbose=0
@@ -121,7 +121,7 @@ def table(results: dict[int, Result]) -> str:
     """Returns a Markdown table of the medians, and of the medians of the ratios turn by turn.
 
     Args:
-      results: By batch size, what `measure` returned.
+      results: Results of `measure` by batch size.
     """
     lines = [
         "| B | Keras `fit`, ms a step | tfdp `fit` on Poisson batches | ratio | "
@@ -150,7 +150,7 @@ def ratio(result: Result, name: str, clock: str) -> str:
 
     Args:
       result: The turns.
-      name: Of the training.
+      name: Name of the training.
       clock: "wall" or "cpu".
     """
     pairs: Sequence[tuple[Turn, Turn]] = list(zip(result[name], result[PLAIN], strict=True))

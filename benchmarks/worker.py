@@ -12,12 +12,12 @@ from typing import Any
 
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.problems import problem
-from benchmarks.settings import Settings, Unsupported
+from benchmarks.settings import StepSettings, Unsupported
 
 MIB = 2**20
 
 
-def make_steps(name: str, problem_name: str, settings: Settings) -> Any:
+def make_steps(name: str, problem_name: str, settings: StepSettings) -> Any:
     """Returns the steps of a contestant; imports its framework and no other."""
     framework = CONTESTANTS[name].framework
     if framework == "keras":
@@ -53,7 +53,7 @@ def forget_peak() -> None:
 
 def serve(arguments: dict[str, Any], orders: Any, answer: Any) -> None:
     """Sets up, says so, and takes steps until the orders end."""
-    settings = Settings(**arguments["settings"])
+    settings = StepSettings(**arguments["settings"])
     steps = make_steps(arguments["contestant"], arguments["problem"], settings)
     _, peak = memory()
     forget_peak()

@@ -1,4 +1,4 @@
-"""How the experiments are called."""
+"""Command lines of the experiments."""
 
 import sys
 from collections.abc import Callable, Sequence

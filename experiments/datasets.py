@@ -72,7 +72,7 @@ def load(
       download: Whether to download what is not in `data_dir`.
       eval_split: "test", or "validation" to hold out a fixed random part of the *training* set,
         train on the rest, and not touch the test set: for choosing hyperparameters.
-      validation_examples: How many training examples are held out for "validation".
+      validation_examples: Number of training examples that are held out for "validation".
       features: "none", or "scattering" for the scattering transform of images, normalised example
         by example (`tfdp.data.scattering_features`): no function of the other examples.
       features_dir: Folder in which features are kept for the next run; None: they are not.

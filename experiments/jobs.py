@@ -71,8 +71,8 @@ def run_all(
 
     Args:
       jobs: The runs, the most informative first.
-      places: Where things are.
-      processes: How many run at a time; they share the cores.
+      places: Folders and files.
+      processes: Number that run at a time; they share the cores.
       budget_minutes: No run is begun that is expected to end later; None: all are.
 
     Returns:
@@ -162,7 +162,7 @@ class _Clock:
         return sum(self._expected(job) for job in waiting) / self._processes / 60
 
     def _expected(self, job: grid.Job) -> float:
-        """Of like runs, else of all; 0 before any has ended."""
+        """Returns the median time of like runs, else of all; 0 before any has ended."""
         all_of_them = itertools.chain.from_iterable(self._seconds.values())
         like = self._seconds.get((job.dataset, job.row))
         return statistics.median(like or list(all_of_them) or [0.0])

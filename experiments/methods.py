@@ -1,7 +1,7 @@
 """Training loops by method."""
 
 from experiments.datasets import Data
-from experiments.dpagd.training import DescentTraining
+from experiments.dpagd import DescentTraining
 from experiments.report import RunFolder
 from experiments.settings import Settings
 from experiments.training import Training

@@ -136,10 +136,10 @@ def head_on_features(shape: tuple[int, ...], head: str, activation: Activation) 
     """Logits `[batch, 10]` of the scattering features of images.
 
     Args:
-      shape: Of an image's features, `(height, width, channels)`.
+      shape: Shape of an image's features, `(height, width, channels)`.
       head: "linear", multinomial logistic regression; or "conv", a convolution before it (81
         channels of 7 x 7: 19,530 parameters).
-      activation: Of the convolution.
+      activation: Activation of the convolution.
 
     Returns:
       The network. The features are normalised already.

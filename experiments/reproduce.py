@@ -101,7 +101,7 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
     Args:
       declared: The tables.
       lines: The runs.
-      folder: Where to write.
+      folder: Folder to write to.
 
     Raises:
       ValueError: Runs that would not count.

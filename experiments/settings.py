@@ -105,8 +105,8 @@ class Defaults:
     """Defaults of a data set.
 
     Attributes:
-      learning_rate: By method.
-      momentum: Of the SGD methods; Adam's `beta_1` is 0.9 by default.
+      learning_rate: Learning rate by method.
+      momentum: Momentum of the SGD methods; Adam's `beta_1` is 0.9 by default.
       validation_examples: Held out with `--eval_split=validation`.
     """
 
@@ -194,7 +194,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     """Fills in what was not given.
 
     Args:
-      given: By name of a field of `Settings`; None, or absent, where the default holds.
+      given: Values by name of a field of `Settings`; None, or absent, where the default holds.
 
     Returns:
       The settings, complete.
@@ -218,8 +218,8 @@ def resolve(given: dict[str, Any]) -> Settings:
     if given.get("num_microbatches") is not None:
         if given.get("chunk_size") is not None:
             raise RefusedError(
-                "--num_microbatches and --chunk_size exclude each other: an example's group must "
-                "not depend on the chunk it is delivered in. Received: "
+                "--num_microbatches and --chunk_size exclude each other: an example's "
+                "microbatch must not depend on the chunk it is delivered in. Received: "
                 f"--num_microbatches={given['num_microbatches']}, "
                 f"--chunk_size={given['chunk_size']}."
             )

@@ -17,7 +17,7 @@ from experiments.datasets import Data
 from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting import PoissonSampling
 
 _PRIVATE_OPTIMIZERS = {
     "dpsgd": tfdp.DPSGD,
@@ -45,9 +45,9 @@ class Training:
     Keras's metrics on the training batches are neither shown nor kept.
 
     Args:
-      settings: What to train.
-      data: What to train it on.
-      folder: Where the run lies.
+      settings: Settings of the run.
+      data: The training and evaluation data.
+      folder: Folder of the run.
       progress: Whether a bar shows the epochs.
       every_epoch: Whether the model is evaluated after every epoch, not after the last only.
 
@@ -226,7 +226,7 @@ class Training:
         names = SELECTIVE_FLAGS if self.settings.selective else ()
         selection = {name: getattr(self.settings, name) for name in names}
         if method.startswith("dpis"):
-            selection["clipping_rule"] = tfdp.clipping.ImportanceSamplingClipping()
+            selection["clipping_rule"] = tfdp.contrib.ImportanceSamplingClipping()
         return _PRIVATE_OPTIMIZERS[method](
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,
@@ -366,7 +366,7 @@ def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -
     """States what can be said about the privacy of a trained model.
 
     Args:
-      settings: What was trained.
+      settings: Settings of the run.
       model: The trained model.
       dataset_size: Number of training examples.
 

@@ -95,10 +95,10 @@ def without_noise(cls, expected_batch_size, **kwargs):
 class ComparedClipping(OnePassEngine):
     """Clips by both engines, and fails in the step where their sums differ."""
 
-    def clipped_sum(self, loss, variables, group_seed, clip=None, most_rows=None):
-        asked = (loss, variables, group_seed, clip, most_rows)
+    def clipped_sum(self, loss, variables, seed, clip=None, most_rows=None):
+        asked = (loss, variables, seed, clip, most_rows)
         fast = super().clipped_sum(*asked)
-        other = VectorizedEngine(self.l2_norm_clip, rule=self.rule)
+        other = VectorizedEngine(self.l2_norm_clip, clipping_rule=self.clipping_rule)
         other.wide_sums = self.wide_sums
         slow = other.clipped_sum(*asked)
         pairs = [

@@ -1,5 +1,6 @@
 """The examples of the docstrings and of the README run as written."""
 
+import ast
 import doctest
 import importlib
 import json
@@ -48,7 +49,7 @@ def run_examples(path):
 # A page, and how many privacy statements its examples print.
 PAGES = {
     "README.md": 1,
-    "docs/data_batches.md": 0,
+    "docs/data.md": 0,
     "docs/dpsur.md": 1,
     "docs/fine_tuning.md": 0,
     "docs/from_opacus.md": 0,
@@ -69,9 +70,31 @@ def test_every_page_with_examples_is_run():
     others = {"accounting", "guarantee", "vae", "package"}
     run = {pathlib.Path(path).stem for path in PAGES} | others
     # scaling.md needs several devices: tests/optimizers/test_replicas.py; others show excerpts.
-    excerpts = {"scaling", "data", "noise"}
+    excerpts = {"scaling", "noise"}
     for page in (ROOT / "docs").glob("*.md"):
         assert "```python" not in page.read_text() or page.stem in run | excerpts, page.name
+
+
+def messages():
+    """The constant parts of the strings of tfdp's code."""
+    for path in (ROOT / "tfdp").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from re.split(r"\{\w*\}", node.value)
+
+
+def missing_parts(quote, known):
+    """The parts of a quoted message, between its dots, that no message has."""
+    parts = [part.strip(" .") for part in " ".join(quote.split()).split("...")]
+    return [part for part in parts if part and not any(part in message for message in known)]
+
+
+def test_messages_that_are_quoted_are_those_of_the_code():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    quotes, known = re.findall(r'\*\*"(.*?)"', page, re.DOTALL), list(messages())
+    assert len(quotes) > 30
+    assert not [quote for quote in quotes if missing_parts(quote, known)]
+    assert missing_parts("Training must go on with the parameters", known)  # Not said so.
 
 
 def test_readme_is_short():
@@ -82,7 +105,9 @@ def test_every_public_name_is_in_the_reference():
     import tfdp
 
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
-    packages = [tfdp, tfdp.accounting, tfdp.clipping, tfdp.data, tfdp.models]
+    packages = [
+        *(tfdp, tfdp.accounting, tfdp.clipping, tfdp.contrib, tfdp.data, tfdp.models),
+    ]
     for package in packages:
         for name in package.__all__:
             if not isinstance(getattr(package, name), types.ModuleType):

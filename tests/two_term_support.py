@@ -111,3 +111,43 @@ def looped_groups(model, groups, limit) -> np.ndarray:
     return sum(
         clip(gradient(model, lambda g=g: model.batch_wise(*g)), limit) for g in groups if any(g[2])
     )
+
+
+class Pull(tf.keras.Model):
+    """g is the weight times the sum of the examples: an example can turn its gradient round."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.add_weight("weight", [], initializer="zeros")
+
+    def sample_wise(self, x, y):
+        return self.weight * 0.0 * y
+
+    def batch_wise(self, x, y, mask):
+        return self.weight * tf.reduce_sum(tf.where(mask, x[:, 0], 0.0))
+
+
+def noise_of_steps(optimizer, aggregation, steps):
+    """What the weights of a model without gradients are after many single steps from zero."""
+
+    class Still(Codes):
+        def sample_wise(self, x, y):
+            return 0.0 * super().sample_wise(x, y)
+
+        def batch_wise(self, x, y, mask):
+            return 0.0 * super().batch_wise(x, y, mask)
+
+    model, (x, y, mask) = Still(), data()
+
+    @tf.function
+    def step(x, y, mask):
+        for variable in model.trainable_variables:
+            variable.assign(tf.zeros_like(variable))
+        loss = TwoTermLoss(model.sample_wise, model.batch_wise, (x, y), aggregation, mask)
+        optimizer.minimize(loss, model.trainable_variables)
+        return [tf.reshape(v.read_value(), [-1]) for v in model.trainable_variables]
+
+    found = [step(tf.constant(x), tf.constant(y), tf.constant(mask)) for _ in range(steps)]
+    codes = np.concatenate([np.concatenate(f[:2]) for f in found])
+    head = np.concatenate([np.concatenate(f[2:]) for f in found])
+    return codes, head

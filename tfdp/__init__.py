@@ -6,7 +6,7 @@ _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 
-from tfdp import accounting, callbacks, clipping, data, models  # noqa: E402
+from tfdp import accounting, callbacks, clipping, contrib, data, models  # noqa: E402
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
     calibrate_steps,
@@ -48,6 +48,7 @@ __all__ = [
     "calibrate_steps",
     "callbacks",
     "clipping",
+    "contrib",
     "data",
     "make_private",
     "models",

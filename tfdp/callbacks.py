@@ -30,7 +30,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     Args:
       target_epsilon: Epsilon that the released model may cost at most, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1); a warning is issued if it is not below 1 / N.
-      prior: What else was released about the same examples: a `PrivacyLedger`, or several. For
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several. For
         example statistics of the data, other models, or the past of weights that were loaded
         without their optimizer.
 

@@ -50,7 +50,7 @@ def epsilon(
     Args:
       event: One accepted update, of (Poisson-sampled) Gaussians.
       updates: Number of accepted updates.
-      delta: In (0, 1).
+      delta: The delta of the guarantee, in (0, 1).
       orders: Renyi orders, each > 1. Default: those of `tfdp.accounting.RdpAccountant`.
     """
     accountant = RdpAccountant(orders)

@@ -60,7 +60,7 @@ def drawn(seed: int, rare: bool = False) -> Iterator[Setting]:
     """Yields settings drawn over the whole range: delta from 1e-15 to 0.1, up to 10^7 steps.
 
     Args:
-      seed: Of the random numbers.
+      seed: Seed of the random numbers.
       rare: Whether q is at most 5e-5 and sigma at most 1.26, where few large losses decide.
     """
     rng = np.random.default_rng(seed)

@@ -99,7 +99,7 @@ def simulate(
       example: Whether x is there.
       updates: Accepted updates per run, T.
       runs: Number of runs.
-      seed: Of numpy's generator.
+      seed: Seed of NumPy's generator.
 
     Returns:
       Accepted updates w `[runs, updates]`; the mean number of attempts per accepted update.

@@ -53,9 +53,9 @@ class Point:
     """One run of a sweep.
 
     Attributes:
-      method: Of `experiments.classify`.
-      value: Of the swept parameter; None for a run that does not depend on it.
-      settings: What is run.
+      method: Method of `experiments.classify`.
+      value: Value of the swept parameter; None for a run that does not depend on it.
+      settings: Settings of the run.
     """
 
     method: str

@@ -44,7 +44,7 @@ class Setting:
     """A data set of the paper, and how it is trained for a claimed epsilon.
 
     Attributes:
-      name: Of the data set.
+      name: Name of the data set.
       dataset_size: N.
       batch_size: Expected batch size of an update.
       validation_batch_size: Expected batch size of a test.
@@ -149,7 +149,7 @@ def paper_table(settings: Sequence[Setting]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Goal of a calibration: `updates` updates within `epsilon`, by RDP."""
 
     epsilon: float = 1.0
@@ -323,7 +323,7 @@ def run(values: flags.FlagValues) -> None:
     print(f"Thresholds of equal cost\n\n{same_cost_table(high / low, (-2, -1, 0, 0.5, 0.9))}\n")
     for sigma in (0.8, 1.0, 1.3):
         print(f"B - A is largest at beta = {abs(best_threshold(sigma)):.3f} for sigma_v = {sigma}")
-    plan = Plan()
+    plan = TrainingPlan()
     ratios = (1.0, 1.25, 1.5, 2.0, high / low, 2.7, 3.15)
     sizes = [int(size) for size in values.validation_batch_sizes]
     noises = {size: [plan.noise(size, ratio) for ratio in ratios] for size in sizes}

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 import tfdp
 from experiments import cli
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting import PoissonSampling
 
 _FEATURES = ("bmi", "s5")
 _START = (-1.5, 2.5)

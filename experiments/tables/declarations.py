@@ -23,7 +23,7 @@ class Search:
     """Values to choose from, on held-out training examples.
 
     Attributes:
-      name: What to call it: "[[search]] 1".
+      name: Name in messages: "[[search]] 1".
       rows: The rows that are searched alike.
       datasets: The data sets.
       epsilons: The epsilons that are searched; others take the nearest one's outcome. Empty: no

@@ -44,7 +44,7 @@ def draw_accuracy(
     Args:
       tables: The published tables whose rows are shown, of one paper or of several.
       runs: See the module's docstring.
-      baselines: By private row: the row of the same network without privacy.
+      baselines: For each private row, the row of the same network without privacy.
       title: Above the panels.
     """
     ours = cells(runs)
@@ -159,9 +159,9 @@ def draw_classes(
       runs: See the module's docstring.
       dataset: Its name.
       epsilon: The target.
-      baselines: By private row: the row of the same network without privacy.
+      baselines: For each private row, the row of the same network without privacy.
       rows: The private rows to show; all that know the accuracy by class by default.
-      class_names: By class: what to call it.
+      class_names: Names of the classes.
     """
     check(runs)
     rows = private_rows(runs, dataset, epsilon) if rows is None else rows

@@ -166,7 +166,7 @@ class Grid:
           dataset: Its data set.
           row: Its row.
           epsilon: Its column; None where there is no privacy.
-          seeds: How many runs.
+          seeds: Number of runs.
           searched: The record of the searches.
 
         Raises:

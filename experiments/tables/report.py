@@ -38,9 +38,9 @@ class Difference:
     """The mean of one cell minus that of another.
 
     Attributes:
-      row: Of the first: with sign.
-      other: Of the second: without.
-      difference: Of the means, in percent.
+      row: Name of the first: with sign.
+      other: Name of the second: without.
+      difference: Difference of the means, in percent.
       error: Its standard error, by Welch; None where a cell has one seed.
       verdict: "ahead" or "behind" where Welch's t test at 5% tells the means apart, else "within
         noise"; "too few seeds" where a cell has less than `MIN_SEEDS`.
@@ -74,8 +74,9 @@ def accuracy_table(
       published: The table of the paper; its rows and epsilons are shown, no others.
       runs: See the module's docstring.
       dataset: Its name.
-      notes: By row: why there are no runs; shown under the table where there are none.
-      baselines: By private row: the row of the same network without privacy.
+      notes: For each row, the reason that there are no runs; shown under the table where there are
+        none.
+      baselines: For each private row, the row of the same network without privacy.
 
     Raises:
       ValueError: See `check`.
@@ -246,9 +247,9 @@ def subgroup_table(
       runs: See the module's docstring.
       dataset: Its name.
       epsilon: The target.
-      baselines: By private row: the row of the same network without privacy.
+      baselines: For each private row, the row of the same network without privacy.
       rows: The private rows to show; all by default.
-      class_names: By class: what to call it.
+      class_names: Names of the classes.
 
     Raises:
       ValueError: See `check`.

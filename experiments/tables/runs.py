@@ -39,8 +39,8 @@ class Published:
       name: Short: "bottlenecked_3".
       title: "Table 3 of ...".
       epsilons: The columns.
-      accuracy: By data set and row: a number per epsilon, None where the paper has none.
-      non_private: By data set: without privacy.
+      accuracy: For each data set and row, a number per epsilon, None where the paper has none.
+      non_private: Accuracy without privacy, by data set.
     """
 
     name: str
@@ -160,7 +160,7 @@ def baseline_rows(
       runs: See the module's docstring.
       dataset: Its name.
       rows: Private rows.
-      baselines: By private row: the row of the same network without privacy.
+      baselines: For each private row, the row of the same network without privacy.
     """
     found = sorted(
         {r["row"] for r in runs if (r["dataset"], r["target_epsilon"]) == (dataset, None)}

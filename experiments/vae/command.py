@@ -40,10 +40,10 @@ from experiments.vae import data as vae_data
 from experiments.vae import figures as vae_figures
 from experiments.vae import settings as vae_settings
 from experiments.vae import training
-from experiments.vae.settings import DEFAULTS, METHODS, Settings, resolve
+from experiments.vae.settings import DEFAULTS, METHODS, VaeSettings, resolve
 from experiments.vae.training import Outcome
 
-_COLUMNS = [*Settings.__dataclass_fields__, *Outcome.__dataclass_fields__]
+_COLUMNS = [*VaeSettings.__dataclass_fields__, *Outcome.__dataclass_fields__]
 _INTEGERS = {
     "steps": "Updates of each run. Default: by --epochs.",
     "epochs": "Passes over the training set, instead of --steps.",
@@ -86,7 +86,7 @@ class Runs:
                     f"other columns. Received: --output_dir={folder}."
                 )
 
-    def find(self, settings: Settings) -> dict[str, Any] | None:
+    def find(self, settings: VaeSettings) -> dict[str, Any] | None:
         """Returns the row of a finished run, numbers as such; None when there is none."""
         key = settings.key()
         complete = all(self._path(settings, kind).exists() for kind in ("npz", "txt"))
@@ -100,7 +100,7 @@ class Runs:
         return None
 
     def add(
-        self, settings: Settings, outcome: Outcome, arrays: dict[str, np.ndarray], statement: str
+        self, settings: VaeSettings, outcome: Outcome, arrays: dict[str, np.ndarray], statement: str
     ) -> None:
         """Writes a run: its row last, as its presence says that the run is finished."""
         key = settings.key()
@@ -121,20 +121,20 @@ class Runs:
         unfinished.write_text(text.getvalue())
         os.replace(unfinished, self.folder / "runs.csv")
 
-    def arrays(self, settings: Settings) -> dict[str, np.ndarray]:
+    def arrays(self, settings: VaeSettings) -> dict[str, np.ndarray]:
         """Returns what the figures show of a finished run."""
         with np.load(self._path(settings, "npz")) as found:
             return dict(found)
 
-    def statement(self, settings: Settings) -> str:
+    def statement(self, settings: VaeSettings) -> str:
         """Returns the privacy statement of a finished run."""
         return self._path(settings, "txt").read_text()
 
-    def _path(self, settings: Settings, kind: str) -> Path:
+    def _path(self, settings: VaeSettings, kind: str) -> Path:
         return self.folder / "runs" / f"{settings.name}.{kind}"
 
 
-def plan(values: flags.FlagValues, dataset_size: int) -> list[Settings]:
+def runs_to_make(values: flags.FlagValues, dataset_size: int) -> list[VaeSettings]:
     """Returns the runs that the flags ask for; of methods without privacy, one for each seed.
 
     Raises:
@@ -188,7 +188,7 @@ def run(values: flags.FlagValues) -> list[dict[str, Any]]:
     data = vae_data.load(
         task, data_dir=values["data_dir"].value, eval_split=values["eval_split"].value
     )
-    todo = plan(values, data.size)
+    todo = runs_to_make(values, data.size)
     rows = []
     for settings in todo:
         row = runs.find(settings)
@@ -209,7 +209,7 @@ def run(values: flags.FlagValues) -> list[dict[str, Any]]:
     return rows
 
 
-def write_figures(runs: Runs, todo: list[Settings], rows: list[dict[str, Any]]) -> list[str]:
+def write_figures(runs: Runs, todo: list[VaeSettings], rows: list[dict[str, Any]]) -> list[str]:
     """Draws; returns the names of the files."""
     task = todo[0].task
     measure = DEFAULTS[task].measure
@@ -252,7 +252,7 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['method']}, seed {row['seed']}: {epsilon}; {shown}; {row['seconds']:.1f} s"
 
 
-def _privacy(runs: Runs, todo: list[Settings]) -> str:
+def _privacy(runs: Runs, todo: list[VaeSettings]) -> str:
     private = [settings for settings in todo if settings.private]
     if not private:
         return "No differential privacy."

@@ -72,7 +72,7 @@ def pinwheel(
     two the other way round: what it calls tangential is along the arm, here radial.
 
     Args:
-      seed: Of the points; sets with different seeds are independent, of one distribution.
+      seed: Seed of the points; sets with different seeds are independent, of one distribution.
       points: Number of points, N, a multiple of 4; as many in each arm.
       radial_std: Standard deviation a, along an arm.
       tangential_std: Standard deviation b, across it.

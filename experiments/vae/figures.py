@@ -88,10 +88,10 @@ def draw_pinwheel(
     """Points with their reconstructions, and their codes: a column for each method.
 
     Args:
-      runs: By method: `inputs`, `reconstructions`, `latents` `[N, 2]` and `labels` `[N]`.
-      centres: Of the prior's components, `[K, 2]`.
-      variance: Of these.
-      titles: Of the columns.
+      runs: For each method `inputs`, `reconstructions`, `latents` `[N, 2]` and `labels` `[N]`.
+      centres: Centres of the prior's components, `[K, 2]`.
+      variance: Variance of these.
+      titles: Titles of the columns.
     """
     figure = Figure(figsize=(3.1 * len(runs), 6.4), layout="constrained")
     panels = figure.subplots(2, len(runs), sharex="row", sharey="row", squeeze=False)
@@ -117,8 +117,8 @@ def draw_generated(runs: dict[str, np.ndarray], titles: dict[str, str], by_class
     """Returns a sheet of generated images for each method.
 
     Args:
-      runs: By method: images `[rows, columns, height, width]` in [0, 1].
-      titles: Of the sheets.
+      runs: For each method images `[rows, columns, height, width]` in [0, 1].
+      titles: Titles of the sheets.
       by_class: Whether a row is a class.
     """
     figure = Figure(figsize=(3.2 * len(runs), 4.4), layout="constrained")

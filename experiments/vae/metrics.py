@@ -61,7 +61,8 @@ def cluster_purity(codes: np.ndarray, centres: np.ndarray, labels: np.ndarray) -
 
     Args:
       codes: Locations of q(z|x), `[N, D]`.
-      centres: Of the components of the prior, `[K, D]`; these must be of one weight and variance.
+      centres: Centres of the components of the prior, `[K, D]`; these must be of one weight and
+        variance.
       labels: True clusters `[N]`, integers of at least 0.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Settings of a run of a variational autoencoder, and the defaults of each task."""
+"""VaeSettings of a run of a variational autoencoder, and the defaults of each task."""
 
 import dataclasses
 import hashlib
@@ -16,8 +16,8 @@ class Method:
     """A way of training.
 
     Attributes:
-      title: What figures call it.
-      aggregation: Of `tfdp.TermWiseVAE`.
+      title: Name in figures.
+      aggregation: Aggregation of `tfdp.TermWiseVAE`.
       divergence: Whether the loss has the term that does not split over examples.
     """
 
@@ -42,28 +42,28 @@ METHODS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class VaeSettings:
     """All that decides what a run is; None where a method has no such thing.
 
     Attributes:
-      task: What is learned.
+      task: Data set and network.
       method: One of `METHODS`.
       target_epsilon: Budget of this run; infinite where the method is not private.
-      delta: Of the guarantee.
-      seed: Of initial weights and of the batches of methods that are not private; neither noise
-        nor the batches of the others depend on it.
+      delta: The delta of the guarantee.
+      seed: Seed of initial weights and of the batches of methods that are not private; neither
+        noise nor the batches of the others depend on it.
       steps: Updates.
-      expected_batch_size: Of an update.
+      expected_batch_size: Expected batch size of an update.
       num_samples: L, codes that are drawn for an example.
       num_groups: m, groups of a batch that the divergence is clipped in.
       alpha: Weight of the divergence.
       beta: Weight of KL(q(z|x) || p(z)).
       l2_norm_clip: C1, of an example's gradient, or of whatever the aggregation clips.
       batch_clip: C2, of the gradient of a group's divergence.
-      learning_rate: Of the optimizer.
+      learning_rate: Learning rate of the optimizer.
       optimizer: One of `OPTIMIZERS`; `adam` where the method is not private.
-      eval_split: What is evaluated on.
-      evaluation_examples: How many of these.
+      eval_split: Split that is evaluated on.
+      evaluation_examples: Number of these.
       importance_samples: K, of the estimate of the log-likelihood.
     """
 
@@ -110,13 +110,13 @@ class Defaults:
     """Defaults of a task; for the method with the divergence where there are two.
 
     Attributes:
-      methods: What is compared.
-      epochs: Of training, in batches of `expected_batch_size`.
+      methods: Methods that are compared.
+      epochs: Epochs of training, in batches of `expected_batch_size`.
       beta_without: `beta` of the methods without the divergence.
-      learning_rate: Of term-wise aggregation, with and without the divergence.
-      learning_rate_whole: Of micro and batch aggregation, whose noise is larger.
-      learning_rate_non_private: Of Adam without privacy.
-      measure: What the task is about: the first panel of its figure.
+      learning_rate: Learning rate of term-wise aggregation, with and without the divergence.
+      learning_rate_whole: Learning rate of micro and batch aggregation, whose noise is larger.
+      learning_rate_non_private: Learning rate of Adam without privacy.
+      measure: Main measure of the task: the first panel of its figure.
     """
 
     methods: tuple[str, ...]
@@ -215,7 +215,7 @@ _MAY_BE_ZERO = ("alpha", "beta")
 
 def resolve(
     given: dict[str, Any], method: str, target_epsilon: float, seed: int, dataset_size: int
-) -> Settings:
+) -> VaeSettings:
     """Fills in what was not given, and takes away what the method does not have.
 
     What a method does not have is no part of a run's settings, so that, for instance, another
@@ -225,7 +225,7 @@ def resolve(
       given: Flags by name; None, or absent, where the default of the task holds.
       method: One of `METHODS`.
       target_epsilon: Budget, for a method that has one.
-      seed: Of the run.
+      seed: Seed of the run.
       dataset_size: Number of training examples.
 
     Raises:
@@ -253,7 +253,7 @@ def resolve(
         "num_groups": values["num_groups"] if term_wise else None,
         "batch_clip": values["batch_clip"] if term_wise else None,
     }
-    return Settings(**{name: values[name] for name in Settings.__dataclass_fields__})
+    return VaeSettings(**{name: values[name] for name in VaeSettings.__dataclass_fields__})
 
 
 def _learning_rate(defaults: Defaults, how: Method) -> float:

@@ -12,8 +12,8 @@ from experiments.datasets import Data
 from experiments.settings import RefusedError
 from experiments.vae import metrics
 from experiments.vae import networks as vae_networks
-from experiments.vae.settings import METHODS, Settings
-from tfdp.accounting.sampling import PoissonSampling
+from experiments.vae.settings import METHODS, VaeSettings
+from tfdp.accounting import PoissonSampling
 from tfdp.models import likelihoods, priors
 
 NUM_CLASSES = 10
@@ -43,12 +43,12 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-      noise_multiplier: Of the optimizer; None where the method is not private.
-      epsilon: What the ledger says was spent; infinite where the method is not private.
+      noise_multiplier: Noise multiplier of the optimizer; None where the method is not private.
+      epsilon: Epsilon of the ledger; infinite where the method is not private.
       log_likelihood: Mean over held-out examples, in nats, importance-weighted.
       mmd: Squared MMD of q(z), over held-out examples, and p(z), summed over the dimensions.
       sparsity: Hoyer's, of held-out codes; None but for the task of that name.
-      purity: Of held-out codes; None but for pinwheel.
+      purity: Purity of held-out codes; None but for pinwheel.
       accuracy: On held-out examples, of a classifier of generated ones; None but for digits.
       seconds: Time of training, its graph's making included.
     """
@@ -63,7 +63,7 @@ class Outcome:
     seconds: float
 
 
-def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray], str]:
+def run(settings: VaeSettings, data: Data) -> tuple[Outcome, dict[str, np.ndarray], str]:
     """Trains and measures.
 
     Returns:
@@ -100,7 +100,7 @@ def run(settings: Settings, data: Data) -> tuple[Outcome, dict[str, np.ndarray],
     return outcome, pictures(model, settings, data), statement
 
 
-def calibrate(settings: Settings, dataset_size: int) -> float:
+def calibrate(settings: VaeSettings, dataset_size: int) -> float:
     """Returns the noise multiplier for the target epsilon.
 
     Raises:
@@ -129,7 +129,7 @@ def make_prior(task: str) -> priors.Prior:
     return prior(LATENT_DIM[task])
 
 
-def make_model(settings: Settings) -> Any:
+def make_model(settings: VaeSettings) -> Any:
     """Returns the untrained model, a `tfdp.TermWiseVAE`."""
     num_classes = None
     if settings.task == "digits":
@@ -157,7 +157,7 @@ def make_model(settings: Settings) -> Any:
     )
 
 
-def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSampling) -> Any:
+def make_optimizer(settings: VaeSettings, noise: float | None, sampling: PoissonSampling) -> Any:
     """Returns the optimizer that the settings ask for."""
     if noise is None:
         return tf.keras.optimizers.legacy.Adam(settings.learning_rate)
@@ -169,7 +169,7 @@ def make_optimizer(settings: Settings, noise: float | None, sampling: PoissonSam
     )
 
 
-def measure(model: Any, settings: Settings, data: Data) -> dict[str, float | None]:
+def measure(model: Any, settings: VaeSettings, data: Data) -> dict[str, float | None]:
     """Returns the measures of a trained model, by name; on held-out examples alone."""
     x = data.eval_x[: settings.evaluation_examples]
     labels = data.eval_y[: settings.evaluation_examples]
@@ -208,7 +208,7 @@ def generate(model: Any, classes: np.ndarray | int, seed: int) -> np.ndarray:
     return np.clip(np.asarray(images), 0.0, 1.0)  # NaN stays.
 
 
-def pictures(model: Any, settings: Settings, data: Data) -> dict[str, np.ndarray]:
+def pictures(model: Any, settings: VaeSettings, data: Data) -> dict[str, np.ndarray]:
     """Collects what the figures show of a run."""
     if settings.task == "pinwheel":
         x, y = data.eval_x, data.eval_y

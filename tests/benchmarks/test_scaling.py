@@ -2,7 +2,7 @@ import matplotlib.image
 import pytest
 
 from benchmarks import scaling
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 from benchmarks.turns import Rounds, plan
 
 
@@ -44,7 +44,7 @@ def test_tables_and_picture_show_every_point(tmp_path):
 
 @pytest.mark.slow
 def test_logical_step_in_chunks_is_measured():
-    settings = Settings(16, dataset_size=64, chunk_size=16)
+    settings = StepSettings(16, dataset_size=64, chunk_size=16)
     measurements = plan(["tfdp_one_pass"], "mlp_4", settings)
     Rounds(1, turn_seconds=0.01).measure(measurements)
     assert measurements[0].reason is None and measurements[0].median > 0

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import report, step
 from benchmarks.contestants import CONTESTANTS, DEFAULT
 from benchmarks.problems import problem
-from benchmarks.settings import Settings
+from benchmarks.settings import StepSettings
 from benchmarks.turns import Measurement, Rounds, plan
 from benchmarks.worker import describe
 
@@ -38,7 +38,7 @@ def measured(contestant, seconds, batch=8, **others):
     return Measurement(
         contestant,
         "mnist_cnn",
-        Settings(batch),
+        StepSettings(batch),
         seconds=seconds,
         first=1.0,
         peak=200.0,
@@ -93,11 +93,11 @@ def test_process_that_fails_or_hangs_gets_a_row_with_the_reason(tmp_path):
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho warning >&2\necho no such thing >&2\nexit 3\n")
     script.chmod(0o755)
-    measurements = plan(["jax_sgd"], "mnist_cnn", Settings(8))
+    measurements = plan(["jax_sgd"], "mnist_cnn", StepSettings(8))
     Rounds(1, peer_python=str(script)).measure(measurements)
     assert measurements[0].reason == "failed: no such thing"
     script.write_text("#!/bin/sh\nexec sleep 60\n")
-    measurements = plan(["jax_sgd"], "mnist_cnn", Settings(8))
+    measurements = plan(["jax_sgd"], "mnist_cnn", StepSettings(8))
     Rounds(1, peer_python=str(script), timeout=0.1).measure(measurements)
     assert measurements[0].reason == "stopped: no answer within 0.1 s"
 
@@ -111,7 +111,7 @@ def test_error_of_a_step_is_told_in_one_line():
 
 
 def test_step_that_needs_too_much_memory_is_not_run():
-    measurements = plan(["opacus_hooks"], "imdb_lstm", Settings(10_000_000))
+    measurements = plan(["opacus_hooks"], "imdb_lstm", StepSettings(10_000_000))
     Rounds(1).measure(measurements)
     assert re.match(r"not run: would need about \d+ GiB", measurements[0].reason)
 
@@ -192,7 +192,7 @@ def test_bad_argument_is_refused(arguments, complaint, capsys):
 
 @pytest.mark.slow
 def test_time_per_step_is_a_finite_number_of_seconds():
-    measurements = plan(["keras_sgd"], "mlp_4", Settings(4, batches=1))
+    measurements = plan(["keras_sgd"], "mlp_4", StepSettings(4, batches=1))
     Rounds(1, turn_seconds=0.01).measure(measurements)
     (m,) = measurements
     assert m.reason is None and 0 < m.median < 5 and math.isfinite(m.first)

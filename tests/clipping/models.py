@@ -481,8 +481,8 @@ def built(make, x, seed=0):
 class ExpectsRows(OnePassEngine):
     """Is told how many rows to expect, as the optimizers tell it."""
 
-    def clipped_sum(self, loss, variables, group_seed, clip=None, expected_rows=N):
-        return super().clipped_sum(loss, variables, group_seed, clip, expected_rows)
+    def clipped_sum(self, loss, variables, seed, clip=None, expected_rows=N):
+        return super().clipped_sum(loss, variables, seed, clip, expected_rows)
 
 
 def assert_equals_loop(engine, make, x, **kwargs):

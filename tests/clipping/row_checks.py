@@ -8,6 +8,17 @@ from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import BatchSize, Public, Ragged, Rows, Unproven
 
 N = 4  # Rows of the batch, where it is left open.
+# Shapes of vectors, matrices, sequences and images.
+V, M, T, I = (None, 6), (None, 2, 3), (None, None, 6), (None, 4, 4, 2)  # noqa: E741
+
+
+def integers(x):
+    return tf.cast(x > 0, tf.int32)
+
+
+def keeps(op, inputs):
+    """Transfer function that claims that outputs have the rows of the first input that has any."""
+    return next(state for state in inputs if isinstance(state, Rows))
 
 
 class Disproved(AssertionError):

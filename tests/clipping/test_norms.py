@@ -12,7 +12,6 @@ from tests.clipping.models import FAST, N, built
 from tfdp.clipping import (
     AutomaticClipping,
     FlatClipping,
-    ImportanceSamplingClipping,
     OnePassEngine,
     PerLayerClipping,
     VectorizedEngine,
@@ -26,6 +25,7 @@ from tfdp.clipping.one_pass.per_example_gradients import (
     OuterProducts,
     weighted_sum,
 )
+from tfdp.contrib import ImportanceSamplingClipping
 
 layers = tf.keras.layers
 MOST = 1 + 1e-5
@@ -114,7 +114,7 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
     longest, kept, keep = 0.0, 0, tf.ones([len(true)], tf.bool)
     uniforms = tf.zeros([len(true)])  # Keeps as little as possible of what importance sampling may.
     for rule, clip in itertools.product(RULES, CLIPS):
-        engine = OnePassEngine(clip, rule=rule)
+        engine = OnePassEngine(clip, clipping_rule=rule)
         engine.wide_sums = wide
         for numbers in (uniforms, uniforms + 0.999999):
             found = engine._factors([squares], [0], keep, None, numbers)
@@ -311,7 +311,7 @@ def test_vectorised_contributions(name):
 
 @pytest.mark.parametrize("rule", ["per_layer", "automatic", "importance_sampling"])
 def test_contributions_with_other_rules(rule):
-    assert longest_contribution(OnePassEngine(0.3, rule=rule), "dense") <= MOST
+    assert longest_contribution(OnePassEngine(0.3, clipping_rule=rule), "dense") <= MOST
 
 
 def test_contributions_with_xla():
@@ -335,13 +335,13 @@ def short_inputs_of_a_steep_loss(engine, jit_compile=False):
 @pytest.mark.parametrize("rule", ["flat", "per_layer", "automatic"])
 @pytest.mark.parametrize("make", [OnePassEngine, VectorizedEngine])
 def test_products_of_norms_that_underflow(make, rule):
-    assert 0.5 < short_inputs_of_a_steep_loss(make(1.0, rule=rule)) <= MOST
+    assert 0.5 < short_inputs_of_a_steep_loss(make(1.0, clipping_rule=rule)) <= MOST
 
 
 def test_they_were_not_clipped(monkeypatch):
     monkeypatch.setattr(norms, "TINY", 0.0)
     assert short_inputs_of_a_steep_loss(OnePassEngine(1.0)) > 90
-    assert short_inputs_of_a_steep_loss(OnePassEngine(1.0, rule="automatic")) > 900
+    assert short_inputs_of_a_steep_loss(OnePassEngine(1.0, clipping_rule="automatic")) > 900
 
 
 @pytest.mark.parametrize("clip", [LEAST_CLIP / 2, 0.0, -1.0, math.nan, 2 * LARGEST_CLIP])
@@ -365,7 +365,7 @@ class DividesByZero(FlatClipping):
 
 
 def test_factors_that_are_non_finite_are_zero():
-    engine = OnePassEngine(1.0, rule=DividesByZero())
+    engine = OnePassEngine(1.0, clipping_rule=DividesByZero())
     squares = norms.of_rows(tf.zeros([1, 3]), 3) * 0 + 1.0
     found = engine._factors([squares], [0], tf.constant([True]), None, tf.zeros([1]))
-    assert found.by_group.numpy() == 0 and found.bad.numpy()
+    assert found.by_block.numpy() == 0 and found.bad.numpy()

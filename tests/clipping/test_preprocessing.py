@@ -101,7 +101,7 @@ def test_one_pass(name):
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["words", "counted words", "names", "cut to shape"])
 def test_in_parts(name):
-    engine = OnePassEngine(CLIP, chunk_size=3)
+    engine = OnePassEngine(CLIP, rows_per_pass=3)
     check(engine, {**ONE_PASS, **CROPS}[name]())
     assert engine.report().fast_fraction == 1
 

@@ -83,7 +83,7 @@ def test_sums_of_instantiated_gradients(name):
 
 @pytest.mark.parametrize("rule", ["automatic", "per_layer", "importance_sampling"])
 def test_sums_of_rules(rule):
-    check_sums(wide(OnePassEngine, rule=rule), MODEL)
+    check_sums(wide(OnePassEngine, clipping_rule=rule), MODEL)
 
 
 def test_sums_compiled_by_xla():
@@ -91,7 +91,7 @@ def test_sums_compiled_by_xla():
 
 
 def test_sums_of_chunks():
-    check_sums(wide(OnePassEngine, chunk_size=3), MODEL)
+    check_sums(wide(OnePassEngine, rows_per_pass=3), MODEL)
 
 
 def test_sums_in_parts(monkeypatch):
@@ -170,10 +170,10 @@ def test_clip_factors_without_a_margin_are_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("engine", [OnePassEngine, VectorizedEngine])
-@pytest.mark.parametrize("chunk_size", [None, 4])
-def test_the_bound_says_nothing_of_the_number_of_rows(engine, chunk_size):
+@pytest.mark.parametrize("rows_per_pass", [None, 4])
+def test_the_bound_says_nothing_of_the_number_of_rows(engine, rows_per_pass):
     """Without padding that is private, and the noise follows from the bound."""
-    weights, clipping = tf.Variable(tf.ones([3])), engine(1.0, chunk_size=chunk_size)
+    weights, clipping = tf.Variable(tf.ones([3])), engine(1.0, rows_per_pass=rows_per_pass)
     clipping.wide_sums = True
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])

@@ -144,7 +144,7 @@ class Program:
         case, rule = self.case, library.clipping_rule(self.optimizer)
         spec = [tf.TensorSpec([1, *s.shape[1:]], s.dtype) for s in self.spec]
         alone = tf.function(self.plain, autograph=False).get_concrete_function(*spec)
-        groups = rule.groups([v.name for v in self.variables])
+        blocks = rule.blocks([v.name for v in self.variables])
         total = [np.zeros(v.shape) for v in self.variables]
         self.reset()
         for i in np.flatnonzero(batch[2]):
@@ -154,19 +154,19 @@ class Program:
                 np.zeros(v.shape) if g is None else np.asarray(g, "float64").reshape(v.shape)
                 for g, v in zip(found, self.variables, strict=True)
             ]
-            has = [g for g, f in zip(groups, alone.structured_outputs, strict=True)
+            has = [g for g, f in zip(blocks, alone.structured_outputs, strict=True)
                    if f is not None]  # fmt: skip
-            count = max(groups) + 1 if len(set(has)) == len(set(groups)) else None
+            count = max(blocks) + 1 if len(set(has)) == len(set(blocks)) else None
             if count is None:
                 raise Refused("no reference", "a layer without gradients")
             norms = np.zeros(count)
-            for gradient, group in zip(found, groups, strict=True):
-                norms[group] = np.hypot(norms[group], np.linalg.norm(gradient))
+            for gradient, block in zip(found, blocks, strict=True):
+                norms[block] = np.hypot(norms[block], np.linalg.norm(gradient))
             if not np.all(np.isfinite(norms)):
                 continue
             factors = rule.factors(tf.constant(norms[None], tf.float64), case["clip"])[0].numpy()
-            for j, group in enumerate(groups):
-                total[j] = total[j] + factors[group] * found[j] / case["clip"]
+            for j, block in enumerate(blocks):
+                total[j] = total[j] + factors[block] * found[j] / case["clip"]
         return self.flat(total)
 
 

@@ -30,7 +30,7 @@ def adaptive(case, first_clip, learning_rate):
 
 
 def clipping_rule(optimizer):
-    return optimizer.clipping.rule
+    return optimizer.clipping.clipping_rule
 
 
 def fallback(optimizer):

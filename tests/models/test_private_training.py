@@ -107,7 +107,7 @@ def test_arguments_go_before_what_is_taken_over():
     ).model
     assert new is built and isinstance(new.optimizer, tfdp.DPSignSGD)
     assert new.optimizer.l2_norm_clip == 0.5
-    assert type(new.optimizer.clipping.rule).__name__ == "AutomaticClipping"
+    assert type(new.optimizer.clipping.clipping_rule).__name__ == "AutomaticClipping"
     assert new.compiled_loss._user_loss_weights == 0.5
 
 

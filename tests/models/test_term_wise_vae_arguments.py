@@ -132,12 +132,12 @@ def test_there_are_no_private_steps_in_eager_training():
 
 
 REFUSED = [
-    ({"alpha": -1.0}, "`alpha` must be a non-negative, finite number. Received: alpha=-1.0"),
-    ({"alpha": math.inf}, "`alpha` must be a non-negative, finite number. Received: alpha=inf"),
-    ({"alpha": "1"}, "`alpha` must be a non-negative, finite number. Received: alpha='1'"),
-    ({"beta": -1.0}, "`beta` must be a non-negative, finite number. Received: beta=-1.0"),
-    ({"beta": math.nan}, "`beta` must be a non-negative, finite number. Received: beta=nan"),
-    ({"beta": True}, "`beta` must be a non-negative, finite number. Received: beta=True"),
+    ({"alpha": -1.0}, "`alpha` must be a non-negative finite number. Received: alpha=-1.0"),
+    ({"alpha": math.inf}, "`alpha` must be a non-negative finite number. Received: alpha=inf"),
+    ({"alpha": "1"}, "`alpha` must be a non-negative finite number. Received: alpha='1'"),
+    ({"beta": -1.0}, "`beta` must be a non-negative finite number. Received: beta=-1.0"),
+    ({"beta": math.nan}, "`beta` must be a non-negative finite number. Received: beta=nan"),
+    ({"beta": True}, "`beta` must be a non-negative finite number. Received: beta=True"),
     ({"num_samples": 0}, "`num_samples` must be a positive integer. Received: num_samples=0"),
     ({"num_samples": 1.5}, "`num_samples` must be a positive integer. Received: num_samples=1.5"),
     (

@@ -128,7 +128,7 @@ def test_the_clip_is_saved_and_restored(tmp_path):
     restored = tf.keras.models.load_model(tmp_path / "model.keras")
     restored.optimizer.build(restored.trainable_variables)
     assert restored.optimizer.current_l2_norm_clip == optimizer.current_l2_norm_clip
-    assert restored.optimizer.clipping.rule == optimizer.clipping.rule
+    assert restored.optimizer.clipping.clipping_rule == optimizer.clipping.clipping_rule
     assert optimizer.current_l2_norm_clip != 5.0
 
 

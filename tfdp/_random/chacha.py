@@ -95,7 +95,7 @@ def random_words(key: tf.Tensor, count: int | tf.Tensor, use: int = 0) -> tf.Ten
     Args:
       key: int64 `[5]`, from `KeyStream.next_key`: a secret of 256 bits, the key of ChaCha20, and a
         number, the nonce. Or int64 `[2]`: a secret of 128 bits that has no number.
-      count: How many.
+      count: Number of values.
       use: With one key, numbers of different uses are independent, those of equal ones the same.
 
     Returns:
@@ -127,7 +127,7 @@ def normals(
 
     Args:
       key: See `random_words`.
-      count: How many.
+      count: Number of values.
       use: See `random_words`.
       dtype: To which type they are rounded.
 

@@ -35,7 +35,7 @@ def rounded_normals(
 
     Args:
       key: See `tfdp._random.chacha.random_words`.
-      count: How many.
+      count: Number of values.
       scale: A positive float64 scalar of at most 2^40: the standard deviation before rounding. It
         is raised to a multiple of 2^-16.
       use: See `tfdp._random.chacha.random_words`; below 2^31.

@@ -19,7 +19,7 @@ def shared_function(
     Args:
       function: Takes tensors, positional ones alone.
       any_size: Whether to trace it for tensors of all sizes at once; then it sees none.
-      jit_compile: As in `tf.function`.
+      jit_compile: See `tf.function`.
     """
     traced = tf.function(function, autograph=False, jit_compile=jit_compile)
 

@@ -35,7 +35,7 @@ def check_alike(strategy: tf.distribute.Strategy, facts: Any, what: str) -> None
     Args:
       strategy: The distribution strategy.
       facts: Anything whose `repr` shows its value.
-      what: What the facts are given to, for the message.
+      what: Name of the receiver of the facts, for the message.
 
     Raises:
       ValueError: They differ; in every worker.

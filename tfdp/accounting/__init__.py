@@ -5,6 +5,7 @@ from tfdp.accounting.bounds import EpsilonBound, EpsilonInterval
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
 from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
 from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.accounting.selective_calibration import calibrate_selective_release
 from tfdp.accounting.selective_release import (
     SelectiveReleaseDpEvent,
@@ -19,6 +20,7 @@ __all__ = [
     "EpsilonBound",
     "EpsilonInterval",
     "PldAccountant",
+    "PoissonSampling",
     "PrivacyLedger",
     "PrivacyParametersChangedError",
     "RdpAccountant",

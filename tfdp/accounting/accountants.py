@@ -46,7 +46,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
 
     Args:
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
-      selective_release: What can be observed of a SelectiveReleaseDpEvent. "conditional": accepted
+      selective_release: The observable part of a SelectiveReleaseDpEvent. "conditional": accepted
         updates only. "per_attempt": every attempt, one event being one attempt.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
@@ -114,7 +114,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     `get_least_epsilon` bounds it from below.
 
     Args:
-      selective_release: As for `RdpAccountant`.
+      selective_release: See `RdpAccountant`.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:

@@ -22,7 +22,7 @@ class Release:
     """A mechanism that was run `count` times in a row.
 
     Attributes:
-      event: What one run released; frozen (`event_codec.freeze`).
+      event: The release of one run; frozen (`event_codec.freeze`).
       count: Number of runs.
       truncation_probability: Probability, at most, that in one run examples were left out because
         the sampled batch did not fit, on any data set.
@@ -40,7 +40,7 @@ class EpsilonBound:
     Attributes:
       epsilon: The smallest known; `math.inf` if there is no guarantee.
       delta: The delta at which it holds.
-      accountant: Which accountant found it, "RDP" or "PLD".
+      accountant: The accountant that found it, "RDP" or "PLD".
       by_accountant: Epsilon by each accountant that supports the events. Each is true.
     """
 
@@ -79,9 +79,9 @@ def tightest_epsilon(
     taken at a delta' < delta that leaves room for the last term; it is infinite when there is none.
 
     Args:
-      releases: What was released, adaptively and in any order.
-      delta: In (0, 1).
-      selective_release: What can be observed of SelectiveReleaseDpEvents; see `RdpAccountant`.
+      releases: The releases, adaptively chosen and in any order.
+      delta: The delta of the guarantee, in (0, 1).
+      selective_release: The observable part of SelectiveReleaseDpEvents; see `RdpAccountant`.
 
     Raises:
       ValueError: `selective_release` is not one of the allowed.
@@ -116,9 +116,9 @@ def epsilon_interval(
     the PLD accountant does not support, 0 is known.
 
     Args:
-      releases: As for `tightest_epsilon`.
-      delta: In (0, 1).
-      selective_release: What can be observed of SelectiveReleaseDpEvents; see `RdpAccountant`.
+      releases: See `tightest_epsilon`.
+      delta: The delta of the guarantee, in (0, 1).
+      selective_release: The observable part of SelectiveReleaseDpEvents; see `RdpAccountant`.
 
     Source: `tfdp.accounting.composition`.
     """

@@ -32,8 +32,8 @@ class Budget:
     Attributes:
       target: Epsilon that may be spent.
       delta: The delta at which it is stated.
-      past: What was released before.
-      selective_release: What can be observed of SelectiveReleaseDpEvents.
+      past: Earlier releases.
+      selective_release: The observable part of SelectiveReleaseDpEvents.
     """
 
     target: float
@@ -58,8 +58,8 @@ class Budget:
         Args:
           target_epsilon: Epsilon that may be spent in all.
           delta: The delta at which it is stated. A warning if it is too large for the data.
-          prior: What was released before.
-          selective_release: What can be observed of the selective releases to come, or None.
+          prior: Earlier releases.
+          selective_release: The observable part of the selective releases to come, or None.
           dataset_size: Number of training examples, if known.
 
         Raises:
@@ -183,7 +183,7 @@ def sampling_probability(
       probability: q itself; or
       dataset_size: number of training examples, N, and
       batch_size: expected number of examples in a batch, B <= N: q = B / N.
-      names: What the user knows `probability` and `batch_size` as.
+      names: The user's names of `probability` and `batch_size`.
     """
     if probability is not None:
         if dataset_size is not None or batch_size is not None:

@@ -38,7 +38,7 @@ def calibrate_noise_multiplier(
       truncation_probability: Probability, at most, that a batch is cut off. The default holds for
         `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above 30, give
         `batches.sampling.truncation_probability`.
-      prior: What was released before, on the same data: a `PrivacyLedger`, or several.
+      prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Raises:
       ValueError: An argument is out of its range, or nothing of the budget is left.
@@ -85,7 +85,7 @@ def calibrate_steps(
       truncation_probability: Probability, at most, that a batch is cut off. The default holds for
         `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above 30, give
         `batches.sampling.truncation_probability`.
-      prior: What was released before, on the same data: a `PrivacyLedger`, or several.
+      prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Returns:
       The number of steps: 0 if not one is left, and at most 100 million.
@@ -118,9 +118,9 @@ def most_releases(
     Guarantees: as `calibrate_steps`, for any event that an accountant supports.
 
     Args:
-      event: What one release is.
+      event: Event of one release.
       truncation_probability: Probability, at most, that a release differs from `event`.
-      prior: What was released before, and what can be observed of selective releases.
+      prior: Earlier releases, and the observable part of selective ones.
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1).
 

@@ -31,7 +31,7 @@ def epsilon(parts: Parts, delta: float) -> float:
 
     Args:
       parts: The dominating pairs of the releases, and how often each is made.
-      delta: In (0, 1).
+      delta: The delta of the guarantee, in (0, 1).
 
     Example:
       >>> from tfdp.accounting import dominating_pairs

@@ -32,7 +32,7 @@ class PrivacyLedger:
 
     Args:
       notes: Sentences that `privacy_statement` must print.
-      selective_release: What can be observed of its SelectiveReleaseDpEvents: "conditional"
+      selective_release: The observable part of its SelectiveReleaseDpEvents: "conditional"
         (accepted updates only) or "per_attempt" (everything; one event is one attempt).
 
     Raises:
@@ -65,7 +65,7 @@ class PrivacyLedger:
         """Adds `count` releases of `event`.
 
         Args:
-          event: What one release is. An event equal to the one before it is merged with it.
+          event: Event of one release. An event equal to the one before it is merged with it.
           count: Number of releases.
           truncation_probability: Probability tau, at most, that one release leaves examples out
             because its Poisson batch does not fit into its fixed size; in [0, 1). It is charged to
@@ -138,7 +138,8 @@ class PrivacyLedger:
         that (0.1% smaller if this is enough): it holds at the `delta` stated.
 
         Args:
-          delta: In (0, 1); should be below one over the number of training examples.
+          delta: The delta of the guarantee, in (0, 1); should be below one over the number of
+            training examples.
 
         Raises:
           ValueError: `delta` is not in (0, 1).
@@ -263,7 +264,7 @@ def compose_ledgers(
 
     Args:
       ledgers: Any number of them.
-      selective_release: What is assumed of releases that will follow, or None.
+      selective_release: Assumption about releases that will follow, or None.
       cls: Class of the result.
       dataset_sizes: Numbers of training examples that are known, besides those of the ledgers.
 

@@ -71,10 +71,11 @@ def grid(
 
     Args:
       direction: A direction of a dominating pair.
-      interval: Of the grid.
+      interval: Interval of the grid.
       tail: Probability of losses that are too large for the grid, and so count as infinite.
       below: Whether the result is dominated. Its losses are then multiples plus `offset`.
-      tilt: Of several dominated results, that with the largest mean of e^(tilt loss) is returned.
+      tilt: Exponent: of several dominated results, the one with the largest mean of e^(tilt loss)
+        is returned.
     """
     low, high = direction.range(tail)
     if below:  # What is left out leaves less to tell.
@@ -181,7 +182,7 @@ def _dominated(
 
     Args:
       upper: Probabilities of an outcome for each knot, by the upper distribution.
-      lower: By the lower distribution.
+      lower: Value by the lower distribution.
       knots: Increasing losses.
       exact: An outcome that has the loss of its knot.
     """

@@ -221,7 +221,7 @@ class RdpFilter:
         """Returns the cost of one release: its Renyi divergence at `order`, or an upper bound.
 
         Args:
-          event: What is released: anything that `RdpAccountant` supports; a `BoundedRangeDpEvent`,
+          event: The release: anything that `RdpAccountant` supports; a `BoundedRangeDpEvent`,
             also Poisson-sampled; or compositions of these.
 
         Raises:
@@ -247,7 +247,7 @@ class RdpFilter:
         """Pays for `count` releases: to be called before they are made.
 
         Args:
-          event: What one of them releases; see `cost`.
+          event: Event of one of them; see `cost`.
           count: Number of releases.
           truncation_probability: Probability, at most, that one release leaves examples out
             because its batch does not fit into its fixed size. The sum over all releases, tau, is

@@ -60,11 +60,11 @@ def calibrate_selective_release(
         test. Either this or both of `dataset_size` and the next.
       validation_batch_size: Expected number of examples in the batch of a test.
       threshold: The test's threshold, over the clipping bound of the change of the loss.
-      selective_release: What can be observed; see `PrivacyLedger`.
+      selective_release: The observable part; see `PrivacyLedger`.
       truncation_probability: Probability, at most, that a batch does not fit into its fixed size.
         The default holds for `tfdp.data.poisson_batches`.
       max_attempts: Cap on the attempts of one update. Default: `default_max_attempts`.
-      prior: What was released before, on the same data: a `PrivacyLedger`, or several. It must
+      prior: Earlier releases on the same data: a `PrivacyLedger`, or several. It must
         assume the same observability.
 
     Returns:
@@ -88,7 +88,7 @@ def calibrate_selective_release(
     left = dataclasses.replace(left, selective_release=selective_release)
     # One of both may be given as a probability although the other needs the number of examples.
     mixed = (sampling_probability is None) != (validation_sampling_probability is None)
-    plan = _Plan(
+    template = _Template(
         budget.sampling_probability(
             sampling_probability,
             None if mixed and sampling_probability is not None else dataset_size,
@@ -115,10 +115,10 @@ def calibrate_selective_release(
     )
     # The one that is None never reaches the release.
     if asked == "updates":
-        return left.most(lambda count: plan.release(count, noise, validation_noise))
+        return left.most(lambda count: template.release(count, noise, validation_noise))
     if asked == "noise_multiplier":
-        return left.least_noise(lambda x: plan.release(updates, x, validation_noise))
-    return left.least_noise(lambda x: plan.release(updates, noise, x))
+        return left.least_noise(lambda x: template.release(updates, x, validation_noise))
+    return left.least_noise(lambda x: template.release(updates, noise, x))
 
 
 def _asked_for(values: dict[str, Any]) -> str:
@@ -131,7 +131,7 @@ def _asked_for(values: dict[str, Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _Template:
     """Parameters of a calibration that do not depend on what is asked for."""
 
     q: float

@@ -228,7 +228,8 @@ def conditional_pair(event: SelectiveReleaseDpEvent) -> dominating_pairs.Pair | 
     """Returns a dominating pair of one accepted update, if attempts are not released.
 
     Args:
-      event: Of (Poisson-sampled) Gaussians, at least one with a positive sampling probability.
+      event: Event of (Poisson-sampled) Gaussians, at least one with a positive sampling
+        probability.
 
     Returns:
       None if all loss counts as infinite.
@@ -274,7 +275,7 @@ def bit_pair(event: SelectiveReleaseDpEvent, attained: bool = False) -> dominati
     those of both corners.
 
     Args:
-      event: Of positive noise and sampling probability.
+      event: Event with positive noise and sampling probability.
       attained: Whether to return the pair of one corner, which data sets can attain.
     """
     distributions = [np.exp(distribution) for distribution in _bit_distributions(event)][

@@ -58,7 +58,7 @@ def privacy_statement(
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       dataset_size: Number of training examples, treated as public; by default what the optimizers
         were told. For expected batch sizes and a warning when `delta` is too large for it.
-      prior: What else was released about the same examples, and `ledger` cannot know: a
+      prior: Other releases about the same examples, which `ledger` cannot know: a
         `PrivacyLedger`, or several. For example the statistics by which the data were normalised,
         other models, or the past of weights that were loaded without their optimizer.
 
@@ -123,7 +123,7 @@ def epsilon_interval(
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`; as for
         `privacy_statement`.
       delta: The delta of the guarantee, in (0, 1).
-      prior: What else was released about the same examples.
+      prior: Other releases about the same examples.
 
     Raises:
       TypeError: There is no ledger in `ledger`.

@@ -1,8 +1,6 @@
 """Clipped sums of per-example gradients."""
 
 from tfdp.clipping.batch_losses.aggregations import (
-    BatchAggregation,
-    MicroAggregation,
     Sensitivities,
     TermWiseAggregation,
 )
@@ -12,12 +10,12 @@ from tfdp.clipping.clipping_rules import (
     AutomaticClipping,
     ClippingRule,
     FlatClipping,
-    ImportanceSamplingClipping,
     PerLayerClipping,
 )
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.one_pass.engine import OnePassEngine
 from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
+from tfdp.clipping.per_example_losses import per_example_losses
 from tfdp.clipping.report import Report, SlowClippingWarning
 from tfdp.clipping.vectorized.engine import VectorizedEngine
 
@@ -25,13 +23,10 @@ __all__ = [
     "AdaptiveQuantileClipping",
     "Aggregation",
     "AutomaticClipping",
-    "BatchAggregation",
     "ClippedSum",
     "ClippingEngine",
     "ClippingRule",
     "FlatClipping",
-    "ImportanceSamplingClipping",
-    "MicroAggregation",
     "OnePassEngine",
     "PerLayerClipping",
     "Report",
@@ -40,5 +35,6 @@ __all__ = [
     "TermWiseAggregation",
     "TwoTermLoss",
     "VectorizedEngine",
+    "per_example_losses",
     "register_op_gradients",
 ]

@@ -36,7 +36,7 @@ class ClippingRule(abc.ABC):
 
     is_random: ClassVar[bool] = False
 
-    def groups(self, names: Sequence[str]) -> list[int]:
+    def blocks(self, names: Sequence[str]) -> list[int]:
         """Returns which variables are clipped together: the number of the block of each, from 0.
 
         Args:
@@ -96,8 +96,8 @@ class PerLayerClipping(ClippingRule):
         (https://arxiv.org/abs/1710.06963).
     """
 
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """See `ClippingRule.groups`."""
+    def blocks(self, names: Sequence[str]) -> list[int]:
+        """See `ClippingRule.blocks`."""
         layers = [name.rpartition("/")[0] for name in names]
         order = list(dict.fromkeys(layers))
         return [order.index(layer) for layer in layers]
@@ -140,64 +140,6 @@ class AutomaticClipping(ClippingRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class ImportanceSamplingClipping(FlatClipping):
-    """Importance sampling (DPIS): an example's probability grows with its gradient.
-
-    With probability `p = min(1, ||g|| / C)` a gradient g is kept, and counts as `C * g / ||g||`;
-    otherwise it counts as zero: its norm is rounded at random to 0 or C. On average over the
-    rounding that is the flat-clipped gradient, `min(1, C / ||g||) * g`.
-
-    This is DPIS with a public K. DPIS at an expected batch size B has example i in a batch with
-    probability `B ||c_i|| / K`, where c_i is its flat-clipped gradient, and weights it by the
-    inverse, so that every contribution to the update has the same norm `K / (N B)`. Uniform
-    sampling at `B' = B N C / K` and keeping with probability `||c_i|| / C` is the same
-    distribution, and `C / B'` the same norm. B' is the optimizer's `expected_batch_size` here; of
-    these examples `B' sum ||c_i|| / (N C)` are kept on average. K only sets B': it need not be the
-    sum of the `||c_i||`, nor a bound on it.
-
-    Formal guarantees:
-      * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the
-        ledger holds. Say that every example of the data set draws its number before the batch is
-        drawn. Given these, its contribution is a function of it and the weights, no longer than C,
-        and the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
-        these, by weights that do not depend on the data; as hockey-stick divergences are jointly
-        convex, its privacy is at least theirs. The numbers must be secret for that: they belong to
-        rows, and with known numbers of rows, an added example would move all later examples to
-        other numbers. Engines draw them from the secret seed of the step.
-      * No better privacy is claimed: gradients of norm C are always kept, so that the worst case is
-        that of `FlatClipping`.
-      * It is never better than `FlatClipping` at the same privacy, by the variance of the sum. Its
-        expected value is the same; an example that is sampled with probability q adds `q C ||c|| -
-        q^2 ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
-        `||c|| (C - ||c||)` is the variance of the rounding. The noise is the same. What is less is
-        the number of gradients in the sum. (Here, no time is saved: all gradients of the batch are
-        computed to know their norms.)
-
-    What the paper does beyond that is not here: its K follows from the gradients of all examples,
-    is private, and costs budget to be released with noise. The ledger covers no such release: B'
-    must be chosen without looking at the data.
-
-    With `num_microbatches`, the mean gradients of microbatches are rounded. Gradients shorter than
-    1e-15, whose norms float32 does not tell, count as zero.
-
-    References:
-      - Wei et al., 2022, DPIS: An Enhanced Mechanism for Differentially Private SGD with Importance
-        Sampling (https://arxiv.org/abs/2210.09634).
-    """
-
-    is_random: ClassVar[bool] = True
-
-    def random_factors(self, norms: tf.Tensor, clip: Clip, uniforms: tf.Tensor) -> tf.Tensor:
-        """See `ClippingRule.random_factors`; a factor is 0 or `C / ||g||`."""
-        # 1 - u is in (0, 1]: long gradients are always kept, and those that no u can tell from
-        # zero, never. With u in its place, one of 1e-9 C would be kept once in 2^23 times.
-        threshold = (1 - uniforms[:, tf.newaxis]) * clip
-        keep = tf.logical_and(norms >= threshold, norms >= LEAST_CLIP)
-        kept = tf.where(keep, clip / tf.where(keep, norms, 1.0), 0.0)
-        return tf.where(tf.math.is_inf(tf.cast(clip, norms.dtype)), tf.ones_like(norms), kept)
-
-
-@dataclasses.dataclass(frozen=True)
 class AdaptiveQuantileClipping(FlatClipping):
     """Flat clipping with a clip that follows a quantile of the norms, privately.
 
@@ -230,18 +172,16 @@ class AdaptiveQuantileClipping(FlatClipping):
 
     def __post_init__(self) -> None:
         checks = {
-            "target_quantile": (0 <= self.target_quantile <= 1, "be in [0, 1]"),
-            "learning_rate": (0 < self.learning_rate < float("inf"), "be positive and finite"),
+            "target_quantile": (0 <= self.target_quantile <= 1, "in [0, 1]"),
+            "learning_rate": (0 < self.learning_rate < float("inf"), "positive and finite"),
             "count_noise": (
                 self.count_noise is None or 0 <= self.count_noise < float("inf"),
-                "be None, or not negative and finite",
+                "None, or not negative and finite",
             ),
         }
-        for name, (holds, must) in checks.items():
+        for name, (holds, requirement) in checks.items():
             if not holds:
-                raise ValueError(
-                    f"Argument `{name}` must {must}. Received: {name}={getattr(self, name)}."
-                )
+                raise error(name, requirement, getattr(self, name))
 
     def noise(self, noise_multiplier: float, expected_batch_size: int) -> tuple[float, float]:
         """Returns how the noise is divided between the two parts of the mechanism.
@@ -280,12 +220,12 @@ class AdaptiveQuantileClipping(FlatClipping):
         return within_range(tf.where(tf.math.is_finite(share), moved, clip))
 
 
-_NAMED: dict[str, type[ClippingRule]] = {
+# By their names in configs; `tfdp.contrib` adds its own.
+NAMED: dict[str, type[ClippingRule]] = {
     "flat": FlatClipping,
     "per_layer": PerLayerClipping,
     "automatic": AutomaticClipping,
     "adaptive_quantile": AdaptiveQuantileClipping,
-    "importance_sampling": ImportanceSamplingClipping,
 }
 
 
@@ -298,19 +238,17 @@ def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
     if isinstance(rule, ClippingRule):
         return rule
     config = {"name": rule} if isinstance(rule, str) else dict(rule)
-    cls = _NAMED.get(str(config.pop("name", None)))
+    cls = NAMED.get(str(config.pop("name", None)))
     if cls is None:
         raise error(
-            "clipping_rule", f"one of {sorted(_NAMED)} or a `tfdp.clipping.ClippingRule`", rule
+            "clipping_rule", f"one of {sorted(NAMED)} or a `tfdp.clipping.ClippingRule`", rule
         )
     return cls(**config)
 
 
 def serialize(rule: ClippingRule) -> dict[str, Any]:
     """Returns what `get` makes the same rule from: of a rule of tfdp, plain values."""
-    names = {cls: name for name, cls in _NAMED.items()}
+    names = {cls: name for name, cls in NAMED.items()}
     if type(rule) not in names:
-        raise ValueError(
-            f"Argument `clipping_rule` must be one of tfdp's rules to be saved. Received: {rule!r}."
-        )
+        raise error("clipping_rule", "one of tfdp's rules to be saved", rule)
     return {"name": names[type(rule)], **dataclasses.asdict(rule)}

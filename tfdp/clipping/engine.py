@@ -19,7 +19,7 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
 
 # Uses of one seed.
-_GROUPS, _UNIFORMS = range(2)
+_PARTS, _UNIFORMS = range(2)
 
 
 def check_relation(relation: str) -> None:
@@ -31,15 +31,9 @@ def check_relation(relation: str) -> None:
 def check_clip(name: str, clip: float) -> None:
     """Raises a ValueError if an argument is not a clip that float32 can compute with."""
     if not clip >= LEAST_CLIP:
-        raise ValueError(
-            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
-            f"{name}={clip}."
-        )
+        raise error(name, f"a positive number, at least {LEAST_CLIP}", clip)
     if LARGEST_CLIP < clip < math.inf:
-        raise ValueError(
-            f"Argument `{name}` must be at most {LARGEST_CLIP:g}, or infinite for no clipping. "
-            f"Received: {name}={clip}."
-        )
+        raise error(name, f"at most {LARGEST_CLIP:g}, or infinite for no clipping", clip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +50,10 @@ class ClippedSum:
         number of examples, a float32 scalar; with microbatches, of microbatches. Private as well:
         an example changes it by 1/2.
       batch: The tensors of the batch that the sum was computed from.
-      mask: Which rows are examples, bool `[rows]`: one of `batch`; or None.
+      mask: Mask of the rows that are examples, bool `[rows]`: one of `batch`; or None.
       noise_scales: For each variable the standard deviation of the noise that a noise multiplier
         of 1 stands for, where it is not the engine's `sensitivity()` for all of them.
-      error: Of an engine with `wide_sums`, a bound on the l2 distance of `gradients` from the sum
+      error: With an engine of `wide_sums`, a bound on the l2 distance of `gradients` from the sum
         in exact arithmetic, in units of the clip: a float64 scalar, which follows from shapes
         alone. None otherwise.
     """
@@ -103,7 +97,7 @@ class ClippingEngine(abc.ABC):
         nothing.
       num_microbatches: Number of microbatches that a batch is split into; the mean gradient of each
         microbatch is clipped. None: every example is on its own.
-      rule: How gradients are clipped: a `ClippingRule`, or the name of one.
+      clipping_rule: A `ClippingRule`, or the name of one.
 
     Attributes:
       wide_sums: Whether the sums are computed and returned in float64, of gradients that are
@@ -124,12 +118,12 @@ class ClippingEngine(abc.ABC):
         self,
         l2_norm_clip: float,
         num_microbatches: int | None = None,
-        rule: ClippingRule | str = "flat",
+        clipping_rule: ClippingRule | str = "flat",
     ):
         check_clip("l2_norm_clip", l2_norm_clip)
         self.l2_norm_clip = l2_norm_clip
         self.num_microbatches = num_microbatches
-        self.rule = clipping_rules.get(rule)
+        self.clipping_rule = clipping_rules.get(clipping_rule)
 
     def sensitivity(self, relation: str = ADD_OR_REMOVE_ONE) -> float:
         """Returns the largest l2 distance of the clipped sums of two neighbouring batches.
@@ -161,7 +155,7 @@ class ClippingEngine(abc.ABC):
         self,
         loss: tf.Tensor,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         clip: tf.Tensor | None = None,
         most_rows: int | None = None,
     ) -> ClippedSum:
@@ -171,7 +165,7 @@ class ClippingEngine(abc.ABC):
           loss: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built; or a
             scalar that is provably their sum or mean, plus terms that do not depend on data.
           variables: The trainable variables.
-          group_seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
+          seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
             draw their microbatch, and what a random rule needs.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
           most_rows: Largest number of rows that the batch can have, where that is known. Engines
@@ -191,13 +185,13 @@ class ClippingEngine(abc.ABC):
         if self.streams is not None:
             random_streams.make_secret(loss, self.streams)
 
-    def _groups(self, variables: Sequence[tf.Variable]) -> list[int]:
+    def _blocks(self, variables: Sequence[tf.Variable]) -> list[int]:
         """Returns which variables the rule clips together."""
-        return self.rule.groups([variable.name for variable in variables])
+        return self.clipping_rule.blocks([variable.name for variable in variables])
 
     def _draw_uniforms(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
         """Draws the random number of each gradient for a random rule, `[count]`; else zeros."""
-        if not self.rule.is_random:
+        if not self.clipping_rule.is_random:
             return tf.zeros([count])
         words = chacha.random_words(seed, count, _UNIFORMS)
         return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint32)), tf.float32) / 2**24
@@ -205,7 +199,7 @@ class ClippingEngine(abc.ABC):
     def _factors(
         self,
         squares: Sequence[tf.Tensor],
-        group_of: Sequence[int],
+        block_of: Sequence[int],
         keep: tf.Tensor,
         clip: tf.Tensor | None,
         uniforms: tf.Tensor,
@@ -214,31 +208,31 @@ class ClippingEngine(abc.ABC):
 
         Args:
           squares: Squared norms of the gradients of each variable, `[n]`.
-          group_of: The block of each variable: those of a block are clipped together.
-          keep: Which gradients count at all, bool `[n]`.
+          block_of: The block of each variable: those of a block are clipped together.
+          keep: Mask of the gradients that count at all, bool `[n]`.
           clip: See `clipped_sum`.
           uniforms: See `_draw_uniforms`.
         """
-        parts: list[list[tf.Tensor]] = [[] for _ in range(max(group_of) + 1)]
-        for square, group in zip(squares, group_of, strict=True):
-            parts[group].append(in_float32(square))
+        parts: list[list[tf.Tensor]] = [[] for _ in range(max(block_of) + 1)]
+        for square, block in zip(squares, block_of, strict=True):
+            parts[block].append(in_float32(square))
         zero = tf.zeros_like(keep, tf.float32)
         norms = tf.sqrt(tf.stack([tf.add_n([zero, *part]) for part in parts], axis=1))
         finite = tf.reduce_all(tf.math.is_finite(norms), axis=1)
         limit = self.l2_norm_clip if clip is None else clip
         factors = tf.ones_like(norms)
         if self.clips:
-            factors = self.rule.random_factors(norms, limit, uniforms)
+            factors = self.clipping_rule.random_factors(norms, limit, uniforms)
             # Of a rule that divides by zero, say: infinity times zero is not zero.
             finite = finite & tf.reduce_all(tf.math.is_finite(factors), axis=1)
             if self.wide_sums:
                 factors *= 1 - rounding_margin(len(squares))
         within = tf.where(tf.logical_and(finite, tf.norm(norms, axis=1) <= limit), 0.5, -0.5)
         return Factors(
-            by_group=tf.where(tf.logical_and(finite, keep)[:, tf.newaxis], factors, 0.0),
+            by_block=tf.where(tf.logical_and(finite, keep)[:, tf.newaxis], factors, 0.0),
             bad=tf.logical_not(finite),
             within_clip=tf.reduce_sum(tf.where(keep, within, 0.0)),
-            group_of=list(group_of),
+            block_of=list(block_of),
         )
 
 
@@ -279,19 +273,19 @@ def sum_error_of_chunks(error: tf.Tensor, chunks: int | tf.Tensor) -> tf.Tensor:
     return error * (1 + tf.cast(chunks, tf.float64) * 2.0**-16)
 
 
-def group_of_rows(seed: tf.Tensor, count: tf.Tensor | int, num_groups: int) -> tf.Tensor:
-    """Draws the microbatch or group of each row, independently of all other rows.
+def random_parts(seed: tf.Tensor, count: tf.Tensor | int, num_parts: int) -> tf.Tensor:
+    """Draws the part of a random partition that each row is in, independently of other rows.
 
     Args:
       seed: Secret key, int64 `[5]` or `[2]`.
       count: Number of rows.
-      num_groups: Number of microbatches or groups.
+      num_parts: Number of parts: of microbatches, or of groups of a batch-wise term.
 
     Returns:
       int32 `[count]`.
     """
-    words = tf.cast(chacha.random_words(seed, count, _GROUPS), tf.int64)
-    return tf.cast(words % num_groups, tf.int32)
+    words = tf.cast(chacha.random_words(seed, count, _PARTS), tf.int64)
+    return tf.cast(words % num_parts, tf.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,25 +293,25 @@ class Factors:
     """Per-example clip factors of `n` examples.
 
     Attributes:
-      by_group: By block of variables, `[n, blocks]`; zero for examples that do not count.
-      bad: Which gradients are non-finite, bool `[n]`.
+      by_block: Factors by block of variables, `[n, blocks]`; zero for examples that do not count.
+      bad: Mask of the gradients that are non-finite, bool `[n]`.
       within_clip: See `ClippedSum`.
-      group_of: The block of each variable: those of a block are clipped together.
+      block_of: The block of each variable: those of a block are clipped together.
     """
 
-    by_group: tf.Tensor
+    by_block: tf.Tensor
     bad: tf.Tensor
     within_clip: tf.Tensor
-    group_of: list[int]
+    block_of: list[int]
 
     def __post_init__(self) -> None:
         # Once for all variables, in the graph in which the factors were computed.
-        object.__setattr__(self, "_columns", tf.unstack(self.by_group, axis=1))
+        object.__setattr__(self, "_columns", tf.unstack(self.by_block, axis=1))
 
     def of_variable(self, index: int) -> tf.Tensor:
         """Returns the factors for one variable, `[n]`."""
-        return self.of_group(self.group_of[index])
+        return self.of_block(self.block_of[index])
 
-    def of_group(self, group: int) -> tf.Tensor:
+    def of_block(self, block: int) -> tf.Tensor:
         """Returns the factors for the variables of one block, `[n]`."""
-        return self._columns[group]  # type: ignore[attr-defined]
+        return self._columns[block]  # type: ignore[attr-defined]

@@ -129,7 +129,7 @@ def of_gram_sums(sums: Sequence[GramSums]) -> list[tf.Tensor]:
         R (sum_t |a_t| |g_t|)^2 + 3 TINY (p (sum_t |g_t|)^2 + d (sum_t |a_t|)^2) + 4 T^2 TINY.
 
     Args:
-      sums: Of any number of such gradients of the same examples; all are worked on together.
+      sums: Sums of any number of such gradients of the same examples; all are worked on together.
     """
     if not sums:
         return []

@@ -32,7 +32,7 @@ class ClippingProblem:
       variables: The trainable variables.
       handles: Their handles in the graph of the loss.
       rows: Number of rows, an int32 scalar.
-      mask: Which rows are examples, bool `[rows]`.
+      mask: Mask of the rows that are examples, bool `[rows]`.
       uniforms: For each row the random number of a random rule, `[rows]`; None: there are none.
       clip: The clip to use in place of the engine's, a scalar; or None.
       most_rows: The most rows that there can be, for bounds on rounding.

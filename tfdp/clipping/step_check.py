@@ -139,7 +139,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) ->
     """Checks where a step is traced; and, once that is finished, all of its graph.
 
     Args:
-      loss: What the step learns from.
+      loss: The loss of the step.
       rows_are_private: Whether the number of rows is that of the examples that were drawn.
 
     Raises:
@@ -241,7 +241,7 @@ def check_graph(graph: tf.Graph) -> None:
     """Checks all that a finished step does, in functions that it calls, too.
 
     Args:
-      graph: Of the outermost function.
+      graph: Graph of the outermost function.
 
     Raises:
       ValueError: An operation with a state is not known to be harmless; or something that depends

@@ -35,7 +35,7 @@ class PoissonBatches(tf.data.Dataset):
     weights of the examples by those of their classes.
 
     Attributes:
-      sampling: How batches are sampled: the argument `sampling` of an optimizer.
+      sampling: Sampling of the batches: the argument `sampling` of an optimizer.
       source: The data set, from which batches can be drawn inside a graph.
     """
 

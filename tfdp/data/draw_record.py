@@ -47,7 +47,7 @@ class Use:
     Attributes:
       fresh: Whether it is an unused draw, sampled as the optimizer says; a scalar bool.
       draw: Number of the draw, a scalar int64.
-      chunk: Which of the chunks of that draw it is, from 0, a scalar int64.
+      chunk: Index among the chunks of that draw, from 0, a scalar int64.
       empty: Whether nothing was drawn, so that its only row is not an example, a scalar bool;
         None if that cannot be.
     """
@@ -105,14 +105,14 @@ class DrawRecord:
         """Enters a draw, in the graph being built.
 
         Args:
-          sampling: How it was sampled.
+          sampling: Its sampling.
           source: Number of the object that draws; later ones have larger numbers.
-          draw: What `number` gave for it.
-          chunk: Which of its chunks this is.
+          draw: Result of `number` for it.
+          chunk: Index among its chunks.
           mask: Weights by which rows of padding are left out, `[rows]`; None without padding.
           tensors: The tensors of the batch, `[rows, ...]` each.
-          rows: How many rows were drawn; 0 if the only row stands for none.
-          part: Of which of the parts of the data set.
+          rows: Number of rows that were drawn; 0 if the only row stands for none.
+          part: Index of the part of the data set.
         """
         prints, known, counter, _, _ = self._made()
         entry = _next_number(counter)
@@ -137,12 +137,12 @@ class DrawRecord:
         """Looks a batch up and marks it as used, each time that the graph being built runs.
 
         Args:
-          sampling: How it should have been sampled.
+          sampling: The sampling that it should have.
           mask: Its mask, `[rows]`; None if it is one of `tensors`, or has none.
           tensors: Those of its tensors that are used, in any order.
-          following: Of draws with equal contents, the number of that which was begun, and how many
+          following: For draws with equal contents, the number of that which was begun, and how many
             of its chunks were used; scalars.
-          part: Of which of the parts of the data set it should be.
+          part: Index of the part of the data set that it should be of.
         """
         self.prepare(len(tensors) + 1)
         with tf.name_scope(_SCOPE):
@@ -176,7 +176,7 @@ class DrawRecord:
         looked up in an enclosing graph may be passed to several calls.
 
         Args:
-          use: From `take_drawn`, in an enclosing graph.
+          use: Result of `take_drawn`, in an enclosing graph.
           prints: Likewise.
           tensors: The tensors of the batch that are used here.
         """
@@ -274,7 +274,7 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
     operations: TensorFlow prepares each of them whenever an iteration over batches begins.)
 
     Args:
-      tensor: Of any type and shape.
+      tensor: Tensor of any type and shape.
 
     Returns:
       A scalar int64, never negative.

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tfdp._validation import error
+from tfdp._validation import error, positive_integer
 
 try:
     import fcntl
@@ -113,10 +113,7 @@ def scattering_features(
       (100, 7, 7, 81)
     """
     for name, value in (("num_scales", num_scales), ("num_angles", num_angles)):
-        if not _is_positive_integer(value):
-            raise ValueError(
-                f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
-            )
+        positive_integer(name, value)
     if not (_is_positive_integer(max_order) and max_order <= 2):
         raise error("max_order", "1 or 2", max_order)
     images = _checked_images(images, least_side=2**num_scales)

@@ -76,10 +76,10 @@ def poisson_batches(
         amplification requires that the sample is secret. By default sampling
         comes from the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has drawn already.
-      features: Where examples are dicts (data sources of TFDS, Hugging Face's data sets,
+      features: For examples that are dicts (data sources of TFDS, Hugging Face's data sets,
         `tfds.load` without `as_supervised`, a dict of arrays): the name of the input; or a list of
         names, which gives the model a dict of inputs.
-      label: Where examples are dicts: the name of the target.
+      label: For examples that are dicts: the name of the target.
 
     Returns:
       A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
@@ -151,10 +151,10 @@ def drawn_batches(
 
     Args:
       source: The data set, or one part of it.
-      sampling: How to sample.
+      sampling: The sampling.
       keys: Gives every draw its key.
       steps: Batches in one iteration.
-      part: Which part the source is.
+      part: Index of the part that the source is.
     """
     chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
     own_number, size = next(_sources), source.dataset_size
@@ -320,7 +320,4 @@ def check_integer(
     ):
         bounds = "" if lowest is None else f" of at least {lowest}"
         bounds += "" if highest is None else f" and at most {highest}, the number of examples"
-        raise ValueError(
-            f"Argument `{name}` must be an integer{bounds}{' or None' if optional else ''}. "
-            f"Received: {name}={value!r}."
-        )
+        raise error(name, f"an integer{bounds}{' or None' if optional else ''}", value)

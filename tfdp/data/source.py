@@ -27,7 +27,7 @@ class PoissonSource:
         where examples are not in memory.
       y: Targets, as `x`.
       dataset_size: Number of examples N.
-      seed: What was given to `poisson_batches`.
+      seed: Seed that was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
       sample_weight: Weights of the examples, `[dataset_size, ...]`, floating; or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
@@ -59,7 +59,7 @@ class PoissonSource:
 
         Args:
           key: Secret of this draw, used for nothing else; see `tfdp._random.chacha.random_words`.
-          sampling: How to sample and to pad it.
+          sampling: The sampling and padding.
 
         Returns:
           `(x, y)`; with padding or weights `(x, y, weights)`.
@@ -112,7 +112,7 @@ def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Ten
 
     Args:
       key: Secret of this draw; see `tfdp._random.chacha.random_words`.
-      sampling: How to sample and to pad it.
+      sampling: The sampling and padding.
       size: Number of examples: of the data set, or of this part of it.
 
     Returns:

@@ -49,7 +49,7 @@ class Examples(abc.ABC):
         """Reads examples in the graph being built.
 
         Args:
-          indices: In any order, int64 `[rows]`.
+          indices: Indices in any order, int64 `[rows]`.
 
         Returns:
           Nested tensors, `[rows, ...]` each.

@@ -33,9 +33,10 @@ def write_examples(
 
     Args:
       dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
-      folder: Where to write; it is made if it does not exist.
-      features: Of examples that are dicts, what is written as x: a name, or a list of names.
-      label: Of examples that are dicts, the name of what is written as y.
+      folder: Folder to write to; it is made if it does not exist.
+      features: For examples that are dicts, the features that are written as x: a name, or a list
+        of names.
+      label: For examples that are dicts, the name of the feature that is written as y.
       verbose: Whether to show a progress bar.
 
     Raises:

@@ -44,9 +44,10 @@ class Autoencoder(tf.keras.Model):
         super().__init__(**kwargs)
         for name, network in (("encoder", encoder), ("decoder", decoder)):
             if not (isinstance(network, tf.keras.Model) and network.built):
-                raise ValueError(
-                    f"Argument `{name}` must be a Keras model that is built (give it an Input "
-                    f"layer, or call it once). Received: {name}={network!r}."
+                raise error(
+                    name,
+                    "a Keras model that is built (give it an Input layer, or call it once)",
+                    network,
                 )
         if not (num_classes is None or (is_integer(num_classes) and num_classes >= 1)):
             raise error("num_classes", "a positive integer or None", num_classes)
@@ -90,10 +91,7 @@ class Autoencoder(tf.keras.Model):
         """Reconstructs examples: the means of p(x|z) at the means of q(z|x)."""
         conditional = self.num_classes is not None
         if conditional and not (isinstance(inputs, tuple | list) and len(inputs) == 2):
-            raise ValueError(
-                "Argument `inputs` must be [examples, one-hot labels] for a conditional VAE. "
-                f"Received: {inputs!r}."
-            )
+            raise error("inputs", "[examples, one-hot labels] for a conditional VAE", inputs)
         x, condition = inputs if conditional else (inputs, None)
         loc, _ = self._encode(x, condition)
         return self.likelihood.mean(self._decode(loc, condition))
@@ -152,7 +150,7 @@ class Autoencoder(tf.keras.Model):
         It sees no data, so that no number of them costs any epsilon.
 
         Args:
-          n: How many.
+          n: Number of examples.
           y: Their labels, int `[n]` or one for all, for a conditional VAE.
           sample: Whether to draw from p(x|z) instead of taking its mean.
           seed: Makes the draws reproducible.
@@ -271,9 +269,8 @@ def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.T
     """Returns the shapes of what a network takes first, and of what it returns."""
     spec = network.save_spec(dynamic_batch=True)
     if spec is None:
-        raise ValueError(
-            f"Argument `{name}` must be a Keras model that is built (give it an Input layer, or "
-            f"call it once). Received: {name}={network!r}."
+        raise error(
+            name, "a Keras model that is built (give it an Input layer, or call it once)", network
         )
     with tf.init_scope():
         returned = tf.function(network).get_concrete_function(*spec[0], **spec[1])

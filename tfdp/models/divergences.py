@@ -40,8 +40,8 @@ class Divergence(abc.ABC):
           samples: One draw from each, `[n, d]`.
           prior: The distribution p(z), with event shape `[d]`.
           prior_samples: Independent draws from it, one per row: `[n, d]`.
-          mask: Which rows exist, bool `[n]`. Others may hold anything, NaN included, and change
-            neither the value nor a gradient.
+          mask: Mask of the rows that exist, bool `[n]`. Others may hold anything, NaN included, and
+            change neither the value nor a gradient.
 
         Returns:
           The estimate, a scalar of type float32; 0 without gradient where too few rows exist.
@@ -314,10 +314,7 @@ def _positive_numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
     except TypeError:
         numbers = ()
     if not numbers or not all(is_number(value) and 0 < value < math.inf for value in numbers):
-        raise ValueError(
-            f"Argument `{name}` must be a list of positive, finite numbers, at least one. "
-            f"Received: {name}={values!r}."
-        )
+        raise error(name, "a list of positive, finite numbers, at least one", values)
     return tuple(float(value) for value in numbers)
 
 
@@ -359,8 +356,5 @@ def serialize(divergence: Divergence | None) -> dict[str, Any] | None:
         return None
     names = {cls: name for name, cls in _NAMED.items()}
     if type(divergence) not in names:
-        raise ValueError(
-            "Argument `divergence` must be one of tfdp's divergences to be saved. Received: "
-            f"{divergence!r}."
-        )
+        raise error("divergence", "one of tfdp's divergences to be saved", divergence)
     return {"name": names[type(divergence)], **dataclasses.asdict(divergence)}

@@ -163,8 +163,5 @@ def serialize(likelihood: Likelihood) -> dict[str, Any]:
     """
     names = {cls: name for name, cls in _NAMED.items()}
     if type(likelihood) not in names:
-        raise ValueError(
-            "Argument `likelihood` must be one of tfdp's likelihoods to be saved. Received: "
-            f"{likelihood!r}."
-        )
+        raise error("likelihood", "one of tfdp's likelihoods to be saved", likelihood)
     return {"name": names[type(likelihood)], **dataclasses.asdict(likelihood)}

@@ -35,8 +35,8 @@ class Finding:
 
     Attributes:
       where: The layer, the loss or the optimizer.
-      problem: What is wrong with it.
-      remedy: What to do; empty if `problem` says it.
+      problem: The problem.
+      remedy: The remedy; empty if `problem` says it.
       refused: Whether training raises an error; otherwise it is slow.
     """
 
@@ -51,12 +51,12 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Validation:
+class ModelCheck:
     """Result of `validate`: everything that it found.
 
     Attributes:
-      findings: What would be refused, then what would be slow.
-      notes: What was not examined.
+      findings: Reasons to refuse the model, then reasons that it is slow.
+      notes: Parts that were not examined.
     """
 
     findings: tuple[Finding, ...]
@@ -81,7 +81,7 @@ class Validation:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Validation:
+def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
     """Finds everything in a model that private training refuses or does slowly, before training.
 
     The training step is traced on symbolic inputs, by the engine that clips in training; no batch
@@ -132,7 +132,7 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Va
         if losses is not None and trace.outputs is not None:
             findings += _of_loss(model, trace.outputs, losses, weights, data)
     findings.sort(key=lambda finding: not finding.refused)
-    return Validation(tuple(dict.fromkeys(findings)), _notes(model, losses))
+    return ModelCheck(tuple(dict.fromkeys(findings)), _notes(model, losses))
 
 
 def check_is_model(model: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp._validation import error, is_integer, is_number
+from tfdp._validation import error, is_number, positive, positive_integer
 
 
 class Prior(abc.ABC):
@@ -53,7 +53,7 @@ class StandardNormal(Prior):
     latent_dim: int
 
     def __post_init__(self) -> None:
-        _check_latent_dim(self.latent_dim)
+        positive_integer("latent_dim", self.latent_dim)
 
     def distribution(self) -> tfd.Distribution:
         """See `Prior.distribution`."""
@@ -97,8 +97,8 @@ class SpikeAndSlab(Prior):
     spike_weight: float = 0.8
 
     def __post_init__(self) -> None:
-        _check_latent_dim(self.latent_dim)
-        _check_positive("spike_scale", self.spike_scale)
+        positive_integer("latent_dim", self.latent_dim)
+        positive("spike_scale", self.spike_scale)
         if not (is_number(self.spike_weight) and 0 < self.spike_weight < 1):
             raise error("spike_weight", "a number in (0, 1)", self.spike_weight)
 
@@ -144,7 +144,7 @@ class GaussianMixture(Prior):
     latent_dim: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        _check_positive("variance", self.variance)
+        positive("variance", self.variance)
         locs = _matrix(self.locs)
         object.__setattr__(self, "locs", locs)
         object.__setattr__(self, "latent_dim", len(locs[0]))
@@ -159,18 +159,6 @@ class GaussianMixture(Prior):
     def get_config(self) -> dict[str, Any]:
         """See `Prior.get_config`."""
         return {"locs": [list(loc) for loc in self.locs], "variance": self.variance}
-
-
-def _check_latent_dim(latent_dim: int) -> None:
-    if not (is_integer(latent_dim) and latent_dim >= 1):
-        raise error("latent_dim", "a positive integer", latent_dim)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (is_number(value) and 0 < value < math.inf):
-        raise ValueError(
-            f"Argument `{name}` must be a positive, finite number. Received: {name}={value!r}."
-        )
 
 
 def _matrix(locs: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
@@ -220,7 +208,5 @@ def serialize(prior: Prior) -> dict[str, Any]:
     """
     names = {cls: name for name, cls in _NAMED.items()}
     if type(prior) not in names:
-        raise ValueError(
-            f"Argument `prior` must be one of tfdp's priors to be saved. Received: {prior!r}."
-        )
+        raise error("prior", "one of tfdp's priors to be saved", prior)
     return {"name": names[type(prior)], **prior.get_config()}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
@@ -105,14 +106,14 @@ def make_private(
         taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
         convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
-      loss: As in `model.compile`.
-      metrics: As in `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
+      loss: See `model.compile`.
+      metrics: See `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
         become `weighted_metrics`, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
       chunk_size: See `tfdp.data.poisson_batches`.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
       label: Name of the target, of examples that are dicts.
-      prior: What else was released about the same examples: a `PrivacyLedger`, or several.
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several.
       verbose: Whether to print what was decided, in five lines.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
 
@@ -136,7 +137,8 @@ def make_private(
       True
     """
     check_is_model(model)
-    _check_numbers(epochs=epochs, batch_size=batch_size)
+    positive_integer("epochs", epochs)
+    positive_integer("batch_size", batch_size)
     compiled = _compile_arguments(model)
     loss = compiled.get("loss") if loss is None else loss
     if loss is None:
@@ -203,14 +205,6 @@ def default_delta(dataset_size: int) -> float:
     delta = max(2, dataset_size) ** -1.1
     digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
     return float(f"{math.floor(delta / digit) * digit:.1e}")
-
-
-def _check_numbers(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
-            )
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:

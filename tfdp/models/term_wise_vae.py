@@ -6,14 +6,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
-from tfdp._validation import error, is_integer, is_number
-from tfdp.clipping import (
-    Aggregation,
-    BatchAggregation,
-    MicroAggregation,
-    TermWiseAggregation,
-    TwoTermLoss,
-)
+from tfdp._validation import error, non_negative, positive_integer
+from tfdp.clipping import Aggregation, TermWiseAggregation, TwoTermLoss
+from tfdp.clipping.batch_losses import aggregations
 from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE
 from tfdp.models import divergences, likelihoods, priors
 from tfdp.models.autoencoder import Autoencoder
@@ -22,8 +17,6 @@ from tfdp.models.likelihoods import Likelihood
 from tfdp.models.priors import Prior
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
-
-AGGREGATIONS = ("term_wise", "micro", "batch", "none")
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp")
@@ -62,7 +55,7 @@ class TermWiseVAE(Autoencoder):
         "none", without privacy and with an ordinary Keras optimizer.
       batch_clip: C2, in gradient units: needed for "term_wise" with a divergence.
       num_groups: Groups m of a batch, see `TermWiseAggregation`.
-      split: How the noise is split, see `TermWiseAggregation`.
+      split: Split of the noise, see `TermWiseAggregation`.
       group_capacity: See `TermWiseAggregation`.
       num_classes: For a conditional VAE, the number of classes: labels are integers below it, and
         both networks get `[input, one-hot label]`.
@@ -232,9 +225,10 @@ class TermWiseVAE(Autoencoder):
             allowed = "tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam"
             if self.aggregation is None:
                 allowed = "an ordinary Keras optimizer"
-            raise ValueError(
-                f"Argument `optimizer` must be {allowed} with "
-                f"aggregation={self._options['aggregation']!r}. Received: {optimizer!r}."
+            raise error(
+                "optimizer",
+                f"{allowed} with aggregation={self._options['aggregation']!r}",
+                optimizer,
             )
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -348,8 +342,9 @@ class TermWiseVAE(Autoencoder):
                 "Argument `batch_clip` must be a positive number with a divergence and "
                 "aggregation='term_wise'. Received: batch_clip=None."
             )
-        made = {"term_wise": term_wise, "micro": MicroAggregation(), "batch": BatchAggregation()}
-        return made.get(name)
+        if name == "term_wise":
+            return term_wise
+        return None if name == "none" else aggregations.NAMED[name]()
 
 
 class _Evaluated:
@@ -368,17 +363,10 @@ def _with(rows: dict[str, tf.Tensor], drawn: Sequence[tf.Tensor]) -> dict[str, t
 def _check_arguments(**values: Any) -> None:
     """Raises a ValueError that names the first argument that is out of its range."""
     for name in ("alpha", "beta"):
-        value = values[name]
-        if not (is_number(value) and 0 <= value < float("inf")):
-            raise ValueError(
-                f"Argument `{name}` must be a non-negative, finite number. Received: "
-                f"{name}={value!r}."
-            )
-    if not (is_integer(values["num_samples"]) and values["num_samples"] >= 1):
-        raise error("num_samples", "a positive integer", values["num_samples"])
-    if values["aggregation"] not in AGGREGATIONS:
-        raise error(
-            "aggregation", f"one of {', '.join(map(repr, AGGREGATIONS))}", values["aggregation"]
-        )
+        non_negative(name, values[name])
+    positive_integer("num_samples", values["num_samples"])
+    names = ("term_wise", *aggregations.NAMED, "none")
+    if values["aggregation"] not in names:
+        raise error("aggregation", f"one of {', '.join(map(repr, names))}", values["aggregation"])
     if not isinstance(values["non_private_diagnostics"], bool):
         raise error("non_private_diagnostics", "True or False", values["non_private_diagnostics"])

@@ -18,8 +18,8 @@ class AdaptiveClip:
     results are the noisy sum and the next clip.
 
     Args:
-      rule: How the clip moves.
-      l2_norm_clip: Where it begins.
+      rule: Clipping rule by which the clip moves.
+      l2_norm_clip: The first clip.
       noise_multiplier: Noise multiplier of the sum and the count together.
       expected_batch_size: Expected number of examples in a logical batch.
     """

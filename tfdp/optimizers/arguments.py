@@ -103,10 +103,7 @@ def check_privacy_arguments(
         optional = name == "num_microbatches"
         if (value is None and optional) or (is_integer(value) and int(value or 0) >= 1):
             continue
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer{' or None' if optional else ''}. "
-            f"Received: {name}={value!r}."
-        )
+        raise error(name, f"a positive integer{' or None' if optional else ''}", value)
     if num_microbatches is not None and gradient_accumulation_steps > 1:
         raise ValueError(
             "Argument `num_microbatches` must be None with gradient accumulation: where an "
@@ -127,15 +124,15 @@ def check_secure_noise(
     if not isinstance(secure_noise, bool):
         raise error("secure_noise", "True or False", secure_noise)
     if secure_noise and noise_multiplier > LARGEST_NOISE_MULTIPLIER:
-        raise ValueError(
-            f"Argument `noise_multiplier` must be at most {LARGEST_NOISE_MULTIPLIER:g} with "
-            "`secure_noise` (that of the sum, with an adaptive clip). Received: "
-            f"{noise_multiplier}."
+        raise error(
+            "noise_multiplier",
+            f"at most {LARGEST_NOISE_MULTIPLIER:g} with `secure_noise` (that of the sum, with an "
+            "adaptive clip)",
+            noise_multiplier,
         )
     if secure_noise and count_noise > LARGEST_COUNT_NOISE:
-        raise ValueError(
-            f"Argument `count_noise` must be at most {LARGEST_COUNT_NOISE:g} with `secure_noise`. "
-            f"Received: {count_noise}."
+        raise error(
+            "count_noise", f"at most {LARGEST_COUNT_NOISE:g} with `secure_noise`", count_noise
         )
     if secure_noise and noise_multiplier > 0 and sampling is not None and sampling.padding != FULL:
         raise ValueError(

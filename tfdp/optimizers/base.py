@@ -5,45 +5,29 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import dp_accounting
 import tensorflow as tf
 
-from tfdp._random.key_streams import KeyStream
 from tfdp._validation import error
 from tfdp._warnings import warn_user
-from tfdp.accounting import PrivacyLedger
-from tfdp.accounting.bounds import Release
-from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, NONE
 from tfdp.clipping import (
-    AdaptiveQuantileClipping,
     ClippedSum,
-    ClippingEngine,
-    ClippingRule,
     TwoTermLoss,
-    clipping_rules,
     step_check,
 )
 from tfdp.clipping.constants import constant
 from tfdp.data import draw_record
-from tfdp.optimizers import draw_use, record_ledger, record_table, replicas
+from tfdp.optimizers import draw_use, replicas
 from tfdp.optimizers.accumulator import Accumulator
-from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.arguments import (
-    ENGINES,
-    check_arithmetic,
-    check_clipping_arguments,
     check_not_compiled,
-    check_privacy_arguments,
-    check_secure_noise,
     check_two_term_arguments,
     check_variables,
-    required,
-    sampling_of,
 )
 from tfdp.optimizers.noise import add_gaussian_noise
-from tfdp.optimizers.release_count import ReleaseRecord, check_now
+from tfdp.optimizers.parameters import PrivacyParametersMixin
+from tfdp.optimizers.release_count import check_now
 from tfdp.optimizers.secure_noise import add_secure_noise
-from tfdp.optimizers.state import PersistentState
 
 _NOT_FRESH = (
     "The batch of this step is no unused draw of `tfdp.data.poisson_batches`, sampled as the "
@@ -69,7 +53,7 @@ class _Step:
     Attributes:
       clipped: The clipped sum of its batch.
       variables: The variables to update.
-      use: How its batch was drawn.
+      use: Draw that its batch is of.
       lock: The accumulator's lock, for a batch that is a part of a logical batch.
     """
 
@@ -79,7 +63,7 @@ class _Step:
     lock: tf.Tensor | None
 
 
-class PrivateOptimizerMixin(PersistentState):
+class PrivateOptimizerMixin(PrivacyParametersMixin):
     """Mixin that turns a TF-Privacy `DPOptimizerClass` into an optimizer of tfdp.
 
     Each logical step applies the base optimizer to
@@ -89,191 +73,6 @@ class PrivateOptimizerMixin(PersistentState):
     plus the gradient of weight regularisers, which depends on no data. The private optimizers'
     docstrings describe the arguments.
     """
-
-    def __init__(
-        self,
-        l2_norm_clip: float | None = None,
-        noise_multiplier: float | None = None,
-        expected_batch_size: int | None = None,
-        num_microbatches: int | None = None,
-        gradient_accumulation_steps: int | None = None,
-        sampling: PoissonSampling | dict[str, int] | None = None,
-        noise_seed: int | None = None,
-        secure_noise: bool = False,
-        engine: str = "one_pass",
-        clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        **kwargs: Any,
-    ):
-        l2_norm_clip, noise_multiplier = required(
-            type(self).__name__, l2_norm_clip, noise_multiplier
-        )
-        known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
-        expected_batch_size, gradient_accumulation_steps, self._sampled = known
-        check_privacy_arguments(
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            noise_seed,
-        )
-        if noise_multiplier > 0:
-            check_arithmetic()
-        kwargs.setdefault("name", type(self).__name__)
-        super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
-        self._expected_batch_size = expected_batch_size
-        self._dataset_size = None if self._sampled is None else self._sampled.dataset_size
-        self._gradient_accumulation_steps = gradient_accumulation_steps
-        rule = clipping_rules.get(clipping_rule)
-        check_clipping_arguments(engine, rule, l2_norm_clip, num_microbatches)
-        self._engine = engine
-        self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
-        self._adaptive: AdaptiveClip | None = None
-        if isinstance(rule, AdaptiveQuantileClipping):
-            self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
-        noises = (noise_multiplier, 0.0)
-        if self._adaptive is not None:
-            noises = (self._adaptive.sum_noise, self._adaptive.count_noise)
-        check_secure_noise(secure_noise, *noises, self._sampled)
-        self._secure_noise = secure_noise
-        self._clipping.wide_sums = secure_noise and noise_multiplier > 0
-        if self._sampled is not None:
-            usual = self._sampled.usual_batch_size
-            self._clipping.usual_rows = -(-usual // gradient_accumulation_steps)
-        if self._sampled is not None and self._sampled.padding != FULL:
-            self._clipping.streams = KeyStream(noise_seed, "layers")
-        self._noise = KeyStream(noise_seed, "noise")
-        self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
-        self._has_warned = False
-        self._state_to_load: dict[str, Any] = {}
-        self._released = ReleaseRecord(
-            self._kind(), self._privacy_parameters(), noise_seed is not None
-        )
-
-    # What the optimizer is.
-
-    def __repr__(self) -> str:
-        # Keras 3 shows it in the error for optimizers that it does not know.
-        return (
-            f"<tfdp.{type(self).__name__}, for models of Keras 2 (`tf.keras`), with "
-            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
-        )
-
-    @property
-    def l2_norm_clip(self) -> float:
-        """Largest l2 norm of an example's (a microbatch's) gradient; if adaptive, at first."""
-        return self._clipping.l2_norm_clip
-
-    @property
-    def current_l2_norm_clip(self) -> float:
-        """The clip of the next step: `l2_norm_clip`, unless it is adaptive."""
-        return self.l2_norm_clip if self._adaptive is None else float(self._adaptive.value())
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise, in units of the sensitivity of the clipped sum."""
-        return self._noise_multiplier
-
-    @property
-    def noise_stddev(self) -> float:
-        """Standard deviation of the noise that the next step adds to the clipped sum.
-
-        (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
-        larger by less than 1%: see docs/noise.md.)
-        """
-        if self._noise_multiplier == 0:
-            return 0.0
-        if self._adaptive is not None:
-            return self._adaptive.sum_noise * self.current_l2_norm_clip
-        return self._noise_multiplier * self._clipping.sensitivity()
-
-    @property
-    def secure_noise(self) -> bool:
-        """Whether floating-point numbers say no more than the ideal mechanism."""
-        return self._secure_noise
-
-    @property
-    def expected_batch_size(self) -> int:
-        """Expected number of examples in a logical batch."""
-        return self._expected_batch_size
-
-    @property
-    def sampling(self) -> PoissonSampling | None:
-        """How batches are sampled, if it was given."""
-        return self._sampled
-
-    @property
-    def dataset_size(self) -> int | None:
-        """Number of training examples, if `sampling` was given."""
-        return self._dataset_size
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Batches that make one logical batch."""
-        return self._gradient_accumulation_steps
-
-    def missing_batches(self) -> int:
-        """Returns how many batches the logical batch lacks that was begun, and counted; or 0."""
-        counts = [accumulator.count() for accumulator in self._accumulators.values()]
-        return -max(counts, default=0) % self._gradient_accumulation_steps
-
-    @property
-    def clipping(self) -> ClippingEngine:
-        """The clipping engine."""
-        return self._clipping
-
-    @property
-    def ledger(self) -> PrivacyLedger:
-        """What has been released so far: by this optimizer, and what it builds on.
-
-        The ledger covers all steps that went into the variables that the optimizer trains or that
-        its loss reads: of this optimizer and of other private ones, in this process and before a
-        checkpoint or a file was loaded, as soon as the optimizer is built. It can be read only:
-        what else has been released is given as `prior` to `tfdp.privacy_statement` and
-        `tfdp.callbacks.PrivacyBudget`.
-
-        Raises:
-          ValueError: The optimizer was not given `sampling`.
-          PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
-        """
-        self._sampling(self._expected_batch_size)  # Raises if it is not known.
-        self._check_state()
-        return record_ledger.ledger_of_rows(self._released.rows(), self._observability())
-
-    @property
-    def release(self) -> Release:
-        """What the ledger records for each step.
-
-        Raises:
-          ValueError: The optimizer was not given `sampling`.
-        """
-        self._sampling(self._expected_batch_size)
-        return record_ledger.release_of(self._kind(), self._privacy_parameters())
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """What one logical step does to its batch: a Gaussian mechanism."""
-        return dp_accounting.GaussianDpEvent(self._noise_multiplier)
-
-    def _kind(self) -> int:
-        """Returns what a step is, as `record_table` says it."""
-        unpadded = self._sampled is not None and self._sampled.padding == NONE
-        return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
-
-    def _observability(self) -> str:
-        return record_ledger.observability(self._privacy_parameters())
-
-    def _sampling(self, expected_batch_size: int) -> PoissonSampling:
-        if self._dataset_size is None:
-            raise ValueError(
-                "Argument `sampling` must be given to the optimizer to know how batches are "
-                "sampled: `batches = tfdp.data.poisson_batches(...)`, and "
-                f"`tfdp.{type(self).__name__}(..., sampling=batches.sampling)`. Received: "
-                "sampling=None."
-            )
-        return PoissonSampling(self._dataset_size, expected_batch_size)
-
-    # One step.
 
     def minimize(
         self,
@@ -421,7 +220,9 @@ class PrivateOptimizerMixin(PersistentState):
                 f"{replicas.count()} replicas."
             )
         check_two_term_arguments(
-            self._clipping.rule, self._gradient_accumulation_steps, self._clipping.wide_sums
+            self._clipping.clipping_rule,
+            self._gradient_accumulation_steps,
+            self._clipping.wide_sums,
         )
         clipped = loss.clipped_sum(
             self._clipping, variables, seed, self._expected_batch_size, most_rows=rows
@@ -536,34 +337,3 @@ class PrivateOptimizerMixin(PersistentState):
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Processes the noisy gradient before the base optimizer sees it."""
         return gradient
-
-    def _privacy_parameters(self) -> dict[str, float]:
-        return {
-            "l2_norm_clip": float(self.l2_norm_clip),
-            "noise_multiplier": float(self.noise_multiplier),
-            "expected_batch_size": float(self._expected_batch_size),
-            "num_microbatches": float(self._clipping.num_microbatches or 0),
-            "dataset_size": float(self._dataset_size or 0),
-        }
-
-    def _sampling_config(self) -> dict[str, Any]:
-        if self._sampled is not None:
-            return {"sampling": dataclasses.asdict(self._sampled)}
-        return {
-            "expected_batch_size": self._expected_batch_size,
-            "gradient_accumulation_steps": self._gradient_accumulation_steps,
-        }
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this optimizer again, without the secret noise key."""
-        return {
-            **super().get_config(),
-            "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self.noise_multiplier,
-            **self._sampling_config(),
-            "num_microbatches": self._clipping.num_microbatches,
-            "noise_seed": self._noise.seed,
-            "secure_noise": self._secure_noise,
-            "engine": self._engine,
-            "clipping_rule": clipping_rules.serialize(self._clipping.rule),
-        }

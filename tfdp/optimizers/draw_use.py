@@ -33,7 +33,7 @@ def use_of(
 
     Args:
       clipped: The clipped sum.
-      sampling: How the batch should have been sampled; None: it cannot be a draw.
+      sampling: The sampling that the batch should have; None: it cannot be a draw.
       accumulator: The sum over the chunks of a logical batch, if it is delivered in chunks.
 
     Returns:

@@ -81,7 +81,7 @@ def ledger_of_rows(rows: np.ndarray, mode: str | None = None) -> PrivacyLedger:
 
     Args:
       rows: `[rows, COLUMNS]`, every uid once.
-      mode: What is assumed to be seen of selective releases, if no row tells.
+      mode: Assumption about what is seen of selective releases, if no row tells.
     """
     ledgers = [_ledger_of_row(row) for row in rows]
     sizes = {int(record_table.parameters_of(row)["dataset_size"]) for row in rows}

@@ -100,11 +100,11 @@ def _fold(rows: tf.Tensor, room: int) -> tf.Tensor:
     first = tf.argmax(same, axis=1, output_type=tf.int32)
     leads = tf.logical_and(used, first == tf.range(count))
     place = tf.cumsum(tf.cast(leads, tf.int32)) - 1
-    group = tf.minimum(tf.gather(place, first), room - 1)
-    group = tf.where(used, group, room)  # Empty rows: cut off below.
+    segment = tf.minimum(tf.gather(place, first), room - 1)
+    segment = tf.where(used, segment, room)  # Empty rows: cut off below.
 
     def total(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.unsorted_segment_sum(values, group, room + 1)[:room]
+        return tf.math.unsorted_segment_sum(values, segment, room + 1)[:room]
 
     sizes = total(tf.ones([count], tf.int32))
     kinds = total(tf.cast(leads, tf.int32))

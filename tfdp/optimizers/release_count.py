@@ -34,7 +34,7 @@ class ReleaseRecord:
     that nothing restores. When both differ, a checkpoint was restored.
 
     Args:
-      kind: What a step is: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
+      kind: Kind of step: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
       parameters: The privacy parameters by the names of their arguments.
       fixed_seed: Whether the noise has a seed that is known.
     """

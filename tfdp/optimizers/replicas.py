@@ -34,7 +34,7 @@ def check(name: str) -> None:
     """Checks that a step can be taken where the graph is being built.
 
     Args:
-      name: Of the optimizer's class, for messages.
+      name: Name of the optimizer's class, for messages.
 
     Raises:
       ValueError: The distribution strategy is not supported, or this is not in its replicas.
@@ -74,8 +74,8 @@ def once(function: Callable[..., Any], *values: Any) -> Any:
     if not tf.distribute.has_strategy():
         return function(*((value,) for value in values))
 
-    def call(strategy: tf.distribute.Strategy, *grouped: Any) -> Any:
-        return function(*map(strategy.experimental_local_results, grouped))
+    def call(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
+        return function(*map(strategy.experimental_local_results, per_replica))
 
     return _merged(call, *values)
 
@@ -102,11 +102,11 @@ def all_if(condition: tf.Tensor, function: Callable[..., Any], *values: Any) -> 
     if not tf.distribute.has_strategy():
         return conditional(condition, lambda: function(*values))
 
-    def merged(strategy: tf.distribute.Strategy, conditions: Any, *grouped: Any) -> tf.Tensor:
+    def merged(strategy: tf.distribute.Strategy, conditions: Any, *per_replica: Any) -> tf.Tensor:
         everywhere = tf.reduce_all(tf.stack(strategy.experimental_local_results(conditions)))
         extended = strategy.extended
         return conditional(
-            everywhere, lambda: extended.call_for_each_replica(function, args=grouped)
+            everywhere, lambda: extended.call_for_each_replica(function, args=per_replica)
         )
 
     return _merged(merged, condition, *values)
@@ -155,9 +155,9 @@ def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:
 def _merged(function: Callable[..., Any], *values: Any) -> Any:
     """Calls a function of the strategy and of what `values` are in each replica."""
 
-    def call(strategy: tf.distribute.Strategy, *grouped: Any) -> Any:
+    def call(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
         with step_check.own_operations():
-            return function(strategy, *grouped)
+            return function(strategy, *per_replica)
 
     with step_check.pause_own_operations():  # Other replicas continue meanwhile.
         return tf.distribute.get_replica_context().merge_call(call, args=values)

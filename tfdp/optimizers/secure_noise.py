@@ -42,7 +42,7 @@ def moved_sensitivity(
     grid, in both sums.
 
     Args:
-      sensitivity: That of the exact sum.
+      sensitivity: Sensitivity of the exact sum.
       error: A bound on the rounding of the sum, in units of the sensitivity.
       size: Number of coordinates.
     """

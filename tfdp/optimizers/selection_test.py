@@ -82,7 +82,7 @@ class ValidationTest:
         Args:
           old: The loss before the update, on a fresh Poisson batch.
           new: The loss after it, on the same batch.
-          mask: Which rows of the batch are examples, bool `[rows]`.
+          mask: Mask of the rows that are examples, bool `[rows]`.
           key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
         """
         clipped = self.clipped_difference(old, new, mask)
@@ -129,7 +129,7 @@ class ValidationLoss:
 
     Attributes:
       rows: Losses of the rows, `[rows]`.
-      regularizer: What the model adds to the mean of the losses, a scalar.
+      regularizer: Term that the model adds to the mean of the losses, a scalar.
     """
 
     rows: tf.Tensor

@@ -10,16 +10,18 @@ import tfdp
 from tests import support
 from tests.two_term_support import (
     Codes,
+    Pull,
     Sum,
-    clip,
     data,
     gradient,
     groups_of,
     looped_groups,
     looped_samples,
+    noise_of_steps,
 )
-from tfdp.clipping import BatchAggregation, MicroAggregation, OnePassEngine, TermWiseAggregation
+from tfdp.clipping import OnePassEngine, TermWiseAggregation
 from tfdp.clipping.batch_losses.aggregations import Sensitivities, split_noise
+from tfdp.contrib import BatchAggregation, MicroAggregation
 
 M = 4
 C1, C2, B = 0.5, 0.2, 32
@@ -61,38 +63,6 @@ def test_without_a_batch_wise_term_it_is_dp_sgd(aggregation):
     found = Sum(model, aggregation, batch_wise=None)
     np.testing.assert_allclose(found(x, y, mask), looped_samples(model, x, y, mask, C1), atol=1e-5)
     assert found.scales is None  # The engine's own sensitivity.
-
-
-def test_one_group_is_batch_aggregation_of_the_batch_wise_term():
-    model, (x, y, mask) = Codes(), data()
-
-    def nothing(x, y):
-        return tf.zeros_like(y) * tf.reduce_sum(x, axis=1) * tf.reduce_sum(model.codes.bias)
-
-    one = Sum(model, term_wise(num_groups=1, group_capacity=40), sample_wise=nothing)
-    whole = Sum(model, BatchAggregation(), clip=C2, sample_wise=nothing)
-    np.testing.assert_allclose(one(x, y, mask), whole(x, y, mask), atol=1e-5)
-    assert np.linalg.norm(one(x, y, mask)) == pytest.approx(B * C2, rel=1e-3)
-
-
-def test_micro_is_the_sum_of_clipped_gradients_that_all_have_the_batch_wise_one():
-    model, (x, y, mask) = Codes(), data()
-    common = gradient(model, lambda: model.batch_wise(x, y, mask))
-    expected = looped_samples(model, x, y, mask, C1, common)
-    np.testing.assert_allclose(Sum(model, MicroAggregation())(x, y, mask), expected, atol=1e-5)
-
-
-def test_batch_is_the_clipped_gradient_of_the_whole_loss():
-    model, (x, y, mask) = Codes(), data()
-
-    def whole():
-        samples = tf.reduce_sum(tf.boolean_mask(model.sample_wise(x, y), mask)) / B
-        return samples + model.batch_wise(x, y, mask)
-
-    for limit in (0.01, 100.0):
-        expected = B * clip(gradient(model, whole), limit)
-        found = Sum(model, BatchAggregation(), clip=limit)
-        np.testing.assert_allclose(found(x, y, mask), expected, atol=1e-5)
 
 
 @pytest.mark.quick_cases(1)
@@ -184,20 +154,6 @@ def test_neighbours_are_no_farther_apart_than_the_sensitivities(relation):
     assert farthest > 1.1 * moved.batch_wise / 2
 
 
-class Pull(tf.keras.Model):
-    """g is the weight times the sum of the examples: an example can turn its gradient round."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = self.add_weight("weight", [], initializer="zeros")
-
-    def sample_wise(self, x, y):
-        return self.weight * 0.0 * y
-
-    def batch_wise(self, x, y, mask):
-        return self.weight * tf.reduce_sum(tf.where(mask, x[:, 0], 0.0))
-
-
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_an_example_moves_the_batch_wise_sum_by_twice_the_clip(relation):
@@ -213,22 +169,6 @@ def test_an_example_moves_the_batch_wise_sum_by_twice_the_clip(relation):
         absent[7] = False
         distance = found(x, x[:, 0], mask) - found(x, x[:, 0], absent)
     assert M / B * np.abs(distance) == pytest.approx(2 * C2, rel=1e-4)
-
-
-def test_an_example_moves_the_baselines_by_their_sensitivities():
-    n = 40
-    x, mask = np.full([n, 3], 0.5, "float32"), np.ones(n, bool)
-    x[7] = -1000.0
-    absent = mask.copy()
-    absent[7] = False
-    micro = Sum(Pull(), MicroAggregation(), clip=C1)
-    distance = np.abs(micro(x, x[:, 0], mask) - micro(x, x[:, 0], absent))
-    assert distance == pytest.approx((2 * n - 1) * C1, rel=1e-4)
-    assert MicroAggregation().sensitivity(C1, n) == (2 * n - 1) * C1
-    whole = Sum(Pull(), BatchAggregation(), clip=C1)
-    distance = np.abs(whole(x, x[:, 0], mask) - whole(x, x[:, 0], absent))
-    assert distance / B == pytest.approx(2 * C1, rel=1e-4)
-    assert whole.scales == [B * BatchAggregation().sensitivity(C1)]
 
 
 # Noise.
@@ -294,34 +234,6 @@ def test_two_sums_cost_what_one_gaussian_mechanism_does(share, order):
     )
     halved = [sigmas[0], sigmas[1] / 2]
     assert subsampled_rdp(order, q, sensitivities, halved) > 1.2 * priced
-
-
-def noise_of_steps(optimizer, aggregation, steps, clip_off=False):
-    """What the weights of a model without gradients are after many single steps from zero."""
-
-    class Still(Codes):
-        def sample_wise(self, x, y):
-            return 0.0 * super().sample_wise(x, y)
-
-        def batch_wise(self, x, y, mask):
-            return 0.0 * super().batch_wise(x, y, mask)
-
-    model, (x, y, mask) = Still(), data()
-
-    @tf.function
-    def step(x, y, mask):
-        for variable in model.trainable_variables:
-            variable.assign(tf.zeros_like(variable))
-        loss = tfdp.clipping.TwoTermLoss(
-            model.sample_wise, model.batch_wise, (x, y), aggregation, mask
-        )
-        optimizer.minimize(loss, model.trainable_variables)
-        return [tf.reshape(v.read_value(), [-1]) for v in model.trainable_variables]
-
-    found = [step(tf.constant(x), tf.constant(y), tf.constant(mask)) for _ in range(steps)]
-    codes = np.concatenate([np.concatenate(f[:2]) for f in found])
-    head = np.concatenate([np.concatenate(f[2:]) for f in found])
-    return codes, head
 
 
 @pytest.mark.quick_cases(1)

@@ -10,7 +10,7 @@ from tests.two_term_support import SEED, Codes, data
 from tfdp.clipping import OnePassEngine, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import two_term_loss
 from tfdp.clipping.batch_losses.two_term_loss import split_key
-from tfdp.clipping.clipping_rules import ImportanceSamplingClipping
+from tfdp.contrib import ImportanceSamplingClipping
 
 B = 32
 tfd = tfdp.models.priors.tfd
@@ -272,7 +272,7 @@ def kept_of(seed):
         loss = TwoTermLoss(
             lambda x: tf.linalg.matvec(x, variable), None, (x,), TermWiseAggregation(1.0, 2)
         )
-        engine = OnePassEngine(1.0, rule=ImportanceSamplingClipping())
+        engine = OnePassEngine(1.0, clipping_rule=ImportanceSamplingClipping())
         return loss.clipped_sum(engine, [variable], tf.constant(seed, tf.int64), B).gradients[0]
 
     return np.array(run(0.5 * tf.eye(60))) > 0
@@ -292,7 +292,7 @@ def test_a_random_rule_with_a_constant_seed_is_caught(monkeypatch):
     """Mutant: the engine gets a constant seed, as for rules that draw nothing."""
     right = OnePassEngine.clipped_sum
 
-    def wrong(self, loss, variables, group_seed, *args, **kwargs):
+    def wrong(self, loss, variables, seed, *args, **kwargs):
         return right(self, loss, variables, tf.constant([0, 0], tf.int64), *args, **kwargs)
 
     monkeypatch.setattr(OnePassEngine, "clipped_sum", wrong)

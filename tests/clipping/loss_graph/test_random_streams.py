@@ -133,10 +133,10 @@ def test_all_engines_use_the_numbers_of_the_forward_pass():
     model = tf.keras.Sequential(
         [layers.Input([FEATURES]), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)]
     )
-    for chunk_size in (None, 7):
+    for rows_per_pass in (None, 7):
         optimizer = tfdp.DPSGD(1.0, 0.0, sampling=data.sampling)
         own = optimizer.clipping
-        optimizer._clipping = support.ComparedClipping(1.0, chunk_size=chunk_size)
+        optimizer._clipping = support.ComparedClipping(1.0, rows_per_pass=rows_per_pass)
         optimizer._clipping.streams, optimizer._clipping.usual_rows = own.streams, own.usual_rows
         model.compile(optimizer, lambda y, out: tf.square(out[:, 0] - 1))
         model.fit(data, verbose=0)
@@ -157,10 +157,10 @@ LAYOUTS = {
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
-    ("engine", "chunk_size"), [("one_pass", None), ("one_pass", 7), ("vectorized", None)]
+    ("engine", "rows_per_pass"), [("one_pass", None), ("one_pass", 7), ("vectorized", None)]
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_numbers_may_be_laid_out_in_any_way(layout, engine, chunk_size):
+def test_numbers_may_be_laid_out_in_any_way(layout, engine, rows_per_pass):
     data = batches()
     model = tf.keras.Sequential(
         [
@@ -173,7 +173,7 @@ def test_numbers_may_be_laid_out_in_any_way(layout, engine, chunk_size):
         ]
     )
     optimizer = tfdp.DPSGD(1.0, 0.0, sampling=data.sampling, engine=engine)
-    optimizer.clipping.chunk_size = chunk_size
+    optimizer.clipping.rows_per_pass = rows_per_pass
     model.compile(optimizer, lambda y, out: tf.square(out[:, 0] - 1))
     model.fit(data, verbose=0)
     assert optimizer.own_steps() == 2

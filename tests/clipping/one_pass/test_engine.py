@@ -22,7 +22,7 @@ from tests.clipping.models import (
     built,
 )
 from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, norms
-from tfdp.clipping.one_pass import per_example_gradients, weight_uses
+from tfdp.clipping.one_pass import combined_gradients, per_example_gradients, weight_uses
 from tfdp.clipping.one_pass.op_gradients import registry
 
 layers = tf.keras.layers
@@ -30,7 +30,7 @@ layers = tf.keras.layers
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", SLOW)
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_what_has_no_rule_falls_back_and_says_so(name, options):
     engine = OnePassEngine(CLIP, **options)
     with pytest.warns(SlowClippingWarning, match="slower vectorised engine") as caught:
@@ -47,7 +47,7 @@ def test_what_has_no_rule_falls_back_and_says_so(name, options):
     "name",
     ["dense", "conv2d", "embedding", "attention", "tied embedding", "rnn of a cell, masked"],
 )
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_compiled_by_xla(name, options):
     assert_equals_loop(OnePassEngine(CLIP, **options), *FAST[name], jit_compile=True)
 
@@ -75,9 +75,9 @@ def test_custom_gradients_are_copied_for_the_vectorised_engine(name):
 @pytest.mark.parametrize(
     "name", ["conv2d", "lstm", "simple rnn", "embedding", "computed weights", "swish"]
 )
-@pytest.mark.parametrize("chunk_size", [1, 3, 100])
-def test_chunks_do_not_change_the_sum(name, chunk_size):
-    assert_equals_loop(OnePassEngine(CLIP, chunk_size=chunk_size), *{**FAST, **SLOW}[name])
+@pytest.mark.parametrize("rows_per_pass", [1, 3, 100])
+def test_chunks_do_not_change_the_sum(name, rows_per_pass):
+    assert_equals_loop(OnePassEngine(CLIP, rows_per_pass=rows_per_pass), *{**FAST, **SLOW}[name])
 
 
 def test_chunks_know_the_shapes_that_layers_state():
@@ -90,8 +90,8 @@ def test_chunks_know_the_shapes_that_layers_state():
     model.build()
     x, y = np.random.default_rng(0).random([7, 3, 4, 2], "float32"), np.zeros([7], int)
     reports = []
-    for chunk_size in (None, 3):
-        engine = OnePassEngine(CLIP, chunk_size=chunk_size)
+    for rows_per_pass in (None, 3):
+        engine = OnePassEngine(CLIP, rows_per_pass=rows_per_pass)
         support.ClippedSum(engine, model, x)(x, y)
         reports.append(engine.report())
     assert reports[0] == reports[1]
@@ -131,7 +131,7 @@ class SumOfNorms(per_example_gradients.Direct):
         tensors = [t for part in parts for t in part.tensors]
         super().__init__(tensors, shape, "mutant", lambda *args: None)
         self._parts = parts
-        self._whole = per_example_gradients._sum_of(parts, shape)
+        self._whole = combined_gradients._sum_of(parts, shape)
 
     def flat(self, tensors):
         return self._whole.flat(tensors)
@@ -150,7 +150,7 @@ class SumOfNorms(per_example_gradients.Direct):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["shared layer, two inputs", "tied embedding", "shared embedding"])
 def test_sums_of_norms_are_caught(name, monkeypatch):
-    combine = per_example_gradients.combine
+    combine = combined_gradients.combine
 
     def wrong(parts, shape):
         return combine(parts, shape) if len(parts) == 1 else SumOfNorms(parts, shape)
@@ -312,7 +312,7 @@ def test_other_rules_equal_a_loop(rule, engine):
                 if n == layer:
                     parts[j] = parts[j] / max(1, norm / limit)
         expected = expected + np.concatenate(parts)
-    actual = support.ClippedSum(engine(CLIP, rule=rule), model, x)(x, Y)
+    actual = support.ClippedSum(engine(CLIP, clipping_rule=rule), model, x)(x, Y)
     np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 

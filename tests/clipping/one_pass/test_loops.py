@@ -56,7 +56,7 @@ def test_random_numbers_of_masked_sequences_of_any_length():
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_random_loops_are_on_the_fast_path(options):
     engine = OnePassEngine(CLIP, **options)
     model = built(classifier(RANDOM["simple rnn"]), SEQUENCES)

@@ -95,7 +95,7 @@ def test_memory_is_planned_for_usual_batches():
 
     assert engine._chunk_rows(Plan, most_rows=174, expected_rows=88) is None
     assert engine._chunk_rows(Plan, most_rows=174, expected_rows=101) == 100
-    engine.chunk_size = 100
+    engine.rows_per_pass = 100
     assert engine._chunk_rows(Plan, most_rows=174, expected_rows=88) == 100
     assert engine._chunk_rows(Plan, most_rows=100, expected_rows=88) is None
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.one_pass import per_example_gradients
-from tfdp.clipping.one_pass.per_example_gradients import Direct, Lookups, OuterProducts, combine
+from tfdp.clipping.one_pass.combined_gradients import combine
+from tfdp.clipping.one_pass.per_example_gradients import Direct, Lookups, OuterProducts
 
 RNG = np.random.default_rng(0)
 N = 5
@@ -111,4 +111,4 @@ def test_half_precision_is_widened():
 def test_combined_uses_need_no_table_per_example():
     assert isinstance(CONTRIBUTIONS["lookups, twice"], Lookups)
     assert isinstance(CONTRIBUTIONS["uses of one kind"], OuterProducts)
-    assert per_example_gradients.combine([c := products(1)], [4, 3]) is c
+    assert combine([c := products(1)], [4, 3]) is c

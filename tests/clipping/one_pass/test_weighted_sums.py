@@ -60,9 +60,9 @@ def test_all_forms_give_the_same_sums(engine_class, case):
 @pytest.mark.parametrize("rule", ["per_layer", "automatic"])
 def test_groups_are_weighted_by_their_own_factors(engine_class, rule, case):
     model, _ = case
-    expected = tfdp.clipping.VectorizedEngine(CLIP, rule=rule)
+    expected = tfdp.clipping.VectorizedEngine(CLIP, clipping_rule=rule)
     expected = support.ClippedSum(expected, model, IMAGES)(IMAGES, Y)
-    found = support.ClippedSum(engine_class(CLIP, rule=rule), model, IMAGES)(IMAGES, Y)
+    found = support.ClippedSum(engine_class(CLIP, clipping_rule=rule), model, IMAGES)(IMAGES, Y)
     np.testing.assert_allclose(found, expected, atol=3e-6)
 
 

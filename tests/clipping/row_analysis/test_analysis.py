@@ -4,17 +4,12 @@ Whatever is proven must hold when the traced graph is evaluated: the entries of 
 change when another example is changed, taken away, or moved; what is public never changes.
 """
 
-import contextlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.clipping.row_checks import Disproved, Traced, operations_of
+from tests.clipping.row_checks import Disproved, I, M, T, Traced, V, integers, keeps
 from tfdp.clipping.row_analysis import analysis, transfer_functions
-from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Public, RowList, Rows, Unproven
 
 layers, raw = tf.keras.layers, tf.raw_ops
@@ -60,11 +55,6 @@ def size_f(x):
     return tf.cast(size(x), tf.float32)
 
 
-def integers(x):
-    return tf.cast(x > 0, tf.int32)
-
-
-V, M, T, I = (None, 6), (None, 2, 3), (None, None, 6), (None, 4, 4, 2)  # noqa: E741
 KERNEL = tf.constant(np.random.default_rng(0).normal(size=[2, 2, 2, 3]), tf.float32)
 
 PROVEN = {
@@ -489,238 +479,7 @@ def test_what_examples_may_have_stored_is_not_public():
     assert isinstance(Traced(through_a_queue, V).state, Unproven)
 
 
-# Keras.
-
-
-def of(layer, call):
-    """A function that uses one layer, however often it is traced."""
-    return lambda x: call(layer, x)
-
-
-def in_training(layer):
-    return lambda x: layer(x, training=True)
-
-
-def attention():
-    return of(layers.MultiHeadAttention(2, 3), lambda layer, x: layer(x, x, use_causal_mask=True))
-
-
-KERAS = {
-    "Dense": (V, layers.Dense(3, "tanh")),
-    "Dense on sequences": (T, layers.Dense(3, "gelu")),
-    "EinsumDense": (M, layers.EinsumDense("...ij,jk->...ik", [2, 4], bias_axes="k")),
-    "Conv1D": ((None, 5, 6), layers.Conv1D(3, 2, padding="causal")),
-    "Conv2D": (I, layers.Conv2D(3, 2, dilation_rate=2, groups=1)),
-    "Conv3D": ((None, 4, 4, 4, 2), layers.Conv3D(3, 2)),
-    "Conv2DTranspose": (I, layers.Conv2DTranspose(3, 2, 2)),
-    "Conv2DTranspose, any size": ((None, None, None, 2), layers.Conv2DTranspose(3, 2, 2)),
-    "Conv1DTranspose": ((None, 5, 6), layers.Conv1DTranspose(3, 2, 2)),
-    "DepthwiseConv2D": (I, layers.DepthwiseConv2D(2)),
-    "SeparableConv2D": (I, layers.SeparableConv2D(3, 2)),
-    "MaxPooling2D": (I, layers.MaxPooling2D()),
-    "AveragePooling1D": ((None, 6, 2), layers.AveragePooling1D()),
-    "GlobalMaxPooling2D": (I, layers.GlobalMaxPooling2D()),
-    "GlobalAveragePooling1D": (T, layers.GlobalAveragePooling1D()),
-    "UpSampling2D": (I, layers.UpSampling2D(interpolation="bilinear")),
-    "Resizing": (I, layers.Resizing(3, 5)),
-    "ZeroPadding2D": (I, layers.ZeroPadding2D()),
-    "Cropping2D": (I, layers.Cropping2D()),
-    "LayerNormalization": (V, layers.LayerNormalization()),
-    "LayerNormalization of sequences": (T, layers.LayerNormalization()),
-    "GroupNormalization": (I, layers.GroupNormalization(2)),
-    "UnitNormalization": (V, layers.UnitNormalization()),
-    "BatchNormalization, inference": (
-        I,
-        layers.BatchNormalization(),
-    ),
-    "Dropout": (T, in_training(layers.Dropout(0.5))),
-    "SpatialDropout1D": (T, in_training(layers.SpatialDropout1D(0.5))),
-    "GaussianNoise": (V, in_training(layers.GaussianNoise(0.5))),
-    "AlphaDropout": (V, in_training(layers.AlphaDropout(0.5))),
-    "Embedding": (V, of(layers.Embedding(5, 3), lambda layer, x: layer(integers(x)))),
-    "attention": (T, attention()),
-    "attention on static": ((None, 5, 6), attention()),
-    "Attention": (T, of(layers.Attention(), lambda layer, x: layer([x, x]))),
-    "AdditiveAttention": (T, of(layers.AdditiveAttention(), lambda layer, x: layer([x, x]))),
-    "RepeatVector": (V, layers.RepeatVector(3)),
-    "Permute": (M, layers.Permute([2, 1])),
-    "Reshape": (V, layers.Reshape([-1, 2])),
-    "Flatten": (M, layers.Flatten()),
-    "Dot": (M, of(layers.Dot(2), lambda layer, x: layer([x, x]))),
-    "Masking": (T, layers.Masking()),
-    "PReLU": (I, layers.PReLU(shared_axes=[1, 2])),
-    "ELU": (V, layers.ELU()),
-    "ThresholdedReLU": (V, layers.ThresholdedReLU()),
-    "Softmax": (V, layers.Softmax()),
-    "TimeDistributed": ((None, 5, 4, 2), layers.TimeDistributed(layers.Conv1D(3, 2))),
-    "unrolled GRU": ((None, 3, 6), layers.GRU(2, unroll=True, reset_after=False)),
-    "SimpleRNN": (T, layers.SimpleRNN(2, return_sequences=True)),
-    "RNN": (T, layers.RNN([layers.LSTMCell(2), layers.GRUCell(3)], go_backwards=True)),
-    "GRU, reset before": (
-        (None, 3, 6),
-        layers.GRU(2, reset_after=False, return_sequences=True),
-    ),
-    "LSTM with relu": (T, layers.LSTM(2, activation="relu", recurrent_activation="tanh")),
-    "Bidirectional": (T, layers.Bidirectional(layers.SimpleRNN(2))),
-    "ConvLSTM1D": ((None, 3, 4, 2), layers.ConvLSTM1D(2, 2)),
-    "grouped Conv2D": (I, layers.Conv2D(4, 2, groups=2)),
-    "LocallyConnected1D": ((None, 5, 6), layers.LocallyConnected1D(2, 3)),
-    "LocallyConnected2D": (I, layers.LocallyConnected2D(2, 3)),
-    "LocallyConnected2D, dense": (I, layers.LocallyConnected2D(2, 3, implementation=2)),
-    "LocallyConnected2D, sparse": (I, layers.LocallyConnected2D(2, 3, implementation=3)),
-    "unrolled LSTM": ((None, 3, 6), layers.LSTM(2, unroll=True, return_sequences=True)),
-    "mse": (V, lambda x: tf.keras.losses.mse(x, tf.square(x))),
-    "huber": (V, lambda x: tf.keras.losses.Huber(reduction="none")(x, tf.square(x))),
-    "crossentropy": (
-        V,
-        lambda x: tf.keras.losses.CategoricalCrossentropy(
-            from_logits=True, label_smoothing=0.1, reduction="none"
-        )(tf.nn.softmax(x), x, sample_weight=x[:, 0] > 0),
-    ),
-    "sparse crossentropy": (
-        (None, 3, 6),
-        lambda x: tf.keras.losses.sparse_categorical_crossentropy(integers(x)[..., 0], x, True),
-    ),
-    "binary crossentropy": (
-        V,
-        lambda x: tf.keras.losses.binary_crossentropy(tf.sigmoid(x), x, from_logits=True),
-    ),
-    "cosine similarity": (V, lambda x: tf.keras.losses.cosine_similarity(x, tf.square(x))),
-    "kl divergence": (V, lambda x: tf.keras.losses.kl_divergence(tf.abs(x), tf.square(x))),
-}
-
-
-@pytest.mark.quick_cases(13)
-@pytest.mark.parametrize("name", KERAS)
-def test_keras(name):
-    shape, function = KERAS[name]
-    traced = Traced(function, shape)
-    assert isinstance(traced.state, Rows) and traced.state.axis == 0, traced.state
-    traced.check()
-
-
-# Random compositions.
-
-# Operations on one or two tensors `x, y`, and three numbers.
-OPERATIONS = [
-    lambda x, y, i, j, k: x + y,
-    lambda x, y, i, j, k: tf.tanh(x) * y,
-    lambda x, y, i, j, k: tf.where(x > 0, x, y),
-    lambda x, y, i, j, k: x / tf.cast(tf.shape(y)[i], tf.float32),
-    lambda x, y, i, j, k: tf.reduce_sum(x, i),
-    lambda x, y, i, j, k: tf.reduce_max(x, [i], keepdims=True),
-    lambda x, y, i, j, k: tf.cast(tf.argmax(x, i), tf.float32),
-    lambda x, y, i, j, k: tf.nn.softmax(x, i),
-    lambda x, y, i, j, k: tf.cumsum(x, i),
-    lambda x, y, i, j, k: tf.reverse(x, [i]),
-    lambda x, y, i, j, k: tf.math.top_k(x, tf.shape(y)[i])[0],
-    lambda x, y, i, j, k: tf.expand_dims(x, i),
-    lambda x, y, i, j, k: tf.squeeze(x, i),
-    lambda x, y, i, j, k: tf.squeeze(tf.expand_dims(x, j), i),
-    lambda x, y, i, j, k: tf.transpose(x, np.argsort(np.sin(np.arange(x.shape.rank) * (i + 9)))),
-    lambda x, y, i, j, k: tf.reshape(x, [i, j]),
-    lambda x, y, i, j, k: tf.reshape(x, [i, -1, k]),
-    lambda x, y, i, j, k: tf.reshape(x, [-1, j]),
-    lambda x, y, i, j, k: tf.reshape(x, tf.shape(y)),
-    lambda x, y, i, j, k: tf.reshape(x, tf.stack([tf.shape(y)[i] * j, -1])),
-    lambda x, y, i, j, k: tf.reshape(x, tf.concat([[i], tf.shape(y)[j:]], 0)),
-    lambda x, y, i, j, k: tf.stack([x, y], i),
-    lambda x, y, i, j, k: tf.unstack(x, axis=i)[-1],
-    lambda x, y, i, j, k: tf.split(x, [1, tf.shape(x)[i] - 1], i)[k],
-    lambda x, y, i, j, k: tf.concat([x, y], i),
-    lambda x, y, i, j, k: x[:, i],
-    lambda x, y, i, j, k: x[..., i:j],
-    lambda x, y, i, j, k: x[tf.newaxis, ..., : tf.shape(y)[i]],
-    lambda x, y, i, j, k: x[: tf.shape(y)[i], tf.newaxis],
-    lambda x, y, i, j, k: tf.slice(x, [0] * x.shape.rank, tf.concat([tf.shape(x)[:-1], [j]], 0)),
-    lambda x, y, i, j, k: tf.slice(
-        x, [0] * x.shape.rank, tf.concat([tf.shape(x)[:1] - k, tf.shape(x)[1:]], 0)
-    ),
-    lambda x, y, i, j, k: x[: tf.shape(y)[i] // 2],
-    lambda x, y, i, j, k: tf.tile(x, tf.concat([[1], tf.shape(y)[i : i + x.shape.rank - 1]], 0)),
-    lambda x, y, i, j, k: tf.nn.bias_add(
-        x, tf.ones([x.shape[-1]]) * tf.cast(tf.size(y), "float32")
-    ),
-    lambda x, y, i, j, k: tf.tile(tf.ones([1, j]), tf.stack([tf.shape(y)[i], 1])),
-    lambda x, y, i, j, k: tf.fill(tf.shape(y)[:i], 2.0),
-    lambda x, y, i, j, k: tf.nn.max_pool1d(x, 2, 1, "SAME"),
-    lambda x, y, i, j, k: tf.space_to_batch(x, [2], [[0, k]]),
-    lambda x, y, i, j, k: tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
-        features=x, labels=integers(y)
-    )[0],
-    lambda x, y, i, j, k: tf.pad(x, np.eye(x.shape.rank, 2, i, dtype=int)),
-    lambda x, y, i, j, k: tf.tile(x, 1 + np.eye(x.shape.rank, dtype=int)[i]),
-    lambda x, y, i, j, k: tf.broadcast_to(x, tf.shape(y)),
-    lambda x, y, i, j, k: tf.broadcast_to(x, tf.concat([[i], tf.shape(x)], 0)),
-    lambda x, y, i, j, k: tf.one_hot(integers(x), 2, axis=i),
-    lambda x, y, i, j, k: tf.gather(x, [0, 1], axis=i),
-    lambda x, y, i, j, k: tf.gather(x, integers(y), axis=i, batch_dims=j),
-    lambda x, y, i, j, k: tf.gather(tf.reshape(tf.range(6.0), [3, 2]), integers(x), axis=i),
-    lambda x, y, i, j, k: tf.matmul(x, y, transpose_a=i > 0, transpose_b=j > 0),
-    lambda x, y, i, j, k: tf.einsum("...ij,...kj->...ik", x, y),
-    lambda x, y, i, j, k: tf.einsum("ab,ca->cab", x, y),
-    lambda x, y, i, j, k: x + tf.ones(tf.shape(y)),
-    lambda x, y, i, j, k: x * tf.fill([tf.shape(y)[i], 1], float(j)),
-    lambda x, y, i, j, k: x + tf.reshape(tf.range(3.0), [3, 1]),
-    lambda x, y, i, j, k: tf.nn.softmax_cross_entropy_with_logits(y, x),
-    lambda x, y, i, j, k: tf.nn.conv1d(x, tf.ones([2, x.shape[-1], 2]), 1, "SAME"),
-]
-# An operation, which of the last tensors it works on, and numbers for it.
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(OPERATIONS),
-        st.integers(1, 6),
-        st.integers(1, 6),
-        st.integers(-3, 3),
-        st.integers(-3, 3),
-        st.integers(0, 3),
-    ),
-    min_size=3,
-    max_size=14,
-)
-START = [(None, 2, 3), (3, 2, 3), (None, 3), (3, 3), (None, None, 2), (1, 2, 3)]
-
-
-def compose(steps):
-    """A function that takes the steps that are possible, and of which none is known to mix."""
-
-    def function(x):
-        tensors = [x]
-        for operation, first, second, *numbers in steps:
-            operands = (tensors[-min(n, len(tensors))] for n in (first, second))
-            try:
-                result = operation(*operands, *numbers)
-                RowAnalysis(operations_of([result], [x]), [x])
-            except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError):
-                continue
-            if not isinstance(
-                RowAnalysis(operations_of([result], [x]), [x]).state(result), Unproven
-            ):
-                tensors.append(result)
-        return tensors[::-1]
-
-    return function
-
-
-def check_composition(steps, shape, seed):
-    traced = Traced(compose(steps), shape)
-    # Of shapes that do not fit, there is nothing to prove.
-    with contextlib.suppress(tf.errors.InvalidArgumentError):
-        traced.check(seed, count=3 if shape[0] is None else None)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(steps=STEPS, shape=st.sampled_from(START), seed=st.integers(0, 99))
-def test_compositions(steps, shape, seed):
-    check_composition(steps, shape, seed)
-
-
 # Mutants: transfer functions that claim too much.
-
-
-def keeps(op, inputs):
-    return next(state for state in inputs if isinstance(state, Rows))
 
 
 def unchecked_aligned(op, inputs, rank):
@@ -837,13 +596,6 @@ def test_public_values_that_are_not_are_caught(monkeypatch):
     monkeypatch.setitem(analysis._TRANSFERS, "Sum", lambda op, inputs: Public())
     with pytest.raises(Disproved):
         Traced(lambda x: x - tf.reduce_sum(x, 0), V).check()
-
-
-def test_compositions_would_find_a_wrong_transfer_function(monkeypatch):
-    monkeypatch.setitem(analysis._TRANSFERS, "Cumsum", keeps)
-    steps = [(OPERATIONS[8], 1, 1, 0, 0, 0)]
-    with pytest.raises(Disproved):
-        check_composition(steps, (None, 2, 3), 0)
 
 
 def test_a_transfer_function_is_registered_once():

@@ -16,7 +16,7 @@ from tests.clipping.models import (
     two_inputs,
 )
 from tfdp.clipping import VectorizedEngine
-from tfdp.clipping.engine import group_of_rows
+from tfdp.clipping.engine import random_parts
 from tfdp.clipping.vectorized import engine as vectorized
 
 layers = tf.keras.layers
@@ -72,14 +72,14 @@ def test_equals_a_loop_over_examples(name):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("chunk_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("rows_per_pass", [1, 3, 7, 100])
 @pytest.mark.parametrize("num_microbatches", [None, 2])
-def test_chunks_do_not_change_the_sum(chunk_size, num_microbatches):
+def test_chunks_do_not_change_the_sum(rows_per_pass, num_microbatches):
     model = support.small_model()
     x, y = support.small_data(N)
     whole = support.ClippedSum(VectorizedEngine(0.5, num_microbatches), model, x)
     parts = support.ClippedSum(
-        VectorizedEngine(0.5, num_microbatches, chunk_size=chunk_size), model, x
+        VectorizedEngine(0.5, num_microbatches, rows_per_pass=rows_per_pass), model, x
     )
     np.testing.assert_allclose(parts(x, y), whole(x, y), atol=1e-6)
 
@@ -137,8 +137,10 @@ def test_gradients_whose_shapes_tensorflow_loses(losses):
 def test_compiled_by_xla():
     model = support.small_model()
     x, y = support.small_data(N)
-    plain = support.ClippedSum(VectorizedEngine(0.5, chunk_size=3), model, x)
-    compiled = support.ClippedSum(VectorizedEngine(0.5, chunk_size=3), model, x, jit_compile=True)
+    plain = support.ClippedSum(VectorizedEngine(0.5, rows_per_pass=3), model, x)
+    compiled = support.ClippedSum(
+        VectorizedEngine(0.5, rows_per_pass=3), model, x, jit_compile=True
+    )
     np.testing.assert_allclose(compiled(x, y), plain(x, y), atol=1e-6)
 
 
@@ -196,7 +198,7 @@ def test_consecutive_microbatches_would_break_the_sensitivity(monkeypatch):
     y = np.zeros(len(x), "float32")
     engine = VectorizedEngine(1.0, num_microbatches=3)
     with monkeypatch.context() as patch:
-        patch.setattr(vectorized, "group_of_rows", lambda _, rows, m: tf.range(rows) * m // rows)
+        patch.setattr(vectorized, "random_parts", lambda _, rows, m: tf.range(rows) * m // rows)
         clipped_sum = linear_sum(engine, x)
         moved = np.linalg.norm(clipped_sum(x, y) - clipped_sum(x[1:], y[1:]))
     assert moved > 1.9 * engine.sensitivity()
@@ -220,7 +222,7 @@ def test_microbatches_are_means_of_groups_drawn_per_example():
     x, y = support.small_data(N)
     engine = VectorizedEngine(0.1, num_microbatches=3)
     clipped_sum = support.ClippedSum(engine, model, x)
-    groups = group_of_rows(tf.constant([1, 2], tf.int64), N, 3).numpy()
+    groups = random_parts(tf.constant([1, 2], tf.int64), N, 3).numpy()
     assert len(set(groups)) > 1
     single = support.ClippedSum(VectorizedEngine(np.inf), model, x)
     expected = 0.0

@@ -9,7 +9,7 @@ from absl import flags
 from experiments.dpsur import tables
 from experiments.dpsur.tables import (
     SETTINGS,
-    Plan,
+    TrainingPlan,
     allowed_updates,
     best_threshold,
     conditional_epsilons,
@@ -75,7 +75,7 @@ def test_difference_of_acceptance_probabilities_is_largest_at_zero(sigma):
 
 @pytest.mark.slow
 def test_larger_test_batches_need_more_noise():
-    plan = Plan()
+    plan = TrainingPlan()
     none, small, large = plan.noise(256, 1.0), plan.noise(16, 2.0), plan.noise(256, 2.0)
     assert none == pytest.approx(3.86, abs=0.02)
     assert small == pytest.approx(4.52, abs=0.03)

@@ -19,7 +19,7 @@ from experiments.settings import RefusedError
 from experiments.vae import command as vae
 from experiments.vae import data as vae_data
 from experiments.vae import figures, training
-from experiments.vae.settings import DEFAULTS, METHODS, OPTIMIZERS, Settings, resolve
+from experiments.vae.settings import DEFAULTS, METHODS, OPTIMIZERS, VaeSettings, resolve
 from tests.experiments.test_datasets import prepared_data
 
 ROOT = Path(__file__).absolute().parents[3]
@@ -159,7 +159,7 @@ def test_the_weight_of_the_kl_term_may_depend_on_the_other_term(monkeypatch):
 
 
 def test_a_method_without_privacy_is_run_once_per_seed():
-    todo = vae.plan(
+    todo = vae.runs_to_make(
         parse("--target_epsilon=2,1", "--seeds=3", "--methods=term_wise,non_private"), 1438
     )
     found = [(s.method, s.target_epsilon, s.seed) for s in todo]
@@ -182,7 +182,7 @@ def pinwheel(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_trained_within_its_budget(method):
-    settings = vae.plan(parse(*QUICK, "--task=pinwheel", f"--methods={method}"), 400)[0]
+    settings = vae.runs_to_make(parse(*QUICK, "--task=pinwheel", f"--methods={method}"), 400)[0]
     outcome, arrays, statement = training.run(settings, vae_data.load("pinwheel"))
     assert math.isfinite(outcome.log_likelihood) and math.isfinite(outcome.mmd)
     assert arrays["latents"].shape == arrays["reconstructions"].shape == (400, 2)
@@ -200,7 +200,7 @@ def test_each_method_is_run_at_each_epsilon(pinwheel):
     assert [(row["method"], row["target_epsilon"]) for row in rows] == expected
     shown = read(folder)
     assert list(shown[0]) == [
-        *Settings.__dataclass_fields__,
+        *VaeSettings.__dataclass_fields__,
         "noise_multiplier",
         "epsilon",
         "log_likelihood",
@@ -315,7 +315,7 @@ def test_a_seed_fixes_what_is_not_private_and_no_noise(tmp_path):
 def test_more_than_the_budget_is_an_error(monkeypatch):
     calibrate = training.calibrate
     monkeypatch.setattr(training, "calibrate", lambda *given: 0.9 * calibrate(*given))
-    settings = vae.plan(parse(*QUICK, "--task=pinwheel"), 400)[0]
+    settings = vae.runs_to_make(parse(*QUICK, "--task=pinwheel"), 400)[0]
     with pytest.raises(RuntimeError, match="was spent, more than the target"):
         training.run(settings, vae_data.load("pinwheel"))
 

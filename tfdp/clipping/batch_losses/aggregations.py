@@ -6,14 +6,13 @@ update, with the noise that goes with it.
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import error
-from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups, one_group
+from tfdp._validation import error, is_number, positive_integer
+from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import (
@@ -22,11 +21,11 @@ from tfdp.clipping.engine import (
     ClippingEngine,
     check_relation,
 )
-from tfdp.clipping.loss_graph import reading
-from tfdp.clipping.problem import ClippingProblem
-from tfdp.clipping.vectorized.engine import VectorizedEngine
 
 LEAST_NOISE = "least_noise"
+
+# Aggregations without arguments, by their names in configs; those of `tfdp.contrib`.
+NAMED: dict[str, type[Aggregation]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +33,8 @@ class Sensitivities:
     """Sensitivities of two sums: the l2 distances by which one example moves them.
 
     Attributes:
-      sample_wise: Of the sum of the examples' clipped gradients of f.
-      batch_wise: Of the sum of the groups' clipped gradients of g.
+      sample_wise: Sensitivity of the sum of the examples' clipped gradients of f.
+      batch_wise: Sensitivity of the sum of the groups' clipped gradients of g.
     """
 
     sample_wise: float
@@ -92,9 +91,9 @@ class TermWiseAggregation(Aggregation):
 
     def __post_init__(self) -> None:
         _check_positive("batch_clip", self.batch_clip)
-        _check_count("num_groups", self.num_groups)
+        positive_integer("num_groups", self.num_groups)
         if self.group_capacity is not None:
-            _check_count("group_capacity", self.group_capacity)
+            positive_integer("group_capacity", self.group_capacity)
         if not (self.split == LEAST_NOISE or _is_share(self.split)):
             raise error(
                 "split", f"'{LEAST_NOISE}' or a number strictly between 0 and 1", self.split
@@ -132,14 +131,14 @@ class TermWiseAggregation(Aggregation):
         loss: TwoTermLoss,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None,
     ) -> ClippedSum:
         """See `TwoTermLoss.clipped_sum`."""
-        row_seed, group_seed, rule_seed = split_key(group_seed, 3)
+        row_seed, group_seed, rule_seed = split_key(seed, 3)
         rows = loss.with_draws(row_seed)
-        samples = _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
+        samples = clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
         if loss.batch_wise is None:
             return samples
         capacity = self.capacity(expected_batch_size)
@@ -172,9 +171,9 @@ class TermWiseAggregation(Aggregation):
 
         Args:
           samples: Sensitivity of the sample-wise sum.
-          groups: That of the batch-wise sum, times its weight in the update.
-          in_samples: Which variables have a sample-wise gradient.
-          in_groups: Which variables have a batch-wise one.
+          groups: Sensitivity of the batch-wise sum, times its weight in the update.
+          in_samples: For each variable, whether it has a sample-wise gradient.
+          in_groups: For each variable, whether it has a batch-wise one.
           variables: The trainable variables.
         """
         sizes = [v.shape.num_elements() for v in variables]
@@ -189,131 +188,6 @@ class TermWiseAggregation(Aggregation):
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class MicroAggregation(Aggregation):
-    """Baseline that clips each example's gradient of f + g(X), with the noise that this needs.
-
-    An example is in all of the clipped gradients, by way of g: in a batch of n - 1 others it moves
-    each of these by up to 2C and adds one of its own. As n is at most the number of rows of the
-    largest batch, the sensitivity is `(2 rows - 1) C`: the update's noise does not shrink with the
-    batch. Where there is no g, this is DP-SGD.
-
-    References:
-      - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
-        Proposition 2. (B C there, for a replaced example, half of what it can be.)
-    """
-
-    def sensitivity(self, l2_norm_clip: float, rows: int | tf.Tensor) -> float | tf.Tensor:
-        """Returns how far an example moves the sum, under add-or-remove-one.
-
-        Args:
-          l2_norm_clip: The clip C.
-          rows: The most examples that a batch can have.
-        """
-        if isinstance(rows, tf.Tensor):
-            rows = tf.cast(rows, tf.float32)
-        return (2 * rows - 1) * l2_norm_clip
-
-    def clipped_sum(
-        self,
-        loss: TwoTermLoss,
-        engine: ClippingEngine,
-        variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
-        expected_batch_size: int,
-        most_rows: int | None,
-    ) -> ClippedSum:
-        """See `TwoTermLoss.clipped_sum`."""
-        row_seed, rule_seed = split_key(group_seed, 2)
-        rows = loss.with_draws(row_seed)
-        if loss.batch_wise is None:
-            return _clipped_sample_sum(loss, rows, engine, variables, rule_seed, most_rows)
-        whole = one_group(rows, loss.mask)
-        common = clipped_group_sum(loss.batch_wise, *whole, variables, math.inf)
-        vectorized = VectorizedEngine(engine.l2_norm_clip, None, engine.rule)
-        shared = [
-            tf.zeros(v.shape) if c is None else c for c, v in zip(common, variables, strict=True)
-        ]
-        found: dict[str, list[bool]] = {}
-
-        def compute(total: tf.Tensor, *shared: tf.Tensor) -> tuple:
-            graph = reading.read_loss(total)
-            _check_mask(graph.mask is not None, loss)
-            handles = [total.graph.capture(variable.handle) for variable in variables]
-            count = graph.checked_rows()
-            problem = ClippingProblem(graph, variables, handles, count, graph.keeps(count))
-            sums, found["connected"], within = vectorized.sum_over_chunks(problem, common=shared)
-            return sums, graph.regularizer_gradients(handles), within, count
-
-        sums, regularizer_gradients, within, count = loss.in_function_of_rows(
-            rows, compute, *shared
-        )
-        moved = self.sensitivity(engine.l2_norm_clip, count if most_rows is None else most_rows)
-        return ClippedSum(
-            gradients=[
-                s if own or c is not None else None
-                for s, own, c in zip(sums, found["connected"], common, strict=True)
-            ],
-            regularizer_gradients=regularizer_gradients,
-            within_clip=within,
-            batch=loss.data,
-            mask=loss.data_mask,
-            noise_scales=[moved] * len(variables),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchAggregation(Aggregation):
-    """Baseline that clips the gradient of the whole batch's loss, with the noise that it needs.
-
-    The sensitivity of an update is 2C however large the batch is: there is nothing to average the
-    noise over.
-
-    References:
-      - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
-        section 3.1. (C there, half of what an example can do.)
-    """
-
-    def sensitivity(self, l2_norm_clip: float) -> float:
-        """Returns how far an example moves the clipped gradient of the batch: 2C."""
-        return 2 * l2_norm_clip
-
-    def clipped_sum(
-        self,
-        loss: TwoTermLoss,
-        engine: ClippingEngine,
-        variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
-        expected_batch_size: int,
-        most_rows: int | None,
-    ) -> ClippedSum:
-        """See `TwoTermLoss.clipped_sum`."""
-
-        def of_batch(*arguments: tf.Tensor) -> tf.Tensor:
-            *batch, mask = arguments
-            losses = loss.sample_wise(*batch)
-            loss.public_regularizer()  # Raises if, after the model was called, it is not public.
-            total = tf.reduce_sum(tf.where(mask, losses, tf.zeros_like(losses)))
-            total = total / expected_batch_size
-            return total if loss.batch_wise is None else total + loss.batch_wise(*batch, mask)
-
-        batch, mask = one_group(loss.with_draws(group_seed), loss.mask)
-        sums = clipped_group_sum(of_batch, batch, mask, variables, engine.l2_norm_clip, engine.rule)
-        moved = expected_batch_size * self.sensitivity(engine.l2_norm_clip)
-        public = [None] * len(variables)
-        if loss.regularizer is not None:
-            handles = [v.handle for v in variables]
-            public = tf.gradients(loss.public_regularizer(), handles)
-        return ClippedSum(
-            gradients=[None if s is None else expected_batch_size * s for s in sums],
-            regularizer_gradients=public,
-            within_clip=tf.constant(0.0),
-            batch=loss.data,
-            mask=loss.data_mask,
-            noise_scales=[moved] * len(variables),
-        )
-
-
 def split_noise(
     noise_multiplier: float, split: float | str, sample_wise: float, batch_wise: float
 ) -> tuple[float, float]:
@@ -325,7 +199,7 @@ def split_noise(
     `u = a / (a + b)`. (By Cauchy and Schwarz: `(a^2/u + b^2/(1-u)) (u + 1-u) >= (a + b)^2`.)
 
     Args:
-      noise_multiplier: That of the joint mechanism, sigma.
+      noise_multiplier: Noise multiplier of the joint mechanism, sigma.
       split: "least_noise", or the share u of the sample-wise sum.
       sample_wise: a: the sensitivity of the sample-wise sum, times its weight in the update, times
         the square root of the number of coordinates that it has.
@@ -351,7 +225,7 @@ def split_noise(
     return noise_multiplier * math.sqrt(1 + ratio), noise_multiplier * math.sqrt(1 + 1 / ratio)
 
 
-def _clipped_sample_sum(
+def clipped_sample_sum(
     loss: TwoTermLoss,
     rows: Sequence[Any],
     engine: ClippingEngine,
@@ -364,7 +238,7 @@ def _clipped_sample_sum(
 
     def compute(total: tf.Tensor, seed: tf.Tensor) -> tuple:
         clipped = engine.clipped_sum(total, variables, seed, most_rows=most_rows)
-        _check_mask(clipped.mask is not None, loss)
+        check_mask(clipped.mask is not None, loss)
         found["clipped"] = clipped
         return clipped.gradients, clipped.regularizer_gradients, clipped.within_clip
 
@@ -379,7 +253,7 @@ def _clipped_sample_sum(
     )
 
 
-def _check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
+def check_mask(is_masked: bool, loss: TwoTermLoss) -> None:
     """Makes sure that rows that the mask excludes count for nothing."""
     if loss.mask is not None and not is_masked:
         raise ValueError(
@@ -395,23 +269,9 @@ def _sum(parts: list) -> tf.Tensor | None:
 
 
 def _is_share(value: Any) -> bool:
-    return _is_real(value) and 0 < value < 1
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number(value) and 0 < value < 1
 
 
 def _check_positive(name: str, value: Any) -> None:
-    if not (_is_real(value) and value >= LEAST_CLIP):
-        raise ValueError(
-            f"Argument `{name}` must be a positive number, at least {LEAST_CLIP}. Received: "
-            f"{name}={value!r}."
-        )
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
-        )
+    if not (is_number(value) and value >= LEAST_CLIP):
+        raise error(name, f"a positive number, at least {LEAST_CLIP}", value)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.engine import group_of_rows
+from tfdp.clipping.engine import random_parts
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.problem import ClippingProblem
 from tfdp.clipping.vectorized.engine import VectorizedEngine
@@ -24,7 +24,7 @@ def draw_groups(
 
     Args:
       rows: Tensors of the batch, `[rows, ...]`, nested.
-      mask: Which rows are examples, bool `[rows]`; None if all are.
+      mask: Mask of the rows that are examples, bool `[rows]`; None if all are.
       seed: Secret key, int64 `[5]` or `[2]`.
       num_groups: Number of groups, m.
       capacity: Most examples of a group, n.
@@ -34,7 +34,7 @@ def draw_groups(
     """
     count = tf.shape(tf.nest.flatten(rows)[0])[0]
     mask = tf.ones([count], tf.bool) if mask is None else mask
-    drawn = group_of_rows(seed, count, num_groups)
+    drawn = random_parts(seed, count, num_groups)
     is_member = tf.logical_and(drawn[:, tf.newaxis] == tf.range(num_groups), mask[:, tf.newaxis])
     member = tf.cast(is_member, tf.int32)
     place = tf.reduce_sum(member * (tf.cumsum(member, axis=0) - 1), axis=1)
@@ -72,17 +72,17 @@ def clipped_group_sum(
     mask: tf.Tensor,
     variables: Sequence[tf.Variable],
     clip: float,
-    rule: ClippingRule | str = "flat",
+    clipping_rule: ClippingRule | str = "flat",
 ) -> list[tf.Tensor | None]:
     """Returns the sum of the clipped gradients of the losses of groups.
 
     Args:
       function: Gets the tensors of a group and its mask; returns a scalar. See `TwoTermLoss`.
       batch: The groups, `[m, n, ...]`.
-      mask: Where they have examples, bool `[m, n]`. Groups without any contribute nothing.
+      mask: Mask of their examples, bool `[m, n]`. Groups without any contribute nothing.
       variables: The trainable variables.
       clip: Largest l2 norm of a group's gradient, over all variables together.
-      rule: How it is clipped.
+      clipping_rule: Clipping rule of a group's gradient.
 
     Returns:
       For each variable the sum, or None where the loss does not depend on it.
@@ -95,7 +95,7 @@ def clipped_group_sum(
     problem = ClippingProblem(
         traced, variables, handles, mask.shape[0], tf.reduce_any(mask, axis=1)
     )
-    sums, connected, _ = VectorizedEngine(clip, None, rule).sum_over_chunks(problem)
+    sums, connected, _ = VectorizedEngine(clip, None, clipping_rule).sum_over_chunks(problem)
     return [s if is_connected else None for s, is_connected in zip(sums, connected, strict=True)]
 
 

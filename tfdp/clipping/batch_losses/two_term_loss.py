@@ -34,9 +34,9 @@ class TwoTermLoss:
         rows that exist (others hold zeros); returns g of these, a scalar. None: g is zero.
       batch: A tuple of tensors, or of nested tuples or dicts of them, first dimension the example:
         data, or what is computed from data row by row.
-      aggregation: How the gradients of the two terms are clipped and added up.
-      mask: Which rows are examples, bool `[rows]`, as `tfdp.data.poisson_batches` delivers it with
-        `padding`. None if all are.
+      aggregation: Clips and adds up the gradients of the two terms.
+      mask: Mask of the rows that are examples, bool `[rows]`, as `tfdp.data.poisson_batches`
+        delivers it with `padding`. None if all are.
       draws: Returns a tuple of TensorFlow Probability distributions. Every row gets a sample of
         each, `[rows, ...]`, by a secret seed of the optimizer: noise that depended on the place of
         a row in the batch would let one example move the others.
@@ -84,7 +84,7 @@ class TwoTermLoss:
         self,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None = None,
     ) -> ClippedSum:
@@ -93,7 +93,7 @@ class TwoTermLoss:
         Args:
           engine: Clips the examples.
           variables: The trainable variables.
-          group_seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
+          seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
           expected_batch_size: Expected number of examples in a batch.
           most_rows: See `ClippingEngine.clipped_sum`.
 
@@ -124,7 +124,7 @@ class TwoTermLoss:
             batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
             graph = graph.outer_graph
         return self.aggregation.clipped_sum(
-            self, engine, variables, group_seed, expected_batch_size, most_rows
+            self, engine, variables, seed, expected_batch_size, most_rows
         )
 
     @property
@@ -163,7 +163,7 @@ class TwoTermLoss:
         """Applies `compute` to the sample-wise losses, in a graph whose arguments are the rows.
 
         Args:
-          rows: What `with_draws` returned.
+          rows: Result of `with_draws`.
           compute: Gets the total, a scalar, and `others`. The total is the sum of the losses of the
             rows that the mask keeps, plus the regulariser.
           *others: Tensors of the graph outside.
@@ -235,7 +235,7 @@ class Aggregation(abc.ABC):
         loss: TwoTermLoss,
         engine: ClippingEngine,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None,
     ) -> ClippedSum:

@@ -20,7 +20,7 @@ def copy(
     Args:
       operations: Operations of one graph: all that `wanted` depends on, up to `known`.
       wanted: Their outputs whose copies to return, or tensors of `known`.
-      known: What to put in place of the tensors that they begin with, by name.
+      known: Replacements of the tensors that they begin with, by name.
       gradient_of: Gets an operation without a gradient function of its own; may give it one.
       same_shapes: Whether the copies have the static shapes of the operations. Not all follow from
         those of `known`: layers state shapes that operations compute.

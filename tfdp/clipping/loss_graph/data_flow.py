@@ -55,7 +55,7 @@ class Value(NamedTuple):
     """Facts that are known of a tensor.
 
     Attributes:
-      colors: What it follows from, as bits.
+      colors: Sources that it follows from, as bits.
       handles: If it is a resource: references to the tensors outside that it may be.
     """
 
@@ -73,7 +73,7 @@ class Flow:
       visit: Gets each operation, also of functions that are called, the values of its inputs, and
         what decides whether it runs, as bits. Returns whether to look into what it calls.
       own_loops: Graphs of branches and loop bodies; what decides whether they run does not count.
-      marked: Of a graph, the names of tensors that hold data, whatever the graph says.
+      marked: For a graph, the names of tensors that hold data, whatever the graph says.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Drawn:
     """Random numbers from a secret stream; see `random_streams`.
 
     Attributes:
-      numbers: What an operation drew.
+      numbers: Numbers that an operation drew.
       shape: The tensor that says of which shape.
       of_rows: The numbers of each row, `[rows, numbers]`; None if all rows share them.
     """
@@ -54,14 +54,14 @@ class LossGraph:
     Attributes:
       terms: Tensors, `[rows]` or scalar sums over rows, that add up to the examples' losses. Of a
         mean over rows the losses are taken that it is the mean of.
-      vectors: Of each term the losses of the rows, `[rows]`: itself, or what it sums.
+      vectors: For each term the losses of the rows, `[rows]`: itself, or what it sums.
       regularizer: Scalar sum of the terms that do not depend on the batch, or None. Constants that
         the loss captures are taken to be public.
       batch: The tensors that come from the batch; the first dimension is the example.
-      mask: Which rows are examples and which padding: the tensor `[rows]` of `batch`, bool or
-        floating, that multiplies every loss, which is how Keras uses sample weights. Rows where it
-        is zero do not count. None if there is none.
-      sources: Of operations that were copied from another graph, by name: the originals, where
+      mask: Mask of the rows that are examples and not padding: the tensor `[rows]` of `batch`, bool
+        or floating, that multiplies every loss, which is how Keras uses sample weights. Rows where
+        it is zero do not count. None if there is none.
+      sources: For operations that were copied from another graph, by name: the originals, where
         these are calls of functions.
       drawn: The random numbers that the losses are computed from.
     """

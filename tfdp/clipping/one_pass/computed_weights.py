@@ -20,7 +20,7 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
 
     Args:
       part: Gradients of the weights.
-      view: How the weights follow from the variable: it has an `end`.
+      view: Steps from the variable to the weights: it has an `end`.
       shape: Shape of the variable.
     """
 

@@ -43,8 +43,8 @@ class OnePassEngine(ClippingEngine):
     Args:
       l2_norm_clip: See `ClippingEngine`.
       num_microbatches: See `ClippingEngine`. Microbatches are left to `VectorizedEngine`.
-      rule: See `ClippingEngine`.
-      chunk_size: Rows that one backward pass works on; larger batches are worked on in parts of
+      clipping_rule: See `ClippingEngine`.
+      rows_per_pass: Rows that one backward pass works on; larger batches are worked on in parts of
         this size, for which the model is evaluated again. None: as large as `memory_budget` allows.
       memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
         batch of `usual_rows`; by default 2 GiB on a CPU and 8 GiB on a GPU.
@@ -54,14 +54,14 @@ class OnePassEngine(ClippingEngine):
         self,
         l2_norm_clip: float,
         num_microbatches: int | None = None,
-        rule: ClippingRule | str = "flat",
+        clipping_rule: ClippingRule | str = "flat",
         *,
-        chunk_size: int | None = None,
+        rows_per_pass: int | None = None,
         memory_budget: int | None = None,
     ):
-        self._vectorized = VectorizedEngine(l2_norm_clip, num_microbatches, rule)
-        super().__init__(l2_norm_clip, num_microbatches, rule)
-        self.chunk_size = chunk_size
+        self._vectorized = VectorizedEngine(l2_norm_clip, num_microbatches, clipping_rule)
+        super().__init__(l2_norm_clip, num_microbatches, clipping_rule)
+        self.rows_per_pass = rows_per_pass
         self.memory_budget = memory_budget
         self._report: Report | None = None
         self._warned: str | None = None
@@ -79,12 +79,12 @@ class OnePassEngine(ClippingEngine):
         self,
         loss: tf.Tensor,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         clip: tf.Tensor | None = None,
         most_rows: int | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
-        asked = (loss, variables, group_seed, clip, most_rows)
+        asked = (loss, variables, seed, clip, most_rows)
         self._draw_secretly(loss)
         if self.num_microbatches is not None:
             self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
@@ -103,7 +103,7 @@ class OnePassEngine(ClippingEngine):
             handles,
             rows,
             graph.keeps(rows),
-            self._draw_uniforms(rows, group_seed),
+            self._draw_uniforms(rows, seed),
             clip,
             rows if most_rows is None else most_rows,
             graph.batch[0].shape[0] or self.usual_rows or most_rows,
@@ -168,9 +168,9 @@ class OnePassEngine(ClippingEngine):
         self, plan: Plan, most_rows: int | None, expected_rows: int | None
     ) -> int | None:
         """Returns the rows of a part, if the batch must be worked on in parts."""
-        if self.chunk_size is not None:
-            known_to_fit = most_rows is not None and most_rows <= self.chunk_size
-            return None if known_to_fit else self.chunk_size
+        if self.rows_per_pass is not None:
+            known_to_fit = most_rows is not None and most_rows <= self.rows_per_pass
+            return None if known_to_fit else self.rows_per_pass
         budget = self.memory_budget or devices.memory_budget()
         chunk = max(1, budget // max(1, plan.bytes_per_row))
         return chunk if expected_rows is not None and expected_rows > chunk else None
@@ -180,12 +180,12 @@ class OnePassEngine(ClippingEngine):
         contributions = plan.contributions(problem.rows, self._slow_gradients(problem))
         self._tell(plan.report())
         present = [c for c in contributions if c is not None]
-        group_of = [
-            group
-            for group, c in zip(self._groups(problem.variables), contributions, strict=True)
+        block_of = [
+            block
+            for block, c in zip(self._blocks(problem.variables), contributions, strict=True)
             if c is not None
         ]
-        found, within = self._clipped_sums(problem, present, group_of)
+        found, within = self._clipped_sums(problem, present, block_of)
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
@@ -264,7 +264,7 @@ class OnePassEngine(ClippingEngine):
         return of_variables
 
     def _clipped_sums(
-        self, problem: ClippingProblem, contributions: list[Contribution], group_of: list[int]
+        self, problem: ClippingProblem, contributions: list[Contribution], block_of: list[int]
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the clipped sum of each variable, and `ClippedSum.within_clip`."""
         if not contributions:
@@ -272,13 +272,13 @@ class OnePassEngine(ClippingEngine):
 
         def factors_of(
             squares: Sequence[tf.Tensor],
-            groups: Sequence[int],
+            blocks: Sequence[int],
             keep: tf.Tensor,
             uniforms: tf.Tensor,
         ) -> Factors:
-            return self._factors(squares, groups, keep, problem.clip, uniforms)
+            return self._factors(squares, blocks, keep, problem.clip, uniforms)
 
-        sums, factors = WeightedSums(contributions, group_of, self.wide_sums).compute(
+        sums, factors = WeightedSums(contributions, block_of, self.wide_sums).compute(
             problem.mask, problem.rows, problem.uniforms, factors_of, problem.expected_rows
         )
         totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]

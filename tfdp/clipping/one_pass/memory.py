@@ -21,7 +21,7 @@ def bytes_per_row(analysis: RowAnalysis, handles: Sequence[tf.Tensor]) -> int:
     freed at once: of them only the largest operation counts.
 
     Args:
-      analysis: Where the tensors of the model hold the examples.
+      analysis: Analysis of where the tensors of the model hold the examples.
       handles: The handles of the trained variables, in the graph of the loss.
     """
     trained = _that_follow_from(handles, analysis)

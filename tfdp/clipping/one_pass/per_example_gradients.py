@@ -7,7 +7,6 @@ where that is cheaper, without ever having them in memory.
 
 import abc
 import copy
-import itertools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -36,10 +35,10 @@ class Contribution(abc.ABC):
     """Gradients of one tensor of weights, one per example.
 
     Attributes:
-      tensors: What they are computed from: `[rows, ...]` each.
+      tensors: Tensors that they are computed from: `[rows, ...]` each.
       shape: Shape of the weights.
-      name: How they are computed, for reports.
-      view: How the weights follow from the variable.
+      name: Name of the computation, for reports.
+      view: Steps from the variable to the weights.
     """
 
     factored = False  # Whether norms and sums come without instantiating the gradients.
@@ -106,7 +105,7 @@ class Contribution(abc.ABC):
 
         Args:
           tensors: As `self.tensors`, of any n examples.
-          factors: What to multiply the gradients by.
+          factors: Factors of the gradients.
           wide: Whether to compute the sum, of the same gradients, in float64.
         """
         return self.unflatten(weighted_sum(self.flat(tensors), factors, wide))
@@ -137,17 +136,17 @@ class OuterProducts(Contribution):
     """Sums over positions (time, pixels) of outer products: `sum_t a[t] outer g[t]`.
 
     Args:
-      inputs: What the layer saw, `[rows, ...]`.
+      inputs: Inputs of the layer, `[rows, ...]`.
       outputs: Gradients of what it made of it, `[rows, ...]`.
       shape: Shape of the weights.
       positions: Number T of positions, None if it is not static.
       fan_in: Length p of each a[t].
       fan_out: Length d of each g[t].
-      name: How they are computed.
-      expand: From inputs to `[n, T, p]`, such as the patches of a convolution.
+      name: Name of the computation.
+      expand: Function from inputs to `[n, T, p]`, such as the patches of a convolution.
       order: The axes of the weights in the order in which they make up first p, then d.
-      ordinary: From inputs and outputs, `[n, ...]`, to the gradient of their sum, where TensorFlow
-        has an operation for it.
+      ordinary: Function from inputs and outputs, `[n, ...]`, to the gradient of their sum, where
+        TensorFlow has an operation for it.
     """
 
     def __init__(
@@ -284,10 +283,10 @@ class Direct(Contribution):
     """Gradients that a function computes at once, such as those of a bias.
 
     Args:
-      tensors: What they are computed from.
+      tensors: Tensors that they are computed from.
       shape: Shape of the weights.
-      name: How they are computed.
-      function: From those tensors of n examples to `[n, size]`.
+      name: Name of the computation.
+      function: Function from those tensors of n examples to `[n, size]`.
       floats_per_row: See `Contribution`; the size by default.
       as_they_are: Whether the function gets tensors of any type, and not of float32 at least.
     """
@@ -394,72 +393,3 @@ class Lookups(Contribution):
 
 def _nan(dtype: tf.DType) -> tf.Tensor:
     return tf.constant(float("nan"), dtype)
-
-
-def combine(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
-    """Combines the gradients of a variable that is used several times.
-
-    The norms are those of the summed gradients, not sums of the norms of each use.
-
-    Args:
-      contributions: Those of every use.
-      shape: Shape of the variable.
-    """
-    first = contributions[0]
-    if len(contributions) == 1:
-        return first
-    if any(c.view.key != first.view.key for c in contributions):
-        return _sum_of(contributions, shape)
-    if all(isinstance(c, Lookups) for c in contributions):
-        indices = [tf.cast(c.tensors[0], tf.int64) for c in contributions]
-        values = [widen(c.tensors[1]) for c in contributions]
-        combined: Contribution = Lookups(tf.concat(indices, 1), tf.concat(values, 1), first.shape)
-    else:
-        products = [c for c in contributions if _same_products(c, first)]
-        if len(products) < len(contributions):
-            return _sum_of(contributions, shape)
-        combined = _joined([c for c in products if isinstance(c, OuterProducts)])
-    return combined.through(first.view)
-
-
-def _same_products(c: Contribution, first: Contribution) -> bool:
-    return (
-        isinstance(c, OuterProducts)
-        and c.expand is None
-        and isinstance(first, OuterProducts)
-        and (c.order, c.fan_in, c.fan_out) == (first.order, first.fan_in, first.fan_out)
-    )
-
-
-def _joined(contributions: Sequence[OuterProducts]) -> OuterProducts:
-    """Returns products of all the uses' positions, one after the other."""
-    first = contributions[0]
-    pairs = [c.pairs(c.tensors) for c in contributions]
-    counts = [c.positions for c in contributions]
-    return OuterProducts(
-        tf.concat([a for a, _ in pairs], 1),
-        tf.concat([g for _, g in pairs], 1),
-        first.shape,
-        sum(c for c in counts if c is not None) if None not in counts else None,
-        first.fan_in,
-        first.fan_out,
-        f"{len(contributions)} uses of {first.name.split(',')[0]}",
-        order=first.order,
-    )
-
-
-def _sum_of(contributions: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
-    """Adds up instantiated gradients."""
-    ends = list(itertools.accumulate(len(c.tensors) for c in contributions))
-
-    def function(*tensors: tf.Tensor) -> tf.Tensor:
-        parts = []
-        for c, end in zip(contributions, ends, strict=True):
-            gradient = c.unflatten(c.flat(tensors[end - len(c.tensors) : end]))
-            parts.append(c.view.pull_back(gradient))
-        return tf.add_n(parts)
-
-    tensors = [t for c in contributions for t in c.tensors]
-    name = " + ".join(c.name.split(",")[0] for c in contributions) + ", instantiated"
-    floats = sum(c.floats_per_row for c in contributions)
-    return Direct(tensors, shape, name, function, floats)

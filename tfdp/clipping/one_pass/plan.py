@@ -7,13 +7,9 @@ import tensorflow as tf
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
 from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_gradients
+from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
-from tfdp.clipping.one_pass.per_example_gradients import (
-    Contribution,
-    Direct,
-    OuterProducts,
-    combine,
-)
+from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import (
     CannotUse,
     Site,
@@ -109,8 +105,8 @@ class Plan:
 
         Args:
           count: Number of rows of the batch, a scalar.
-          slow: From the indices of variables to functions that compute their gradients `[n, ...]`
-            from the batch's tensors of n examples.
+          slow: Function from the indices of variables to functions that compute their gradients
+            `[n, ...]` from the batch's tensors of n examples.
         """
         sites: list[list[Site]] = []
         reasons: list[str | None] = []

@@ -107,8 +107,8 @@ class Site:
 
     Attributes:
       op: The operation.
-      weight: Which of its inputs is the variable, or a view of it.
-      view: How that input follows from the variable.
+      weight: Index of the input that is the variable, or a view of it.
+      view: Steps from the variable to that input.
       caller: The operation that calls the function that `op` is in; None if it is in no function.
     """
 
@@ -128,7 +128,7 @@ def find_sites(handle: tf.Tensor, analysis: RowAnalysis) -> list[Site]:
 
     Args:
       handle: The variable's handle in the graph of the loss.
-      analysis: Where the tensors that the loss is computed from hold the examples.
+      analysis: Analysis of where the tensors that the loss is computed from hold the examples.
 
     Returns:
       The operations that combine the variable with examples, each once per input.
@@ -258,7 +258,7 @@ def by_example(tensor: tf.Tensor, rows: Rows, count: tf.Tensor) -> tf.Tensor:
 
     Args:
       tensor: Any tensor that holds examples.
-      rows: Where.
+      rows: State that says where.
       count: Number of examples, a scalar.
 
     Returns:
@@ -297,10 +297,10 @@ class Use:
 
     Attributes:
       op: The operation.
-      weight: Which of its inputs is the weights.
+      weight: Index of the input that is the weights.
       data: Its inputs that hold examples, `[rows, each, ...]` (see `by_example`), others None.
-      rows: Where the operation's inputs and then its first output hold the examples; None for
-        public inputs.
+      rows: States that say where the operation's inputs and then its first output hold the
+        examples; None for public inputs.
       gradient: Gradient of the sum of the losses with respect to the output, like `data`.
       shape: Shape of the weights.
       has_sizes: Whether an input depends on the size of the batch.
@@ -335,7 +335,7 @@ def make_use(
       site: The operation.
       gradient: Gradient with respect to its first output.
       shape: Shape of the variable.
-      analysis: Where the tensors hold the examples.
+      analysis: Analysis of where the tensors hold the examples.
       count: Number of rows of the batch, a scalar.
 
     Returns:

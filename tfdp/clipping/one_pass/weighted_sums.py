@@ -31,13 +31,13 @@ class Piece:
     """Gradients that are instantiated side by side.
 
     Attributes:
-      indices: Of the contributions.
-      group: The block of variables that they are clipped in.
+      indices: Indices of the contributions.
+      block: The block of variables that they are clipped in.
       sizes: Numbers of weights.
     """
 
     indices: list[int]
-    group: int
+    block: int
     sizes: list[int]
 
 
@@ -46,14 +46,14 @@ class WeightedSums:
 
     Args:
       contributions: The gradients.
-      group_of: For each, the block of variables that it is clipped in.
+      block_of: For each, the block of variables that it is clipped in.
       wide: Whether to compute the sums in float64.
     """
 
     def __init__(
-        self, contributions: Sequence[Contribution], group_of: Sequence[int], wide: bool = False
+        self, contributions: Sequence[Contribution], block_of: Sequence[int], wide: bool = False
     ):
-        self._contributions, self._group_of, self._wide = list(contributions), group_of, wide
+        self._contributions, self._block_of, self._wide = list(contributions), block_of, wide
         self._factored = [i for i, c in enumerate(contributions) if c.factored]
         self._pieces = self._side_by_side()
 
@@ -63,11 +63,11 @@ class WeightedSums:
         for i, c in enumerate(self._contributions):
             if c.factored:
                 continue
-            key = (self._group_of[i], c.dtype) if c.size <= _SMALL else (i,)
+            key = (self._block_of[i], c.dtype) if c.size <= _SMALL else (i,)
             small.setdefault(key, []).append(i)
         for indices in small.values():
             sizes = [self._contributions[i].size for i in indices]
-            pieces.append(Piece(indices, self._group_of[indices[0]], sizes))
+            pieces.append(Piece(indices, self._block_of[indices[0]], sizes))
         return pieces
 
     def compute(
@@ -81,7 +81,7 @@ class WeightedSums:
         """Computes norms, factors and sums.
 
         Args:
-          mask: Which rows are examples.
+          mask: Mask of the rows that are examples.
           rows: Number of rows.
           uniforms: For each row the random number of a random rule.
           factors_of: Gives the factors.
@@ -98,7 +98,7 @@ class WeightedSums:
             found = self._sums_of_pieces(flats, factors)
         else:
             found, factors = self._in_parts(early, mask, rows, uniforms, factors_of)
-        factors = dataclasses.replace(factors, group_of=list(self._group_of))
+        factors = dataclasses.replace(factors, block_of=list(self._block_of))
         sums: dict[int, tf.Tensor] = {}
         for piece, total in zip(self._pieces, found, strict=True):
             parts = tf.split(total, piece.sizes) if len(piece.sizes) > 1 else [total]
@@ -140,19 +140,19 @@ class WeightedSums:
         """Returns the gradients of the pieces, `[n, size]`, and the factors of n rows.
 
         Args:
-          tensors: What each contribution is computed from: n rows.
+          tensors: Tensors of each contribution: n rows.
           early: Squared norms that are known already.
-          keep: Which rows count.
+          keep: Mask of the rows that count.
           uniforms: For each row the random number of a random rule.
           factors_of: Gives the factors.
         """
-        squares, groups = list(early.values()), [self._group_of[i] for i in early]
+        squares, blocks = list(early.values()), [self._block_of[i] for i in early]
         flats = []
         for piece in self._pieces:
             own = [self._contributions[i].flat(tensors[i]) for i in piece.indices]
             flats.append(tf.concat(own, axis=1) if len(own) > 1 else own[0])
             squares.append(norms.of_rows(flats[-1], sum(piece.sizes)))
-            groups.append(piece.group)
+            blocks.append(piece.block)
         grams: dict[tf.DType, list] = {}
         for i in self._factored:
             c = self._contributions[i]
@@ -163,16 +163,16 @@ class WeightedSums:
                 grams.setdefault(sums.products.dtype, []).append((i, sums))
             else:
                 squares.append(c.squares(tensors[i]))
-                groups.append(self._group_of[i])
+                blocks.append(self._block_of[i])
         for found in grams.values():
             squares += norms.of_gram_sums([sums for _, sums in found])
-            groups += [self._group_of[i] for i, _ in found]
-        return flats, factors_of(squares, groups, keep, uniforms)
+            blocks += [self._block_of[i] for i, _ in found]
+        return flats, factors_of(squares, blocks, keep, uniforms)
 
     def _sums_of_pieces(self, flats: list[tf.Tensor], factors: Factors) -> list[tf.Tensor]:
         """Returns the weighted sums of the gradients of the pieces, `[size]` each."""
         return [
-            weighted_sum(flat, factors.of_group(piece.group), self._wide)
+            weighted_sum(flat, factors.of_block(piece.block), self._wide)
             for flat, piece in zip(cleaned(flats, factors.bad), self._pieces, strict=True)
         ]
 
@@ -192,11 +192,11 @@ class WeightedSums:
         limit = self._rows_of_part()
         count = (rows + limit - 1) // limit
         size = (rows + count - 1) // tf.maximum(count, 1)
-        groups = max(self._group_of) + 1
+        blocks = max(self._block_of) + 1
         late = [i for i in range(len(self._contributions)) if i not in early]
 
         def body(
-            index: tf.Tensor, sums: list, by_group: tf.Tensor, bad: tf.Tensor, within: tf.Tensor
+            index: tf.Tensor, sums: list, by_block: tf.Tensor, bad: tf.Tensor, within: tf.Tensor
         ) -> tuple:
             start = tf.minimum(index * size, rows - size)
             part = Part(start, size)
@@ -207,21 +207,21 @@ class WeightedSums:
             flats, own = self._norms(tensors, known, keep, part.cut(uniforms), factors_of)
             new = self._sums_of_pieces(flats, own)
             sums = [s + n for s, n in zip(sums, new, strict=True)]
-            by_group = tf.tensor_scatter_nd_add(by_group, places[:, tf.newaxis], own.by_group)
+            by_block = tf.tensor_scatter_nd_add(by_block, places[:, tf.newaxis], own.by_block)
             bad = tf.tensor_scatter_nd_max(bad, places[:, tf.newaxis], tf.cast(own.bad, tf.int32))
-            return index + 1, sums, by_group, bad, within + own.within_clip
+            return index + 1, sums, by_block, bad, within + own.within_clip
 
         zeros = []
         for piece in self._pieces:
             dtype = tf.float64 if self._wide else self._contributions[piece.indices[0]].dtype
             zeros.append(tf.zeros([sum(piece.sizes)], dtype))
-        _, sums, by_group, bad, within = tf.while_loop(
+        _, sums, by_block, bad, within = tf.while_loop(
             lambda index, *_: index < count,
             body,
-            [0, zeros, tf.zeros([rows, groups]), tf.zeros([rows], tf.int32), 0.0],
+            [0, zeros, tf.zeros([rows, blocks]), tf.zeros([rows], tf.int32), 0.0],
             parallel_iterations=2,
         )
-        return sums, Factors(by_group, tf.cast(bad, tf.bool), within, list(self._group_of))
+        return sums, Factors(by_block, tf.cast(bad, tf.bool), within, list(self._block_of))
 
 
 class Part:
@@ -300,10 +300,10 @@ def _wide_totals(
         start = tf.minimum(index * size, rows - size)
         counts = start + tf.range(size) >= index * size
         part = Part(start, size)
-        by_group = part.cut(factors.by_group)
+        by_block = part.cut(factors.by_block)
         own = dataclasses.replace(
             factors,
-            by_group=tf.where(counts[:, tf.newaxis], by_group, tf.zeros_like(by_group)),
+            by_block=tf.where(counts[:, tf.newaxis], by_block, tf.zeros_like(by_block)),
             bad=part.cut(factors.bad),
         )
         parts = {i: [part.cut(t) for t in c.tensors] for i, c in contributions.items()}

@@ -141,7 +141,7 @@ class RowAnalysis:
     Attributes:
       operations: The operations, by name.
       graph: The graph that they are in; None if there are none.
-      inner: Of operations that call a function, by name: the analysis of the function.
+      inner: For operations that call a function, by name: the analysis of the function.
 
     Raises:
       ValueError: An operation mixes examples.

@@ -35,7 +35,7 @@ class Public:
     """A tensor that depends on no example and not on how many there are.
 
     Attributes:
-      values: Of a scalar or a vector that was computed from shapes, its entries: numbers, and
+      values: For a scalar or a vector that was computed from shapes, its entries: numbers, and
         `Public()` for those that are not known statically.
     """
 
@@ -52,7 +52,7 @@ class BatchSize:
     """A tensor that depends on the number of rows of the batch alone: shapes, mostly.
 
     Attributes:
-      values: Of a scalar or a vector, what is known of its entries; None if nothing is known.
+      values: For a scalar or a vector, what is known of its entries; None if nothing is known.
     """
 
     values: Sizes = None

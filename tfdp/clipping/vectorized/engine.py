@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdp._validation import error
 from tfdp.clipping import norms
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.engine import ClippedSum, ClippingEngine, group_of_rows, sum_error
+from tfdp.clipping.engine import ClippedSum, ClippingEngine, random_parts, sum_error
 from tfdp.clipping.loss_graph import copying, reading
 from tfdp.clipping.problem import ClippingProblem, RowLoss
 from tfdp.clipping.report import Report, of_last_step, vectorized_report
@@ -54,8 +55,8 @@ class VectorizedEngine(ClippingEngine):
       l2_norm_clip: See `ClippingEngine`.
       num_microbatches: See `ClippingEngine`. Every example draws its microbatch independently and
         uniformly. Microbatches of consecutive rows would all change when one example is added.
-      rule: See `ClippingEngine`.
-      chunk_size: Rows that are worked on at the same time; by default a number
+      clipping_rule: See `ClippingEngine`.
+      rows_per_pass: Rows that are worked on at the same time; by default a number
         whose gradients take about 16 MB.
     """
 
@@ -63,18 +64,18 @@ class VectorizedEngine(ClippingEngine):
         self,
         l2_norm_clip: float,
         num_microbatches: int | None = None,
-        rule: ClippingRule | str = "flat",
-        chunk_size: int | None = None,
+        clipping_rule: ClippingRule | str = "flat",
+        rows_per_pass: int | None = None,
     ):
-        super().__init__(l2_norm_clip, num_microbatches, rule)
-        self.chunk_size = chunk_size
+        super().__init__(l2_norm_clip, num_microbatches, clipping_rule)
+        self.rows_per_pass = rows_per_pass
         self._report: Report | None = None
 
     def clipped_sum(
         self,
         loss: tf.Tensor,
         variables: Sequence[tf.Variable],
-        group_seed: tf.Tensor,
+        seed: tf.Tensor,
         clip: tf.Tensor | None = None,
         most_rows: int | None = None,
     ) -> ClippedSum:
@@ -86,8 +87,8 @@ class VectorizedEngine(ClippingEngine):
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         rows = graph.checked_rows()
         most = rows if most_rows is None else most_rows
-        microbatches = group_of_rows(group_seed, rows, self.num_microbatches or 1)
-        uniforms = self._draw_uniforms(self.num_microbatches or rows, group_seed)
+        microbatches = random_parts(seed, rows, self.num_microbatches or 1)
+        uniforms = self._draw_uniforms(self.num_microbatches or rows, seed)
         problem = ClippingProblem(
             graph, variables, handles, rows, graph.keeps(rows), uniforms, clip
         )
@@ -131,10 +132,11 @@ class VectorizedEngine(ClippingEngine):
           ValueError: The rule is random, and there are no random numbers.
         """
         graph, variables, rows = problem.graph, problem.variables, problem.rows
-        if problem.uniforms is None and self.rule.is_random:
-            raise ValueError(
-                "Argument `rule` must not be random where no random numbers are drawn for it. "
-                f"Received: rule={self.rule}."
+        if problem.uniforms is None and self.clipping_rule.is_random:
+            raise error(
+                "clipping_rule",
+                "not random where no random numbers are drawn for it",
+                self.clipping_rule,
             )
         clips_rows = self.num_microbatches is None
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
@@ -215,7 +217,7 @@ class VectorizedEngine(ClippingEngine):
         """Returns the gradients of every row, by themselves.
 
         Args:
-          problem: What rows are of.
+          problem: Problem that the rows belong to.
           batch: The rows, as `problem.graph.tensors`.
           connected: Is told, for each variable, whether the loss depends on it.
           one: Whether there is a single row.
@@ -268,8 +270,8 @@ class VectorizedEngine(ClippingEngine):
     def _largest_chunk(
         self, graph: reading.LossGraph | RowLoss, variables: Sequence[tf.Variable]
     ) -> int:
-        if self.chunk_size is not None:
-            return self.chunk_size
+        if self.rows_per_pass is not None:
+            return self.rows_per_pass
         if graph.has_operation(_LOOP_TYPES):
             return 1
         bytes_per_example = sum(v.shape.num_elements() * max(4, v.dtype.size) for v in variables)
@@ -293,7 +295,7 @@ class VectorizedEngine(ClippingEngine):
             norms.of_slices(gradient, variable.shape.num_elements())
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        factors = self._factors(squares, self._groups(variables), keep, clip, uniforms)
+        factors = self._factors(squares, self._blocks(variables), keep, clip, uniforms)
         if self.wide_sums:
             gradients = [tf.cast(gradient, tf.float64) for gradient in gradients]
         clipped = [_scale(g, factors.of_variable(i)) for i, g in enumerate(gradients)]

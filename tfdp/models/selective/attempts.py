@@ -23,7 +23,7 @@ class Attempts:
     Args:
       model: A model with one of the DPSUR optimizers.
       data: The training set.
-      padding: How batches are padded; see `PoissonSampling`.
+      padding: Padding of the batches; see `PoissonSampling`.
     """
 
     def __init__(self, model: tf.keras.Model, data: PoissonSource, padding: str):

@@ -12,7 +12,7 @@ class Progress(tf.keras.callbacks.Callback):
 
     Args:
       steps: Steps per epoch.
-      selective_release: What a step is: "conditional": an accepted update, or "per_attempt".
+      selective_release: Meaning of a step: "conditional": an accepted update, or "per_attempt".
     """
 
     def __init__(self, steps: int, selective_release: str):

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import error, is_integer
+from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
@@ -127,18 +127,18 @@ class SelectiveModel(tf.keras.Model):
         """Trains until `steps_per_epoch` updates have been accepted in each epoch.
 
         Args:
-          x: What `tfdp.data.poisson_batches` returned.
-          epochs: As in Keras.
+          x: Result of `tfdp.data.poisson_batches`.
+          epochs: See Keras.
           verbose: 0: silent; otherwise a line per epoch, without times.
-          callbacks: As in Keras.
-          validation_data: As in Keras: evaluated after each epoch. It is not the validation batch
+          callbacks: See Keras.
+          validation_data: See Keras: evaluated after each epoch. It is not the validation batch
             of the attempts, which comes from the training set.
-          initial_epoch: As in Keras.
+          initial_epoch: See Keras.
           steps_per_epoch: Accepted updates per epoch (attempts, if these are released); by default
             the batches per epoch of `x`.
-          validation_steps: As in Keras.
-          validation_batch_size: As in Keras.
-          validation_freq: As in Keras.
+          validation_steps: See Keras.
+          validation_batch_size: See Keras.
+          validation_freq: See Keras.
 
         Returns:
           Keras's `History`.
@@ -152,10 +152,7 @@ class SelectiveModel(tf.keras.Model):
         callbacks = tf.nest.flatten(callbacks or [])
         self._check(x, callbacks)
         steps = len(x) if steps_per_epoch is None else steps_per_epoch
-        if not (is_integer(steps) and steps >= 1):
-            raise ValueError(
-                f"Argument `steps_per_epoch` must be a positive integer. Received: {steps!r}."
-            )
+        positive_integer("steps_per_epoch", steps)
         with exclusive_training([self, self.optimizer]):
             self._prepare(x.source, x.sampling.padding)
             callbacks = [self._cap, self._shown.reset_callback(), *callbacks]

@@ -90,10 +90,10 @@ def _patches_2d(
     transposed so that a patch's column is contiguous.
 
     Args:
-      tensor: What patches are taken of, `[n, each, h, w, c]`.
+      tensor: Tensor of which patches are taken, `[n, each, h, w, c]`.
       output: Number of patches along the height and the width.
       kernel: Height and width of a patch.
-      attributes: Of the convolution.
+      attributes: Attributes of the convolution.
 
     Returns:
       A function from `[n, each, h, w, c]` to the patches, `[n * each, positions, kernel]`; and the
@@ -177,8 +177,9 @@ def _grouped(
 
     Args:
       use: The convolution.
-      x: What patches are taken of, `[n, each, ..., channels]`.
-      patches: From it to patches of all channels, `[n * each, positions, kernel * channels]`.
+      x: Tensor of which patches are taken, `[n, each, ..., channels]`.
+      patches: Function from it to patches of all channels, `[n * each, positions, kernel *
+        channels]`.
       order: The order of the kernel's axes, but those of the channels, in a patch.
     """
     *kernel, fan_in, filters = use.shape

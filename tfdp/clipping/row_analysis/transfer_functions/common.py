@@ -89,7 +89,7 @@ def constant_along(tensor: tf.Tensor, axis: int, length: int | None) -> bool:
     Args:
       tensor: The tensor.
       axis: Its axis that meets the rows.
-      length: How many rows there are, None if that is not known statically. A public tensor of
+      length: Number of rows, None if that is not known statically. A public tensor of
         several rows cannot go with batches of any size, only a single row can.
     """
     if tensor.shape.rank is None:

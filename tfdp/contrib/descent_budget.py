@@ -1,4 +1,4 @@
-"""Settings of DPAGD, and the noise with which a budget lasts for all iterations."""
+"""Options of DPAGD, and the noise with which a budget lasts for all iterations."""
 
 import dataclasses
 import math
@@ -7,15 +7,15 @@ from collections.abc import Callable
 import dp_accounting
 import scipy.optimize
 
-import tfdp
-from tfdp.accounting import BoundedRangeDpEvent, RdpFilter
+from tfdp._validation import between_zero_and_one, positive, positive_integer
+from tfdp.accounting import BoundedRangeDpEvent, RdpFilter, calibrate_noise_multiplier
 from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.sampling import PoissonSampling
 
 
 @dataclasses.dataclass(frozen=True)
-class DescentSettings:
-    """Settings of an `AdaptiveGradientDescent`.
+class DescentOptions:
+    """Options of an `AdaptiveGradientDescent`.
 
     Attributes:
       l2_norm_clip: Largest l2 norm of an example's gradient, C.
@@ -47,20 +47,11 @@ class DescentSettings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            whole = field.type is int
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int if whole else (int, float))
-                or not 0 < value < math.inf
-            ):
-                kind = "a positive integer" if whole else "a positive finite number"
-                raise ValueError(
-                    f"Argument `{field.name}` must be {kind}. Received: {field.name}={value!r}."
-                )
+            check = positive_integer if field.type is int else positive
+            check(field.name, getattr(self, field.name))
 
 
-def plan(
+def calibrate_descent(
     *,
     target_epsilon: float,
     delta: float,
@@ -83,17 +74,14 @@ def plan(
       selection_share: Share of the budget that is for choosing step sizes, in (0, 1).
 
     Returns:
-      The budget, and the `noise_multiplier` and `selection_range` of `DescentSettings`.
+      The budget, and the `noise_multiplier` and `selection_range` of `DescentOptions`.
 
     Raises:
       ValueError: An argument is out of its range, or no noise is enough.
     """
-    if not 0 < selection_share < 1:
-        raise ValueError(
-            f"Argument `selection_share` must be in (0, 1). Received: {selection_share=}."
-        )
+    between_zero_and_one("selection_share", selection_share)
     q, q_selection = expected_batch_size / dataset_size, selection_batch_size / dataset_size
-    noise = tfdp.calibrate_noise_multiplier(
+    noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=delta,
         steps=iterations,

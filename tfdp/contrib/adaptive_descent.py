@@ -43,15 +43,14 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-import tfdp
-from experiments.dpagd.settings import DescentSettings, grown_precision, iteration_event
 from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
-from tfdp.accounting import RdpFilter
+from tfdp._validation import error, is_integer
+from tfdp.accounting import PrivacyParametersChangedError, RdpFilter
 from tfdp.accounting.sampling import FULL, PoissonSampling
-from tfdp.clipping import OnePassEngine
-from tfdp.clipping.loss_graph.reading import read_loss
-from tfdp.clipping.one_pass.plan import Plan
+from tfdp.clipping import OnePassEngine, per_example_losses, step_check
+from tfdp.contrib.descent_budget import DescentOptions, grown_precision, iteration_event
+from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers.noise import add_gaussian_noise
 
 _STEP_SIZE_GROWTH = 1.1
@@ -72,14 +71,33 @@ class AdaptiveGradientDescent(tf.Module):
       model: The model, whose weights are trained in place. It must compute the loss of an example
         from that example alone, and have no regularisers.
       loss: A Keras loss with `reduction="none"`.
-      batches: What `tfdp.data.poisson_batches` returned: the data, and the expected batch size of
-        the gradients. Its `seed` is that of the sampling.
+      batches: Result of `tfdp.data.poisson_batches`: the data, in memory and without weights or
+        `transform`, and the expected batch size of the gradients. Its `seed` is that of the
+        sampling.
       budget: The privacy budget.
-      settings: What to do.
+      options: Clips, noise and steps; see `calibrate_descent`.
       noise_seed: For tests: makes the noise and the choices a function of it.
 
     Raises:
       ValueError: An argument does not fit the others.
+
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> data = np.ones([200, 4], "float32"), np.arange(200) % 3
+      >>> batches = tfdp.data.poisson_batches(data, expected_batch_size=50)
+      >>> budget, noise_multiplier, selection_range = tfdp.contrib.calibrate_descent(
+      ...     target_epsilon=2.0, delta=1e-4, dataset_size=200, expected_batch_size=50,
+      ...     selection_batch_size=50, iterations=5,
+      ... )
+      >>> options = tfdp.contrib.DescentOptions(
+      ...     l2_norm_clip=1.0, noise_multiplier=noise_multiplier, loss_clip=3.0,
+      ...     selection_range=selection_range, selection_batch_size=50,
+      ... )
+      >>> model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
+      >>> loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+      >>> descent = tfdp.contrib.AdaptiveGradientDescent(model, loss, batches, budget, options)
+      >>> descent.run(iterations=1) <= 1 and budget.spent_epsilon() <= 2.0
+      True
 
     References:
       - Lee and Kifer, 2018, Concentrated Differentially Private Gradient Descent with Adaptive
@@ -90,23 +108,20 @@ class AdaptiveGradientDescent(tf.Module):
         self,
         model: tf.keras.Model,
         loss: tf.keras.losses.Loss,
-        batches: tf.data.Dataset,
+        batches: PoissonBatches,
         budget: RdpFilter,
-        settings: DescentSettings,
+        options: DescentOptions,
         noise_seed: int | None = None,
     ):
         super().__init__(name="adaptive_gradient_descent")
         source, sampling = batches.source, batches.sampling
-        if sampling.gradient_accumulation_steps != 1:
-            raise ValueError(
-                "Argument `batches` must be made without `chunk_size`. Received batches in "
-                f"{sampling.gradient_accumulation_steps} parts."
-            )
+        _check_batches(batches)
         size = source.dataset_size
-        if settings.selection_batch_size > size:
-            raise ValueError(
-                f"Argument `selection_batch_size` must be at most {size}, the number of training "
-                f"examples. Received: selection_batch_size={settings.selection_batch_size}."
+        if options.selection_batch_size > size:
+            raise error(
+                "selection_batch_size",
+                f"at most {size}, the number of training examples",
+                options.selection_batch_size,
             )
         x, y = tf.nest.map_structure(tf.identity, (source.x, source.y))
         if not model.built:  # On zeros: a layer must not see an example when it is made.
@@ -117,19 +132,19 @@ class AdaptiveGradientDescent(tf.Module):
                 f"a model with {len(model.losses)}."
             )
         self.model = model
-        self.settings = settings
+        self.options = options
         self.budget = budget
         self._loss = loss
         self._source = dataclasses.replace(source, x=x, y=y)
         self._sampling = dataclasses.replace(sampling, padding=FULL)
-        self._selection = PoissonSampling(size, settings.selection_batch_size, padding=FULL)
-        self._engine = OnePassEngine(settings.l2_norm_clip)
+        self._selection = PoissonSampling(size, options.selection_batch_size, padding=FULL)
+        self._engine = OnePassEngine(options.l2_norm_clip)
         use = next(source.uses)
         self._learning = KeyStream(source.seed, f"iterations {use}: learning")
         self._testing = KeyStream(source.seed, f"iterations {use}: testing")
         self._noise, self._choice = KeyStream(noise_seed, "noise"), KeyStream(noise_seed, "choice")
-        self._precision = _variable(settings.noise_multiplier**-2.0, tf.float64)
-        self._largest_step = _variable(settings.max_step_size, tf.float64)
+        self._precision = _variable(options.noise_multiplier**-2.0, tf.float64)
+        self._largest_step = _variable(options.max_step_size, tf.float64)
         self._largest_chosen = _variable(0.0, tf.float64)
         self._iterations = _variable(0, tf.int64)
         self._draws = _variable(0, tf.int64)
@@ -177,18 +192,21 @@ class AdaptiveGradientDescent(tf.Module):
         Returns:
           The number of iterations that were made; fewer than asked for if the budget is spent.
         """
-        if iterations is not None and (isinstance(iterations, bool) or not iterations >= 0):
-            raise ValueError(
-                "Argument `iterations` must be a non-negative integer or None. Received: "
-                f"{iterations=}."
-            )
+        if iterations is not None and not (is_integer(iterations) and iterations >= 0):
+            raise error("iterations", "a non-negative integer or None", iterations)
         self._resume()
+        self._check_functions()
         made = 0
         while (iterations is None or made < iterations) and self._iterate():
             made += 1
             if on_progress is not None:
                 on_progress(self)
         return made
+
+    def _check_functions(self) -> None:
+        """Raises a ValueError if a function of the data keeps something of it in a variable."""
+        for function in (self._clipped_sum, self._clipped_loss):
+            step_check.check_graph(function.get_concrete_function().graph)
 
     def _iterate(self) -> bool:
         """One iteration; whether the budget was enough for it."""
@@ -202,7 +220,7 @@ class AdaptiveGradientDescent(tf.Module):
                     self.budget,
                     self._sampling.sampling_probability,
                     precision,
-                    self.settings.budget_growth,
+                    self.options.budget_growth,
                 )
                 self._precision.assign(grown)
                 missing = grown - precision
@@ -219,8 +237,8 @@ class AdaptiveGradientDescent(tf.Module):
         """Adapts the largest step size to those that were chosen."""
         self._iterations.assign_add(1)
         largest = max(float(self._largest_chosen.numpy()), chosen)
-        if self.iterations % self.settings.step_size_window == 0:
-            size = min(_STEP_SIZE_GROWTH * largest, self.settings.max_step_size)
+        if self.iterations % self.options.step_size_window == 0:
+            size = min(_STEP_SIZE_GROWTH * largest, self.options.max_step_size)
             self._largest_step.assign(size)
             largest = 0.0
         self._largest_chosen.assign(largest)
@@ -230,7 +248,7 @@ class AdaptiveGradientDescent(tf.Module):
     def _release(self, precision: float) -> tuple[dp_accounting.DpEvent, float]:
         """Returns a measurement and a choice, and the probability that a batch is truncated."""
         event = iteration_event(
-            self._sampling, precision**-0.5, self._selection, self.settings.selection_range
+            self._sampling, precision**-0.5, self._selection, self.options.selection_range
         )
         truncation = self._sampling.truncation_probability + self._selection.truncation_probability
         return event, truncation
@@ -286,7 +304,7 @@ class AdaptiveGradientDescent(tf.Module):
         length = tf.linalg.global_norm(gradient)
         direction = [tf.math.divide_no_nan(g, length) for g in gradient]
         sizes = self._largest_step * tf.linspace(
-            tf.constant(0.0, tf.float64), 1.0, self.settings.candidates + 1
+            tf.constant(0.0, tf.float64), 1.0, self.options.candidates + 1
         )
         key = self._testing.next_key(position)
         batch = self._source.draw(key, self._selection)
@@ -306,7 +324,7 @@ class AdaptiveGradientDescent(tf.Module):
 
     def _choose(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Draws the index of the noisy minimum, by the probabilities that Gumbel noise gives."""
-        scale = self.settings.loss_clip / self.settings.selection_range
+        scale = self.options.loss_clip / self.options.selection_range
         levels = tf.cumsum(tf.nn.softmax(-scores / scale))
         uniform = chacha.uniforms(key, 1)[0]
         index = tf.reduce_sum(tf.cast(levels <= uniform * levels[-1], tf.int32))
@@ -316,8 +334,8 @@ class AdaptiveGradientDescent(tf.Module):
     def _traced_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tf.Tensor:
         """Sums the clipped losses of a batch in float64: an example adds a value in [0, clip]."""
         losses = self._loss(y, self.model(x, training=False), sample_weight=mask)
-        losses = tf.cast(_by_row(losses), tf.float64)
-        clip = tf.constant(self.settings.loss_clip, tf.float64)
+        losses = tf.cast(per_example_losses(losses), tf.float64)
+        clip = tf.constant(self.options.loss_clip, tf.float64)
         clipped = tf.where(tf.math.is_finite(losses), tf.clip_by_value(losses, 0.0, clip), clip)
         return tf.reduce_sum(tf.where(mask, clipped, 0.0))
 
@@ -325,7 +343,7 @@ class AdaptiveGradientDescent(tf.Module):
 
     def _parameters(self) -> dict[str, float]:
         return {
-            **{name: getattr(self.settings, name) for name in _PRIVACY_PARAMETERS},
+            **{name: getattr(self.options, name) for name in _PRIVACY_PARAMETERS},
             "dataset_size": self._sampling.dataset_size,
             "expected_batch_size": self._sampling.expected_batch_size,
         }
@@ -340,7 +358,7 @@ class AdaptiveGradientDescent(tf.Module):
         state = json.loads(self._saved.numpy())
         for name, value in self._parameters().items():
             if state["parameters"][name] != value:
-                raise tfdp.accounting.PrivacyParametersChangedError(
+                raise PrivacyParametersChangedError(
                     f"Argument `{name}` must stay {state['parameters'][name]!r}, with which "
                     f"training began. Received: {name}={value!r}. Start a new training to "
                     "change it."
@@ -359,16 +377,18 @@ def average(
     return [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
 
 
-def _by_row(losses: tf.Tensor) -> tf.Tensor:
-    """Returns the losses, `[rows]`, each computed from its own row alone."""
-    graph = read_loss(losses)
-    if Plan(graph, [], []).fallback is None:  # The clipping engine's proof that it is so.
-        return losses
-    return tf.map_fn(
-        lambda row: graph.evaluate([tensor[tf.newaxis] for tensor in row]),
-        list(graph.batch),
-        fn_output_signature=losses.dtype,
-    )
+def _check_batches(batches: PoissonBatches) -> None:
+    """Raises a ValueError for batches that cannot be drawn from whole examples in memory."""
+    source = batches.source
+    present = {
+        "chunk_size": batches.sampling.gradient_accumulation_steps != 1,
+        "transform": source.transform is not None,
+        "sample_weight": source.sample_weight is not None,
+        "data that are not in memory": source.stored is not None,
+    }
+    for name, there in present.items():
+        if there:
+            raise error("batches", f"without {name}", batches)
 
 
 def _variable(value: Any, dtype: tf.DType) -> tf.Variable:

@@ -8,8 +8,6 @@ import tensorflow as tf
 import tqdm
 
 import tfdp
-from experiments.dpagd.descent import AdaptiveGradientDescent
-from experiments.dpagd.settings import DescentSettings, plan
 from experiments.settings import RefusedError
 from experiments.training import Training, remarks
 
@@ -32,7 +30,7 @@ class DescentTraining(Training):
         batch = self.settings.expected_batch_size
         self._selection_batch_size = min(_SELECTION_BATCH_SIZE, batch)
         try:
-            self._budget_filter, noise, self._selection_range = plan(
+            self._budget_filter, noise, self._selection_range = tfdp.contrib.calibrate_descent(
                 target_epsilon=self.settings.target_epsilon,
                 delta=self.settings.delta,
                 dataset_size=self.data.size,
@@ -57,12 +55,12 @@ class DescentTraining(Training):
             expected_batch_size=settings.expected_batch_size,
             seed=settings.seed,
         )
-        self.descent = AdaptiveGradientDescent(
+        self.descent = tfdp.contrib.AdaptiveGradientDescent(
             self.model,
             loss,
             self.batches,
             self._budget_filter,
-            DescentSettings(
+            tfdp.contrib.DescentOptions(
                 l2_norm_clip=settings.l2_norm_clip,
                 noise_multiplier=self.noise_multiplier,
                 loss_clip=_LOSS_CLIP,

@@ -1,6 +1,7 @@
 """DPAGD: what is released is what is paid for, and it learns."""
 
 import math
+from typing import ClassVar
 
 import dp_accounting
 import numpy as np
@@ -10,11 +11,15 @@ import tensorflow as tf
 
 import tfdp
 from experiments import datasets, networks
-from experiments.dpagd import descent as dpagd
-from experiments.dpagd.descent import AdaptiveGradientDescent
-from experiments.dpagd.settings import DescentSettings, grown_precision, plan
 from tests import support
 from tfdp.accounting import BoundedRangeDpEvent, RdpFilter
+from tfdp.contrib import (
+    AdaptiveGradientDescent,
+    DescentOptions,
+    adaptive_descent,
+    calibrate_descent,
+)
+from tfdp.contrib.descent_budget import grown_precision
 
 N, CLIP, LOSS_CLIP = 64, 0.5, 1.2
 X, Y = support.small_data(N)
@@ -23,7 +28,7 @@ X, Y = support.small_data(N)
 def descend(
     cls=AdaptiveGradientDescent, x=X, y=Y, batch=16, epsilon=8.0, budget=None, model=None, **changes
 ):
-    settings = DescentSettings(
+    options = DescentOptions(
         **{
             "l2_norm_clip": CLIP,
             "noise_multiplier": 3.0,
@@ -37,7 +42,7 @@ def descend(
     batches = tfdp.data.poisson_batches((x, y), expected_batch_size=batch, seed=7)
     budget = budget or RdpFilter(epsilon, 1e-5)
     model = model or support.small_model()
-    return cls(model, support.crossentropy(), batches, budget, settings, noise_seed=3)
+    return cls(model, support.crossentropy(), batches, budget, options, noise_seed=3)
 
 
 def weights(descent):
@@ -111,6 +116,24 @@ def test_examples_that_are_mixed_are_refused():
         descend(model=mixing).run(1)
 
 
+class Publishes(tf.keras.layers.Layer):
+    """Hands the data to Python code."""
+
+    seen: ClassVar[list] = []
+
+    def call(self, x):
+        tf.numpy_function(self.seen.append, [x], [])
+        return x
+
+
+def test_layers_that_hand_data_to_something_else_are_refused():
+    layers = tf.keras.layers
+    descent = descend(model=tf.keras.Sequential([layers.Input([4]), Publishes(), layers.Dense(3)]))
+    with pytest.raises(ValueError, match="no side effects"):
+        descent.run(1)
+    assert not [x for x in Publishes.seen if len(x) > 1]
+
+
 # The noise.
 
 
@@ -133,12 +156,12 @@ def once(descent):
 
 
 def in_two(descent):
-    return dpagd.average(descent._measure(0.16), descent._measure(0.09), 0.16, 0.09)
+    return adaptive_descent.average(descent._measure(0.16), descent._measure(0.09), 0.16, 0.09)
 
 
 def unweighted(descent):
     """Mutant: as if the first had been as precise as the second."""
-    return dpagd.average(descent._measure(0.16), descent._measure(0.01), 0.09, 0.09)
+    return adaptive_descent.average(descent._measure(0.16), descent._measure(0.01), 0.09, 0.09)
 
 
 def p_value(noise, sigma):
@@ -234,7 +257,7 @@ def measured(descent):
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 1.0])
-def test_the_cost_grows_as_the_settings_say(q):
+def test_the_cost_grows_as_the_options_say(q):
     budget = RdpFilter(3.0, 1e-5)
 
     def cost(precision):
@@ -273,7 +296,7 @@ class Recording(AdaptiveGradientDescent):
         return super()._measure(precision)
 
     def _step(self, sums):
-        self._add(16 / N, BoundedRangeDpEvent(self.settings.selection_range))
+        self._add(16 / N, BoundedRangeDpEvent(self.options.selection_range))
         return super()._step(sums)
 
 
@@ -309,8 +332,8 @@ def test_a_spent_budget_allows_nothing():
     np.testing.assert_array_equal(weights(descent), before)
 
 
-def test_a_plan_lasts_as_long_as_it_says():
-    budget, noise, width = plan(
+def test_a_calibrated_budget_lasts_as_long_as_it_says():
+    budget, noise, width = calibrate_descent(
         target_epsilon=2.0,
         delta=1e-5,
         dataset_size=1000,
@@ -405,12 +428,29 @@ def test_bad_arguments_are_named(changes, name):
         descend(**changes)
 
 
+@pytest.mark.parametrize(
+    ("data", "changes", "name"),
+    [
+        ((X, Y), {"chunk_size": 8}, "chunk_size"),
+        ((X, Y), {"transform": lambda x, y: (x, y)}, "transform"),
+        ((X, Y, np.ones(N, "float32")), {}, "sample_weight"),
+    ],
+)
+def test_batches_that_it_cannot_draw_are_refused(data, changes, name):
+    batches = tfdp.data.poisson_batches(data, expected_batch_size=16, **changes)
+    options = DescentOptions(CLIP, 3.0, LOSS_CLIP, 1.0, 16)
+    with pytest.raises(ValueError, match=f"Argument `batches` must be without {name}"):
+        AdaptiveGradientDescent(
+            support.small_model(), support.crossentropy(), batches, RdpFilter(8.0, 1e-5), options
+        )
+
+
 @pytest.mark.slow
 def test_it_learns_digits():
     data = datasets.load("digits")
     tf.keras.utils.set_random_seed(0)
     batches = tfdp.data.poisson_batches((data.train_x, data.train_y), expected_batch_size=256)
-    budget, noise, width = plan(
+    budget, noise, width = calibrate_descent(
         target_epsilon=3.0,
         delta=1e-5,
         dataset_size=data.size,
@@ -418,9 +458,9 @@ def test_it_learns_digits():
         selection_batch_size=256,
         iterations=40,
     )
-    settings = DescentSettings(1.0, noise, 3.0, width, 256, candidates=10)
+    options = DescentOptions(1.0, noise, 3.0, width, 256, candidates=10)
     model = networks.digits(networks.make_activation("tanh"))
-    descent = AdaptiveGradientDescent(model, support.crossentropy(), batches, budget, settings)
+    descent = AdaptiveGradientDescent(model, support.crossentropy(), batches, budget, options)
     descent.run()
     logits = model.predict(data.eval_x, verbose=0)
     assert np.mean(logits.argmax(-1) == data.eval_y) > 0.6

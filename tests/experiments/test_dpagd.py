@@ -1,6 +1,6 @@
 import pytest
 
-from experiments.dpagd.training import DescentTraining
+from experiments.dpagd import DescentTraining
 from experiments.settings import DEFAULTS, RefusedError, resolve
 from tests.experiments.classify_support import classify_here
 

@@ -1,1 +1,0 @@
-"""DPAGD: gradient descent that chooses its step sizes and its privacy budget as it goes."""

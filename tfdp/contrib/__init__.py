@@ -1,0 +1,15 @@
+"""Methods of papers, to compare with: correct, and never the best choice."""
+
+from tfdp.contrib.adaptive_descent import AdaptiveGradientDescent
+from tfdp.contrib.aggregations import BatchAggregation, MicroAggregation
+from tfdp.contrib.descent_budget import DescentOptions, calibrate_descent
+from tfdp.contrib.importance_sampling import ImportanceSamplingClipping
+
+__all__ = [
+    "AdaptiveGradientDescent",
+    "BatchAggregation",
+    "DescentOptions",
+    "ImportanceSamplingClipping",
+    "MicroAggregation",
+    "calibrate_descent",
+]
