@@ -1,4 +1,4 @@
-"""Times training on several workers of one thread each, beside plain Keras on as many.
+"""Times training on several workers, each on one core, beside plain Keras on as many.
 
     python -m benchmarks.distributed --workers 1 2 --rows 2048
 
@@ -38,11 +38,13 @@ _EXAMPLES = 16_384
 
 
 def work(model_name: str, contestant: str, rows: int, seconds: float, repeats: int) -> list[float]:
-    """Is one worker: trains on `rows` rows of its own a step.
+    """Is one worker, of one thread on a core of its own: trains on `rows` rows of its own a step.
 
     Returns:
       Seconds a step, of each turn.
     """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(workers.index() or 0) % len(cores)]})
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
