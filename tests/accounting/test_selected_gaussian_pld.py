@@ -1,5 +1,6 @@
 """The privacy-loss distributions of one accepted update: above every search, and tight."""
 
+import dataclasses
 import itertools
 import math
 import time
@@ -58,7 +59,7 @@ def _epsilon(case, count=1):
 
 
 def _hockey_stick(update, a, b, remove, epsilon):
-    """The divergence of two distributions on cells, by its definition. `a` and `b`: [..., cells]."""
+    """The divergence of two distributions on cells, by its definition. a and b: [..., cells]."""
     without, with_it = (p / p.sum(axis=-1, keepdims=True) for p in update.distributions(a, b))
     upper, lower = (without, with_it) if remove else (with_it, without)
     return np.maximum(upper - math.exp(epsilon) * lower, 0).sum(axis=-1)
@@ -67,7 +68,7 @@ def _hockey_stick(update, a, b, remove, epsilon):
 def _by_thresholds(case, remove, epsilon):
     """The largest divergence with a = B outside an interval and b = B beyond a point inside.
 
-    The integrals are exact. All thresholds on a coarse grid, and from the best ones downhill.
+    The integrals are exact. All thresholds on a coarse grid, and from the best ones uphill.
     """
     q, sigma, validation_q, log_spread = case
     corners = np.array([[1, 0, 0, 1], [0, 0, 1, 1]])
@@ -83,17 +84,20 @@ def _by_thresholds(case, remove, epsilon):
         upper, lower = (without, with_it) if remove else (with_it, without)
         return np.maximum(upper - math.exp(epsilon) * lower, 0).sum(axis=-1)
 
-    grid = np.linspace(-8, 8 + 1 / sigma, 40)
+    grid = np.linspace(-8, 8 + 1 / sigma, 30)
     coarse = np.array(list(itertools.combinations_with_replacement(grid, 3)))
     values = value(coarse)
-    starts = coarse[np.argsort(values)[[-1, -2, -20]]]
-    return max(-_downhill(value, start) for start in starts)
+    starts = coarse[np.argsort(values)[[-1, -5, -25]]]
+    return max(_climbed_from(value, start) for start in starts)
 
 
-def _downhill(value, start):
-    options = {"xatol": 1e-9, "fatol": 1e-18, "maxiter": 2000}
-    found = optimize.minimize(lambda z: -value(z), start, method="Nelder-Mead", options=options)
-    return found.fun
+def _climbed_from(value, start):
+    for size in (0.5, -0.1):  # Twice: simplices collapse.
+        simplex = start + size * np.eye(4, 3, k=-1)
+        options = {"xatol": 1e-6, "fatol": 1e-16, "initial_simplex": simplex}
+        found = optimize.minimize(lambda z: -value(z), start, method="Nelder-Mead", options=options)
+        start = found.x
+    return -found.fun
 
 
 def _probabilities(z):
@@ -132,11 +136,20 @@ def _epsilons(case):
 @pytest.mark.parametrize("remove", [False, True])
 @pytest.mark.parametrize("case", _CASES)
 def test_is_above_the_best_that_thresholds_find_and_close(case, remove):
-    for epsilon in _epsilons(case):
-        epsilon = -epsilon if remove else epsilon
+    _check_against_thresholds(case, remove, [-e if remove else e for e in _epsilons(case)])
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("case", _EXTREME)
+def test_is_close_however_large_the_spread(case):
+    for remove in (False, True):
+        _check_against_thresholds(case, remove, (0.1, 2.0, 5.0))
+
+
+def _check_against_thresholds(case, remove, epsilons):
+    for epsilon, bound in zip(epsilons, _profile(case, remove, epsilons), strict=True):
         found = _by_thresholds(case, remove, epsilon)
-        (bound,) = _profile(case, remove, [epsilon])
-        assert found * (1 - 1e-12) - 1e-15 <= bound <= (1 + 2e-4) * found + 1e-9
+        assert found * (1 - 1e-12) - 1e-15 <= bound <= (1 + 2e-3) * found + 1e-9
 
 
 @pytest.mark.quick_cases(2)
@@ -226,38 +239,46 @@ def test_discretization_is_never_below_the_profile():
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", [*_CASES, *_EXTREME[2:5]])
 def test_more_intervals_change_nothing_that_is_reported(case, monkeypatch):
     epsilons = _epsilons(case)
     value = _profile(case, False, epsilons)
-    monkeypatch.setattr(module, "_INTERVALS", 300)
+    monkeypatch.setattr(module, "_PRECISION", module._PRECISION / 9)
     finer = _profile(case, False, epsilons)
     assert (value >= finer * (1 - 1e-12) - 1e-15).all()
-    # Without q, h has a kink in the price: the error falls with one over their number only.
-    assert (value <= finer * (1 + (2e-4 if case[0] else 5e-3)) + 1e-12).all()
+    assert (value <= finer * (1 + 1e-4) + 1e-12).all()
+
+
+def _without_cuts(monkeypatch, interval):
+    monkeypatch.setattr(module, "_MOST_CUTS", 1)
+    monkeypatch.setattr(module, "_INTERVAL", interval)
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("intervals", [1, 2, 5])
-@pytest.mark.parametrize("case", _CASES)
-def test_few_intervals_are_never_below(case, intervals, monkeypatch):
+@pytest.mark.parametrize("interval", [2, 0.3])
+@pytest.mark.parametrize("case", [*_CASES[:4], *_EXTREME[2:4]])
+def test_few_intervals_are_never_below(case, interval, monkeypatch):
     fine = [_profile(case, remove, _epsilons(case)) for remove in (False, True)]
-    monkeypatch.setattr(module, "_INTERVALS", intervals)
+    _without_cuts(monkeypatch, interval)
     for remove in (False, True):
-        assert (_profile(case, remove, _epsilons(case)) >= fine[remove] * (1 - 1e-3) - 1e-12).all()
+        found = _profile(case, remove, _epsilons(case))
+        assert (found >= fine[remove] * (1 - 1e-4) - 1e-12).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_price_is_a_bound(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     found = _by_thresholds(_STRONG, False, 0.3)
-    best = module._prices
+    solve = module._solve
 
-    def wrong(*arguments):
-        price, power = best(*arguments)
-        return price * np.exp(rng.normal(scale=0.01, size=price.shape)), power
+    def wrong(setting, remove, deviation, *near):
+        levels = solve(setting, remove, deviation, *near)
+        price = levels.price * np.exp(rng.normal(scale=0.01, size=len(deviation)))
+        power = module._power(setting, remove, levels.level, price, levels.attained)
+        return dataclasses.replace(levels, price=price, power=power)
 
-    monkeypatch.setattr(module, "_prices", wrong)
+    monkeypatch.setattr(module, "_solve", wrong)
+    _without_cuts(monkeypatch, 0.01)
     assert found <= _profile(_STRONG, False, [0.3])[0] <= 1.1 * found
 
 
@@ -350,28 +371,27 @@ def test_nothing_is_caught_without_a_mutant():
     assert not _is_caught()
 
 
-def test_mutant_that_proves_levels_but_not_what_is_between_them_is_caught(monkeypatch):
-    """The best price of each end, so that the polygon is inscribed."""
-    monkeypatch.setattr(module, "_INTERVALS", 1)
-    assert not _is_caught()
-    power, prices = module._power, module._prices
-
-    def mutant(law, remove, level, *_):
-        return power(law, remove, level, *prices(law, remove, np.maximum(level, 1e-30)))
-
-    monkeypatch.setattr(module, "_power", mutant)
-    assert _is_caught()
+@pytest.mark.parametrize("case", [_STRONG, _EXTREME[2]])
+def test_mutant_that_proves_levels_but_not_what_is_between_them_is_caught(case, monkeypatch):
+    """The best price of each end, and the polygon is inscribed."""
+    _without_cuts(monkeypatch, 1)
+    assert not _is_caught(case)
+    arc = module._arc
+    monkeypatch.setattr(module, "_arc", lambda *ends: arc(*ends[:-1], np.ones_like(ends[0])))
+    assert _is_caught(case)
 
 
-def test_mutant_that_proves_one_end_of_each_interval_is_caught(monkeypatch):
-    """The other end gets its power."""
-    power, ends = module._power, []
+@pytest.mark.parametrize("case", [_STRONG, _EXTREME[2]])
+def test_mutant_that_takes_what_is_attained_for_what_is_proven_is_caught(case, monkeypatch):
+    _without_cuts(monkeypatch, 1)
+    monkeypatch.setattr(module, "_power", lambda *arguments: arguments[-1])
+    assert _is_caught(case)
 
-    def mutant(*arguments):
-        ends.append(power(*arguments))
-        return ends[-2] if len(ends) % 2 == 0 else np.zeros_like(ends[-1])
 
-    monkeypatch.setattr(module, "_power", mutant)
+def test_mutant_whose_arc_bends_the_wrong_way_is_caught(monkeypatch):
+    _without_cuts(monkeypatch, 1)
+    arc = module._arc
+    monkeypatch.setattr(module, "_arc", lambda *ends: arc(*ends[:-1], 1 / ends[-1]))
     assert _is_caught()
 
 
@@ -388,13 +408,13 @@ def test_mutant_that_drops_one_minus_q_is_caught(monkeypatch):
 @pytest.mark.parametrize("kept", [False, True])
 def test_mutant_of_one_direction_is_caught(kept, monkeypatch):
     polygon = module._polygon
-    monkeypatch.setattr(module, "_polygon", lambda law, remove: polygon(law, kept))
+    monkeypatch.setattr(module, "_polygon", lambda setting, remove: polygon(setting, kept))
     # "Remove" is larger here, if not at all epsilons.
     assert _is_caught(_STRONG if kept else (0.76, 5.64, 0.14, 0.84), (0.2,))
 
 
 def test_mutant_without_the_other_directions_polygon_is_caught(monkeypatch):
-    atoms, nothing = module._atoms, module._Polygon(np.zeros(1), np.zeros(1))
+    atoms, nothing = module._atoms, np.zeros((2, 1))
     monkeypatch.setattr(module, "_atoms", lambda own, other: atoms(own, nothing))
     assert _is_caught()
 
