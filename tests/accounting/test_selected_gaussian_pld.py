@@ -17,6 +17,7 @@ from tests.accounting import reference
 from tfdp.accounting import composition, dominating_pairs, loss_grid, selected_gaussian
 from tfdp.accounting import selected_gaussian_pld as module
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
+from tfdp.accounting.selective_release import acceptance_bounds
 
 # q, sigma, validation q, log(B / A).
 _PAPER = (2048 / 60000, 4.0, 256 / 60000, 0.8173)
@@ -221,6 +222,17 @@ def _rdp_epsilon(case, count):
 def test_is_below_the_renyi_bound_or_near_it(count, most):
     """One a per epsilon is more freedom than one per order: many updates bring it above."""
     assert _epsilon(_PAPER, count) <= most * _rdp_epsilon(_PAPER, count)
+
+
+@pytest.mark.parametrize(
+    ("validation_sigma", "validation_q", "expected"),
+    [(0.24, 1e-9, 0.35), (0.22, 1e-5, 1.162), (0.24, 0.004, 5.077), (0.17, 0.004, 14.26)],
+)
+def test_least_noise_of_the_test(validation_sigma, validation_q, expected):
+    """`docs/selective_release.md`."""
+    least, largest = acceptance_bounds(validation_sigma)
+    ours = _epsilon((0.03, 2.0, validation_q, math.log(largest / least)))
+    assert ours == pytest.approx(expected, rel=1e-3)
 
 
 def test_discretization_is_never_below_the_profile():

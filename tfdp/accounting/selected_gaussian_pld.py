@@ -329,7 +329,8 @@ def _points(
         _arc(
             left.level,
             right.level,
-            *(_power(setting, remove, end.level, between, end.attained) for end in (left, right)),
+            _power(setting, remove, left.level, between, left.attained),
+            _power(setting, remove, right.level, between, right.attained),
             np.ones_like(between),
         ),
     ]
