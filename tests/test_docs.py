@@ -55,6 +55,7 @@ PAGES = {
     "docs/from_opacus.md": 0,
     "docs/from_tf_privacy.md": 1,
     "docs/quickstart.md": 2,
+    "docs/selective_release.md": 0,
 }
 
 

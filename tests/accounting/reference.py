@@ -190,12 +190,12 @@ class SelectedUpdate:
         self.p_with = (1 - q) * self.p + q * shifted
         self.validation_q = validation_q
 
-    def laws(self, a, b):
+    def distributions(self, a, b):
         """Masses of the accepted update without the example and with it, not normalized."""
         return self.p * a, self.p_with * ((1 - self.validation_q) * a + self.validation_q * b)
 
     def divergence(self, a, b, order, remove=False):
-        without, with_it = self.laws(a, b)
+        without, with_it = self.distributions(a, b)
         num, den = (without, with_it) if remove else (with_it, without)
         terms = order * np.log(num / num.sum()) + (1 - order) * np.log(den / den.sum())
         return special.logsumexp(terms) / (order - 1)

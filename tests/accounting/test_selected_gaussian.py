@@ -100,7 +100,7 @@ def test_covers_a_counterexample_to_the_published_theorem():
     update = reference.SelectedUpdate(*case[:2], 0.0, cells=2001)
     w = np.concatenate([[-9], np.linspace(-6, 6, 2000)[:-1] + 3 / 999.5, [9]])
     a = np.where(np.abs(w) > 1.4, high, low)
-    without, with_it = (np.log(p / p.sum()) for p in update.laws(a, a))
+    without, with_it = (np.log(p / p.sum()) for p in update.distributions(a, a))
     pld = privacy_loss_distribution.from_two_probability_mass_functions(
         dict(enumerate(without)), dict(enumerate(with_it)), False, 1e-4
     )
