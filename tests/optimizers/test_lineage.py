@@ -39,15 +39,19 @@ STRATEGIES = {
 
 
 def steps_of_a_copy(first, second):
-    """Counts those of a model, and of a copy of it that another distribution strategy trains."""
-    found, weights = [], None
+    """Counts those of a model, and of a copy of it that another distribution strategy trains.
+
+    The first model is alive while the copy trains: what is left of one that was collected are
+    numbers, which belong to no strategy.
+    """
+    models, found = [], []
     for strategy in (first, second):
         with STRATEGIES[strategy]().scope():
             model = compiled()
-            if weights is not None:
-                model.set_weights(weights)
+            if models:
+                model.set_weights(models[-1].get_weights())
+        models.append(model)
         train(model, 1)
-        weights = model.get_weights()
         found.append(tfdp_ledger(model).steps)
     return found
 
