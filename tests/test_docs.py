@@ -107,7 +107,8 @@ def test_every_public_name_is_in_the_reference():
 
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     packages = [
-        *(tfdp, tfdp.accounting, tfdp.clipping, tfdp.contrib, tfdp.data, tfdp.models),
+        *(tfdp, tfdp.accounting, tfdp.auditing, tfdp.clipping, tfdp.contrib, tfdp.data),
+        tfdp.models,
     ]
     for package in packages:
         for name in package.__all__:

@@ -1,0 +1,19 @@
+"""Attacks on trained models and on training itself, and what they prove."""
+
+from tfdp.auditing.statistics import (
+    advantage,
+    auc,
+    epsilon_lower_bound,
+    epsilon_of_mu,
+    roc_curve,
+    tpr_at_fpr,
+)
+
+__all__ = [
+    "advantage",
+    "auc",
+    "epsilon_lower_bound",
+    "epsilon_of_mu",
+    "roc_curve",
+    "tpr_at_fpr",
+]
