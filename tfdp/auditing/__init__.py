@@ -1,5 +1,11 @@
 """Attacks on trained models and on training itself, and what they prove."""
 
+from tfdp.auditing.sensitivity import (
+    Movement,
+    SensitivityCheck,
+    SensitivityError,
+    check_sensitivity,
+)
 from tfdp.auditing.statistics import (
     advantage,
     auc,
@@ -10,8 +16,12 @@ from tfdp.auditing.statistics import (
 )
 
 __all__ = [
+    "Movement",
+    "SensitivityCheck",
+    "SensitivityError",
     "advantage",
     "auc",
+    "check_sensitivity",
     "epsilon_lower_bound",
     "epsilon_of_mu",
     "roc_curve",

@@ -67,7 +67,7 @@ def epsilon_lower_bound(
       >>> random = np.random.default_rng(0)
       >>> seen, unseen = random.normal(2.0, 1.0, 500), random.normal(0.0, 1.0, 500)
       >>> round(epsilon_lower_bound(seen, unseen, 1e-5, method="gaussian"), 1)
-      7.2
+      9.1
 
     References:
       - Nasr et al., 2023, Tight Auditing of Differentially Private Machine Learning ("gaussian").
