@@ -1,5 +1,7 @@
 """Attacks on trained models and on training itself, and what they prove."""
 
+from tfdp.auditing.audit_result import AuditError, AuditResult, Check
+from tfdp.auditing.canaries import CanaryAudit
 from tfdp.auditing.sensitivity import (
     Movement,
     SensitivityCheck,
@@ -16,6 +18,10 @@ from tfdp.auditing.statistics import (
 )
 
 __all__ = [
+    "AuditError",
+    "AuditResult",
+    "CanaryAudit",
+    "Check",
     "Movement",
     "SensitivityCheck",
     "SensitivityError",
