@@ -1,7 +1,14 @@
 """Attacks on trained models and on training itself, and what they prove."""
 
 from tfdp.auditing.audit_result import AuditError, AuditResult, Check
+from tfdp.auditing.black_box import (
+    BlackBoxAudit,
+    confidence_scores,
+    loss_scores,
+    mislabelled,
+)
 from tfdp.auditing.canaries import CanaryAudit
+from tfdp.auditing.likelihood_ratios import AttackResult, lira
 from tfdp.auditing.sensitivity import (
     Movement,
     SensitivityCheck,
@@ -18,8 +25,10 @@ from tfdp.auditing.statistics import (
 )
 
 __all__ = [
+    "AttackResult",
     "AuditError",
     "AuditResult",
+    "BlackBoxAudit",
     "CanaryAudit",
     "Check",
     "Movement",
@@ -28,8 +37,12 @@ __all__ = [
     "advantage",
     "auc",
     "check_sensitivity",
+    "confidence_scores",
     "epsilon_lower_bound",
     "epsilon_of_mu",
+    "lira",
+    "loss_scores",
+    "mislabelled",
     "roc_curve",
     "tpr_at_fpr",
 ]
