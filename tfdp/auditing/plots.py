@@ -60,7 +60,7 @@ def draw(
         for points, label in ((upper, "ledger (upper bound)"), (lower, "audit (lower bound)")):
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=label)
-        axes.set(xlabel="steps", ylabel="epsilon", title=f"lower bound at {confidence:.3g}")
+        axes.set(xlabel="steps", ylabel="epsilon", title=f"lower bound at {100 * confidence:.6g}%")
         axes.set_ylim(bottom=0)
         axes.legend()
     figure.savefig(path, dpi=120)
