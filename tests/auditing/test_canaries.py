@@ -307,6 +307,25 @@ def test_several_calls_of_fit_are_one_training():
     audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
     result = audit.result(DELTA, significance=1e-6)
     assert result.steps == 4 and result.passed
+    with pytest.raises(ValueError, match="an audit is of one training"):
+        audit.watch(tfdp.DPSGD(0.5, 1.0, expected_batch_size=10))
+
+
+@pytest.mark.slow
+def test_learning_rates_that_callbacks_and_schedules_change():
+    for rate in (0.3, tf.keras.optimizers.schedules.ExponentialDecay(0.3, 1, 0.5)):
+        audit = small_audit()
+        batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=10, steps_per_epoch=2)
+        optimizer = tfdp.DPSGD(
+            0.5, 1.0, momentum=0.5, learning_rate=rate, sampling=batches.sampling
+        )
+        support.compiled(optimizer, audit.model)
+        callbacks = [audit.callback]
+        if isinstance(rate, float):
+            by_epoch = lambda epoch, rate: rate / 3  # noqa: E731
+            callbacks += [tf.keras.callbacks.LearningRateScheduler(by_epoch)]
+        audit.model.fit(batches, epochs=3, callbacks=callbacks, verbose=0)
+        assert audit.result(DELTA, significance=1e-6).passed
 
 
 def test_steps_that_were_not_seen_are_an_error():
@@ -332,8 +351,6 @@ def test_other_data_and_other_optimizers_are_an_error():
     support.compiled(tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling), audit.model)
     with pytest.raises(ValueError, match=r"`data` must be .*, of 54 rows"):
         audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
-    with pytest.raises(ValueError, match="an audit is of one training"):
-        audit.watch(tfdp.DPSGD(0.5, 1.0, expected_batch_size=10))
     model = tfdp.SelectiveModel(other.model)
     with pytest.raises(ValueError, match="must be a private optimizer"):
         other.watch("adam")

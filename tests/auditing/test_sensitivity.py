@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tests import support, vae_support
+from tests import selective_support, support, vae_support
 from tfdp.auditing import SensitivityError, check_sensitivity
 from tfdp.clipping import OnePassEngine
 from tfdp.clipping.one_pass.per_example_gradients import OuterProducts
@@ -85,6 +85,41 @@ def test_losses_with_a_batch_wise_term():
     data = vae_support.X, vae_support.X
     found = check_sensitivity(model, data, examples=6, verbose=False)
     assert all(0 < m.removed <= 1 + 1e-3 for m in found.movements)
+
+
+def test_selective_models():
+    batches = selective_support.batches()
+    model = selective_support.compiled(selective_support.optimizer(data=batches))
+    found = check_sensitivity(model, (X, Y), examples=5, verbose=False)
+    assert 0 < max(m.removed for m in found.movements) <= 1 + 1e-5
+
+
+class ByHand(tf.keras.Model):
+    """Has a step of its own, and a gradient from elsewhere if it is told to."""
+
+    def __init__(self, minimizes):
+        super().__init__()
+        self.minimizes, self.layer = minimizes, layers.Dense(3)
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+    def train_step(self, data):
+        x, y, weights = data
+        with tf.GradientTape() as tape:
+            losses = support.crossentropy()(y, self(x), sample_weight=weights)
+        if self.minimizes:
+            self.optimizer.minimize(losses, self.trainable_variables, tape=tape)
+        else:
+            gradients = tape.gradient(losses, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"steps": self.optimizer.iterations}
+
+
+def test_models_with_a_step_of_their_own():
+    assert not checked(ByHand(True)).broken
+    with pytest.raises(RuntimeError, match="minimize must be called"):
+        checked(ByHand(False))
 
 
 @pytest.mark.slow

@@ -45,7 +45,8 @@ class CanaryAudit:
       seed: For tests only: makes the coins reproducible.
 
     Attributes:
-      model: The model to compile and train. (`compile` makes the audit `watch` the optimizer.)
+      model: The model to compile and train; `compile` makes the audit `watch` the optimizer. Its
+        inputs are `(x, numbers)`, with 0 for rows that are no canaries. `model.base_model` is yours.
       data: The data to train on: give it to `tfdp.data.poisson_batches`, or `tfdp.make_private`.
       callback: The callback that reads the updates: `fit(..., callbacks=[audit.callback])`.
 
@@ -106,7 +107,7 @@ class CanaryAudit:
         compiled, such as a `tfdp.SelectiveModel`, and before that.
 
         Raises:
-          ValueError: It is no private optimizer, or another one is watched.
+          ValueError: It is no private optimizer, or another one has been trained with.
         """
         if not isinstance(optimizer, PrivateOptimizerMixin):
             raise error("optimizer", "a private optimizer of tfdp", optimizer)
@@ -187,7 +188,8 @@ class _CanaryModel(tf.keras.Model):
     """
 
     def __init__(self, base_model: Any, first: Any, num_canaries: int, watch: Any):
-        super().__init__(name=f"audited_{base_model.name}")
+        # In float32, whatever the policy of the base model, which gets its inputs as they are.
+        super().__init__(name=f"audited_{base_model.name}", dtype="float32", autocast=False)
         self.base_model = base_model
         outputs = base_model(tf.nest.map_structure(tf.constant, first), training=False)
         random = np.random.default_rng(0)
@@ -273,15 +275,16 @@ class _Reading(tf.keras.callbacks.Callback):
         audit = self._audit
         audit._recording.sums.append(audit._released.numpy())
         audit._recording.coordinates.append(audit.model.coordinates.numpy())
-        audit._recording.settings.append(self._setting)
+        clip, stddev = self._used
+        audit._recording.settings.append(
+            StepSetting(clip, stddev, learning_rate(self.model.optimizer))
+        )
         self._before()
 
     def _before(self) -> None:
-        """Notes what the next step will use."""
+        """Notes what the next step will use: it may change an adaptive clip."""
         optimizer = self.model.optimizer
-        self._setting = StepSetting(
-            optimizer.current_l2_norm_clip, optimizer.noise_stddev, learning_rate(optimizer)
-        )
+        self._used = optimizer.current_l2_norm_clip, optimizer.noise_stddev
 
     def _gradient(self) -> float:
         """Returns the gradient of a canary's loss along its direction."""

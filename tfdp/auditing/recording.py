@@ -76,6 +76,8 @@ def noise_p_value(noise: np.ndarray) -> float:
     Args:
       noise: Sums at coordinates that no example has moved, in units of the noise, `[steps, n]`.
     """
+    if not noise.size:
+        return 1.0
     squares = np.sum(noise**2, axis=1)
     count = noise.shape[1]
     each = stats.chi2.cdf(squares, count).min()
