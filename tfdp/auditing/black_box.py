@@ -110,7 +110,7 @@ class BlackBoxAudit:
             method: statistics.epsilon_lower_bound(seen, unseen, delta, significance, method)
             for method in _METHODS
         }
-        optimizer = getattr(model, "optimizer", None)
+        optimizer: Any = getattr(model, "optimizer", None)
         private = isinstance(optimizer, PrivateOptimizerMixin) and optimizer.sampling is not None
         epsilon = optimizer.ledger.epsilon(delta).epsilon if private else None
         steps = 0 if optimizer is None else int(optimizer.iterations.numpy())

@@ -46,7 +46,7 @@ class CanaryAudit:
 
     Attributes:
       model: The model to compile and train; `compile` makes the audit `watch` the optimizer. Its
-        inputs are `(x, numbers)`, with 0 for rows that are no canaries. `model.base_model` is yours.
+        inputs are `(x, numbers)`, with 0 for rows that are no canaries; yours is `base_model` of it.
       data: The data to train on: give it to `tfdp.data.poisson_batches`, or `tfdp.make_private`.
       callback: The callback that reads the updates: `fit(..., callbacks=[audit.callback])`.
 
