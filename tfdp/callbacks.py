@@ -15,7 +15,6 @@ from tfdp.accounting.ledger import (
     as_seen,
     compose_ledgers,
 )
-from tfdp.accounting.sampling import NONE
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -74,7 +73,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._plan()
         self._is_first = True
         sampling = optimizer.sampling
-        padded = sampling is not None and sampling.padding != NONE
+        padded = sampling is not None and sampling.has_padding
         if isinstance(optimizer, SelectiveUpdateMixin):  # It shows no metrics.
             padded = False
         if padded and getattr(self.model.compiled_metrics, "_user_metrics", None):
@@ -88,6 +87,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         """Works out how many more steps the budget allows, after what has been released."""
         optimizer = self.model.optimizer
         ledger, taken = self._ledger(), optimizer.own_steps()
+        unit = optimizer.ledger.unit if optimizer.sampling is None else optimizer.sampling.unit
+        if ledger.releases and ledger.unit != unit:
+            raise ValueError(
+                f"The unit of privacy of this training is one {unit}, but that of what has been "
+                f"released before is one {ledger.unit}: no epsilon can be stated for both together."
+            )
         release = optimizer.release
         event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
         allowed = most_releases(
