@@ -32,7 +32,7 @@ def optimizer_of(batches, noise=1.0, cls=tfdp.DPSGD, **kwargs):
 
 def update_with_everyone(ids, x, **kwargs):
     """The update of a step on all users, times the number of users: the clipped sum."""
-    batches = batches_of(ids, len(set(ids)), x=x, examples_per_user=100)
+    batches = batches_of(ids, len(set(ids)), x=x, examples_per_user=12)
     model = support.compiled(optimizer_of(batches, 1e-9, **kwargs), loss=support.crossentropy())
     before = support.flat(model.get_weights())
     model.fit(batches, steps_per_epoch=1, verbose=0)

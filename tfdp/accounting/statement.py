@@ -231,10 +231,11 @@ def _describe_selective(
 ) -> str:
     (q, noise), (validation_q, validation_noise) = map(parameters, (event.update, event.selection))
     attempts = ledger.selective_release == PER_ATTEMPT
+    sampling = _describe_sampling(q, dataset_size, ledger.unit)
     return (
         f"{_number(count, 'attempt' if attempts else 'accepted update')} of selective release: "
         f"the Gaussian mechanism with noise multiplier {noise:.6g}, on "
-        f"{_describe_sampling(q, dataset_size, ledger.unit)}, and accepted only if a test passes (the clipped "
+        f"{sampling}, and accepted only if a test passes (the clipped "
         f"change of the loss on another batch, sampled with q = {validation_q:.6g}, plus noise of "
         f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
         "bound)"

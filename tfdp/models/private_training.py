@@ -329,15 +329,16 @@ def _print(
     before: float,
 ) -> None:
     sampling = batches.sampling
+    unit = sampling.unit
     rate = optimizer.get_config()["learning_rate"]
     rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
     print(
         f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
-        f"epochs, for adding or removing one of {sampling.dataset_size} {sampling.unit}s"
+        f"epochs, for adding or removing one of {sampling.dataset_size} {unit}s"
         f"{f' (spent before: {before:.4g})' if before else ''}.\n"
-        f"Batches: Poisson sampled, {sampling.expected_batch_size} {sampling.unit}s expected (each with "
+        f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
-        f"Gradients: each {sampling.unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
+        f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
         f"multiplier {optimizer.noise_multiplier:.4g}, the least for this budget.\n"
         f"Optimizer: {type(optimizer).__name__}, learning rate {rate}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
