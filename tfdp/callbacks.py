@@ -13,8 +13,10 @@ from tfdp.accounting.ledger import (
     PrivacyLedger,
     as_ledgers,
     as_seen,
+    check_unit,
     compose_ledgers,
 )
+from tfdp.accounting.sampling import EXAMPLE
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -87,12 +89,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         """Works out how many more steps the budget allows, after what has been released."""
         optimizer = self.model.optimizer
         ledger, taken = self._ledger(), optimizer.own_steps()
-        unit = optimizer.ledger.unit if optimizer.sampling is None else optimizer.sampling.unit
-        if ledger.releases and ledger.unit != unit:
-            raise ValueError(
-                f"The unit of privacy of this training is one {unit}, but that of what has been "
-                f"released before is one {ledger.unit}: no epsilon can be stated for both together."
-            )
+        check_unit(ledger, EXAMPLE if optimizer.sampling is None else optimizer.sampling.unit)
         release = optimizer.release
         event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
         allowed = most_releases(

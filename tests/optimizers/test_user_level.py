@@ -123,6 +123,18 @@ def test_units_are_never_mixed():
     fresh.fit(users, steps_per_epoch=1, verbose=0)
     with pytest.raises(ValueError, match="one unit of privacy"):
         tfdp.privacy_statement(fresh, 1e-3, prior=prior)
+    with pytest.raises(ValueError, match="is one user, but that of what has been released before"):
+        tfdp.make_private(
+            support.small_model(),
+            (X, Y),
+            privacy_unit=IDS,
+            examples_per_user=4,
+            prior=prior,
+            batch_size=10,
+            epochs=1,
+            target_epsilon=5.0,
+            loss=support.crossentropy(),
+        )
 
 
 def test_mutant_that_forgets_the_unit_is_caught(monkeypatch):

@@ -321,6 +321,15 @@ def compose_ledgers(
     return whole
 
 
+def check_unit(past: PrivacyLedger, unit: str) -> None:
+    """Raises a ValueError if a training cannot follow what was released of another unit."""
+    if past.releases and past.unit != unit:
+        raise ValueError(
+            f"The unit of privacy of this training is one {unit}, but that of what has been "
+            f"released before is one {past.unit}: no epsilon can be stated for both together."
+        )
+
+
 def as_seen(
     event: dp_accounting.DpEvent, selective_release: str, ledger: PrivacyLedger
 ) -> dp_accounting.DpEvent:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier
-from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
+from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data import poisson_batches
@@ -182,6 +182,7 @@ def make_private(
     _check_model(model, batches, loss)
     steps = epochs * max(1, round(size / batch_size))
     spent = [*_spent(model), *as_ledgers(prior)]
+    check_unit(compose_ledgers(spent), batches.sampling.unit)
     noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=delta,

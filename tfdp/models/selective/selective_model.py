@@ -251,7 +251,7 @@ class SelectiveModel(tf.keras.Model):
                 "Argument `callbacks` must have no TensorBoard, which writes how long attempts "
                 "took. Received one, with selective_release='conditional'."
             )
-        sampling = getattr(batches, "sampling", None)
+        sampling: Any = getattr(batches, "sampling", None)
         if not isinstance(getattr(batches, "source", None), PoissonSource):
             raise ValueError(
                 "Argument `x` must be what `tfdp.data.poisson_batches` returned. Received: "
