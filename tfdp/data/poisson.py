@@ -136,10 +136,9 @@ def poisson_batches(
     )
     # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
     most = padded_batch_size(dataset_size, expected_batch_size)
-    chunks = 1
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, source.rows_per_example, None)
-        chunks = -(-most // (chunk_size // source.rows_per_example))
+    each = source.rows_per_example
+    check_integer("chunk_size", chunk_size, each, None, optional=True)
+    chunks = -(-most // ((chunk_size or most * each) // each))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
