@@ -11,7 +11,7 @@ import tfdp
 from tests import support
 from tfdp.auditing import AuditError, CanaryAudit, check_sensitivity
 from tfdp.clipping import AdaptiveQuantileClipping
-from tfdp.data import poisson
+from tfdp.data import source
 from tfdp.optimizers import base
 
 X, Y = support.small_data(24)
@@ -146,12 +146,12 @@ def clip_skipped(monkeypatch):
 
 
 def sampled_twice_as_often(monkeypatch):
-    correct = poisson.draw_indices
+    correct = source.draw_indices
 
     def draw(key, sampling, size):
         return correct(key, dataclasses.replace(sampling, expected_batch_size=2 * BATCH), size)
 
-    monkeypatch.setattr(poisson, "draw_indices", draw)
+    monkeypatch.setattr(source, "draw_indices", draw)
     arrangement = Arrangement()
     return arrangement, arrangement.optimizer()
 
@@ -357,6 +357,25 @@ def test_other_data_and_other_optimizers_are_an_error():
     support.compiled(selective(Arrangement()), model)
     with pytest.raises(ValueError, match="must be watched by the audit"):
         model.fit(Arrangement().batches, callbacks=[other.callback], verbose=0)
+
+
+@pytest.mark.slow
+def test_augmented_copies_and_users():
+    audit = small_audit(num_canaries=300)
+    batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=60, augmentations=2)
+    support.compiled(tfdp.DPSGD(0.5, 0.7, sampling=batches.sampling), audit.model)
+    audit.model.fit(batches, epochs=2, callbacks=[audit.callback], verbose=0)
+    result = audit.result(DELTA, significance=1e-6)
+    assert result.passed and result.steps == 2 * len(batches)
+    assert np.mean(result.in_scores) > np.mean(result.out_scores) + 0.5
+    audit = small_audit()
+    users = np.arange(54) // 2
+    batches = tfdp.data.poisson_batches(
+        audit.data, expected_batch_size=6, privacy_unit=users, examples_per_user=2
+    )
+    support.compiled(tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling), audit.model)
+    with pytest.raises(ValueError, match="unit of privacy is the example"):
+        audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
 
 
 def test_a_loss_without_gradient_is_an_error():

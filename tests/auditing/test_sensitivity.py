@@ -70,6 +70,14 @@ def test_random_layers_draw_the_same_for_the_others():
     assert again == found
 
 
+@pytest.mark.slow
+def test_examples_of_several_rows():
+    batches = tfdp.data.poisson_batches((X, Y), expected_batch_size=10, augmentations=3)
+    model = tf.keras.Sequential([layers.Dense(8), layers.Dropout(0.5), layers.Dense(3)])
+    found = checked(model, tfdp.DPSGD(1e-3, 1.0, sampling=batches.sampling))
+    assert [m.removed for m in found.movements] == pytest.approx([1.0] * 5, abs=1e-4)
+
+
 def test_weights_of_examples_and_nested_inputs():
     inputs = {"a": layers.Input([4], name="a"), "b": layers.Input([4], name="b")}
     model = tf.keras.Model(inputs, layers.Dense(3)(inputs["a"] + inputs["b"]))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import between_zero_and_one, error, is_integer
+from tfdp.accounting.sampling import EXAMPLE
 from tfdp.auditing.audit_result import AuditResult
 from tfdp.auditing.recording import Recording, StepSetting, learning_rate
 from tfdp.optimizers.base import PrivateOptimizerMixin
@@ -46,7 +47,7 @@ class CanaryAudit:
 
     Attributes:
       model: The model to compile and train; `compile` makes the audit `watch` the optimizer. Its
-        inputs are `(x, numbers)`, with 0 for rows that are no canaries; yours is `base_model` of it.
+        inputs are `(x, numbers)`, with 0 for rows that are no canaries; `base_model` is yours.
       data: The data to train on: give it to `tfdp.data.poisson_batches`, or `tfdp.make_private`.
       callback: The callback that reads the updates: `fit(..., callbacks=[audit.callback])`.
 
@@ -244,6 +245,8 @@ class _Reading(tf.keras.callbacks.Callback):
                 "`audit.watch(optimizer)` before another model is compiled. Received: "
                 f"{optimizer!r}."
             )
+        if optimizer.sampling is not None and optimizer.sampling.unit != EXAMPLE:
+            raise error("optimizer", "one whose unit of privacy is the example", optimizer)
         size = len(audit.data[0][1])
         if optimizer.dataset_size not in (None, size):
             raise error("data", f"`audit.data`, of {size} rows", optimizer.dataset_size)

@@ -120,7 +120,8 @@ def check_sensitivity(
         calls `self.optimizer.minimize`.
       data: `(x, y)` or `(x, y, sample_weight)`: arrays, or nested tuples or dicts of them.
       optimizer: The private optimizer whose clip, rule and engine are examined. None: the model's.
-        (An adaptive clip is examined at its present value.)
+        (An adaptive clip is examined at its present value; where an example or a user has several
+        rows, these are copies.)
       examples: Number of examples in the batch; at least 2, at most those of `data`.
       seed: Chooses the examples.
       verbose: Whether to print the table.
@@ -153,19 +154,21 @@ def check_sensitivity(
     if not 2 <= count <= size:
         raise error("examples", f"between 2 and the {size} examples of `data`", examples)
     chosen = np.random.default_rng(seed).choice(size, count, replace=False)
-    batch = tf.nest.map_structure(lambda a: np.asarray(a)[chosen], data)
+    each = optimizer.clipping.rows_per_example
+    batch = tf.nest.map_structure(lambda a: np.repeat(np.asarray(a)[chosen], each, axis=0), data)
+    index = np.arange(count * each).reshape(count, each)
     step = _Step(model, optimizer, data)
     movements, norms = [], [0.0]
     try:
         for place, example in enumerate(chosen):
-            order = np.roll(np.arange(count), -place - 1)  # Its place is the last.
+            order = np.roll(index, -place - 1, axis=0).ravel()  # Its place is the last.
             rows = tf.nest.map_structure(lambda a, order=order: a[order], batch)
             whole = step(rows)
-            other = tf.nest.map_structure(lambda a: _with_last(a, a[0]), rows)
-            zeros = tf.nest.map_structure(lambda a: _with_last(a, np.zeros_like(a[0])), rows)
+            other = tf.nest.map_structure(lambda a: _with_last(a, a[:each]), rows)
+            zeros = tf.nest.map_structure(lambda a: _with_last(a, np.zeros_like(a[:each])), rows)
             sums = (
-                step(tf.nest.map_structure(lambda a: a[:-1], rows)),
-                step(zeros, present=np.arange(count) < count - 1),
+                step(tf.nest.map_structure(lambda a: a[:-each], rows)),
+                step(zeros, present=np.arange(count * each) < (count - 1) * each),
                 step(other),
             )
             found = (np.linalg.norm(whole - total) for total in sums)
@@ -190,10 +193,8 @@ def _size(data: Any) -> int:
     return int(sizes.pop() or 0)
 
 
-def _with_last(array: np.ndarray, row: np.ndarray) -> np.ndarray:
-    changed = array.copy()
-    changed[-1] = row
-    return changed
+def _with_last(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return np.concatenate([array[: -len(rows)], rows])
 
 
 class _Step:
