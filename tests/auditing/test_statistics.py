@@ -5,62 +5,19 @@ import pytest
 from dp_accounting import pld
 from scipy import stats
 
-from tfdp.auditing import one_run, statistics
+from tests.auditing_support import (
+    DELTA,
+    SIMULATIONS,
+    constant,
+    exceeding,
+    gaussian,
+    infinite,
+    randomized_response,
+    rounded_gaussian,
+    spread_response,
+)
+from tfdp.auditing import statistics
 from tfdp.auditing.statistics import METHODS, epsilon_lower_bound, epsilon_of_mu
-
-SIMULATIONS, DELTA = 1000, 1e-5
-
-
-def mu_of(epsilon, delta=DELTA):
-    low, high = 0.0, 10.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_of_mu(middle, delta) < epsilon else (low, middle)
-    return low
-
-
-# Mechanisms with an epsilon that is known: scores of n canaries, of which some are in.
-
-
-def gaussian(coins, random, epsilon, delta):
-    return random.normal(size=coins.size) + mu_of(epsilon, delta) * coins
-
-
-def rounded_gaussian(coins, random, epsilon, delta):
-    return np.round(gaussian(coins, random, epsilon, delta))
-
-
-def randomized_response(coins, random, epsilon, delta):
-    """The strongest of all mechanisms; with the probability delta, it tells the truth."""
-    right = random.random(coins.size) < 1 / (1 + np.exp(-epsilon))
-    told = random.random(coins.size) < delta
-    return np.where(told, np.where(coins, 9.0, -9.0), np.where(right, coins, ~coins))
-
-
-def spread_response(coins, random, epsilon, delta):
-    """The same, with so many thresholds that are equally good."""
-    return randomized_response(coins, random, epsilon, delta) + random.random(coins.size) / 2
-
-
-def constant(coins, random, epsilon, delta):
-    """Nothing is learnt: the order in which canaries are listed must not tell anything."""
-    return np.zeros(coins.size)
-
-
-def infinite(coins, random, epsilon, delta):
-    return np.where(random.random(coins.size) < 0.5, np.inf, -np.inf)
-
-
-def exceeding(mechanism, method, epsilon, canaries, delta=DELTA, share=0.5):
-    """In how many simulations the bound exceeds the true epsilon."""
-    count = 0
-    for seed in range(SIMULATIONS):
-        random = np.random.default_rng(seed)
-        coins = random.random(canaries) < share
-        scores = mechanism(coins, random, epsilon, delta)
-        found = epsilon_lower_bound(scores[coins], scores[~coins], delta, method=method)
-        count += found > epsilon
-    return count
 
 
 @pytest.mark.slow
@@ -107,32 +64,6 @@ def test_no_threshold_is_chosen_by_the_scores_it_is_tested_on(monkeypatch):
 
 def every_rank(count):
     return range(1, count + 1)
-
-
-@pytest.mark.slow
-def test_guesses_are_not_chosen_by_what_they_find(monkeypatch):
-    """Mutant: the best of all numbers of guesses, each at the full significance."""
-    assert exceeding(spread_response, "one_run", 1.0, 60, delta=0.0) <= 0.05 * SIMULATIONS
-    monkeypatch.setitem(one_run._SHARES, "one_run", tuple(np.arange(1, 31) / 30))
-    correct = one_run.pure_bound
-    monkeypatch.setattr(one_run, "pure_bound", lambda *a: correct(*a[:4], 0.05))
-    assert exceeding(spread_response, "one_run", 1.0, 60, delta=0.0) > 0.08 * SIMULATIONS
-
-
-def test_equal_scores_are_no_evidence(monkeypatch):
-    """Mutant: scores of "in" stand before others that are equal, as they are listed."""
-    seen, unseen = np.zeros(50), np.zeros(50)
-    assert one_run.correct_guesses(seen, unseen, 100) == 0
-    assert exceeding(constant, "one_run", 0.0, 60) == 0
-    monkeypatch.setattr(one_run, "correct_guesses", guesses_as_listed)
-    assert exceeding(constant, "one_run", 0.0, 60) == SIMULATIONS
-
-
-def guesses_as_listed(seen, unseen, count):
-    scores = np.concatenate([unseen, seen])
-    is_in = np.arange(scores.size) >= unseen.size
-    ordered = is_in[np.argsort(scores, kind="stable")]
-    return int(ordered[scores.size - count // 2 :].sum() + (~ordered[: count // 2]).sum())
 
 
 @pytest.mark.parametrize(
@@ -198,23 +129,6 @@ def test_epsilon_of_mu_is_that_of_a_gaussian_mechanism():
     assert epsilon_of_mu(0.0, DELTA) == 0.0
     assert epsilon_of_mu(1e-6, 0.01) == 0.0
     assert epsilon_of_mu(1.0, 0.0) == np.inf
-
-
-def test_p_values_without_delta_are_those_of_binomials():
-    expected = stats.binom(100, np.e / (1 + np.e)).sf(79)
-    assert one_run.p_value(1000, 100, 80, 1.0, 0.0) == pytest.approx(expected)
-    assert one_run.p_value(1000, 100, 80, 1.0, 1e-3) > expected
-
-
-def test_p_values_of_a_mechanism_that_fails_with_probability_delta():
-    """Which, with the probability 2 delta m / i, tells i coins more: the bound of the theorem."""
-    canaries, delta, told = 200, 1e-3, 20
-    random = np.random.default_rng(0)
-    correct = random.binomial(canaries, np.e / (1 + np.e), size=100_000)
-    correct += np.where(random.random(correct.size) < canaries * delta / told, told, 0)
-    for least in (150, 160, 165):
-        share = np.mean(correct >= least)
-        assert share <= one_run.p_value(canaries, canaries, least, 1.0, delta)
 
 
 def test_rates():

@@ -55,7 +55,10 @@ class AuditResult:
       lower_bounds: By method of `epsilon_lower_bound`; what they assume is written there.
       epsilon: The epsilon of the ledger, an upper bound; None if the optimizer was given no
         `sampling`, so that it has none.
-      checks: What else must hold.
+      checks: What must hold, and whether it did.
+      history: Numbers of steps, and the bound "gaussian" after the first so many; empty where only
+        the end was seen.
+      ledger: The ledger of the training; None if there is none.
     """
 
     in_scores: np.ndarray
@@ -66,46 +69,8 @@ class AuditResult:
     lower_bounds: dict[str, float]
     epsilon: float | None
     checks: tuple[Check, ...]
-    _history: tuple[tuple[int, float], ...] = dataclasses.field(default=(), repr=False)
-    _ledger: PrivacyLedger | None = dataclasses.field(default=None, repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        recording: Recording,
-        coins: np.ndarray,
-        optimizer: Any,
-        delta: float,
-        significance: float,
-    ) -> "AuditResult":
-        """Returns the result of a training that was recorded; see `CanaryAudit.result`."""
-        sampling = optimizer.sampling
-        q = optimizer.expected_batch_size / max(coins.size, optimizer.expected_batch_size)
-        q = q if sampling is None else sampling.sampling_probability
-
-        def bound(steps: int, method: str) -> float:
-            scores = recording.scores(q, steps)
-            return statistics.epsilon_lower_bound(
-                scores[coins], scores[~coins], delta, significance, method
-            )
-
-        steps, scores = len(recording.sums), recording.scores(q)
-        bounds = {method: bound(steps, method) for method in statistics.METHODS}
-        ledger = None if sampling is None else optimizer.ledger
-        epsilon = None if ledger is None else ledger.epsilon(delta).epsilon
-        points = sorted({max(1, steps * i // _POINTS) for i in range(1, _POINTS + 1)})
-        return cls(
-            scores[coins],
-            scores[~coins],
-            steps,
-            delta,
-            significance,
-            bounds,
-            epsilon,
-            tuple(_checks(recording, coins, optimizer, bounds, epsilon)),
-            tuple((count, bound(count, "gaussian")) for count in points),
-            ledger,
-        )
+    history: tuple[tuple[int, float], ...] = ()
+    ledger: PrivacyLedger | None = dataclasses.field(default=None, repr=False)
 
     @property
     def lower_bound(self) -> float:
@@ -185,21 +150,61 @@ class AuditResult:
         Raises:
           ImportError: matplotlib is missing.
         """
-        upper = [(steps, self._upper(steps)) for steps, _ in self._history]
+        upper = [(steps, self._upper(steps)) for steps, _ in self.history]
         plots.draw(
             path,
             {"canaries": (self.in_scores, self.out_scores)},
-            lower=self._history,
+            lower=self.history,
             upper=[(steps, value) for steps, value in upper if value is not None],
             confidence=1 - self.significance,
         )
 
     def _upper(self, steps: int) -> float | None:
         """Returns the epsilon of the first steps; None where the ledger is not of one training."""
-        if self._ledger is None or len(self._ledger.releases) != 1:
+        if self.ledger is None or len(self.ledger.releases) != 1:
             return None
-        release = dataclasses.replace(self._ledger.releases[0], count=steps)
-        return tightest_epsilon([release], self.delta, self._ledger.selective_release).epsilon
+        release = dataclasses.replace(self.ledger.releases[0], count=steps)
+        return tightest_epsilon([release], self.delta, self.ledger.selective_release).epsilon
+
+
+def result_of(
+    recording: Recording, coins: np.ndarray, optimizer: Any, delta: float, significance: float
+) -> AuditResult:
+    """Returns the result of a training that was recorded; see `CanaryAudit.result`.
+
+    Args:
+      recording: What the audit saw.
+      coins: Whether each canary was in, bool `[canaries]`.
+      optimizer: The optimizer.
+      delta: The delta of all epsilons.
+      significance: Probability that a lower bound is wrong.
+    """
+    sampling, size = optimizer.sampling, optimizer.expected_batch_size
+    q = size / max(coins.size, size) if sampling is None else sampling.sampling_probability
+
+    def bound(steps: int, method: str) -> float:
+        scores = recording.scores(q, steps)
+        return statistics.epsilon_lower_bound(
+            scores[coins], scores[~coins], delta, significance, method
+        )
+
+    steps, scores = len(recording.sums), recording.scores(q)
+    bounds = {method: bound(steps, method) for method in statistics.METHODS}
+    ledger = None if sampling is None else optimizer.ledger
+    epsilon = None if ledger is None else ledger.epsilon(delta).epsilon
+    points = sorted({max(1, steps * i // _POINTS) for i in range(1, _POINTS + 1)})
+    return AuditResult(
+        scores[coins],
+        scores[~coins],
+        steps,
+        delta,
+        significance,
+        bounds,
+        epsilon,
+        tuple(_checks(recording, coins, optimizer, bounds, epsilon)),
+        tuple((count, bound(count, "gaussian")) for count in points),
+        ledger,
+    )
 
 
 def bound_check(bounds: dict[str, float], epsilon: float) -> Check:

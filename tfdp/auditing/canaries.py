@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import between_zero_and_one, error, is_integer
 from tfdp.accounting.sampling import EXAMPLE
-from tfdp.auditing.audit_result import AuditResult
+from tfdp.auditing.audit_result import AuditResult, result_of
 from tfdp.auditing.recording import Recording, StepSetting, learning_rate
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
@@ -149,13 +149,7 @@ class CanaryAudit:
                 "`fit` must be called first, on `audit.data`, with `callbacks=[audit.callback]`. "
                 "Received an audit of no steps."
             )
-        return AuditResult.of(
-            self._recording,
-            self._coins,
-            self._optimizer,
-            delta,
-            significance,
-        )
+        return result_of(self._recording, self._coins, self._optimizer, delta, significance)
 
 
 def _with_canaries(data: tuple, first: tuple, coins: np.ndarray) -> tuple:

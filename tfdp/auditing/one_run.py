@@ -21,7 +21,7 @@ def guess_counts(canaries: int, method: str) -> list[int]:
       canaries: Number of canaries, m.
       method: "one_run" or "one_run_f_dp".
     """
-    counts = {2 * round(share * canaries / 2) for share in _SHARES[method]}
+    counts = {2 * int(share * canaries / 2 + 1e-9) for share in _SHARES[method]}
     return sorted(count for count in counts if 2 <= count <= canaries) or [1]
 
 
