@@ -67,9 +67,9 @@ class PrivacyLedger:
         Args:
           event: Event of one release. An event equal to the one before it is merged with it.
           count: Number of releases.
-          truncation_probability: Probability tau, at most, that one release leaves examples out
-            because its Poisson batch does not fit into its fixed size; in [0, 1). It is charged to
-            delta: see `tfdp.accounting.bounds.tightest_epsilon`.
+          truncation_probability: An upper bound tau, in [0, 1), on the probability that one release
+            leaves examples out because its Poisson batch does not fit into its fixed size. It is
+            charged to delta: see `tfdp.accounting.bounds.tightest_epsilon`.
 
         Raises:
           ValueError: An argument, or a parameter of `event`, is out of its range.
@@ -102,12 +102,12 @@ class PrivacyLedger:
 
     @property
     def selective_release(self) -> str:
-        """What can be observed of SelectiveReleaseDpEvents."""
+        """The observable part of SelectiveReleaseDpEvents."""
         return self._selective_release
 
     @property
     def dataset_sizes(self) -> tuple[int, ...]:
-        """Numbers of training examples, as far as the optimizers that took the steps knew them."""
+        """Numbers of training examples that the optimizers knew which took the steps."""
         return self._dataset_sizes
 
     def read_only(self, dataset_sizes: Iterable[int] = ()) -> "PrivacyLedger":
@@ -132,10 +132,10 @@ class PrivacyLedger:
         return builder.build()
 
     def epsilon(self, delta: float) -> EpsilonBound:
-        """Returns the smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
+        """Returns the smallest epsilon that RDP or PLD accounting can prove at `delta`.
 
         If batches can be truncated, the bound is computed at a smaller delta that leaves room for
-        that (0.1% smaller if this is enough): it holds at the `delta` stated.
+        the truncation (0.1% smaller if this is enough). It holds at the stated `delta`.
 
         Args:
           delta: The delta of the guarantee, in (0, 1); should be below one over the number of

@@ -58,7 +58,7 @@ class ReleaseRecord:
 
     @property
     def created(self) -> bool:
-        """Whether the variables exist."""
+        """True once the variables exist."""
         return bool(self.variables)
 
     def create(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:

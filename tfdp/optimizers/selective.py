@@ -154,7 +154,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return self._test.accepts(old, new, mask, self._test_noise.next_key(position))
 
     def charge(self) -> None:
-        """Counts a release of which only the end is seen, in the graph being built."""
+        """Counts a release that ends without an accepted update, in the graph being built."""
         self._released.add(tf.constant(True))
 
     def releases(self) -> tf.Tensor:
