@@ -147,7 +147,7 @@ def _in_parts(
     per_block: int,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Draws `count` numbers, of which each block of the key stream gives at least `per_block`."""
+    """Draws `count` numbers; each block of the key stream gives at least `per_block`."""
     key, zero = tf.cast(key, tf.int64), tf.constant(0, tf.uint32)
     use = tf.constant(use, tf.uint32)
     known = tf.get_static_value(count)

@@ -297,7 +297,7 @@ def compose_ledgers(
 def as_seen(
     event: dp_accounting.DpEvent, selective_release: str, ledger: PrivacyLedger
 ) -> dp_accounting.DpEvent:
-    """Returns `event`, of which `selective_release` is assumed, as `ledger` can hold it.
+    """Returns `event`, which assumes `selective_release`, in a form that `ledger` can hold.
 
     Raises:
       ValueError: `selective_release` is none of `OBSERVABILITY`.
@@ -321,7 +321,7 @@ def _seen_as(release: Release, old: str, new: str) -> list[Release]:
     if not isinstance(event, SelectiveReleaseDpEvent) or old != PER_ATTEMPT:
         raise ValueError(
             "Selective releases of different assumptions can be composed only as they are, not "
-            f"within other events. Received: {event!r}, of which {old!r} is assumed."
+            f"within other events. Received: {event!r}, which assumes {old!r}."
         )
     return [
         Release(event.update, release.count, release.truncation_probability),

@@ -90,8 +90,8 @@ def privacy_statement(
     paragraphs = [
         _headline(bound),
         "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
-        "guarantee compares data sets of which one has a single example more; a person who "
-        "contributes several examples is protected less.",
+        "guarantee compares data sets that differ in one example, which one of them lacks; a "
+        "person who contributes several examples is protected less.",
         _what_was_released(ledger.releases, dataset_size, ledger.selective_release),
         _accounting(bound, ledger),
     ]

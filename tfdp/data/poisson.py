@@ -254,7 +254,7 @@ def _read(data: tf.data.Dataset) -> tuple:
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
             "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight). Received "
-            f"elements: {data.element_spec}. Of dicts, choose with `features` and `label`."
+            f"elements: {data.element_spec}. For dicts, give `features` and `label`."
         )
     try:
         return tf.nest.map_structure(lambda *values: np.stack(values), *examples)

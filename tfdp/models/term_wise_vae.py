@@ -299,7 +299,7 @@ class TermWiseVAE(Autoencoder):
     # Saving.
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this model again."""
+        """Returns the arguments that construct this model."""
         return {
             "name": self.name,
             "encoder": tf.keras.layers.serialize(self.encoder),
@@ -316,7 +316,7 @@ class TermWiseVAE(Autoencoder):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TermWiseVAE":
-        """Makes the model of which `get_config` returned `config`."""
+        """Returns the model that a config of `get_config` describes."""
         networks = {
             name: tf.keras.layers.deserialize(config[name], custom_objects)
             for name in ("encoder", "decoder")

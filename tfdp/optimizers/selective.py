@@ -116,7 +116,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     @property
     def selective_release(self) -> str:
-        """What the accounting takes to be observable: "conditional" or "per_attempt"."""
+        """The observable part for the accounting: "conditional" or "per_attempt"."""
         return self._selective_release
 
     def show_attempts(self) -> None:
@@ -221,7 +221,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this optimizer again."""
+        """Returns the arguments that construct this optimizer."""
         return {
             **super().get_config(),
             "validation_batch_size": self.validation_batch_size,

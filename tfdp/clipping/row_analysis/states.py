@@ -60,7 +60,7 @@ class BatchSize:
 
 @dataclasses.dataclass(frozen=True)
 class Unproven:
-    """A tensor of which nothing is proven, and why."""
+    """A tensor about which nothing is proven, and the reason."""
 
     reason: str
 

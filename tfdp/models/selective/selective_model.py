@@ -274,7 +274,7 @@ class SelectiveModel(tf.keras.Model):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this model again."""
+        """Returns the arguments that construct this model."""
         return {
             "name": self.name,
             "base_model": tf.keras.layers.serialize(self.base_model),
@@ -283,6 +283,6 @@ class SelectiveModel(tf.keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveModel":
-        """Makes the model of which `get_config` returned `config`."""
+        """Returns the model that a config of `get_config` describes."""
         base_model = tf.keras.layers.deserialize(config["base_model"], custom_objects)
         return cls(**{**config, "base_model": base_model})
