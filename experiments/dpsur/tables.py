@@ -28,7 +28,6 @@ from experiments.output import markdown, save, versions
 from tfdp.accounting import (
     PrivacyLedger,
     RdpAccountant,
-    RdpFilter,
     SelectiveReleaseDpEvent,
     acceptance_bounds,
     calibrate_selective_release,
@@ -208,7 +207,7 @@ def same_cost_table(ratio: float, thresholds: Sequence[float]) -> str:
             sampled_gaussian(0.005, sigma),
             beta,
         )
-        cost = RdpFilter(target_epsilon=10.0, delta=DELTA, order=8.0).cost(event)
+        cost = RdpAccountant((8.0,)).compose(event).rdp[0]
         cells = [f"{beta:g}", f"{sigma:.3f}", f"{low:.3f}", f"{high:.3f}", f"{1 / high:.2f}"]
         rows.append([*cells, f"{1 / low:.2f}", f"{cost:.6e}"])
     titles = ["beta", "sigma_v", "A", "B", "attempts, good: 1/B", "bad: 1/A", "R(8) of an update"]
