@@ -41,13 +41,13 @@ _LEAST_NOISE_FOR_QUADRATURE = 0.05
 class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     """Renyi-DP accountant for add-or-remove-one neighbours.
 
-    Guarantees: epsilon is an upper bound, whatever the orders. A Poisson-sampled Gaussian is priced
-    once per process and parameters, so that composing it again costs nothing.
+    Guarantees: epsilon is an upper bound for any orders. The cost of a Poisson-sampled Gaussian is
+    computed once per process and parameters, and cached.
 
     Args:
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
       selective_release: The observable part of a SelectiveReleaseDpEvent. "conditional": accepted
-        updates only. "per_attempt": every attempt, one event being one attempt.
+        updates only. "per_attempt": every attempt; one event is then one attempt.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
@@ -110,8 +110,8 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     of these. Tighter than `RdpAccountant`, but not always for many accepted updates of a
     SelectiveReleaseDpEvent under "conditional" (`bounds.tightest_epsilon` asks both).
 
-    Guarantees: epsilon is an upper bound, all errors of discretization and of rounding included.
-    `get_least_epsilon` bounds it from below.
+    Guarantees: epsilon is an upper bound that includes all errors of discretization and rounding.
+    `get_least_epsilon` is a lower bound.
 
     Args:
       selective_release: See `RdpAccountant`.
@@ -160,9 +160,9 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     def get_least_epsilon(self, target_delta: float) -> float:
         """Returns a lower bound on epsilon at `target_delta`: some data sets cannot have less.
 
-        Of an accepted update that is the epsilon without any selection; of an attempt ("per
-        attempt"), that of its test alone. Of everything else it is within a thousandth of
-        `get_epsilon` in most cases; further off where few, large losses decide: see
+        For an accepted update, this is the epsilon without any selection; for an attempt
+        ("per_attempt"), that of its test alone. For everything else it is within a thousandth of
+        `get_epsilon` in most cases. The gap is larger where few, large losses decide: see
         docs/accounting.md.
         """
         if self._contains_non_dp_event:

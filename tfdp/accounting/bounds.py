@@ -41,7 +41,7 @@ class EpsilonBound:
       epsilon: The smallest known; `math.inf` if there is no guarantee.
       delta: The delta at which it holds.
       accountant: The accountant that found it, "RDP" or "PLD".
-      by_accountant: Epsilon by each accountant that supports the events. Each is true.
+      by_accountant: Epsilon by each accountant that supports the events. Each is valid.
     """
 
     epsilon: float
@@ -112,8 +112,8 @@ def epsilon_interval(
 ) -> EpsilonInterval:
     """Returns `tightest_epsilon` and a lower bound: some pair of data sets has no less.
 
-    Truncation is taken to lower epsilon, as far as it can (see `tightest_epsilon`). Of events that
-    the PLD accountant does not support, 0 is known.
+    The lower bound assumes that truncation lowers epsilon as far as it can (see
+    `tightest_epsilon`). It is 0 for events that the PLD accountant does not support.
 
     Args:
       releases: See `tightest_epsilon`.

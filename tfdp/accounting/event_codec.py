@@ -31,7 +31,8 @@ def sampled_gaussian(
 def freeze(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Returns `event` with lists replaced by tuples and NumPy scalars by Python's.
 
-    What has been recorded cannot be changed afterwards, and is a key of the accountants' caches.
+    A frozen event cannot be changed after it was recorded, and can be a key of the accountants'
+    caches.
 
     Raises:
       ValueError: A parameter cannot be one of a mechanism (see `check_event`).
@@ -52,7 +53,7 @@ def _freeze(value: Any) -> Any:
 
 
 def check_event(event: dp_accounting.DpEvent) -> None:
-    """Refuses parameters for which an accountant would answer nonsense instead of failing.
+    """Refuses parameters for which an accountant would return nonsense instead of failing.
 
     dp_accounting checks few of them: its RDP of a Gaussian with NaN noise gives epsilon 0, and
     noise multiplier -1 is priced as 1.

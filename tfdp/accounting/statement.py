@@ -37,11 +37,11 @@ _NOT_COVERED = (
 
 _UNIT = {
     EXAMPLE: "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
-    "guarantee compares data sets of which one has a single example more; a person who contributes "
-    "several examples is protected less.",
+    "guarantee compares data sets that differ in one example, which one of them lacks; a person "
+    "who contributes several examples is protected less.",
     USER: "Neighbouring relation: add or remove one. Unit of privacy: one user. The guarantee "
-    "compares data sets of which one has all examples of a single user more, however many they "
-    "are; it holds for the users that examples were said to be of.",
+    "compares data sets that differ in all examples of one user, however many, which one of them "
+    "lacks; it holds for the users that examples were assigned to.",
 }
 
 _OBSERVED = {
@@ -62,18 +62,19 @@ def privacy_statement(
     """States the guarantee that holds for what has been released, and its limits.
 
     Args:
-      ledger: A Keras model: everything that private optimizers of this process have released of
-        its variables, and what was restored with them. Or an optimizer with a `ledger`, or a
-        `PrivacyLedger`.
+      ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`. For a model, the
+        statement covers everything that private optimizers of this process have released about its
+        variables, and what was restored with them.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
-      dataset_size: Number of training examples, treated as public; by default what the optimizers
-        were told. For expected batch sizes and a warning when `delta` is too large for it.
-      prior: Other releases about the same examples, which `ledger` cannot know: a
-        `PrivacyLedger`, or several. For example the statistics by which the data were normalised,
-        other models, or the past of weights that were loaded without their optimizer.
+      dataset_size: Number of training examples, treated as public; by default the number that the
+        optimizers were given. It is used for expected batch sizes, and for a warning if `delta` is
+        too large.
+      prior: Other releases about the same examples, which `ledger` cannot know: a `PrivacyLedger`,
+        or several. Examples are the statistics that the data were normalised with, other models, or
+        the past of weights that were loaded without their optimizer.
 
     Returns:
-      Paragraphs of text. Epsilons are rounded up, in the sixth digit.
+      Paragraphs of text. Epsilons are rounded up to six digits.
 
     Raises:
       TypeError: There is no ledger in `ledger`.
@@ -120,12 +121,12 @@ def epsilon_interval(
 ) -> bounds.EpsilonInterval:
     """Returns the epsilon of what has been released, and how much smaller it may be at most.
 
-    Guarantees: (`upper`, `delta`) is the guarantee of `PrivacyLedger.epsilon`. Some data sets and
-    gradients have no smaller epsilon than `lower`, under the same assumptions. Both are certified:
-    all errors of discretization and of rounding are included.
+    Guarantees: (`upper`, `delta`) is the guarantee of `PrivacyLedger.epsilon`. For some data sets
+    and gradients, epsilon is at least `lower`, under the same assumptions. Both bounds are
+    certified: they include all errors of discretization and rounding.
 
-    Of accepted updates of selective release `lower` is the epsilon without any selection, and of
-    attempts that of their tests; it is 0 where only RDP accounting supports what was released.
+    For accepted updates of selective release, `lower` is the epsilon without any selection; for
+    attempts, it is that of their tests. It is 0 if only RDP accounting supports what was released.
 
     Args:
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`; as for
