@@ -168,6 +168,21 @@ def mean_over_drawn(monkeypatch):
     return arrangement, arrangement.optimizer(MeanOverDrawn)
 
 
+def divided_by_drawn(monkeypatch):
+    """The noisy sums are right; what is done with them depends on how many were drawn."""
+    arrangement = Arrangement(expected_batch_size=20)
+    optimizer = arrangement.optimizer()
+    add_noise, rows = optimizer._add_noise, []
+
+    def noting(total, variables):
+        rows.append(tf.cast(tf.shape(total.batch[0])[0], tf.float32))
+        return add_noise(total, variables)
+
+    optimizer._add_noise = noting
+    optimizer._transform_private_gradient = lambda gradient: gradient * 20.0 / rows[-1]
+    return arrangement, optimizer
+
+
 def noise_comes_twice(monkeypatch):
     arrangement = Arrangement()
     optimizer = arrangement.optimizer()
@@ -195,6 +210,7 @@ MUTANTS = {
     clip_skipped: "lower bounds",
     sampled_twice_as_often: "lower bounds",
     mean_over_drawn: "noise is as large",
+    divided_by_drawn: "updates follow",
     noise_comes_twice: "noise of different steps",
     rejected_momentum_stays: "updates follow",
 }

@@ -41,8 +41,8 @@ class CanaryAudit:
       model: A model of Keras 2, to be trained by its compiled loss. Its present outputs for the
         first example are those for canaries, for good.
       data: `(x, y)` or `(x, y, sample_weight)`: arrays, or nested tuples or dicts of them.
-      num_canaries: Number of canaries; at least 20. With 1000 and an epsilon from 4 to 8, bounds are
-        about two thirds of it for a Gaussian mechanism, and about half with subsampling.
+      num_canaries: Number of canaries; at least 20. With 1000 and an epsilon from 4 to 8, bounds
+        are about two thirds of it for a Gaussian mechanism, and about half with subsampling.
       seed: For tests only: makes the coins reproducible.
 
     Attributes:
