@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp.accounting import accountants
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.selective_release import CONDITIONAL
 
 # Of delta, for what the accountants know.
@@ -136,10 +138,25 @@ def _least_epsilon(
     if not delta + slack < 1:
         return 0.0
     accountant = accountants.PldAccountant(selective_release=selective_release)
+    attained = [part for release in releases if (part := _attained(release)) is not None]
     try:
-        return float(_composed(accountant, releases).get_least_epsilon(delta + slack))
+        return float(_composed(accountant, attained).get_least_epsilon(delta + slack))
     except dp_accounting.UnsupportedEventError:
         return 0.0
+
+
+def _attained(release: Release) -> Release | None:
+    """Returns a release that costs no more on some data sets, or None.
+
+    If the score does not depend on the data, the best of several runs is one run, and nothing with
+    the probability that there is none.
+    """
+    event = release.event
+    if not isinstance(event, RepeatAndSelectDpEvent):
+        return release
+    if math.isinf(event.shape):
+        return None
+    return Release(event.event, release.count, release.truncation_probability)
 
 
 def rdp_epsilon(
@@ -152,7 +169,10 @@ def rdp_epsilon(
 def pld_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> float:
-    """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`."""
+    """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`.
+
+    Of a private selection that is all that was released, it is that of `Repetitions`.
+    """
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
 
@@ -172,6 +192,14 @@ def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release:
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
     accountant = accountants.PldAccountant(selective_release=selective_release)
+    if [release.count for release in releases] == [1]:
+        event = releases[0].event
+        if isinstance(event, RepeatAndSelectDpEvent):
+            run = accountant.compose(event.event)
+            profile = functools.partial(
+                Repetitions.of_event(event).profile_epsilon, run.get_epsilon, run.get_delta
+            )
+            return _with_truncation(profile, delta, releases[0].truncation_probability)
     return _epsilon(accountant, releases, delta)
 
 

@@ -6,12 +6,14 @@ import textwrap
 from typing import Any
 
 import dp_accounting
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp import _validation
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
@@ -40,6 +42,12 @@ _OBSERVED = {
     PER_ATTEMPT: "Assumed of selective release: nothing. Every attempt is counted, so that "
     "rejected attempts, their number and the time they took may be released as well.",
 }
+
+_SELECTED = (
+    "Assumed of private selection: only the best run is released. The other runs, their number, "
+    "and the time that they took cannot be observed; runs differ in nothing that was chosen by "
+    "looking at the private data; and a run that failed was not repeated."
+)
 
 
 def privacy_statement(
@@ -96,6 +104,8 @@ def privacy_statement(
     ]
     if contains_selective_release(ledger.event):
         paragraphs.insert(3, _OBSERVED[ledger.selective_release])
+    if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
+        paragraphs.insert(3, _SELECTED)
     warning = too_large(bound.delta, sizes)
     if warning is not None:
         paragraphs.append(f"Warning: {warning}")
@@ -117,7 +127,8 @@ def epsilon_interval(
     all errors of discretization and of rounding are included.
 
     Of accepted updates of selective release `lower` is the epsilon without any selection, and of
-    attempts that of their tests; it is 0 where only RDP accounting supports what was released.
+    attempts that of their tests. Of the best of several runs it is the epsilon of one run, or with
+    a "poisson" number of runs 0; it is also 0 where only RDP accounting supports what was released.
 
     Args:
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`; as for
@@ -207,6 +218,8 @@ def _describe(release: Release, dataset_size: int | None, selective_release: str
     event = release.event
     if isinstance(event, SelectiveReleaseDpEvent) and unsupported_part(event) is None:
         return _describe_selective(release.count, event, dataset_size, selective_release)
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return _describe_selection(release, dataset_size, selective_release)
     steps = _number(release.count, "step")
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
@@ -233,6 +246,30 @@ def _describe_selective(
         f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
         "bound)"
     )
+
+
+def _describe_selection(release: Release, dataset_size: int | None, selective_release: str) -> str:
+    repetitions = Repetitions.of_event(release.event)
+    distribution = repetitions.distribution.replace("_", " ")
+    if repetitions.shape is not None:
+        distribution = f"truncated {distribution} of shape {repetitions.shape:g}"
+    parts = [
+        _describe(part, dataset_size, selective_release) for part in _parts(release.event.event)
+    ]
+    return (
+        f"{_number(release.count, 'private selection')}: the best of a random number of runs "
+        f"({distribution} distribution, mean {repetitions.mean:g}), of which each is "
+        f"{'; then '.join(parts)}"
+    )
+
+
+def _parts(event: dp_accounting.DpEvent, count: int = 1) -> list[Release]:
+    """Returns the releases that an event is composed of."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return [part for one in event.events for part in _parts(one, count)]
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _parts(event.event, count * event.count)
+    return [Release(event, count)]
 
 
 def _describe_sampling(q: float, dataset_size: int | None) -> str:
