@@ -35,8 +35,8 @@ class Repetitions:
       distribution: "logarithmic", "geometric", "negative_binomial" (truncated: at least one run),
         or "poisson".
       mean: Mean number of runs, in [1, 10^6].
-      shape: The parameter eta, in [0.001, 1000], of "negative_binomial", and of no other. The geometric
-        distribution is that of shape 1, and the logarithmic one its limit at 0.
+      shape: The parameter eta of "negative_binomial", in [0.001, 1000], and of no other. Shape 1 is
+        the geometric distribution; towards 0 it becomes the logarithmic one.
 
     Raises:
       ValueError: An argument is out of its range.

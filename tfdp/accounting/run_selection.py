@@ -113,6 +113,15 @@ def calibrate_private_selection(
     tau = _validation.small_probability("truncation_probability", truncation_probability)
     steps = _validation.positive_integer("steps", steps)
     scores = _as_events(score)
+    if scores:
+        alone = _selection(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)
+        cost = left.epsilon(alone)
+        if cost >= left.target:
+            raise _validation.error(
+                "score",
+                f"cheaper than `target_epsilon`: the best one alone costs {cost:.4g}",
+                score,
+            )
 
     def release(noise: float) -> Release:
         step = event_codec.sampled_gaussian(q, noise)
@@ -144,4 +153,6 @@ def _selection(
 def _as_events(score: Any) -> tuple[dp_accounting.DpEvent, ...]:
     if isinstance(score, dp_accounting.DpEvent):
         return (score,)
-    return tuple(ledger.event for ledger in as_ledgers(score))
+    if score is None or isinstance(score, PrivacyLedger):
+        return tuple(ledger.event for ledger in as_ledgers(score))
+    raise _validation.error("score", "a PrivacyLedger, a DpEvent, or None", score)
