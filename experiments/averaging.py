@@ -63,10 +63,12 @@ def accuracies(settings: Settings, data: datasets.Data, decays: list[float]) -> 
         training = _AveragedTraining(
             settings, data, RunFolder(folder), decays=decays, progress=False, every_epoch=False
         )
-        found = [training.run()["accuracy"]]
+        training.run()
     model = training.model
-    for callback in training.averages:
-        for variable, value in zip(model.trainable_variables, callback.average, strict=True):
+    last = [variable.numpy() for variable in model.trainable_variables]
+    found = []
+    for weights in [last, *(callback.average for callback in training.averages)]:
+        for variable, value in zip(model.trainable_variables, weights, strict=True):
             variable.assign(value)
         logits = model.predict(data.eval_x, batch_size=1000, verbose=0)
         found.append(float(np.mean(logits.argmax(axis=-1) == data.eval_y)))

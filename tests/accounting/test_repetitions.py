@@ -283,3 +283,7 @@ def test_a_refused_event_leaves_what_was_composed(mean, shape):
     with pytest.raises(ValueError, match="Argument `"):
         accountant.compose(RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(9.0), mean, shape))
     assert accountant.get_epsilon(_DELTA) == before
+    theirs = dp_accounting.rdp.RdpAccountant().compose(step, 5)
+    with pytest.raises((ValueError, ZeroDivisionError)):
+        theirs.compose(RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(9.0), mean, shape))
+    assert theirs.get_epsilon(_DELTA) < before / 2
