@@ -114,12 +114,12 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the weights to the average if a step was completed."""
-        self._begin()
+        state = self._begin()
         steps = self._steps()
         new = steps - (self._iterations or 0)
         self._iterations = steps
         if new > 0:
-            self._state.add(self.model.trainable_variables, self.decay, new)
+            state.add(self.model.trainable_variables, self.decay, new)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Passes on the beginning of an epoch."""
@@ -151,14 +151,14 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
             self._put_average()
             self._weights = None
 
-    def _begin(self) -> None:
+    def _begin(self) -> "_State":
         """Makes the variables of the average, and lets checkpoints of the model keep them."""
-        if self._state is not None:
-            return
-        with self.model.distribute_strategy.scope():
-            self._state = _State(self.model.trainable_variables)
-        # Not as an attribute: Keras would take its variables for weights of the model.
-        self.model._track_trackable(self._state, _NAME, overwrite=True)
+        if self._state is None:
+            with self.model.distribute_strategy.scope():
+                self._state = _State(self.model.trainable_variables)
+            # Not as an attribute: Keras would take its variables for weights of the model.
+            self.model._track_trackable(self._state, _NAME, overwrite=True)
+        return self._state
 
     def _steps(self) -> int:
         return int(self.model.optimizer.iterations.numpy())

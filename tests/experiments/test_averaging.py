@@ -14,6 +14,7 @@ def _parse(*arguments):
     return values
 
 
+@pytest.mark.slow
 def test_a_row_for_the_last_weights_and_for_each_decay():
     table = averaging.table(_parse("--epochs=1", "--seeds=1", "--decays=0,0.5"))
     _, _, last, none, half = ([c.strip() for c in line.split("|")] for line in table.splitlines())

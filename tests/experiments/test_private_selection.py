@@ -110,6 +110,7 @@ def test_mutant_with_less_noise_than_is_accounted_for_is_caught():
         selection._outcome(selection.grid[0])
 
 
+@pytest.mark.slow
 def test_all_of_it_on_digits(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Repetitions, "draw", lambda self: 1)
     private_selection.run(_parse("--epochs=1", f"--output_dir={tmp_path}"))

@@ -1,5 +1,6 @@
 """The table of tuned runs is what tfdp.accounting says."""
 
+import pytest
 from absl import flags
 
 from experiments.accounting import selection
@@ -14,6 +15,7 @@ def _rows(*arguments):
     return selection.rows(values)
 
 
+@pytest.mark.slow
 def test_rows():
     rows = _rows("--means=3", "--epochs=1", "--batch_size=600")
     assert [row[1] for row in rows] == [
