@@ -20,6 +20,7 @@ from tfdp.accounting import (
     private_selection,
 )
 from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.ledger import compose_ledgers
 
 _DELTA = 1e-5
 _STEP = sampled_gaussian(0.01, 1.0)
@@ -69,22 +70,24 @@ def test_mutant_that_charges_the_truncations_of_one_run_is_caught():
     assert private_selection(_run(), _GEOMETRIC).epsilon(left).epsilon > stated
 
 
-def test_with_other_releases_rdp_accounts_for_all():
-    tuned, other = private_selection(_run(), _GEOMETRIC), sampled_gaussian(0.02, 3.0)
-    alone = tuned.epsilon(_DELTA)
-    tuned.record(other, 100)
-    both = tuned.epsilon(_DELTA)
-    assert set(both.by_accountant) == {"RDP"}
-    accountant = RdpAccountant().compose(_GEOMETRIC.event(_run().event)).compose(other, 100)
-    assert both.epsilon == accountant.get_epsilon(_DELTA)
-    assert both.epsilon > alone.by_accountant["RDP"]
+def test_other_releases_are_added():
+    tuned, other = private_selection(_run(), _GEOMETRIC), PrivacyLedger()
+    other.record(sampled_gaussian(0.02, 3.0), 100)
+    bound = compose_ledgers([tuned, other]).epsilon(_DELTA)
+    accountant = RdpAccountant().compose(tuned.event).compose(other.event)
+    assert bound.by_accountant["RDP"] == pytest.approx(accountant.get_epsilon(_DELTA))
+    halves = [ledger.epsilon(_DELTA / 2).by_accountant["PLD"] for ledger in (tuned, other)]
+    assert bound.by_accountant["PLD"] == pytest.approx(sum(halves), rel=1e-9)
+    # A mutant that gives all of delta to both is caught.
+    wholes = [ledger.epsilon(_DELTA).by_accountant["PLD"] for ledger in (tuned, other)]
+    assert bound.by_accountant["PLD"] > 1.01 * sum(wholes)
 
 
 def test_two_selections_cost_more_than_one():
     tuned = private_selection(_run(), _GEOMETRIC)
-    one = tuned.epsilon(_DELTA).epsilon
+    half = tuned.epsilon(_DELTA / 2).by_accountant["PLD"]
     tuned.record(tuned.releases[0].event)
-    assert tuned.epsilon(_DELTA).epsilon > 1.2 * one
+    assert tuned.epsilon(_DELTA).by_accountant["PLD"] == pytest.approx(2 * half, rel=1e-9)
 
 
 @pytest.mark.parametrize(

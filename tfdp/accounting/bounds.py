@@ -132,7 +132,7 @@ def epsilon_interval(
 def _least_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str, most: float
 ) -> float:
-    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
+    truncation = _truncation(releases)
     # Epsilon is at most `most`, so that (1 + e^epsilon) truncation is at most this.
     slack = truncation * (1 + math.exp(min(most, 700.0))) if truncation else 0.0
     if not delta + slack < 1:
@@ -171,7 +171,7 @@ def pld_epsilon(
 ) -> float:
     """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`.
 
-    Of a private selection that is all that was released, it is that of `Repetitions`.
+    Private selections are priced apart (`Repetitions.profile_epsilon`), and added.
     """
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
@@ -191,23 +191,40 @@ def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release:
 
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
-    accountant = accountants.PldAccountant(selective_release=selective_release)
-    if [release.count for release in releases] == [1]:
-        event = releases[0].event
-        if isinstance(event, RepeatAndSelectDpEvent):
-            run = accountant.compose(event.event)
-            profile = functools.partial(
-                Repetitions.of_event(event).profile_epsilon, run.get_epsilon, run.get_delta
-            )
-            return _with_truncation(profile, delta, releases[0].truncation_probability)
-    return _epsilon(accountant, releases, delta)
+    selections = [r for r in releases if isinstance(r.event, RepeatAndSelectDpEvent)]
+    rest = tuple(r for r in releases if not isinstance(r.event, RepeatAndSelectDpEvent))
+    accountant = _composed(accountants.PldAccountant(selective_release=selective_release), rest)
+    parts = sum(r.count for r in selections) + bool(rest)
+
+    def epsilon_at(delta: float) -> float:
+        # Basic composition: epsilons add up, and so do deltas.
+        share = delta if parts <= 1 else (1 - 1e-12) * delta / parts
+        costs = [
+            r.count * _selection_epsilon(r.event, share, selective_release) for r in selections
+        ]
+        return math.fsum([*costs, accountant.get_epsilon(share) if rest or not costs else 0.0])
+
+    return _with_truncation(epsilon_at, delta, _truncation(releases))
+
+
+@functools.lru_cache(maxsize=1024)
+def _selection_epsilon(
+    event: RepeatAndSelectDpEvent, delta: float, selective_release: str
+) -> float:
+    run = accountants.PldAccountant(selective_release=selective_release).compose(event.event)
+    return Repetitions.of_event(event).profile_epsilon(run.get_epsilon, run.get_delta, delta)
 
 
 def _epsilon(
     accountant: dp_accounting.PrivacyAccountant, releases: tuple[Release, ...], delta: float
 ) -> float:
-    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
-    return _with_truncation(_composed(accountant, releases).get_epsilon, delta, truncation)
+    epsilon_at = _composed(accountant, releases).get_epsilon
+    return _with_truncation(epsilon_at, delta, _truncation(releases))
+
+
+def _truncation(releases: Sequence[Release]) -> float:
+    """Returns the probability, at most, that one of the releases was truncated."""
+    return math.fsum(r.count * r.truncation_probability for r in releases)
 
 
 def _composed(accountant: Any, releases: Sequence[Release]) -> Any:
