@@ -242,6 +242,31 @@ def test_another_model_begins_anew():
     assert_close(callback.average, average_of(first, weights.seen, 0.9))
 
 
+def test_other_trainable_variables_begin_anew():
+    model, callback, weights = make(), ExponentialMovingAverage(0.9), Weights()
+    model.layers[0].trainable = False
+    make(model)
+    fit(model, callback)
+    assert len(callback.average) == 2
+    model.layers[0].trainable = True
+    make(model)
+    first = [v.numpy() for v in model.trainable_variables]
+    fit(model, callback, weights)
+    assert_close(callback.average, average_of(first, weights.seen, 0.9))
+
+
+def test_two_of_them_do_not_take_averages_for_weights():
+    plain, model = make(), make()
+    fit(plain)
+    callbacks = [ExponentialMovingAverage(d, set_at_end=False) for d in (0.9, 0.5)]
+    history = fit(model, *callbacks, validation_data=(X, Y)).history
+    for a, b in zip(plain.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for variable, value in zip(model.trainable_variables, callbacks[0].average, strict=True):
+        variable.assign(value)
+    assert history["val_loss"][-1] == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-5)
+
+
 def test_a_model_without_variables_begins_with_its_first_weights():
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
     callback, weights = ExponentialMovingAverage(0.9, set_at_end=False), Weights()

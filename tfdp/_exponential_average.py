@@ -1,6 +1,7 @@
 """The exponential moving average of a model's weights."""
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import tensorflow as tf
 from tfdp._validation import error, is_number
 
 _NAME = "_tfdp_exponential_average"
+# Models that hold an average instead of the weights of their training. Another callback that put
+# its average there meanwhile would take the first one's for the weights.
+_SWAPPED: "weakref.WeakSet[tf.keras.Model]" = weakref.WeakSet()
 
 
 class ExponentialMovingAverage(tf.keras.callbacks.Callback):
@@ -24,7 +28,8 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
     updates of DPSUR do not enter it, nor do the chunks of a step that is not complete.
 
     `validation_data` of `fit` is evaluated with the average. `model.evaluate` after training sees
-    what is in the model: the average, unless `set_at_end` is False.
+    what is in the model: the average, unless `set_at_end` is False. Of several callbacks of this
+    class the first is evaluated, and the last is set at the end.
 
     Args:
       decay: Largest d, in [0, 1): the average is over about 1 / (1 - decay) steps.
@@ -70,6 +75,7 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
             if getattr(other, "save_freq", "epoch") != "epoch":
                 raise error("on_average", "of callbacks that save after epochs", other.save_freq)
         self._state: _State | None = None
+        self._variables: list[tf.Variable] = []
         self._iterations: int | None = None
         self._weights: list[np.ndarray] | None = None  # While the average is in the model.
 
@@ -87,7 +93,8 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
     def set_model(self, model: tf.keras.Model) -> None:
         """Begins anew with another model."""
         if model is not self.model:
-            self._state = self._weights = None
+            self._put_weights_back()
+            self._state = None
         super().set_model(model)
         for other in self._others:
             other.set_model(model)
@@ -150,12 +157,18 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
         if self.set_at_end and self._state is not None:
             self._put_average()
             self._weights = None
+            _SWAPPED.discard(self.model)
 
     def _begin(self) -> "_State":
-        """Makes the variables of the average, and lets checkpoints of the model keep them."""
-        if self._state is None:
+        """Makes the variables of the average, and lets checkpoints of the model keep them.
+
+        They begin anew where other variables are trained than before.
+        """
+        variables = self.model.trainable_variables
+        if self._state is None or list(map(id, variables)) != list(map(id, self._variables)):
+            self._variables = list(variables)
             with self.model.distribute_strategy.scope():
-                self._state = _State(self.model.trainable_variables)
+                self._state = _State(variables)
             # Not as an attribute: Keras would take its variables for weights of the model.
             self.model._track_trackable(self._state, _NAME, overwrite=True)
         return self._state
@@ -172,8 +185,9 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
             self._put_weights_back()
 
     def _put_average(self) -> None:
-        if self._state is None or self._weights is not None:
+        if self._state is None or self.model in _SWAPPED:
             return
+        _SWAPPED.add(self.model)
         self._weights = [variable.numpy() for variable in self.model.trainable_variables]
         for variable, average in zip(
             self.model.trainable_variables, self._state.average, strict=True
@@ -186,6 +200,7 @@ class ExponentialMovingAverage(tf.keras.callbacks.Callback):
         for variable, value in zip(self.model.trainable_variables, self._weights, strict=True):
             variable.assign(value)
         self._weights = None
+        _SWAPPED.discard(self.model)
 
 
 class _State(tf.train.Checkpoint):

@@ -52,7 +52,7 @@ def private_selection(
       >>> run.record(event_codec.sampled_gaussian(0.01, 1.0), count=1000)
       >>> tuned = private_selection(run, Repetitions("geometric", mean=10))
       >>> round(run.epsilon(1e-5).epsilon, 2), round(tuned.epsilon(1e-5).epsilon, 2)
-      (1.83, 2.84)
+      (1.83, 2.87)
     """
     if isinstance(run, dp_accounting.DpEvent):
         event, run = run, PrivacyLedger()
@@ -106,7 +106,7 @@ def calibrate_private_selection(
       ...     Repetitions("geometric", mean=10),
       ...     target_epsilon=2.0, delta=1e-5, steps=1000, sampling_probability=0.01)
       >>> round(sigma, 2)
-      1.21
+      1.23
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
