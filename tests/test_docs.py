@@ -57,6 +57,7 @@ PAGES = {
     "docs/private_selection.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
+    "docs/user_level.md": 1,
 }
 
 

@@ -118,6 +118,14 @@ def test_what_is_observed_of_dpsur_stays_with_it():
     assert epsilons["conditional"] != epsilons["per_attempt"]
 
 
+def test_the_unit_of_privacy_stays():
+    run = PrivacyLedger(unit="user")
+    run.record(_STEP, 10)
+    tuned = private_selection(run, _GEOMETRIC)
+    assert tuned.unit == "user"
+    assert "each user is in each batch" in " ".join(privacy_statement(tuned, _DELTA).split())
+
+
 def test_interval_holds_the_epsilon_of_one_run():
     run, tuned = _run(), private_selection(_run(), _GEOMETRIC)
     interval = epsilon_interval(tuned, _DELTA)

@@ -60,7 +60,7 @@ def private_selection(
     if not (isinstance(run, PrivacyLedger) and run.steps):
         raise _validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
     truncation = math.fsum(r.count * r.truncation_probability for r in run.releases)
-    ledger = PrivacyLedger(run.notes, run.selective_release)
+    ledger = PrivacyLedger(run.notes, run.selective_release, run.unit)
     release = _selection(run.event, repetitions, truncation)
     ledger.record(release.event, 1, release.truncation_probability)
     return compose_ledgers([ledger], dataset_sizes=run.dataset_sizes)
