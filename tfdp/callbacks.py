@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._exponential_average import ExponentialMovingAverage  # noqa: F401  # Public here.
 from tfdp._validation import error
 from tfdp.accounting.calibration import most_releases
 from tfdp.accounting.ledger import (

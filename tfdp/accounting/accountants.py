@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp import _validation
 from tfdp.accounting import (
@@ -15,6 +16,7 @@ from tfdp.accounting import (
     sampled_gaussian,
     selective_release,
 )
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     SelectiveReleaseDpEvent,
@@ -100,6 +102,11 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
                     event_codec.freeze(event), self._observability, tuple(self._orders)
                 )
             return problem
+        if do_compose and isinstance(event, RepeatAndSelectDpEvent):
+            self._rdp = self._rdp + count * _selection_rdp(
+                event_codec.freeze(event), self._observability, tuple(self._orders)
+            )
+            return None
         return super()._maybe_compose(event, count, do_compose)
 
 
@@ -286,6 +293,22 @@ def _selective_rdp(
         return selective_release.conditional_rdp(event, orders)
     update = _sampled_rdp(selective_release.as_sampled(event.update), orders)
     return update + selective_release.bit_rdp(event, orders)
+
+
+@functools.lru_cache(maxsize=256)
+def _selection_rdp(
+    event: RepeatAndSelectDpEvent, observability: str, orders: tuple[float, ...]
+) -> np.ndarray:
+    """Computes the RDP of the best of a random number of runs, at `orders`.
+
+    The order at which a run is compared with itself is best among many, whatever `orders` are.
+    """
+    grid = np.array(sorted({*DEFAULT_RDP_ORDERS, *orders}))
+    run = RdpAccountant(grid.tolist(), selective_release=observability).compose(event.event)
+    rdp = Repetitions.of_event(event).rdp(grid, np.array(run.rdp))
+    rdp = np.where(np.isnan(rdp), np.inf, rdp)[np.searchsorted(grid, orders)]
+    rdp.setflags(write=False)
+    return rdp
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,12 +6,14 @@ import textwrap
 from typing import Any
 
 import dp_accounting
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp import _validation
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -50,6 +52,12 @@ _OBSERVED = {
     PER_ATTEMPT: "Assumed of selective release: nothing. Every attempt is counted, so that "
     "rejected attempts, their number and the time they took may be released as well.",
 }
+
+_SELECTED = (
+    "Assumed of private selection: only the best run is released. The other runs, their number, "
+    "and the time that they took cannot be observed; runs differ in nothing that was chosen by "
+    "looking at the private data; and a run that failed was not repeated."
+)
 
 
 def privacy_statement(
@@ -105,6 +113,8 @@ def privacy_statement(
     ]
     if contains_selective_release(ledger.event):
         paragraphs.insert(3, _OBSERVED[ledger.selective_release])
+    if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
+        paragraphs.insert(3, _SELECTED)
     warning = too_large(bound.delta, sizes)
     if warning is not None:
         paragraphs.append(f"Warning: {warning}")
@@ -126,7 +136,8 @@ def epsilon_interval(
     certified: they include all errors of discretization and rounding.
 
     For accepted updates of selective release, `lower` is the epsilon without any selection; for
-    attempts, it is that of their tests. It is 0 if only RDP accounting supports what was released.
+    attempts, it is that of their tests. For the best of several runs it is the epsilon of one run,
+    or 0 with a "poisson" number of runs. It is 0 if only RDP accounting supports what was released.
 
     Args:
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`; as for
@@ -214,6 +225,8 @@ def _describe(release: Release, dataset_size: int | None, ledger: PrivacyLedger)
     event = release.event
     if isinstance(event, SelectiveReleaseDpEvent) and unsupported_part(event) is None:
         return _describe_selective(release.count, event, dataset_size, ledger)
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return _describe_selection(release, dataset_size, ledger)
     steps = _number(release.count, "step")
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
@@ -241,6 +254,28 @@ def _describe_selective(
         f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
         "bound)"
     )
+
+
+def _describe_selection(release: Release, dataset_size: int | None, ledger: PrivacyLedger) -> str:
+    repetitions = Repetitions.of_event(release.event)
+    distribution = repetitions.distribution.replace("_", " ")
+    if repetitions.shape is not None:
+        distribution = f"truncated {distribution} of shape {repetitions.shape:g}"
+    parts = [_describe(part, dataset_size, ledger) for part in _parts(release.event.event)]
+    return (
+        f"{_number(release.count, 'private selection')}: the best of a random number of runs "
+        f"({distribution} distribution, mean {repetitions.mean:g}), of which each is "
+        f"{'; then '.join(parts)}"
+    )
+
+
+def _parts(event: dp_accounting.DpEvent, count: int = 1) -> list[Release]:
+    """Returns the releases that an event is composed of."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return [part for one in event.events for part in _parts(one, count)]
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _parts(event.event, count * event.count)
+    return [Release(event, count)]
 
 
 def _describe_sampling(q: float, dataset_size: int | None, unit: str) -> str:

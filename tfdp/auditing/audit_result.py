@@ -79,7 +79,7 @@ class AuditResult:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing contradicts the ledger's epsilon."""
+        """True if nothing contradicts the ledger's epsilon."""
         return all(check.passed for check in self.checks)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What an audit saw of a training: noisy sums, and what became of them."""
+"""Recording of a training by an audit: noisy sums, and the coordinates that they moved."""
 
 import dataclasses
 from typing import Any

@@ -26,7 +26,7 @@ class SensitivityError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """How far one example moves the clipped sum, in units of the sensitivity.
+    """Distances by which one example moves the clipped sum, in units of the sensitivity.
 
     Attributes:
       example: Index of the example in the data.
