@@ -87,7 +87,7 @@ class KerasSteps:
 
 def _philox_normals(key: tf.Tensor, size: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Draws normal numbers `[size]` by TensorFlow's generator, for comparison."""
-    return tf.random.stateless_normal([size], key[-2:], dtype, alg="philox")
+    return tf.random.stateless_normal([size], key[-2:], dtype=dtype, alg="philox")
 
 
 def make_loss(contestant: str) -> tf.keras.losses.Loss:
