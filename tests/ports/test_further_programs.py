@@ -185,7 +185,7 @@ def test_reading_lines_by_ctc():
 
 @pytest.mark.slow
 def test_weights_of_classes_and_of_examples():
-    model, loss, (x, y, weights) = smoothed_labels()
+    model, _, (x, y, weights) = smoothed_labels()
     batches = batches_of(x, np.argmax(y, axis=-1), weights)
     model.compile(private(batches), LOGITS)
     model.fit(batches, epochs=2, verbose=0, class_weight={0: 1.0, 1: 2.0, 2: 0.5})
