@@ -20,7 +20,6 @@ from tfdp.data.source import PoissonSource, draw_indices
 from tfdp.data.stored import stored
 
 _sources = itertools.count()
-_ENDLESS = 2**62
 
 
 def poisson_batches(
@@ -115,11 +114,7 @@ def poisson_batches(
         keys = KeyStream(seed, "batches", first_step)
 
     def make(source: PoissonSource) -> PoissonBatches:
-        if chunks == 1:
-            endless = drawn_batches(source, sampling, keys, _ENDLESS).prefetch(2)
-            batches = _read_on(endless, steps_per_epoch)
-        else:  # An iteration must not begin within a logical batch.
-            batches = drawn_batches(source, sampling, keys, steps_per_epoch).prefetch(2)
+        batches = drawn_batches(source, sampling, keys, steps_per_epoch).prefetch(2)
         return PoissonBatches(batches, sampling, source, make)
 
     return make(source)
@@ -187,17 +182,6 @@ def drawn_batches(
     batches = tf.data.Dataset.range(steps).flat_map(draw)
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
     return batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
-
-
-def _read_on(endless: tf.data.Dataset, steps: int) -> tf.data.Dataset:
-    """Returns the elements of a data set, so many in each iteration; all iterations share them.
-
-    TensorFlow prepares all functions of a data set whenever an iteration over it begins, which
-    takes longer than many a step. Here they are prepared once, and each iteration reads on.
-    """
-    with tf.init_scope(), tf.device("cpu"):
-        reader = iter(endless)
-    return tf.data.Dataset.range(steps).map(lambda _: next(reader))
 
 
 def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
