@@ -56,6 +56,7 @@ PAGES = {
     "docs/from_tf_privacy.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
+    "docs/user_level.md": 1,
 }
 
 

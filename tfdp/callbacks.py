@@ -13,9 +13,10 @@ from tfdp.accounting.ledger import (
     PrivacyLedger,
     as_ledgers,
     as_seen,
+    check_unit,
     compose_ledgers,
 )
-from tfdp.accounting.sampling import NONE
+from tfdp.accounting.sampling import EXAMPLE
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -74,7 +75,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._plan()
         self._is_first = True
         sampling = optimizer.sampling
-        padded = sampling is not None and sampling.padding != NONE
+        padded = sampling is not None and sampling.has_padding
         if isinstance(optimizer, SelectiveUpdateMixin):  # It shows no metrics.
             padded = False
         if padded and getattr(self.model.compiled_metrics, "_user_metrics", None):
@@ -88,6 +89,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         """Works out how many more steps the budget allows, after what has been released."""
         optimizer = self.model.optimizer
         ledger, taken = self._ledger(), optimizer.own_steps()
+        check_unit(ledger, EXAMPLE if optimizer.sampling is None else optimizer.sampling.unit)
         release = optimizer.release
         event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
         allowed = most_releases(

@@ -150,7 +150,7 @@ def test_a_forgotten_mask_is_refused():
 def movement_by_an_empty_draw(monkeypatch):
     """Returns the length of the update of noise-free steps in which nothing was drawn."""
     nothing = tf.zeros([0], tf.int64)
-    monkeypatch.setattr("tfdp.data.poisson.draw_indices", lambda key, sampling, size: nothing)
+    monkeypatch.setattr("tfdp.data.source.draw_indices", lambda key, sampling, size: nothing)
     x, y = np.random.default_rng(0).random([64, 6, 6, 1], dtype="float32"), Y
     data = tfdp.data.poisson_batches((x, y), expected_batch_size=1, steps_per_epoch=2)
     # (On no rows at all, TensorFlow's convolutions fail on CPUs.)

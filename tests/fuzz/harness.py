@@ -70,7 +70,7 @@ class Program:
             raise Refused("invalid", f"{type(error).__name__}: {error}") from error
 
     def batch(self, make):
-        rows = self.case["rows"]
+        rows = rows_of(self.case)
         return [make([rows, *shape]).astype(tf.as_dtype(t).as_numpy_dtype)
                 for shape, t in self.case["spec"]]  # fmt: skip
 
@@ -147,13 +147,15 @@ class Program:
         blocks = rule.blocks([v.name for v in self.variables])
         total = [np.zeros(v.shape) for v in self.variables]
         self.reset()
-        for i in np.flatnonzero(batch[2]):
-            row = [tf.constant(a[i : i + 1], s.dtype) for a, s in zip(batch, spec, strict=True)]
-            found = [None if g is None else tf.convert_to_tensor(g) for g in alone(*row)]
-            found = [
-                np.zeros(v.shape) if g is None else np.asarray(g, "float64").reshape(v.shape)
-                for g, v in zip(found, self.variables, strict=True)
-            ]
+        each = case.get("each", 1)
+        for start in range(0, len(batch[2]), each):
+            found = [np.zeros(v.shape) for v in self.variables]
+            for i in start + np.flatnonzero(batch[2][start : start + each]):
+                row = [tf.constant(a[i : i + 1], s.dtype) for a, s in zip(batch, spec, strict=True)]
+                for j, (g, v) in enumerate(zip(alone(*row), self.variables, strict=True)):
+                    if g is not None:
+                        g = np.asarray(tf.convert_to_tensor(g), "float64")
+                        found[j] = found[j] + g.reshape(v.shape) / each
             has = [g for g, f in zip(blocks, alone.structured_outputs, strict=True)
                    if f is not None]  # fmt: skip
             count = max(blocks) + 1 if len(set(has)) == len(set(blocks)) else None
@@ -185,10 +187,18 @@ def special(kind, shape, random):
     return np.full(shape, {"inf": np.inf, "nan": np.nan, "zero": 0.0, "same": 0.0}[name])
 
 
+def rows_of(case):
+    """The rows of a batch: of whole examples."""
+    each = case.get("each", 1)
+    return max(1, case["rows"] // each) * each
+
+
 def batches_of(case, trial):
     """A batch and its neighbour: one example is left out, or masked off with arbitrary values."""
     random = np.random.default_rng(trial["seed"])
-    rows, victim = case["rows"], trial["victim"] % case["rows"]
+    rows, each = rows_of(case), case.get("each", 1)
+    victim = trial["victim"] % rows
+    own = slice(victim // each * each, (victim // each + 1) * each)  # The rows of its example.
     data, other = [], []
     for (shape, dtype), kind in zip(case["spec"][:2], trial["kinds"], strict=True):
         dtype = tf.as_dtype(dtype)
@@ -210,10 +220,10 @@ def batches_of(case, trial):
     mask = random.random(rows) < 0.8 if trial.get("padding") else np.ones(rows, bool)
     mask[victim] = True
     without = mask.copy()
-    without[victim] = False
+    without[own] = False
     first, second = [*data, mask], [*other, without]
     if trial.get("dropped") and case.get("drops"):
-        second = [np.delete(a, victim, axis=0) for a in first]
+        second = [np.delete(a, own, axis=0) for a in first]
     if case.get("dataset_order"):
         # Random layers with a known stream: an example is taken out of the data set.
         second = [np.zeros_like(a) for a in first]
@@ -276,7 +286,7 @@ def check_reference(program, case, batch, found, where, result):
     except Exception:
         return  # The loss of an example alone is not defined, or refused.
     result["reference"] = True
-    count = np.sum(batch[2])
+    count = np.sum(batch[2].reshape(-1, case.get("each", 1)).any(axis=1))
     distance = np.linalg.norm(found - expected)
     if not distance <= case["tolerance"] * count:
         raise Finding(

@@ -9,7 +9,7 @@ import tfdp
 def noise_free(case, **more):
     """The optimizer whose step adds `-(clipped sum) / C` to the weights."""
     clip = case["clip"]
-    return tfdp.DPSGD(
+    optimizer = tfdp.DPSGD(
         clip,
         0.0,
         1,
@@ -19,6 +19,8 @@ def noise_free(case, **more):
         noise_seed=1,
         **more,
     )
+    optimizer.clipping.rows_per_example = case.get("each", 1)
+    return optimizer
 
 
 def adaptive(case, first_clip, learning_rate):

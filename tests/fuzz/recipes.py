@@ -144,6 +144,10 @@ def _draw(random, family):
         except CannotUse:
             continue
         recipe["blocks"].append(candidate)
+    # Of numbers of their own: the other choices stay what they were.
+    other = np.random.default_rng([recipe["seed"], 1])
+    recipe["each"] = 1 if family == "streams" else int(other.choice([1, 1, 1, 2, 3]))
+    recipe["rows"] *= recipe["each"]
     count = {"extreme": 6, "state": 1, "streams": 1, "outside": 1}.get(family, 3)
     recipe["trials"] = [_trial(random, family, ids) for _ in range(count)]
     return recipe
@@ -248,6 +252,7 @@ def case_of(recipe, code):
     keys = ("engine", "jit", "rule", "clip", "rows", "seed", "trials", "ids")
     return {
         **{k: recipe[k] for k in keys},
+        "each": recipe.get("each", 1),
         "spec": [[recipe["shape"], x_type], [[1], dtype], [[], "bool"]],
         "fresh": bool(code.traits & {"random", "state"})
         or recipe["rule"] == "importance_sampling"

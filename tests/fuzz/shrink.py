@@ -37,8 +37,8 @@ def _smaller(recipe):
     for i in range(len(recipe["blocks"])):
         yield {**recipe, "blocks": recipe["blocks"][:i] + recipe["blocks"][i + 1 :]}
     simple = {"jit": False, "rule": "flat", "clip": 1.0, "dtype": "float32", "step": "plain"}
-    for key, value in {**simple, "loss": 0, "masking": 0}.items():
-        if recipe[key] != value:
+    for key, value in {**simple, "loss": 0, "masking": 0, "each": 1}.items():
+        if recipe.get(key, value) != value:
             yield {**recipe, key: value}
     if recipe["rows"] > 2:
         yield {**recipe, "rows": recipe["rows"] - 1}

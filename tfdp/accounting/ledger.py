@@ -9,6 +9,7 @@ import dp_accounting
 from tfdp import _validation
 from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
+from tfdp.accounting.sampling import EXAMPLE, UNITS
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
@@ -28,15 +29,17 @@ class PrivacyLedger:
     """Record of what has been released so far.
 
     Guarantees: `epsilon(delta)` is an upper bound for all recorded releases together, composed
-    adaptively, under add-or-remove-one neighbours.
+    adaptively, under add-or-remove-one neighbours: data sets that differ by one unit of privacy.
 
     Args:
       notes: Sentences that `privacy_statement` must print.
       selective_release: The observable part of its SelectiveReleaseDpEvents: "conditional"
         (accepted updates only) or "per_attempt" (everything; one event is one attempt).
+      unit: The unit of privacy of all releases: "example", or "user" where neighbouring data sets
+        differ by all examples of one user.
 
     Raises:
-      ValueError: `selective_release` is not one of these.
+      ValueError: `selective_release` or `unit` is not one of these.
 
     Example:
       >>> import dp_accounting
@@ -48,8 +51,16 @@ class PrivacyLedger:
       ('PLD', 1.83)
     """
 
-    def __init__(self, notes: Iterable[str] = (), selective_release: str = CONDITIONAL):
+    def __init__(
+        self,
+        notes: Iterable[str] = (),
+        selective_release: str = CONDITIONAL,
+        unit: str = EXAMPLE,
+    ):
         self._selective_release = check_observability(selective_release)
+        if unit not in UNITS:
+            raise _validation.error("unit", f"one of {list(UNITS)}", unit)
+        self._unit = unit
         self._releases: list[Release] = []
         self._notes: list[str] = []
         self._dataset_sizes: tuple[int, ...] = ()
@@ -106,8 +117,13 @@ class PrivacyLedger:
         return self._selective_release
 
     @property
+    def unit(self) -> str:
+        """The unit of privacy: "example" or "user"."""
+        return self._unit
+
+    @property
     def dataset_sizes(self) -> tuple[int, ...]:
-        """Numbers of training examples, as far as the optimizers that took the steps knew them."""
+        """Numbers of training examples (users), as far as the optimizers of the steps knew them."""
         return self._dataset_sizes
 
     def read_only(self, dataset_sizes: Iterable[int] = ()) -> "PrivacyLedger":
@@ -157,6 +173,7 @@ class PrivacyLedger:
         return {
             "version": _FORMAT_VERSION,
             "selective_release": self._selective_release,
+            "unit": self._unit,
             "releases": [
                 {
                     "event": event_codec.encode(release.event),
@@ -175,12 +192,12 @@ class PrivacyLedger:
         Raises:
           ValueError: `data` is not of that form, or names an unknown class of events.
         """
-        keys = {"version", "selective_release", "releases", "notes"}
+        keys = {"version", "selective_release", "unit", "releases", "notes"}
         if not isinstance(data, Mapping) or set(data) != keys:
             raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
         if data["version"] != _FORMAT_VERSION:
             raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
-        ledger = cls(data["notes"], data["selective_release"])
+        ledger = cls(data["notes"], data["selective_release"], data["unit"])
         for release in data["releases"]:
             if set(release) != {"event", "count", "truncation_probability"}:
                 raise _validation.error("releases", "what `to_dict` wrote", release)
@@ -191,6 +208,8 @@ class PrivacyLedger:
         text = f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r}"
         if contains_selective_release(self.event):
             text += f", selective_release={self._selective_release!r}"
+        if self._unit != EXAMPLE:
+            text += f", unit={self._unit!r}"
         return text + ")"
 
 
@@ -269,9 +288,17 @@ def compose_ledgers(
       dataset_sizes: Numbers of training examples that are known, besides those of the ledgers.
 
     Raises:
-      ValueError: `selective_release` is none of `OBSERVABILITY`.
+      ValueError: `selective_release` is none of `OBSERVABILITY`; or the ledgers are of several
+        units of privacy, whose costs do not add up.
     """
     ledgers = list(ledgers)
+    units = sorted({ledger.unit for ledger in ledgers if ledger.releases})
+    if len(units) > 1:
+        raise ValueError(
+            "Ledgers must be of one unit of privacy to be composed: what is known about an example "
+            f"says nothing about its user. Received ledgers of units: {units}."
+        )
+    unit = (units or [ledger.unit for ledger in ledgers] or [EXAMPLE])[0]
     if selective_release is not None:
         check_observability(selective_release)
     modes = [ledger.selective_release for ledger in ledgers if _is_selective(ledger)]
@@ -284,7 +311,7 @@ def compose_ledgers(
             for part in _seen_as(release, ledger.selective_release, mode):
                 one = dataclasses.replace(part, count=1)
                 counts[one] = counts.get(one, 0) + part.count
-    whole = cls([note for ledger in ledgers for note in ledger.notes], mode)
+    whole = cls([note for ledger in ledgers for note in ledger.notes], mode, unit)
     for release, count in counts.items():
         whole.record(release.event, count, release.truncation_probability)
     sizes = {*dataset_sizes, *(size for ledger in ledgers for size in ledger.dataset_sizes)}
@@ -292,6 +319,15 @@ def compose_ledgers(
     if isinstance(whole, _ReadOnlyLedger):
         whole._sealed = True
     return whole
+
+
+def check_unit(past: PrivacyLedger, unit: str) -> None:
+    """Raises a ValueError if a training cannot follow what was released of another unit."""
+    if past.releases and past.unit != unit:
+        raise ValueError(
+            f"The unit of privacy of this training is one {unit}, but that of what has been "
+            f"released before is one {past.unit}: no epsilon can be stated for both together."
+        )
 
 
 def as_seen(

@@ -26,6 +26,8 @@ UNPADDED_TRUNCATION_PROBABILITY = 1e-80
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
 # Sizes of buckets, in standard deviations of the number of examples above its expectation.
 _BUCKETS = (1.0, 3.0)
+# Units of privacy: what neighbouring data sets differ by.
+EXAMPLE, USER = UNITS = ("example", "user")
 # Likewise, of what memory is planned for.
 _USUAL = 3.0
 
@@ -105,6 +107,8 @@ def padded_part_size(sampling: "PoissonSampling") -> int:
 class PoissonSampling:
     """Poisson sampling of batches: each example is in each batch with probability q = B / N.
 
+    (With `unit="user"` read "user" for "example".)
+
     Attributes:
       dataset_size: Number of training examples, N. Treated as public.
       expected_batch_size: Expected number of examples in a batch, B.
@@ -114,6 +118,9 @@ class PoissonSampling:
       parts: Disjoint parts of the data set, each with a batch of its own in every step; together
         they are one Poisson sample of the whole. See `tfdp.data.distributed_poisson_batches`.
       largest_part: Number of examples in the largest part; None: all.
+      rows_per_example: Rows that every example has in a batch: augmented copies of it, or the
+        chosen examples of a user. The gradient of their mean loss is clipped.
+      unit: The unit of privacy, of which neighbouring data sets differ by one: "example" or "user".
     """
 
     dataset_size: int
@@ -122,9 +129,12 @@ class PoissonSampling:
     padding: str = NONE
     parts: int = 1
     largest_part: int | None = None
+    rows_per_example: int = 1
+    unit: str = EXAMPLE
 
     def __post_init__(self) -> None:
-        for name in ("dataset_size", "expected_batch_size", "gradient_accumulation_steps", "parts"):
+        sizes = ("dataset_size", "expected_batch_size", "rows_per_example")
+        for name in (*sizes, "gradient_accumulation_steps", "parts"):
             value = _validation.positive_integer(name, getattr(self, name))
             object.__setattr__(self, name, value)
         if not self.dataset_size / self.parts <= self.part_size <= self.dataset_size:
@@ -135,6 +145,8 @@ class PoissonSampling:
             )
         if self.padding not in PADDINGS:
             raise _validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
+        if self.unit not in UNITS:
+            raise _validation.error("unit", f"one of {list(UNITS)}", self.unit)
         if self.expected_batch_size > self.dataset_size:
             raise _validation.error(
                 "expected_batch_size",
@@ -146,6 +158,11 @@ class PoissonSampling:
     def sampling_probability(self) -> float:
         """The probability q that an example is in a batch."""
         return self.expected_batch_size / self.dataset_size
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether there may be rows without weight, which Keras's `metrics` count, too."""
+        return self.padding != NONE or (self.unit == USER and self.rows_per_example > 1)
 
     @property
     def part_size(self) -> int:

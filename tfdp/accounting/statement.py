@@ -12,6 +12,7 @@ from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
@@ -33,6 +34,15 @@ _NOT_COVERED = (
     "Gaussian",
     "other releases about the same examples, unless they were given as `prior`",
 )
+
+_UNIT = {
+    EXAMPLE: "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
+    "guarantee compares data sets of which one has a single example more; a person who contributes "
+    "several examples is protected less.",
+    USER: "Neighbouring relation: add or remove one. Unit of privacy: one user. The guarantee "
+    "compares data sets of which one has all examples of a single user more, however many they "
+    "are; it holds for the users that examples were said to be of.",
+}
 
 _OBSERVED = {
     CONDITIONAL: "Assumed of selective release: only accepted updates are observable: rejected "
@@ -88,10 +98,8 @@ def privacy_statement(
     bound = ledger.epsilon(delta)
     paragraphs = [
         _headline(bound),
-        "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
-        "guarantee compares data sets of which one has a single example more; a person who "
-        "contributes several examples is protected less.",
-        _what_was_released(ledger.releases, dataset_size, ledger.selective_release),
+        _UNIT[ledger.unit],
+        _what_was_released(ledger, dataset_size),
         _accounting(bound, ledger),
     ]
     if contains_selective_release(ledger.event):
@@ -191,22 +199,20 @@ def _headline(bound: EpsilonBound) -> str:
     return f"Differential privacy: epsilon = {_round_up(bound.epsilon)} at delta = {bound.delta!r}."
 
 
-def _what_was_released(
-    releases: tuple[Release, ...], dataset_size: int | None, selective_release: str
-) -> str:
-    if not releases:
+def _what_was_released(ledger: PrivacyLedger, dataset_size: int | None) -> str:
+    if not ledger.releases:
         return "Released: nothing yet, in 0 steps."
-    parts = [_describe(release, dataset_size, selective_release) for release in releases]
+    parts = [_describe(release, dataset_size, ledger) for release in ledger.releases]
     return (
         f"Released: {'; then '.join(parts)}. Every intermediate state of the released parameters "
         "may be published, not only the last."
     )
 
 
-def _describe(release: Release, dataset_size: int | None, selective_release: str) -> str:
+def _describe(release: Release, dataset_size: int | None, ledger: PrivacyLedger) -> str:
     event = release.event
     if isinstance(event, SelectiveReleaseDpEvent) and unsupported_part(event) is None:
-        return _describe_selective(release.count, event, dataset_size, selective_release)
+        return _describe_selective(release.count, event, dataset_size, ledger)
     steps = _number(release.count, "step")
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
@@ -216,32 +222,33 @@ def _describe(release: Release, dataset_size: int | None, selective_release: str
         )
     else:
         mechanism = f"of {event.event!r}"
-    sampling = _describe_sampling(event.sampling_probability, dataset_size)
+    sampling = _describe_sampling(event.sampling_probability, dataset_size, ledger.unit)
     return f"{steps} {mechanism}, on {sampling}"
 
 
 def _describe_selective(
-    count: int, event: SelectiveReleaseDpEvent, dataset_size: int | None, selective_release: str
+    count: int, event: SelectiveReleaseDpEvent, dataset_size: int | None, ledger: PrivacyLedger
 ) -> str:
     (q, noise), (validation_q, validation_noise) = map(parameters, (event.update, event.selection))
-    attempts = selective_release == PER_ATTEMPT
+    attempts = ledger.selective_release == PER_ATTEMPT
+    sampling = _describe_sampling(q, dataset_size, ledger.unit)
     return (
         f"{_number(count, 'attempt' if attempts else 'accepted update')} of selective release: "
         f"the Gaussian mechanism with noise multiplier {noise:.6g}, on "
-        f"{_describe_sampling(q, dataset_size)}, and accepted only if a test passes (the clipped "
+        f"{sampling}, and accepted only if a test passes (the clipped "
         f"change of the loss on another batch, sampled with q = {validation_q:.6g}, plus noise of "
         f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
         "bound)"
     )
 
 
-def _describe_sampling(q: float, dataset_size: int | None) -> str:
+def _describe_sampling(q: float, dataset_size: int | None, unit: str) -> str:
     text = (
-        "Poisson-sampled batches: each example is in each batch independently with probability "
+        f"Poisson-sampled batches: each {unit} is in each batch independently with probability "
         f"q = {q:.6g}"
     )
     if dataset_size is not None:
-        text += f" (of {dataset_size} examples, {q * dataset_size:g} expected per batch)"
+        text += f" (of {dataset_size} {unit}s, {q * dataset_size:g} expected per batch)"
     return text
 
 

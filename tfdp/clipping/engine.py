@@ -108,9 +108,12 @@ class ClippingEngine(abc.ABC):
         there can be. To be set before tracing.
       streams: The keys of the random numbers that the model draws, which layers then take from
         them and not from their own seeds; None: layers draw as they do. To be set before tracing.
+      rows_per_example: Consecutive rows of the batch that make up one example, whose mean gradient
+        is clipped: augmented copies of it, or the examples of one user. To be set before tracing.
     """
 
     wide_sums = False
+    rows_per_example = 1
     usual_rows: int | None = None
     streams: KeyStream | None = None
 
@@ -162,8 +165,9 @@ class ClippingEngine(abc.ABC):
         """Sums the clipped gradients of a batch.
 
         Args:
-          loss: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built; or a
-            scalar that is provably their sum or mean, plus terms that do not depend on data.
+          loss: Losses of the rows, `[rows]`, a symbolic tensor of the graph being built; or a
+            scalar that is provably their sum or mean, plus terms that do not depend on data. A row
+            is an example, unless `rows_per_example` says otherwise.
           variables: The trainable variables.
           seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
             draw their microbatch, and what a random rule needs.
@@ -178,6 +182,18 @@ class ClippingEngine(abc.ABC):
         Raises:
           ValueError: `loss` is not such a tensor, or its examples cannot be told apart.
         """
+
+    def _examples_of(self, rows: tf.Tensor, keeps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the number of examples, and which of them count: those with a row that does.
+
+        Args:
+          rows: Number of rows.
+          keeps: Mask of the rows that count, bool `[rows]`.
+        """
+        each = self.rows_per_example
+        if each == 1:
+            return rows, keeps
+        return rows // each, tf.reduce_any(tf.reshape(keeps, [-1, each]), axis=1)
 
     def _draw_secretly(self, loss: tf.Tensor) -> None:
         """Makes the model draw its random numbers from `streams`."""

@@ -31,23 +31,32 @@ class ClippingProblem:
       graph: The loss.
       variables: The trainable variables.
       handles: Their handles in the graph of the loss.
-      rows: Number of rows, an int32 scalar.
-      mask: Mask of the rows that are examples, bool `[rows]`.
-      uniforms: For each row the random number of a random rule, `[rows]`; None: there are none.
+      examples: Number of examples, an int32 scalar.
+      mask: Mask of the examples that count, bool `[examples]`.
+      uniforms: For each example the random number of a random rule, `[examples]`; None: there are
+        none.
       clip: The clip to use in place of the engine's, a scalar; or None.
-      most_rows: The most rows that there can be, for bounds on rounding.
-      expected_rows: The rows for which memory is planned, if that is known.
+      most_examples: The most examples that there can be, for bounds on rounding.
+      expected_examples: The examples for which memory is planned, if that is known.
+      rows_per_example: Consecutive rows of the batch that make up one example.
     """
 
     graph: reading.LossGraph | RowLoss
     variables: Sequence[tf.Variable]
     handles: Sequence[tf.Tensor]
-    rows: tf.Tensor | int
+    examples: tf.Tensor | int
     mask: tf.Tensor
     uniforms: tf.Tensor | None = None
     clip: tf.Tensor | None = None
-    most_rows: tf.Tensor | int = 0
-    expected_rows: int | None = None
+    most_examples: tf.Tensor | int = 0
+    expected_examples: int | None = None
+    rows_per_example: int = 1
+
+    @property
+    def rows(self) -> tf.Tensor | int:
+        """The number of rows of the batch."""
+        each = self.rows_per_example
+        return self.examples if each == 1 else self.examples * each
 
     def gradient_dtypes(self) -> list[tf.DType]:
         """Returns the type of each variable's gradients: float32 at least."""

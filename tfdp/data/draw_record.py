@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
 from tfdp._tf.shared_function import shared_function
-from tfdp.accounting.sampling import PADDINGS, PoissonSampling
+from tfdp.accounting.sampling import PADDINGS, UNITS, PoissonSampling
 
 # Draws that may wait for their use at the same time. Older ones are forgotten.
 _SLOTS = 1024
@@ -31,7 +31,7 @@ _ENTRIES = 2**13
 # Bits by which the place of an entry in its block is chosen.
 _BITS = 24
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 6), 6, 7, 8, 9, 10
+_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 8), 8, 9, 10, 11, 12
 # Of what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
@@ -79,7 +79,8 @@ class DrawRecord:
                         shape=[_SLOTS, None],
                     ),
                     tf.Variable(
-                        tf.fill([_SLOTS, 11], tf.constant(_NOTHING, tf.int64)), trainable=False
+                        tf.fill([_SLOTS, _ROWS + 1], tf.constant(_NOTHING, tf.int64)),
+                        trainable=False,
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
                     tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
@@ -261,7 +262,8 @@ def _facts(sampling: PoissonSampling, part: int) -> tuple[int, ...]:
     """Returns the numbers by which samplings are told apart, and parts of the data set."""
     sizes = sampling.dataset_size, sampling.expected_batch_size
     steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
-    return *sizes, steps, padding, sampling.parts, part
+    unit = sampling.rows_per_example, UNITS.index(sampling.unit)
+    return *sizes, steps, padding, sampling.parts, part, *unit
 
 
 def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

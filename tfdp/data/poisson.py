@@ -10,14 +10,23 @@ import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
 from tfdp._validation import error
-from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS, PoissonSampling, padded_batch_size
+from tfdp.accounting.sampling import (
+    BUCKETS,
+    EXAMPLE,
+    NONE,
+    PADDINGS,
+    USER,
+    PoissonSampling,
+    padded_batch_size,
+)
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data
 from tfdp.data.columns import Features, chosen
-from tfdp.data.source import PoissonSource, draw_indices
+from tfdp.data.source import PoissonSource
 from tfdp.data.stored import stored
+from tfdp.data.users import Users
 
 _sources = itertools.count()
 
@@ -34,6 +43,9 @@ def poisson_batches(
     first_step: int = 0,
     features: Features = None,
     label: str | None = None,
+    privacy_unit: Any = None,
+    examples_per_user: int | None = None,
+    augmentations: int = 1,
 ) -> PoissonBatches:
     """Returns batches in which each example is independently with probability q = B / N.
 
@@ -80,6 +92,17 @@ def poisson_batches(
         `tfds.load` without `as_supervised`, a dict of arrays): the name of the input; or a list of
         names, which gives the model a dict of inputs.
       label: For examples that are dicts: the name of the target.
+      privacy_unit: For user-level privacy, the user of each example: an integer or a string for
+        each, `[examples]`, in the order of `data`. Users are then sampled in place of examples, N
+        and B count users, and neighbouring data sets differ by all examples of one user. Elements
+        are `(x, y, weights)`. None: each example is a unit of its own.
+      examples_per_user: With `privacy_unit`, the number of examples that a draw takes of a user, at
+        most; a uniformly random choice, anew for each draw. The gradient of their mean loss is
+        clipped. Every user has as many rows in a batch, so that a large number costs time.
+      augmentations: Rows that each example has in a batch, next to each other. `transform`, and the
+        random layers of the model, treat each of them anew; the gradient of their mean loss is
+        clipped, so that they cost no more privacy than one (augmentation multiplicity: De et al.,
+        2022, https://arxiv.org/abs/2204.13650, section 3.2).
 
     Returns:
       A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
@@ -95,18 +118,27 @@ def poisson_batches(
       >>> batches.element_spec[0]
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
+    check_integer("augmentations", augmentations, 1, None)
     source = source_of(data, others, seed, transform, features, label)
+    source = _of_units(source, data, privacy_unit, examples_per_user, augmentations)
     dataset_size = source.dataset_size
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
-    check_integer("chunk_size", chunk_size, 1, None, optional=True)
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
     check_integer("first_step", first_step, 0, None)
     _check_padding(padding, chunk_size, source.element_spec[2:])
-    sampling = PoissonSampling(dataset_size, expected_batch_size, padding=padding)
+    sampling = PoissonSampling(
+        dataset_size,
+        expected_batch_size,
+        padding=padding,
+        rows_per_example=source.rows_per_example,
+        unit=EXAMPLE if source.users is None else USER,
+    )
     # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
     most = padded_batch_size(dataset_size, expected_batch_size)
-    chunks = -(-most // (chunk_size or most))
+    each = source.rows_per_example
+    check_integer("chunk_size", chunk_size, each, None, optional=True)
+    chunks = -(-most // ((chunk_size or most * each) // each))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
@@ -118,6 +150,27 @@ def poisson_batches(
         return PoissonBatches(batches, sampling, source, make)
 
     return make(source)
+
+
+def _of_units(
+    source: PoissonSource,
+    data: Any,
+    privacy_unit: Any,
+    examples_per_user: int | None,
+    augmentations: int,
+) -> PoissonSource:
+    """Returns the data set, of which users are sampled or examples have several rows."""
+    if privacy_unit is None:
+        if examples_per_user is not None:
+            raise error("examples_per_user", "None without `privacy_unit`", examples_per_user)
+        return dataclasses.replace(source, augmentations=augmentations)
+    if isinstance(data, tf.data.Dataset):
+        raise ValueError(
+            "Argument `data` must be arrays or a random-access source with `privacy_unit`, in an "
+            "order that is fixed. Received a tf.data.Dataset, whose order may be another each time."
+        )
+    users = Users.of(privacy_unit, examples_per_user, source.examples)
+    return dataclasses.replace(source, augmentations=augmentations, users=users)
 
 
 def source_of(
@@ -157,20 +210,22 @@ def drawn_batches(
       part: Index of the part that the source is.
     """
     chunks, padded = sampling.gradient_accumulation_steps, sampling.padding != NONE
-    own_number, size = next(_sources), source.dataset_size
+    own_number, each = next(_sources), source.rows_per_example
     draw_record.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
-        number, indices = draw_record.RECORD.number(), draw_indices(keys.next_key(), sampling, size)
+        number = draw_record.RECORD.number()
+        rows = [t for t in source.draw_rows(keys.next_key(), sampling) if t is not None]
         if chunks == 1:
-            return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), indices))
-        ends = tf.range(chunks + 1, dtype=tf.int64) * tf.size(indices, tf.int64) // chunks
+            return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), *rows))
+        units = tf.size(rows[0], tf.int64) // each
+        ends = tf.range(chunks + 1, dtype=tf.int64) * units // chunks * each
         return tf.data.Dataset.range(chunks).map(
-            lambda chunk: (number, chunk, indices[ends[chunk] : ends[chunk + 1]])
+            lambda chunk: (number, chunk, *[t[ends[chunk] : ends[chunk + 1]] for t in rows])
         )
 
-    def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor) -> tuple:
-        batch = source.rows(indices, padded)
+    def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor, *weights: Any) -> tuple:
+        batch = source.rows(indices, *weights, padded=padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
         flat, rows = tf.nest.flatten(tensors), tf.size(indices)
         entered = draw_record.RECORD.enter(

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp._random import chacha
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.data.stored import Examples
+from tfdp.data.users import Users
 
 # Random words for each row: of its distance to the row before, and of its place.
 _OF_INDEX, _OF_PLACE = 4, 4
@@ -23,25 +24,39 @@ class PoissonSource:
     """A data set of which Poisson batches can be drawn, also inside a graph.
 
     Attributes:
-      x: Inputs: a tensor, or nested tuples or dicts of them, with `dataset_size` rows each; None
+      x: Inputs: a tensor, or nested tuples or dicts of them, with one row for each example; None
         where examples are not in memory.
       y: Targets, as `x`.
-      dataset_size: Number of examples N.
+      examples: Number of examples.
       seed: Seed that was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
-      sample_weight: Weights of the examples, `[dataset_size, ...]`, floating; or None.
+      sample_weight: Weights of the examples, `[examples, ...]`, floating; or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
       stored: Reads examples that are not in memory, or None.
+      augmentations: Rows that each drawn example has.
+      users: The users who are sampled in place of examples, or None.
     """
 
     x: Any
     y: Any
-    dataset_size: int
+    examples: int
     seed: int | None
     transform: Transform | None = None
     sample_weight: tf.Tensor | None = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     stored: Examples | None = None
+    augmentations: int = 1
+    users: Users | None = None
+
+    @property
+    def dataset_size(self) -> int:
+        """Number of units that are sampled, N: of examples, or of users."""
+        return self.examples if self.users is None else self.users.number
+
+    @property
+    def rows_per_example(self) -> int:
+        """Rows that each sampled unit has in a batch."""
+        return self.augmentations * (1 if self.users is None else self.users.most)
 
     @property
     def element_spec(self) -> Any:
@@ -64,25 +79,56 @@ class PoissonSource:
         Returns:
           `(x, y)`; with padding or weights `(x, y, weights)`.
         """
-        return self.rows(draw_indices(key, sampling, self.dataset_size), sampling.padding != NONE)
+        return self.rows(*self.draw_rows(key, sampling), padded=sampling.padding != NONE)
 
-    def rows(self, indices: tf.Tensor, padded: bool) -> tuple:
+    def draw_rows(
+        self, key: tf.Tensor, sampling: PoissonSampling
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Draws a Poisson sample, and the rows of each unit in it.
+
+        Args:
+          key: Secret of this draw, used for nothing else; see `tfdp._random.chacha.random_words`.
+          sampling: The sampling and padding.
+
+        Returns:
+          For each row the index of its example, int64 `[units * rows_per_example]`, `examples` or
+          more where it is padding; and weights of the rows, float32, or None.
+        """
+        indices = draw_indices(key, sampling, self.dataset_size)
+        weights = None
+        if self.users is not None:
+            indices, weights = self.users.choose(key, indices)
+        if self.augmentations > 1:
+            indices = tf.repeat(indices, self.augmentations)
+            weights = None if weights is None else tf.repeat(weights, self.augmentations)
+        return indices, weights
+
+    def rows(self, indices: tf.Tensor, weights: tf.Tensor | None = None, *, padded: bool) -> tuple:
         """Returns the examples with these indices.
 
         Args:
           indices: int64 `[rows]`.
-          padded: Whether there are indices from `dataset_size` on, of rows of zeros without weight.
+          weights: Weights of the rows, which multiply those of the examples; or None.
+          padded: Whether there are indices from `examples` on, of rows of zeros without weight.
 
         Returns:
-          `(x, y)`; with padding or weights `(x, y, weights)`. Without weights of the examples,
-          `weights` is a mask, bool. If there are no indices, one row of zeros: some of TensorFlow's
-          operations, convolutions among them, fail on none.
+          `(x, y)`; with padding or weights `(x, y, weights)`. Without weights, `weights` is a mask,
+          bool. If there are no indices, one unit of zeros: some of TensorFlow's operations,
+          convolutions among them, fail on no rows.
         """
         if padded:
-            return _open(self._padded(indices))
-        rows = self._gathered(indices)
-        zeros = tf.nest.map_structure(lambda t: tf.zeros([1, *t.shape[1:]], t.dtype), rows)
+            return _open(self._padded(indices, weights))
+        rows, each = self._weighted(indices, weights), self.rows_per_example
+        zeros = tf.nest.map_structure(lambda t: tf.zeros([each, *t.shape[1:]], t.dtype), rows)
         return _open(tf.cond(tf.size(indices) > 0, lambda: rows, lambda: zeros))
+
+    def _weighted(self, indices: tf.Tensor, weights: tf.Tensor | None) -> tuple:
+        rows = self._gathered(indices)
+        if weights is None:
+            return rows
+        if len(rows) == 3:
+            weights = tf.reshape(weights, [-1] + [1] * (rows[2].shape.rank - 1)) * rows[2]
+        return (*rows[:2], weights)
 
     def _gathered(self, indices: tf.Tensor) -> tuple:
         if self.stored is not None:
@@ -96,14 +142,15 @@ class PoissonSource:
             rows = (*_transformed(rows[:2], self.transform), *rows[2:])
         return rows
 
-    def _padded(self, indices: tf.Tensor) -> tuple:
-        mask = indices < self.dataset_size
+    def _padded(self, indices: tf.Tensor, weights: tf.Tensor | None) -> tuple:
+        mask = indices < self.examples
 
         def masked(taken: tf.Tensor) -> tf.Tensor:
             keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
             return tf.where(keep, taken, tf.zeros([], taken.dtype))
 
-        rows = tf.nest.map_structure(masked, self._gathered(tf.where(mask, indices, 0)))
+        rows = self._weighted(tf.where(mask, indices, 0), weights)
+        rows = tf.nest.map_structure(masked, rows)
         return rows if len(rows) == 3 else (*rows, mask)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier
-from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
+from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data import poisson_batches
@@ -75,6 +75,9 @@ def make_private(
     chunk_size: int | None = None,
     features: Features = None,
     label: str | None = None,
+    privacy_unit: Any = None,
+    examples_per_user: int | None = None,
+    augmentations: int = 1,
     prior: Ledgers | None = None,
     verbose: bool = True,
     **optimizer_arguments: Any,
@@ -113,6 +116,10 @@ def make_private(
       chunk_size: See `tfdp.data.poisson_batches`.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
       label: Name of the target, of examples that are dicts.
+      privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count
+        users. See `tfdp.data.poisson_batches`.
+      examples_per_user: Examples that a batch has of a user, at most.
+      augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several.
       verbose: Whether to print what was decided, in five lines.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
@@ -166,12 +173,16 @@ def make_private(
         padding=padding,
         features=features,
         label=label,
+        privacy_unit=privacy_unit,
+        examples_per_user=examples_per_user,
+        augmentations=augmentations,
     )
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
     _check_model(model, batches, loss)
     steps = epochs * max(1, round(size / batch_size))
     spent = [*_spent(model), *as_ledgers(prior)]
+    check_unit(compose_ledgers(spent), batches.sampling.unit)
     noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=delta,
@@ -303,7 +314,7 @@ def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict
     names = ("weighted_metrics", "loss_weights", "steps_per_execution", "jit_compile")
     kept = {name: compiled[name] for name in names if compiled.get(name) is not None}
     metrics = compiled.get("metrics") if metrics is None else metrics
-    if metrics and optimizer.sampling.padding != NONE:
+    if metrics and optimizer.sampling.has_padding:
         weighted = kept.get("weighted_metrics") or []
         both = isinstance(metrics, list) and isinstance(weighted, list)
         kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
@@ -319,15 +330,16 @@ def _print(
     before: float,
 ) -> None:
     sampling = batches.sampling
+    unit = sampling.unit
     rate = optimizer.get_config()["learning_rate"]
     rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
     print(
         f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
-        f"epochs, for adding or removing one of {sampling.dataset_size} examples"
+        f"epochs, for adding or removing one of {sampling.dataset_size} {unit}s"
         f"{f' (spent before: {before:.4g})' if before else ''}.\n"
-        f"Batches: Poisson sampled, {sampling.expected_batch_size} examples expected (each with "
+        f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
-        f"Gradients: each example's is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
+        f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
         f"multiplier {optimizer.noise_multiplier:.4g}, the least for this budget.\n"
         f"Optimizer: {type(optimizer).__name__}, learning rate {rate}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "

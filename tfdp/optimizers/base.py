@@ -207,7 +207,8 @@ class PrivateOptimizerMixin(PrivacyParametersMixin):
         """Returns the most rows of a batch, which follow from how it was sampled."""
         if self._sampled is None:
             return None
-        return -(-self._sampled.padded_batch_size // self._gradient_accumulation_steps)
+        most = -(-self._sampled.padded_batch_size // self._gradient_accumulation_steps)
+        return most * self._sampled.rows_per_example
 
     def _two_term_sum(
         self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
@@ -218,6 +219,12 @@ class PrivateOptimizerMixin(PrivacyParametersMixin):
                 "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
                 "are of the whole batch. Received a distribution strategy of "
                 f"{replicas.count()} replicas."
+            )
+        if self._clipping.rows_per_example > 1:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained on batches with one row for "
+                "each example, without `privacy_unit` and `augmentations`. Received: "
+                f"sampling={self._sampled}."
             )
         check_two_term_arguments(
             self._clipping.clipping_rule,

@@ -6,9 +6,10 @@ from typing import Any
 import dp_accounting
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._validation import error
 from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.accounting.sampling import FULL, NONE, UNITS, PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantileClipping,
     ClippingEngine,
@@ -82,8 +83,13 @@ class PrivacyParametersMixin(PersistentState):
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and noise_multiplier > 0
         if self._sampled is not None:
-            usual = self._sampled.usual_batch_size
-            self._clipping.usual_rows = -(-usual // gradient_accumulation_steps)
+            usual = -(-self._sampled.usual_batch_size // gradient_accumulation_steps)
+            self._clipping.usual_rows = usual * self._sampled.rows_per_example
+            self._clipping.rows_per_example = self._sampled.rows_per_example
+            if num_microbatches is not None and self._sampled.rows_per_example > 1:
+                raise error(
+                    "num_microbatches", "None where examples have several rows", num_microbatches
+                )
         if self._sampled is not None and self._sampled.padding != FULL:
             self._clipping.streams = KeyStream(noise_seed, "layers")
         self._noise = KeyStream(noise_seed, "noise")
@@ -224,6 +230,7 @@ class PrivacyParametersMixin(PersistentState):
             "expected_batch_size": float(self._expected_batch_size),
             "num_microbatches": float(self._clipping.num_microbatches or 0),
             "dataset_size": float(self._dataset_size or 0),
+            "privacy_unit": float(0 if self._sampled is None else UNITS.index(self._sampled.unit)),
         }
 
     def _sampling_config(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import compose_ledgers
-from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.accounting.sampling import EXAMPLE, FULL, NONE, UNITS, PoissonSampling
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     OBSERVABILITY,
@@ -33,6 +33,10 @@ _NOT_POISSON = (
 _NO_SAMPLING = (
     "Some steps were taken by an optimizer that was not given `sampling`: no epsilon can be stated "
     "for them."
+)
+_MIXED_UNITS = (
+    "Some steps were taken with single examples as the unit of privacy, others with users: no "
+    "epsilon can be stated for both together."
 )
 _FIXED_SEED = (
     "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
@@ -83,7 +87,8 @@ def ledger_of_rows(rows: np.ndarray, mode: str | None = None) -> PrivacyLedger:
       rows: `[rows, COLUMNS]`, every uid once.
       mode: Assumption about what is seen of selective releases, if no row tells.
     """
-    ledgers = [_ledger_of_row(row) for row in rows]
+    units = {_unit_of(row) for row in rows if row[STEPS] or row[NOT_POISSON]}
+    ledgers = [_ledger_of_row(row, mixed=len(units) > 1) for row in rows]
     sizes = {int(record_table.parameters_of(row)["dataset_size"]) for row in rows}
     return compose_ledgers(ledgers, mode).read_only(size for size in sizes if size)
 
@@ -116,16 +121,30 @@ def _variables(model: Any) -> list[Any]:
     return [variable for part in built for variable in part.variables]
 
 
-def _ledger_of_row(row: np.ndarray) -> PrivacyLedger:
+def _unit_of(row: np.ndarray) -> str:
+    return UNITS[int(record_table.parameters_of(row)["privacy_unit"])]
+
+
+def _ledger_of_row(row: np.ndarray, mixed: bool) -> PrivacyLedger:
+    """Returns the ledger of the steps of one row.
+
+    Args:
+      row: `[COLUMNS]`.
+      mixed: Whether other rows count steps of another unit of privacy.
+    """
     parameters = record_table.parameters_of(row)
     selective = row[KIND] == SELECTIVE
     mode = observability(parameters) if selective else CONDITIONAL
-    ledger = PrivacyLedger([_FIXED_SEED] if row[FIXED_SEED] else [], mode)
+    unit = EXAMPLE if mixed else _unit_of(row)
+    ledger = PrivacyLedger([_FIXED_SEED] if row[FIXED_SEED] else [], mode, unit)
     steps, not_poisson = int(row[STEPS]), int(row[NOT_POISSON])
     if steps and not parameters["dataset_size"]:
         ledger.add_note(_NO_SAMPLING)
         not_poisson, steps = not_poisson + steps, 0
-    if steps:
+    if steps and mixed:
+        ledger.add_note(_MIXED_UNITS)
+        ledger.record(dp_accounting.UnsupportedDpEvent(), steps)
+    elif steps:
         release = release_of(int(row[KIND]), parameters)
         ledger.record(release.event, steps, release.truncation_probability)
     if not_poisson:

@@ -17,6 +17,7 @@ PARAMETERS = (
     "threshold",
     "max_attempts",
     "selective_release",
+    "privacy_unit",
 )
 # Columns. The first three numbers after the uid never fall.
 UID, STEPS, NOT_POISSON, SHOWN, KIND, FIXED_SEED = range(6)

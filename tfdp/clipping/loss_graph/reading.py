@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp.clipping.constants import constant
 from tfdp.clipping.loss_graph import (
     batch_state,
     clamps,
@@ -88,6 +89,14 @@ class LossGraph:
         if self.mask is None:
             return tf.ones([rows], tf.bool)
         return self.mask if self.mask.dtype == tf.bool else self.mask != 0
+
+    def averaged(self, rows: int) -> "LossGraph":
+        """Divides the terms by the rows of an example: those of its rows add up to their mean."""
+        if rows == 1:
+            return self
+        with self.terms[0].graph.as_default():
+            terms = [term / constant(rows, term.dtype) for term in self.terms]
+        return dataclasses.replace(self, terms=terms)
 
     def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the loss of a single row: the same computation with `row` in place of `tensors`.

@@ -75,6 +75,15 @@ class OnePassEngine(ClippingEngine):
     def wide_sums(self, wide: bool) -> None:
         self._vectorized.wide_sums = wide
 
+    @property
+    def rows_per_example(self) -> int:
+        """See `ClippingEngine`."""
+        return self._vectorized.rows_per_example
+
+    @rows_per_example.setter
+    def rows_per_example(self, rows: int) -> None:
+        self._vectorized.rows_per_example = rows
+
     def clipped_sum(
         self,
         loss: tf.Tensor,
@@ -90,31 +99,34 @@ class OnePassEngine(ClippingEngine):
             self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
             return self._vectorized.clipped_sum(*asked)
         faulty_products.check(loss.graph.get_operations())
-        graph = reading.read_loss(loss)
+        graph = reading.read_loss(loss).averaged(self.rows_per_example)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)
         if plan.fallback:
             return self._left_to_vectorized(plan.fallback, *asked)
-        rows = graph.checked_rows()
+        rows, each = graph.checked_rows(), self.rows_per_example
+        examples, keep = self._examples_of(rows, graph.keeps(rows))
         most_known = graph.batch[0].shape[0] or most_rows
+        expected = graph.batch[0].shape[0] or self.usual_rows or most_rows
         problem = ClippingProblem(
             graph,
             variables,
             handles,
-            rows,
-            graph.keeps(rows),
-            self._draw_uniforms(rows, seed),
+            examples,
+            keep,
+            self._draw_uniforms(examples, seed),
             clip,
-            rows if most_rows is None else most_rows,
-            graph.batch[0].shape[0] or self.usual_rows or most_rows,
+            examples if most_rows is None else -(-most_rows // each),
+            None if expected is None else -(-expected // each),
+            each,
         )
-        chunk = self._chunk_rows(plan, most_known, problem.expected_rows)
+        chunk = self._chunk_rows(plan, most_known, expected)
         try:
             if chunk is None:
                 sums, within, error = self._sums_of(problem, plan)
             else:
                 if plan.has_loops:  # Raises here, not once copies of the loops were differentiated.
-                    plan.contributions(rows, self._slow_gradients(problem))
+                    self._contributions(problem, plan)
                 sums, within, error = self._in_chunks(problem, plan, chunk)
         except NeedsWholeModel as reason:
             return self._left_to_vectorized(str(reason), *asked)
@@ -177,7 +189,7 @@ class OnePassEngine(ClippingEngine):
 
     def _sums_of(self, problem: ClippingProblem, plan: Plan) -> _Sums:
         """Returns the clipped sums of a loss that is computed at once."""
-        contributions = plan.contributions(problem.rows, self._slow_gradients(problem))
+        contributions = self._contributions(problem, plan)
         self._tell(plan.report())
         present = [c for c in contributions if c is not None]
         block_of = [
@@ -189,34 +201,39 @@ class OnePassEngine(ClippingEngine):
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
-        # Of the most rows that there can be: how many there are is private.
-        most = problem.most_rows
+        # Of the most examples that there can be: how many there are is private.
+        most = problem.most_examples
         additions = tf.cast(most, tf.float64) * tf.cast(of_row, tf.float64)
         error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))
         return [None if c is None else next(sums) for c in contributions], within, error
 
+    def _contributions(self, problem: ClippingProblem, plan: Plan) -> list[Contribution | None]:
+        slow = self._slow_gradients(problem)
+        return plan.contributions(problem.rows, slow, problem.rows_per_example)
+
     def _in_chunks(self, problem: ClippingProblem, plan: Plan, chunk: int) -> _Sums:
         """Sums as `_sums_of` does, part by part; the loss is computed again for each part."""
-        rows, whole = problem.rows, cast(reading.LossGraph, problem.graph)
-        count = (rows + chunk - 1) // chunk
-        size = (rows + count - 1) // tf.maximum(count, 1)
+        whole, each = cast(reading.LossGraph, problem.graph), problem.rows_per_example
+        examples, limit = problem.examples, max(1, chunk // each)
+        count = (examples + limit - 1) // limit
+        size = (examples + count - 1) // tf.maximum(count, 1)
         connected = [False] * len(problem.variables)  # Told by the trace of the loop.
 
         def body(
             index: tf.Tensor, sums: list, within: tf.Tensor, error: tf.Tensor
         ) -> tuple[tf.Tensor, list, tf.Tensor, tf.Tensor]:
-            start = tf.minimum(index * size, rows - size)
+            start = tf.minimum(index * size, examples - size)
             keep = cut(problem.mask, start, size)
-            graph = whole.at([cut(tensor, start, size) for tensor in whole.tensors])
+            graph = whole.at([cut(tensor, start * each, size * each) for tensor in whole.tensors])
             here = tf.compat.v1.get_default_graph()
             part = dataclasses.replace(
                 problem,
                 graph=graph,
                 handles=[copying.bring(handle, here) for handle in problem.handles],
-                rows=size,
+                examples=size,
                 mask=tf.logical_and(keep, start + tf.range(size) >= index * size),
                 uniforms=cut(problem.uniforms, start, size),
-                expected_rows=chunk,
+                expected_examples=limit,
             )
             # The same operations: as proven as the whole.
             part_plan = Plan(graph, part.handles, part.variables, whole=plan)
@@ -232,8 +249,9 @@ class OnePassEngine(ClippingEngine):
             lambda index, *_: index < count, body, start, parallel_iterations=1
         )
         sums = [s if yes else None for s, yes in zip(sums, connected, strict=True)]
-        # The bound for all rows covers those of every part: their terms are fewer.
-        return sums, within, sum_error_of_chunks(error, (problem.most_rows + chunk - 1) // chunk)
+        # The bound for all examples covers those of every part: their terms are fewer.
+        parts = (problem.most_examples + limit - 1) // limit
+        return sums, within, sum_error_of_chunks(error, parts)
 
     def _slow_gradients(self, problem: ClippingProblem) -> Callable:
         """Returns a function for variables without a rule: gradients by example, vectorised.
@@ -279,7 +297,7 @@ class OnePassEngine(ClippingEngine):
             return self._factors(squares, blocks, keep, problem.clip, uniforms)
 
         sums, factors = WeightedSums(contributions, block_of, self.wide_sums).compute(
-            problem.mask, problem.rows, problem.uniforms, factors_of, problem.expected_rows
+            problem.mask, problem.examples, problem.uniforms, factors_of, problem.expected_examples
         )
         totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]
         return totals, factors.within_clip

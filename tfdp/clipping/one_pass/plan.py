@@ -8,6 +8,7 @@ from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
 from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_gradients
 from tfdp.clipping.one_pass.combined_gradients import combine
+from tfdp.clipping.one_pass.example_rows import of_examples
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import (
@@ -99,14 +100,18 @@ class Plan:
         return Report(tuple(self.entries))
 
     def contributions(
-        self, count: tf.Tensor, slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]]
+        self,
+        count: tf.Tensor,
+        slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]],
+        rows_per_example: int = 1,
     ) -> list[Contribution | None]:
         """Returns the per-example gradients of each variable; None where the loss has none.
 
         Args:
           count: Number of rows of the batch, a scalar.
           slow: Function from the indices of variables to functions that compute their gradients
-            `[n, ...]` from the batch's tensors of n examples.
+            `[n, ...]` from the batch's tensors of n rows.
+          rows_per_example: Consecutive rows whose gradients are added up to those of an example.
         """
         sites: list[list[Site]] = []
         reasons: list[str | None] = []
@@ -141,6 +146,7 @@ class Plan:
             shape = self._variables[i].shape.as_list()
             tensors = self._graph.tensors
             result[i] = Direct(tensors, shape, "vectorised", function, as_they_are=True)
+        result = [None if c is None else of_examples(c, rows_per_example) for c in result]
         for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
             if contribution is not None:
                 self._record(variable, contribution, why)

@@ -82,15 +82,16 @@ class VectorizedEngine(ClippingEngine):
         """See `ClippingEngine.clipped_sum`."""
         self._draw_secretly(loss)
         faulty_products.check(loss.graph.get_operations())
-        graph = reading.read_loss(loss)
+        graph = reading.read_loss(loss).averaged(self.rows_per_example)
         self._report = vectorized_report(variables, _WHY)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
-        rows = graph.checked_rows()
-        most = rows if most_rows is None else most_rows
-        microbatches = random_parts(seed, rows, self.num_microbatches or 1)
-        uniforms = self._draw_uniforms(self.num_microbatches or rows, seed)
+        rows, each = graph.checked_rows(), self.rows_per_example
+        examples, keep = self._examples_of(rows, graph.keeps(rows))
+        most = examples if most_rows is None else -(-most_rows // each)
+        microbatches = random_parts(seed, examples, self.num_microbatches or 1)
+        uniforms = self._draw_uniforms(self.num_microbatches or examples, seed)
         problem = ClippingProblem(
-            graph, variables, handles, rows, graph.keeps(rows), uniforms, clip
+            graph, variables, handles, examples, keep, uniforms, clip, rows_per_example=each
         )
         sums, connected, within = self.sum_over_chunks(problem, microbatches)
         if self.num_microbatches is not None:
@@ -122,8 +123,8 @@ class VectorizedEngine(ClippingEngine):
 
         Args:
           problem: The batch.
-          microbatches: The microbatch of each row, int32 `[rows]`, where there are some.
-          common: For each variable what to add to every row's gradient before it is clipped.
+          microbatches: The microbatch of each example, int32 `[examples]`, where there are some.
+          common: For each variable what to add to every example's gradient before it is clipped.
 
         Returns:
           The sums; whether the loss depends on each variable; and `ClippedSum.within_clip`.
@@ -131,44 +132,52 @@ class VectorizedEngine(ClippingEngine):
         Raises:
           ValueError: The rule is random, and there are no random numbers.
         """
-        graph, variables, rows = problem.graph, problem.variables, problem.rows
+        graph, variables, examples = problem.graph, problem.variables, problem.examples
         if problem.uniforms is None and self.clipping_rule.is_random:
             raise error(
                 "clipping_rule",
                 "not random where no random numbers are drawn for it",
                 self.clipping_rule,
             )
-        clips_rows = self.num_microbatches is None
+        clips_examples, each = self.num_microbatches is None, problem.rows_per_example
         lead = [] if self.num_microbatches is None else [self.num_microbatches]
-        zeros = problem.zeros(self.wide_sums and clips_rows, lead)
-        limit = self._largest_chunk(graph, variables)
-        num_chunks = (rows + limit - 1) // limit
-        chunk = (rows + num_chunks - 1) // tf.maximum(num_chunks, 1)
-        padding = num_chunks * chunk - rows
+        zeros = problem.zeros(self.wide_sums and clips_examples, lead)
+        limit = max(1, self._largest_chunk(graph, variables) // each)
+        num_chunks = (examples + limit - 1) // limit
+        chunk = (examples + num_chunks - 1) // tf.maximum(num_chunks, 1)
+        padding = num_chunks * chunk - examples
 
-        def pad(tensor: tf.Tensor) -> tf.Tensor:
-            return tf.pad(tensor, [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)])
+        def pad(tensor: tf.Tensor, rows: int = 1) -> tf.Tensor:
+            return tf.pad(tensor, [[0, padding * rows], *[[0, 0]] * (tensor.shape.rank - 1)])
 
-        batch = [pad(tensor) for tensor in graph.tensors]
+        batch = [pad(tensor, each) for tensor in graph.tensors]
         mask = pad(problem.mask)
-        microbatches = pad(tf.zeros([rows], tf.int32) if microbatches is None else microbatches)
-        of_rows = clips_rows and problem.uniforms is not None
-        uniforms = pad(problem.uniforms if of_rows else tf.zeros([rows]))
+        if microbatches is None:
+            microbatches = tf.zeros([examples], tf.int32)
+        microbatches = pad(microbatches)
+        are_drawn = clips_examples and problem.uniforms is not None
+        uniforms = pad(problem.uniforms if are_drawn else tf.zeros([examples]))
         connected = [False] * len(variables)
 
         def add_chunk(index: tf.Tensor, sums: list, within: tf.Tensor) -> tuple:
             start = index * chunk
 
-            def cut(tensor: tf.Tensor) -> tf.Tensor:
-                size = tf.concat([[chunk], tf.shape(tensor)[1:]], axis=0)
-                piece = tf.slice(tensor, tf.pad([start], [[0, tensor.shape.rank - 1]]), size)
+            def cut(tensor: tf.Tensor, rows: int = 1) -> tf.Tensor:
+                size = tf.concat([[chunk * rows], tf.shape(tensor)[1:]], axis=0)
+                begin = tf.pad([start * rows], [[0, tensor.shape.rank - 1]])
+                piece = tf.slice(tensor, begin, size)
                 return tf.ensure_shape(piece, [None, *tensor.shape[1:]])
 
-            piece = [cut(tensor) for tensor in batch]
-            gradients = self.gradients_of_rows(problem, piece, connected, one=limit == 1)
+            piece = [cut(tensor, each) for tensor in batch]
+            gradients = self.gradients_of_rows(problem, piece, connected, one=limit * each == 1)
+            if each > 1:
+                gradients = [
+                    tf.reduce_sum(tf.reshape(g, [-1, each, *g.shape[1:]]), axis=1)
+                    for g in gradients
+                ]
             if common is not None:
                 gradients = [g + c for g, c in zip(gradients, common, strict=True)]
-            if clips_rows:
+            if clips_examples:
                 gradients, more = self._clip(
                     gradients, variables, cut(mask), problem.clip, cut(uniforms)
                 )
@@ -250,7 +259,9 @@ class VectorizedEngine(ClippingEngine):
 
         if one:
             return shaped([g[tf.newaxis] for g in gradient_of_row([t[0] for t in batch])])
-        if graph.has_operation(_ROW_BY_ROW_TYPES):
+        # An example of several rows cannot be cut where the rows of a loop need to be.
+        loops = _LOOP_TYPES if problem.rows_per_example > 1 else frozenset()
+        if graph.has_operation(_ROW_BY_ROW_TYPES | loops):
             made = [
                 tf.TensorSpec(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)
             ]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._validation import error, positive_integer
-from tfdp.accounting.sampling import FULL
+from tfdp.accounting.sampling import EXAMPLE, FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
 from tfdp.data.source import PoissonSource
@@ -251,11 +251,16 @@ class SelectiveModel(tf.keras.Model):
                 "Argument `callbacks` must have no TensorBoard, which writes how long attempts "
                 "took. Received one, with selective_release='conditional'."
             )
-        sampling = getattr(batches, "sampling", None)
+        sampling: Any = getattr(batches, "sampling", None)
         if not isinstance(getattr(batches, "source", None), PoissonSource):
             raise ValueError(
                 "Argument `x` must be what `tfdp.data.poisson_batches` returned. Received: "
                 f"{type(batches).__name__}."
+            )
+        if sampling.rows_per_example > 1 or sampling.unit != EXAMPLE:
+            raise ValueError(
+                "Argument `x` must hold one row for each example, without `privacy_unit` and "
+                f"`augmentations`: the test clips the losses of rows. Received: {sampling}."
             )
         padding = None if optimizer.sampling is None else optimizer.sampling.padding
         if optimizer.secure_noise and optimizer.noise_multiplier > 0:
