@@ -28,8 +28,6 @@ from tfdp.accounting.sampling import PADDINGS, UNITS, PoissonSampling
 _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
 _ENTRIES = 2**13
-# Bits by which the place of an entry in its block is chosen.
-_BITS = 24
 # Columns of what is known of a draw.
 _SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 8), 8, 9, 10, 11, 12
 # Of what is known of the sampling.
@@ -288,15 +286,11 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
 
 def _of_flat(flat: tf.Tensor) -> tf.Tensor:
     count = tf.size(flat, out_type=tf.int64)
-    with tf.init_scope():
-        mixed = _mix(tf.range(_ENTRIES, dtype=tf.int64) * _GAMMA).numpy()
     entries = tf.minimum(count, _ENTRIES)
-    numbers, spread = tf.range(entries), tf.constant(mixed)[:entries]
-    # Anywhere in its block, so that rows and columns of any length are seen. (Divisions of int64
-    # would take longer than all the rest.)
-    inside = _shifted((spread & (2**_BITS - 1)) * count, _BITS)
-    somewhere = _shifted(numbers * count + inside, _ENTRIES.bit_length() - 1)
-    bits = _bits(tf.gather(flat, tf.where(count > _ENTRIES, somewhere, numbers)))
+    numbers = tf.range(entries)
+    spread = _mix(numbers * _GAMMA)
+    # Anywhere in its block, so that rows and columns of any length are seen.
+    bits = _bits(tf.gather(flat, (numbers * count + spread % count) // entries))
     total = tf.reduce_sum(_mix(bits + spread)) + count * _GAMMA
     return tf.bitwise.bitwise_and(total, tf.int64.max)
 
@@ -320,12 +314,10 @@ def _bits(flat: tf.Tensor) -> tf.Tensor:
 
 def _mix(numbers: tf.Tensor) -> tf.Tensor:
     """Spreads every bit over all bits."""
-    numbers = tf.bitwise.bitwise_xor(numbers, _shifted(numbers, 29)) * _MIX
-    return tf.bitwise.bitwise_xor(numbers, _shifted(numbers, 32))
-
-
-def _shifted(numbers: tf.Tensor, by: int) -> tf.Tensor:
-    return tf.bitwise.right_shift(numbers, tf.constant(by, tf.int64))
+    shifted = tf.bitwise.right_shift(numbers, tf.constant(29, tf.int64))
+    numbers = tf.bitwise.bitwise_xor(numbers, shifted) * _MIX
+    shifted = tf.bitwise.right_shift(numbers, tf.constant(32, tf.int64))
+    return tf.bitwise.bitwise_xor(numbers, shifted)
 
 
 def _next_number(counter: tf.Variable) -> tf.Tensor:
