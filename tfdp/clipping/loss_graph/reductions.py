@@ -207,7 +207,8 @@ def _path_to_mask(product: tf.Tensor) -> list[tf.Operation] | None:
             kept = valid.op.inputs[0] if valid.op.type == "Sum" else None
             if kept is not None and kept.shape.rank and is_factor(kept, mask):
                 return [op] if _is_number_of_entries(total, kept) else None
-    for tensor in op.inputs if op.type == "Mul" or op.type in _KEEP_FACTORS else []:
+    inputs = {t.ref(): t for t in op.inputs}  # Of a square, once.
+    for tensor in inputs.values() if op.type == "Mul" or op.type in _KEEP_FACTORS else []:
         if (path := _path_to_mask(tensor)) is not None:
             return [op, *path]
     return None
