@@ -115,7 +115,7 @@ def from_hugging_face(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> Any
     """Returns a data set of Hugging Face's `datasets`, on disk; its examples are dicts."""
     import datasets
 
-    # Lists of one length: `Array3D` takes seven times as long to read.
+    # Lists of one length: `Array3D` is slow to read.
     pixels = datasets.Sequence(datasets.Value("float32"), length=x[0].size)
     kinds = datasets.Features({"image": pixels, "label": datasets.Value("int64")})
 
