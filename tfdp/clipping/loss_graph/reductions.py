@@ -116,11 +116,12 @@ def _scaled_down(
     """
     term, number = op.inputs
     found = None if depends_on_data(number) else of_term(term, depends_on_data)
-    if found is None or tf.get_static_value(number) == 1:
-        return found
-    if found.kind != MEAN:
+    if found is None or found.kind == MEAN:
+        return found and Reduction(found.losses / number, MEAN)
+    if tf.get_static_value(number) != 1:
         return None
-    return Reduction(found.losses / number, MEAN)
+    # Keras takes the scalar for a mean, and divides it by the number of replicas.
+    return Reduction(found.losses * devices.replicas(), found.kind)
 
 
 def _multiplied(op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
