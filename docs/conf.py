@@ -23,7 +23,7 @@ suppress_warnings = [
     "myst.header",  # results/tables.md is generated, and included in reports of other levels.
 ]
 
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "groupwise"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -34,7 +34,22 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"tfdp {version}"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_show_sphinx = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def mark_formulas(app, what, name, obj, options, lines):
+    """Makes indented paragraphs of docstrings literal blocks, as they are in Markdown."""
+    for i in reversed(range(len(lines) - 2)):
+        text, blank, indented = lines[i : i + 3]
+        if text[:1].strip() and not blank.strip() and indented.startswith("    "):
+            lines.insert(i + 1, "")
+            lines.insert(i + 2, "::")
+
+
+def setup(app):
+    """Adds the hook to Sphinx."""
+    app.connect("autodoc-process-docstring", mark_formulas, priority=400)  # Before napoleon.

@@ -7,7 +7,8 @@ What is tried is declared in experiments/tables/tables.toml ([[search]]): as man
 baseline as for a method. Every trial is a line of JSON in --searches, from which
 experiments.reproduce takes the best; a search that was interrupted resumes when it is called again.
 The test set is not touched. What a search costs in privacy is not part of any epsilon: it reads
-held-out examples of the training set once per trial.
+held-out examples of the training set once per trial. `--private_selection` chooses the settings of
+one model instead, at an epsilon that includes the choice: experiments/private_selection.py.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -21,7 +22,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments import cli, jobs, records
+from experiments import cli, datasets, jobs, private_selection, records
 from experiments.output import markdown
 from experiments.settings import RefusedError
 from experiments.tables import grid
@@ -32,6 +33,7 @@ SEARCHES = "docs/results/searches.jsonl"
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags in `values`."""
     define_shared_flags(values)
+    private_selection.define_flags(values)
     flags.DEFINE_list("datasets", [], "Data sets; all unless given.", flag_values=values)
     flags.DEFINE_list("rows", [], "Rows of the tables; all unless given.", flag_values=values)
     text = "Epsilons, out of those that are searched; all unless given."
@@ -139,8 +141,11 @@ def main(argv: list[str]) -> None:
     try:
         if len(argv) > 1:
             raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
-        jobs.tell(run(flags.FLAGS))
-    except RefusedError as refusal:
+        if flags.FLAGS.private_selection:
+            private_selection.run(flags.FLAGS)
+        else:
+            jobs.tell(run(flags.FLAGS))
+    except (RefusedError, datasets.DataError) as refusal:
         sys.exit(f"tune: {refusal}")
 
 

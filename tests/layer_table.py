@@ -33,7 +33,7 @@ trainable weights in front of the layer and behind it:
 
 - **one pass**: the engine proves that the layer keeps the examples apart, and has a rule for its
   weights, if it has any. Fast.
-- **vectorised**: right, but slower. Each example's gradient is computed by itself.
+- **vectorised**: correct, but slower. Each example's gradient is computed by itself.
 - **refused**: an error before the first step, because no gradient would belong to one example, or
   because the layer would keep a statistic of the batch.
 
@@ -47,7 +47,7 @@ loops or branches: on Poisson batches they need `padding="full"`.
 |---|---|---|
 """
 _FOOTER = """
-Words behind the names are settings of the layer. Not in the table, because they are no layers by
+Words after a name are settings of the layer. Not in the table, because they are not layers by
 themselves: {abstract}.
 Layers of `tf.keras.layers.experimental` that are not listed are those above.
 """

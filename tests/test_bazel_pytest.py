@@ -10,6 +10,7 @@ import pytest
 RUNNER = Path(__file__).parent / "bazel_pytest.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("only", "body", "code"),
     [

@@ -54,6 +54,7 @@ PAGES = {
     "docs/fine_tuning.md": 0,
     "docs/from_opacus.md": 0,
     "docs/from_tf_privacy.md": 1,
+    "docs/private_selection.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
     "docs/user_level.md": 1,

@@ -59,7 +59,7 @@ def _flush() -> None:
 def import_tensorflow() -> None:
     """Imports TensorFlow and Keras 2 without the lines that TensorFlow writes when it starts.
 
-    (Who sets TF_CPP_MIN_LOG_LEVEL=0 gets them.)
+    (TF_CPP_MIN_LOG_LEVEL=0 shows them.)
 
     Raises:
       ImportError: `tf.keras` is Keras 3 already, or a package is missing.

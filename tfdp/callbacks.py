@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._exponential_average import ExponentialMovingAverage  # noqa: F401  # Public here.
 from tfdp._validation import error
 from tfdp.accounting.calibration import most_releases
 from tfdp.accounting.ledger import (
@@ -25,19 +26,19 @@ from tfdp.optimizers.selective import SelectiveUpdateMixin
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Callback that logs epsilon after every epoch, and stops before the budget is overspent.
 
-    What has been spent is read from the ledger of the model: all steps of private optimizers that
-    went into its variables, also before it was compiled again, saved or restored.
+    The epsilon is read from the ledger of the model. It covers all steps that private optimizers
+    took on its variables, also those before it was compiled again, saved or restored.
 
     Args:
-      target_epsilon: Epsilon that the released model may cost at most, under add-or-remove-one.
+      target_epsilon: Largest epsilon that the released model may have, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1); a warning is issued if it is not below 1 / N.
-      prior: Other releases about the same examples: a `PrivacyLedger`, or several. For
-        example statistics of the data, other models, or the past of weights that were loaded
-        without their optimizer.
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several. Examples are
+        statistics of the data, other models, or the past of weights that were loaded without their
+        optimizer.
 
     Raises:
-      ValueError: An argument is out of its range; when training starts: the optimizer is not one
-        of tfdp's, was not given `sampling`, or the budget does not allow one more step.
+      ValueError: An argument is out of its range. When training starts: the optimizer is not one of
+        tfdp's or was not given `sampling`, or the budget does not allow one more step.
 
     Example:
       >>> import tfdp
@@ -63,7 +64,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._is_first = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Works out how many more steps the budget allows."""
+        """Computes how many more steps the budget allows."""
         optimizer = self.model.optimizer
         if not isinstance(optimizer, PrivateOptimizerMixin):
             raise ValueError(
@@ -108,11 +109,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._others = self._released_elsewhere()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes how far training is."""
+        """Records the epoch that begins."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes over what another callback restored when training began."""
+        """Accounts for a state that another callback restored when training began."""
         if self._is_first and self._released_elsewhere() != self._others:
             self._plan()
 

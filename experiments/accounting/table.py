@@ -22,8 +22,9 @@ import numpy as np
 from absl import flags
 
 from experiments import cli
+from experiments.accounting.events import sampled_gaussian
 from experiments.output import markdown, versions
-from tfdp.accounting import PldAccountant, event_codec
+from tfdp.accounting import PldAccountant
 
 Setting = tuple[float, float, int, float]
 # Sampling probability, noise multiplier, steps, delta.
@@ -92,7 +93,7 @@ def worst(seed: int, draws: int, count: int, rare: bool = False) -> list[Setting
 
 def _composed(accountant, setting):  # type: ignore[no-untyped-def]
     q, sigma, steps, _ = setting
-    return accountant.compose(event_codec.sampled_gaussian(q, sigma), steps)
+    return accountant.compose(sampled_gaussian(q, sigma), steps)
 
 
 def _timed(ask: Callable[[], float]) -> str:
@@ -124,7 +125,7 @@ def row(setting: Setting) -> list[str]:
     """Returns the cells of a setting's row."""
     q, sigma, steps, delta = setting
     low, high = bounds(setting)
-    event = event_codec.sampled_gaussian(q, sigma)
+    event = sampled_gaussian(q, sigma)
     theirs = [dp_accounting.pld.PLDAccountant, dp_accounting.rdp.RdpAccountant]
     cells = [f"{q:.3g}", f"{sigma:.3g}", f"{steps}", f"{delta:.2g}", f"{low:.5g}"]
     cells.append(_timed(lambda: _composed(PldAccountant(), setting).get_epsilon(delta)))

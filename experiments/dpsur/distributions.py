@@ -12,7 +12,8 @@ import numpy as np
 from dp_accounting.pld import common
 from scipy import special
 
-from tfdp.accounting import SelectiveReleaseDpEvent, acceptance_bounds, event_codec
+from experiments.accounting.events import sampled_gaussian
+from tfdp.accounting import SelectiveReleaseDpEvent, acceptance_bounds
 
 # P and P' have 1e-32 of their mass further out, in standard deviations.
 _TAIL = 12.0
@@ -64,8 +65,8 @@ class Instance:
     def event(self) -> SelectiveReleaseDpEvent:
         """One accepted update."""
         return SelectiveReleaseDpEvent(
-            event_codec.sampled_gaussian(self.q, self.noise_multiplier),
-            event_codec.sampled_gaussian(self.validation_q, self.validation_noise_multiplier),
+            sampled_gaussian(self.q, self.noise_multiplier),
+            sampled_gaussian(self.validation_q, self.validation_noise_multiplier),
             self.threshold,
         )
 

@@ -8,6 +8,8 @@ Markdown tables; `--plot=docs/noise_attacks.png` draws them.
 The attackers know the sum without an example, which is zero, as for rare words, and the example's
 gradient, of norm 1. They see the noisy sum of one of the two neighbours. The standard deviation is
 4: no test of the ideal mechanism is right with a probability above Phi(1/8) = 0.550.
+
+Unlike the other experiments, this one imports internals of tfdp: it attacks them one by one.
 """
 
 from collections.abc import Callable

@@ -4,6 +4,8 @@
 
 Prints the chi-square test of 400 bins, the outermost of which hold 10 expected numbers, and counts
 in both tails; `--generator=philox` does so for `tf.random.stateless_normal`, which ends at 5.68.
+
+Unlike other experiments, this one imports internals of tfdp: the generator has no public name.
 """
 
 import numpy as np
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> None:
     """Prints the comparison."""
     del argv
     normals = {"chacha": chacha.normals, "philox": philox}[_GENERATOR.value]
-    keys = KeyStream(domain="law")
+    keys = KeyStream(domain="distribution")
     rounds = -(-_DRAWS.value // _AT_ONCE)
     draws = rounds * _AT_ONCE
     edge = -scipy.stats.norm.ppf(10 / draws)

@@ -12,6 +12,7 @@ from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.sampling import PoissonSampling
 
 _STEP = sampled_gaussian(0.01, 1.0)
+_SELECTION = dp_accounting.dp_event.RepeatAndSelectDpEvent
 _DELTA = 1e-5
 _SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussian(0.005, 1.3))
 
@@ -35,7 +36,7 @@ def test_rdp_wins_for_many_accepted_updates():
     ("event", "only"),
     [
         (dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.LaplaceDpEvent(20.0)), "PLD"),
-        (dp_accounting.dp_event.RepeatAndSelectDpEvent(_STEP, 10.0, 1.0), "RDP"),
+        (_SELECTION(_SELECTION(_STEP, 2.0, 1.0), 2.0, 1.0), "RDP"),
     ],
 )
 def test_an_accountant_without_support_is_left_out(event, only):

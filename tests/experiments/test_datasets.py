@@ -135,6 +135,7 @@ def test_image_data_sets(name):
     assert np.bincount(data.eval_y).min() > 800
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_reviews():
     data = datasets.load(

@@ -139,6 +139,7 @@ def test_baselines(aggregation, fixed):
     np.testing.assert_allclose(step(model), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_privacy_it_is_plain_keras(fixed):
     class Plain(tf.keras.Model):
         def __init__(self, vae):

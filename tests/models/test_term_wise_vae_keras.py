@@ -313,7 +313,7 @@ def restored(form, folder):
     return model
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
 def test_training_resumes_bit_for_bit(form, saved, fixed):
     folder, _, predicted, expected = saved

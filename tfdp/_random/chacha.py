@@ -121,9 +121,9 @@ def normals(
 ) -> tf.Tensor:
     """Draws independent standard normal numbers, by the Box-Muller transform in float64.
 
-    The radius is made of 128 bits, the angle of 64, as far as float64 holds them: the tail is right
-    to 13.3 standard deviations, where the distribution ends. Beyond, a normal number is with
-    probability 2e-40. (`tf.random.stateless_normal` ends at 5.7.)
+    The radius is made of 128 bits and the angle of 64, as far as float64 holds them. The tail is
+    accurate to 13.3 standard deviations, where the distribution ends; a normal number lies beyond
+    with probability 2e-40. (`tf.random.stateless_normal` ends at 5.7.)
 
     Args:
       key: See `random_words`.
@@ -147,7 +147,7 @@ def _in_parts(
     per_block: int,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Draws `count` numbers, of which each block of the key stream gives at least `per_block`."""
+    """Draws `count` numbers; each block of the key stream gives at least `per_block`."""
     key, zero = tf.cast(key, tf.int64), tf.constant(0, tf.uint32)
     use = tf.constant(use, tf.uint32)
     known = tf.get_static_value(count)

@@ -1,4 +1,4 @@
-"""Streams of secret keys for random numbers, no two of which are equal."""
+"""Streams of secret keys for random numbers. No two keys are equal."""
 
 import hashlib
 import os
@@ -14,12 +14,12 @@ _PHILOX = 1  # The numbering of `tf.raw_ops.RngReadAndSkip`.
 
 
 class KeyStream:
-    """A stream of secret keys, none of which is ever given out twice.
+    """A stream of secret keys that gives out each key once.
 
-    The secret is 256 bits of the operating system's entropy, whatever `keras.utils.set_random_seed`
-    was given, and is part of no checkpoint, config or saved graph. Keys are numbered by a counter
-    that is read and advanced in one atomic operation, so that threads, iterators and steps never
-    share a key, and that never goes back. Copies, pickles and forked processes get secrets of their
+    The secret is 256 bits of the operating system's entropy, independent of
+    `keras.utils.set_random_seed`, and is in no checkpoint, config or saved graph. A counter numbers
+    the keys. It is read and advanced in one atomic operation, so threads, iterators and steps never
+    share a key, and it never goes back. Copies, pickles and forked processes get secrets of their
     own.
 
     Args:

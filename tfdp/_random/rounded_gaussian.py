@@ -104,8 +104,8 @@ def round_pairs(
       doubt: Twice the largest error of a normal number, over its radius plus its inverse.
 
     Returns:
-      float64 `[2 n]`, integers but for open numbers, of which the nearest half; and bool `[2 n]`,
-      which are open.
+      float64 `[2 n]`: integers, or for open numbers the nearest half; and bool `[2 n]`, which
+      numbers are open.
     """
     normal = chacha.box_muller(words)
     pairs = words.shape[1]

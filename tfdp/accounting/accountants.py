@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp import _validation
 from tfdp.accounting import (
@@ -15,6 +16,7 @@ from tfdp.accounting import (
     sampled_gaussian,
     selective_release,
 )
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     SelectiveReleaseDpEvent,
@@ -41,13 +43,13 @@ _LEAST_NOISE_FOR_QUADRATURE = 0.05
 class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     """Renyi-DP accountant for add-or-remove-one neighbours.
 
-    Guarantees: epsilon is an upper bound, whatever the orders. A Poisson-sampled Gaussian is priced
-    once per process and parameters, so that composing it again costs nothing.
+    Guarantees: epsilon is an upper bound for any orders. The cost of a Poisson-sampled Gaussian is
+    computed once per process and parameters, and cached.
 
     Args:
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
       selective_release: The observable part of a SelectiveReleaseDpEvent. "conditional": accepted
-        updates only. "per_attempt": every attempt, one event being one attempt.
+        updates only. "per_attempt": every attempt; one event is then one attempt.
       neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
 
     Raises:
@@ -100,6 +102,11 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
                     event_codec.freeze(event), self._observability, tuple(self._orders)
                 )
             return problem
+        if do_compose and isinstance(event, RepeatAndSelectDpEvent):
+            self._rdp = self._rdp + count * _selection_rdp(
+                event_codec.freeze(event), self._observability, tuple(self._orders)
+            )
+            return None
         return super()._maybe_compose(event, count, do_compose)
 
 
@@ -110,8 +117,8 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     of these. Tighter than `RdpAccountant`, but not always for many accepted updates of a
     SelectiveReleaseDpEvent under "conditional" (`bounds.tightest_epsilon` asks both).
 
-    Guarantees: epsilon is an upper bound, all errors of discretization and of rounding included.
-    `get_least_epsilon` bounds it from below.
+    Guarantees: epsilon is an upper bound that includes all errors of discretization and rounding.
+    `get_least_epsilon` is a lower bound.
 
     Args:
       selective_release: See `RdpAccountant`.
@@ -160,9 +167,9 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     def get_least_epsilon(self, target_delta: float) -> float:
         """Returns a lower bound on epsilon at `target_delta`: some data sets cannot have less.
 
-        Of an accepted update that is the epsilon without any selection; of an attempt ("per
-        attempt"), that of its test alone. Of everything else it is within a thousandth of
-        `get_epsilon` in most cases; further off where few, large losses decide: see
+        For an accepted update, this is the epsilon without any selection; for an attempt
+        ("per_attempt"), that of its test alone. For everything else it is within a thousandth of
+        `get_epsilon` in most cases. The gap is larger where few, large losses decide: see
         docs/accounting.md.
         """
         if self._contains_non_dp_event:
@@ -286,6 +293,22 @@ def _selective_rdp(
         return selective_release.conditional_rdp(event, orders)
     update = _sampled_rdp(selective_release.as_sampled(event.update), orders)
     return update + selective_release.bit_rdp(event, orders)
+
+
+@functools.lru_cache(maxsize=256)
+def _selection_rdp(
+    event: RepeatAndSelectDpEvent, observability: str, orders: tuple[float, ...]
+) -> np.ndarray:
+    """Computes the RDP of the best of a random number of runs, at `orders`.
+
+    The order at which a run is compared with itself is best among many, whatever `orders` are.
+    """
+    grid = np.array(sorted({*DEFAULT_RDP_ORDERS, *orders}))
+    run = RdpAccountant(grid.tolist(), selective_release=observability).compose(event.event)
+    rdp = Repetitions.of_event(event).rdp(grid, np.array(run.rdp))
+    rdp = np.where(np.isnan(rdp), np.inf, rdp)[np.searchsorted(grid, orders)]
+    rdp.setflags(write=False)
+    return rdp
 
 
 @functools.lru_cache(maxsize=256)

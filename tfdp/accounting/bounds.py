@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp.accounting import accountants
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.selective_release import CONDITIONAL
 
 # Of delta, for what the accountants know.
@@ -41,7 +43,7 @@ class EpsilonBound:
       epsilon: The smallest known; `math.inf` if there is no guarantee.
       delta: The delta at which it holds.
       accountant: The accountant that found it, "RDP" or "PLD".
-      by_accountant: Epsilon by each accountant that supports the events. Each is true.
+      by_accountant: Epsilon by each accountant that supports the events. Each is valid.
     """
 
     epsilon: float
@@ -112,8 +114,8 @@ def epsilon_interval(
 ) -> EpsilonInterval:
     """Returns `tightest_epsilon` and a lower bound: some pair of data sets has no less.
 
-    Truncation is taken to lower epsilon, as far as it can (see `tightest_epsilon`). Of events that
-    the PLD accountant does not support, 0 is known.
+    The lower bound assumes that truncation lowers epsilon as far as it can (see
+    `tightest_epsilon`). It is 0 for events that the PLD accountant does not support.
 
     Args:
       releases: See `tightest_epsilon`.
@@ -130,16 +132,31 @@ def epsilon_interval(
 def _least_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str, most: float
 ) -> float:
-    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
+    truncation = _truncation(releases)
     # Epsilon is at most `most`, so that (1 + e^epsilon) truncation is at most this.
     slack = truncation * (1 + math.exp(min(most, 700.0))) if truncation else 0.0
     if not delta + slack < 1:
         return 0.0
     accountant = accountants.PldAccountant(selective_release=selective_release)
+    attained = [part for release in releases if (part := _attained(release)) is not None]
     try:
-        return float(_composed(accountant, releases).get_least_epsilon(delta + slack))
+        return float(_composed(accountant, attained).get_least_epsilon(delta + slack))
     except dp_accounting.UnsupportedEventError:
         return 0.0
+
+
+def _attained(release: Release) -> Release | None:
+    """Returns a release that costs no more on some data sets, or None.
+
+    If the score does not depend on the data, the best of several runs is one run, and nothing with
+    the probability that there is none.
+    """
+    event = release.event
+    if not isinstance(event, RepeatAndSelectDpEvent):
+        return release
+    if math.isinf(event.shape):
+        return None
+    return Release(event.event, release.count, release.truncation_probability)
 
 
 def rdp_epsilon(
@@ -152,7 +169,10 @@ def rdp_epsilon(
 def pld_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> float:
-    """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`."""
+    """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`.
+
+    Private selections are priced apart (`Repetitions.profile_epsilon`), and added.
+    """
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
 
@@ -171,15 +191,40 @@ def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release:
 
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
-    accountant = accountants.PldAccountant(selective_release=selective_release)
-    return _epsilon(accountant, releases, delta)
+    selections = [r for r in releases if isinstance(r.event, RepeatAndSelectDpEvent)]
+    rest = tuple(r for r in releases if not isinstance(r.event, RepeatAndSelectDpEvent))
+    accountant = _composed(accountants.PldAccountant(selective_release=selective_release), rest)
+    parts = sum(r.count for r in selections) + bool(rest)
+
+    def epsilon_at(delta: float) -> float:
+        # Basic composition: epsilons add up, and so do deltas.
+        share = delta if parts <= 1 else (1 - 1e-12) * delta / parts
+        costs = [
+            r.count * _selection_epsilon(r.event, share, selective_release) for r in selections
+        ]
+        return math.fsum([*costs, accountant.get_epsilon(share) if rest or not costs else 0.0])
+
+    return _with_truncation(epsilon_at, delta, _truncation(releases))
+
+
+@functools.lru_cache(maxsize=1024)
+def _selection_epsilon(
+    event: RepeatAndSelectDpEvent, delta: float, selective_release: str
+) -> float:
+    run = accountants.PldAccountant(selective_release=selective_release).compose(event.event)
+    return Repetitions.of_event(event).profile_epsilon(run.get_epsilon, run.get_delta, delta)
 
 
 def _epsilon(
     accountant: dp_accounting.PrivacyAccountant, releases: tuple[Release, ...], delta: float
 ) -> float:
-    truncation = math.fsum(r.count * r.truncation_probability for r in releases)
-    return _with_truncation(_composed(accountant, releases).get_epsilon, delta, truncation)
+    epsilon_at = _composed(accountant, releases).get_epsilon
+    return _with_truncation(epsilon_at, delta, _truncation(releases))
+
+
+def _truncation(releases: Sequence[Release]) -> float:
+    """Returns the probability, at most, that one of the releases was truncated."""
+    return math.fsum(r.count * r.truncation_probability for r in releases)
 
 
 def _composed(accountant: Any, releases: Sequence[Release]) -> Any:

@@ -81,7 +81,7 @@ class Budget:
         return bounds.tightest_epsilon(releases, self.delta, self.selective_release).epsilon
 
     def most(self, release: Callable[[int], Release]) -> int:
-        """Returns the largest n for which `release(n)` is affordable, with n + 1 not: 0 to 10^8."""
+        """Returns the largest n for which `release(n)` is affordable, from 0 to 10^8."""
 
         def affordable(cost: _Cost) -> Callable[[int], bool]:
             return lambda n: cost(*([release(n)] if n else [])) <= self.target
@@ -177,7 +177,7 @@ def sampling_probability(
     batch_size: float | None,
     names: tuple[str, str] = ("sampling_probability", "expected_batch_size"),
 ) -> float:
-    """Returns q from either of both descriptions, checked.
+    """Returns the sampling probability q, from one of its two descriptions, checked.
 
     Args:
       probability: q itself; or

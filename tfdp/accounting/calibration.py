@@ -31,17 +31,17 @@ def calibrate_noise_multiplier(
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps that will be taken.
-      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Either this or
-        both of the next two.
+      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
+        this or both of the next two.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
-      truncation_probability: Probability, at most, that a batch is cut off. The default holds for
-        `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above 30, give
-        `batches.sampling.truncation_probability`.
+      truncation_probability: An upper bound on the probability that a batch is cut off. The default
+        holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
+        30, give `batches.sampling.truncation_probability`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Raises:
-      ValueError: An argument is out of its range, or nothing of the budget is left.
+      ValueError: An argument is out of its range, or the budget is spent.
 
     Example:
       >>> sigma = calibrate_noise_multiplier(
@@ -71,24 +71,24 @@ def calibrate_steps(
 ) -> int:
     """Returns the most steps that a privacy budget allows.
 
-    Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
-    at most `target_epsilon`, and with one step more a larger one.
+    Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of at
+    most `target_epsilon`. With one more step, it reports a larger one.
 
     Args:
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
-      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Either this or
-        both of the next two.
+      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
+        this or both of the next two.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
-      truncation_probability: Probability, at most, that a batch is cut off. The default holds for
-        `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above 30, give
-        `batches.sampling.truncation_probability`.
+      truncation_probability: An upper bound on the probability that a batch is cut off. The default
+        holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
+        30, give `batches.sampling.truncation_probability`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Returns:
-      The number of steps: 0 if not one is left, and at most 100 million.
+      The number of steps, from 0 to 100 million.
 
     Raises:
       ValueError: An argument is out of its range.
@@ -119,13 +119,13 @@ def most_releases(
 
     Args:
       event: Event of one release.
-      truncation_probability: Probability, at most, that a release differs from `event`.
+      truncation_probability: An upper bound on the probability that a release differs from `event`.
       prior: Earlier releases, and the observable part of selective ones.
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1).
 
     Returns:
-      The number of further releases: 0 if not one is left, and at most 100 million.
+      The number of further releases, from 0 to 100 million.
 
     Raises:
       ValueError: An argument is out of its range.

@@ -7,8 +7,10 @@ from typing import Any
 import attr
 import dp_accounting
 import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp import _validation
+from tfdp.accounting.repetitions import Repetitions
 
 # Decoding imports the class that a file names, so only classes of these packages are looked up.
 _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
@@ -31,7 +33,8 @@ def sampled_gaussian(
 def freeze(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Returns `event` with lists replaced by tuples and NumPy scalars by Python's.
 
-    What has been recorded cannot be changed afterwards, and is a key of the accountants' caches.
+    A frozen event cannot be changed after it was recorded, and can be a key of the accountants'
+    caches.
 
     Raises:
       ValueError: A parameter cannot be one of a mechanism (see `check_event`).
@@ -52,7 +55,7 @@ def _freeze(value: Any) -> Any:
 
 
 def check_event(event: dp_accounting.DpEvent) -> None:
-    """Refuses parameters for which an accountant would answer nonsense instead of failing.
+    """Refuses parameters for which an accountant would return nonsense instead of failing.
 
     dp_accounting checks few of them: its RDP of a Gaussian with NaN noise gives epsilon 0, and
     noise multiplier -1 is priced as 1.
@@ -60,10 +63,12 @@ def check_event(event: dp_accounting.DpEvent) -> None:
     Raises:
       ValueError: `event` is not a DpEvent; a number in it is NaN; a `noise_multiplier` is negative
         or infinite; a `sampling_probability` is not in [0, 1]; a `threshold` is non-finite; a
-        `count` is not positive.
+        `count` is not positive; a RepeatAndSelectDpEvent is not of a distribution of `Repetitions`.
     """
     if not isinstance(event, dp_accounting.DpEvent):
         raise _validation.error("event", "a dp_accounting.DpEvent", event)
+    if isinstance(event, RepeatAndSelectDpEvent):
+        Repetitions.of_event(event)
     fields = attr.fields(type(event)) if attr.has(type(event)) else ()
     for name in (field.name for field in fields):
         value = getattr(event, name)

@@ -78,9 +78,9 @@ class PrivacyLedger:
         Args:
           event: Event of one release. An event equal to the one before it is merged with it.
           count: Number of releases.
-          truncation_probability: Probability tau, at most, that one release leaves examples out
-            because its Poisson batch does not fit into its fixed size; in [0, 1). It is charged to
-            delta: see `tfdp.accounting.bounds.tightest_epsilon`.
+          truncation_probability: An upper bound tau, in [0, 1), on the probability that one release
+            leaves examples out because its Poisson batch does not fit into its fixed size. It is
+            charged to delta: see `tfdp.accounting.bounds.tightest_epsilon`.
 
         Raises:
           ValueError: An argument, or a parameter of `event`, is out of its range.
@@ -113,7 +113,7 @@ class PrivacyLedger:
 
     @property
     def selective_release(self) -> str:
-        """What can be observed of SelectiveReleaseDpEvents."""
+        """The observable part of SelectiveReleaseDpEvents."""
         return self._selective_release
 
     @property
@@ -123,7 +123,7 @@ class PrivacyLedger:
 
     @property
     def dataset_sizes(self) -> tuple[int, ...]:
-        """Numbers of training examples (users), as far as the optimizers of the steps knew them."""
+        """Numbers of training examples (users) that the optimizers knew which took the steps."""
         return self._dataset_sizes
 
     def read_only(self, dataset_sizes: Iterable[int] = ()) -> "PrivacyLedger":
@@ -148,10 +148,10 @@ class PrivacyLedger:
         return builder.build()
 
     def epsilon(self, delta: float) -> EpsilonBound:
-        """Returns the smallest epsilon that RDP or PLD accounting can vouch for at `delta`.
+        """Returns the smallest epsilon that RDP or PLD accounting can prove at `delta`.
 
         If batches can be truncated, the bound is computed at a smaller delta that leaves room for
-        that (0.1% smaller if this is enough): it holds at the `delta` stated.
+        the truncation (0.1% smaller if this is enough). It holds at the stated `delta`.
 
         Args:
           delta: The delta of the guarantee, in (0, 1); should be below one over the number of
@@ -333,7 +333,7 @@ def check_unit(past: PrivacyLedger, unit: str) -> None:
 def as_seen(
     event: dp_accounting.DpEvent, selective_release: str, ledger: PrivacyLedger
 ) -> dp_accounting.DpEvent:
-    """Returns `event`, of which `selective_release` is assumed, as `ledger` can hold it.
+    """Returns `event`, which assumes `selective_release`, in a form that `ledger` can hold.
 
     Raises:
       ValueError: `selective_release` is none of `OBSERVABILITY`.
@@ -357,7 +357,7 @@ def _seen_as(release: Release, old: str, new: str) -> list[Release]:
     if not isinstance(event, SelectiveReleaseDpEvent) or old != PER_ATTEMPT:
         raise ValueError(
             "Selective releases of different assumptions can be composed only as they are, not "
-            f"within other events. Received: {event!r}, of which {old!r} is assumed."
+            f"within other events. Received: {event!r}, which assumes {old!r}."
         )
     return [
         Release(event.update, release.count, release.truncation_probability),

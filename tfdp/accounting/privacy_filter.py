@@ -57,10 +57,10 @@ class BudgetExceededError(ValueError):
 class RdpFilter:
     """Budget for releases that may be chosen adaptively.
 
-    An accountant takes the best Renyi order after the fact. This is proven for parameters fixed
-    beforehand; when they are chosen by what was released before (a noise level, the number of
-    steps), the sums at different orders vary together with the outputs. A filter fixes one order
-    alpha, and its budget B, before anything is released:
+    An accountant takes the best Renyi order after the fact. This is proven if all parameters are
+    fixed beforehand. If they depend on earlier releases (a noise level, the number of steps), the
+    sums at different orders vary together with the outputs. A filter fixes one order alpha, and its
+    budget B, before anything is released:
 
         B = target_epsilon - log(1 - 1/alpha) + log(delta alpha) / (alpha - 1)
 
@@ -71,14 +71,14 @@ class RdpFilter:
     the last release on, the expectation of their product at most exp((alpha - 1) B), because
     the sum of rho_t never exceeds B.
 
-    Guarantees: everything that was spent, together, is (target_epsilon, delta)-DP under
-    add-or-remove-one neighbours, for every way of choosing the next release, or none, from the
-    outputs of the last ones.
+    Guarantees: all releases that were paid for are together (target_epsilon, delta)-DP under
+    add-or-remove-one neighbours, however the next release, or the end, is chosen from the outputs
+    of earlier ones.
 
-    The epsilon to report is the target, `guarantee`: also when less was spent, if it was the
-    outputs that made the training end. `spent_epsilon()` is progress, and no guarantee: it is
-    itself a function of the outputs, and the theorem holds only for a bound that is not. (Both may
-    be shown: what has been spent tells nothing beyond the releases.)
+    Report the target, `guarantee`, as epsilon, also if less was spent, when the outputs decided the
+    end of the training. `spent_epsilon()` shows progress and is not a guarantee: it depends on the
+    outputs, and the theorem holds only for a bound that does not. (Both may be shown: what has been
+    spent reveals nothing beyond the releases.)
 
     For Gaussian mechanisms that are not sampled, rho(alpha) is alpha / (2 sigma^2), and this is the
     filter of zero-concentrated DP.
@@ -86,12 +86,12 @@ class RdpFilter:
     Args:
       target_epsilon: Epsilon that may be spent in all.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
-      order: The Renyi order, above 1.01. None: the one, of the accountant's, that allows
-        most of `expected_event`. It may depend on nothing private.
+      order: The Renyi order, above 1.01. None: the order of the accountant that allows most of
+        `expected_event`. It must not depend on private data.
       expected_event: The release, or the composition of releases, to choose the order for. None:
         Gaussian mechanisms that are not sampled.
-      truncation_share: Share of delta, in (0, 1), that is kept for batches that do not fit into
-        their fixed size: see `spend`. Large epsilons, from about 12 on, need a larger one.
+      truncation_share: Share of delta, in (0, 1), that is reserved for batches that do not fit into
+        their fixed size: see `spend`. Epsilons above about 12 need a larger share.
 
     Raises:
       ValueError: An argument is out of its range, or no order leaves a budget.
@@ -189,17 +189,17 @@ class RdpFilter:
 
     @property
     def budget(self) -> float:
-        """What may be spent in all, as Renyi divergence at `order`."""
+        """The whole budget, as Renyi divergence at `order`."""
         return self._budget
 
     @property
     def spent(self) -> float:
-        """What has been spent, as Renyi divergence at `order`."""
+        """The part of `budget` that has been spent."""
         return math.fsum(n * _cost(event, self._order) for (event, _), n in self._releases.items())
 
     @property
     def remaining(self) -> float:
-        """What is left of `budget`; never negative."""
+        """The rest of `budget`; never negative."""
         return max(0.0, self._budget - self.spent)
 
     @property
@@ -211,7 +211,7 @@ class RdpFilter:
     def spent_epsilon(self) -> float:
         """Returns epsilon of what has been spent so far: progress, not a guarantee (see the class).
 
-        It is one if everything that was spent, and the end, had been fixed beforehand.
+        It would be a guarantee if all releases, and the end, had been fixed beforehand.
         """
         if not self._releases:
             return 0.0
@@ -221,8 +221,8 @@ class RdpFilter:
         """Returns the cost of one release: its Renyi divergence at `order`, or an upper bound.
 
         Args:
-          event: The release: anything that `RdpAccountant` supports; a `BoundedRangeDpEvent`,
-            also Poisson-sampled; or compositions of these.
+          event: The release: anything that `RdpAccountant` supports, a `BoundedRangeDpEvent`
+            (Poisson-sampled or not), or compositions of these.
 
         Raises:
           ValueError: A parameter of the event is out of its range.
@@ -244,18 +244,18 @@ class RdpFilter:
     def spend(
         self, event: dp_accounting.DpEvent, count: int = 1, truncation_probability: float = 0.0
     ) -> None:
-        """Pays for `count` releases: to be called before they are made.
+        """Pays for `count` releases. Call it before they are made.
 
         Args:
           event: Event of one of them; see `cost`.
           count: Number of releases.
-          truncation_probability: Probability, at most, that one release leaves examples out
-            because its batch does not fit into its fixed size. The sum over all releases, tau, is
-            kept so small that (1 + e^target_epsilon) tau is within the share of delta kept for
+          truncation_probability: An upper bound on the probability that one release leaves examples
+            out because its batch does not fit into its fixed size. The sum over all releases, tau,
+            is kept so small that (1 + e^target_epsilon) tau is within the share of delta kept for
             it: see `tfdp.accounting.bounds.tightest_epsilon`.
 
         Raises:
-          BudgetExceededError: It is more than what is left. Nothing is spent.
+          BudgetExceededError: The releases cost more than is left. Nothing is spent.
           ValueError: An argument is out of its range.
           dp_accounting.UnsupportedEventError: Nothing is known about the event.
         """
@@ -315,7 +315,7 @@ class RdpFilter:
         return made
 
     def resume(self, data: Mapping[str, Any]) -> None:
-        """Resumes from what `to_dict` saved. What has been spent since stays spent.
+        """Resumes from what `to_dict` saved. What was spent since then stays spent.
 
         Raises:
           PrivacyParametersChangedError: The saved filter is of another budget.

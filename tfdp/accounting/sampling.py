@@ -2,8 +2,8 @@
 
 The guarantee compares the data set of N examples with its neighbours, of N - 1 or N + 1, sampled
 with the same probability q = B / N. The charge for truncation must hold on both data sets of a
-pair. Binomial(n, q) exceeds any number of rows more often the larger n is, so that the neighbour of
-N + 1 examples decides. With q = 1 it fills N + 1 rows.
+pair. Binomial(n, q) exceeds any number of rows more often for larger n, so the neighbour of N + 1
+examples decides. With q = 1 it fills N + 1 rows.
 """
 
 import dataclasses
@@ -86,10 +86,10 @@ def truncation_probability(rows: int, dataset_size: int, sampling_probability: f
 
 @functools.cache
 def padded_part_size(sampling: "PoissonSampling") -> int:
-    """Returns the row limit for the batch of one part of a data set whose parts sample apart.
+    """Returns the row limit for the batch of one part of a data set whose parts are sampled apart.
 
-    All parts together exceed their rows with no more probability than the whole data set exceeds
-    its own, which is what ledgers charge: this holds by the union bound.
+    By the union bound, the probability that any part exceeds its rows is at most the probability
+    that the whole data set exceeds its own, which is what ledgers charge.
     """
     whole = dataclasses.replace(sampling, parts=1, largest_part=None)
     low, high = 1, sampling.part_size + 1
@@ -113,8 +113,8 @@ class PoissonSampling:
       dataset_size: Number of training examples, N. Treated as public.
       expected_batch_size: Expected number of examples in a batch, B.
       gradient_accumulation_steps: Chunks that one logical batch is delivered in.
-      padding: "none": a batch has as many rows as it has examples. "buckets": it is padded to one
-        of `bucket_sizes`, by rows whose weight is zero. "full": to `padded_batch_size`.
+      padding: "none": a batch has one row for each example. "buckets": it is padded to one of
+        `bucket_sizes`, with rows whose weight is zero. "full": to `padded_batch_size`.
       parts: Disjoint parts of the data set, each with a batch of its own in every step; together
         they are one Poisson sample of the whole. See `tfdp.data.distributed_poisson_batches`.
       largest_part: Number of examples in the largest part; None: all.
@@ -193,7 +193,7 @@ class PoissonSampling:
 
     @property
     def usual_batch_size(self) -> int:
-        """The rows that few batches exceed: about 1 in 1,000, for large data sets."""
+        """The number of rows that about 1 in 1,000 batches exceed, for large data sets."""
         if self.padding == FULL:
             return self.padded_batch_size
         return min(self._size(_USUAL), self.padded_batch_size)
@@ -206,9 +206,9 @@ class PoissonSampling:
 
     @property
     def truncation_probability(self) -> float:
-        """The probability, at most, that one logical batch has more examples than rows.
+        """An upper bound on the probability that one logical batch has more examples than rows.
 
-        On the data set, and on neighbours with one example more.
+        It holds for the data set, and for neighbours with one more example.
         """
         return self.parts * truncation_probability(
             self.padded_batch_size, self.part_size, self.sampling_probability

@@ -41,17 +41,18 @@ def calibrate_selective_release(
 ) -> float:
     """Finds the most updates, or the least noise, of selective release within a budget.
 
-    Guarantees: a ledger with these updates (after the releases of `prior`) reports an epsilon of
-    at most `target_epsilon`, and with one update more a larger one. Noise is within 0.1% of the
-    least, but never below 0.01. Less noise in the test costs more if `threshold` <= 1.
+    Guarantees: a ledger with these updates (after the releases of `prior`) reports an epsilon of at
+    most `target_epsilon`. With one more update, it reports a larger one. Noise is within 0.1% of
+    the least, but never below 0.01. Less noise in the test costs more if `threshold` <= 1.
 
     Args:
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       updates: Number of accepted updates; of attempts if `selective_release` is "per_attempt".
-        Exactly one of this and the next two is None: the one that is asked for.
+        Exactly one of this and the next two must be None: it is the one to find.
       noise_multiplier: Standard deviation of the update's noise over the sensitivity of the sum.
-      validation_noise_multiplier: The same of the test: over 2 * the clipping bound.
+      validation_noise_multiplier: Standard deviation of the test's noise over 2 * the clipping
+        bound.
       sampling_probability: Probability, in (0, 1], that an example is in the batch of an update.
         Either this or both of the next two.
       dataset_size: Number of training examples, N.
@@ -71,7 +72,7 @@ def calibrate_selective_release(
       The updates (an int, 0 to 100 million) or the noise multiplier (a float).
 
     Raises:
-      ValueError: An argument is out of its range, or nothing of the budget is left.
+      ValueError: An argument is out of its range, or the budget is spent.
 
     Example:
       >>> calibrate_selective_release(

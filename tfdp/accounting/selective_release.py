@@ -1,9 +1,9 @@
 """Selective release: updates that are kept only if a noisy test on private data accepts them.
 
 DPSUR (Fu et al. 2023) takes a private step, measures how much it lowers the loss on a Poisson batch
-of the training set, adds noise, and goes back if that is not enough. What is released is a new
-random update, given that it passed: selection, not post-processing. What it costs depends on what
-else can be observed, so every cost here is for one of `OBSERVABILITY`.
+of the training set, adds noise, and rolls back if that is not enough. An update is released only if
+it passed the test: this is selection, not post-processing. The cost depends on what else can be
+observed, so every cost here is for one of `OBSERVABILITY`.
 """
 
 import math
@@ -36,27 +36,29 @@ _NO_BOUND = (
 
 @attr.s(frozen=True, auto_attribs=True)
 class SelectiveReleaseDpEvent(dp_accounting.DpEvent):
-    """One update that a noisy test on private data let pass.
+    """One update that passed a noisy test on private data.
 
     The update is a Gaussian mechanism on a Poisson batch. On another Poisson batch, drawn
     independently, a number in [-1, 1] (the clipped change of the loss, over its bound) gets
     Gaussian noise of standard deviation 2 * noise multiplier; the update is accepted if the result
     is below the threshold, else a new attempt starts from the same state.
 
-    One event stands for one accepted update and the rejected attempts before it, if these cannot be
-    observed ("conditional"); for one attempt, accepted or not, if everything is observed
-    ("per_attempt").
+    If rejected attempts cannot be observed ("conditional"), one event stands for one accepted
+    update and the rejected attempts before it. If everything is observed ("per_attempt"), it stands
+    for one attempt, accepted or not.
 
     Attributes:
       update: `PoissonSampledDpEvent(q, GaussianDpEvent(noise multiplier))`, or a GaussianDpEvent
         for q = 1.
-      selection: The same of the test's batch and noise.
+      selection: The same for the test's batch and noise.
       threshold: beta: the test's threshold, over the clipping bound of the change of the loss.
 
     Example:
-      >>> from tfdp.accounting.event_codec import sampled_gaussian
+      >>> import dp_accounting
       >>> from tfdp.accounting import RdpAccountant
-      >>> event = SelectiveReleaseDpEvent(sampled_gaussian(0.01, 2.0), sampled_gaussian(0.01, 1.3))
+      >>> update = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(2.0))
+      >>> test = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.3))
+      >>> event = SelectiveReleaseDpEvent(update, selection=test)
       >>> round(RdpAccountant().compose(event, 500).get_epsilon(1e-5), 2)
       1.22
     """
@@ -90,7 +92,7 @@ def acceptance_bounds(
 def parameters_for_acceptance(least: float, largest: float) -> tuple[float, float]:
     """Returns the test that accepts with a probability between `least` and `largest`, on any data.
 
-    The conditional bound charges for their ratio alone. Among the tests of one ratio, the one with
+    The conditional bound depends only on their ratio. Among tests with the same ratio, the one with
     the largest probabilities needs the fewest attempts for the same distribution of accepted
     updates.
 

@@ -6,12 +6,14 @@ import textwrap
 from typing import Any
 
 import dp_accounting
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp import _validation
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -37,11 +39,11 @@ _NOT_COVERED = (
 
 _UNIT = {
     EXAMPLE: "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
-    "guarantee compares data sets of which one has a single example more; a person who contributes "
-    "several examples is protected less.",
+    "guarantee compares data sets that differ in one example, which one of them lacks; a person "
+    "who contributes several examples is protected less.",
     USER: "Neighbouring relation: add or remove one. Unit of privacy: one user. The guarantee "
-    "compares data sets of which one has all examples of a single user more, however many they "
-    "are; it holds for the users that examples were said to be of.",
+    "compares data sets that differ in all examples of one user, however many, which one of them "
+    "lacks; it holds for the users that examples were assigned to.",
 }
 
 _OBSERVED = {
@@ -50,6 +52,12 @@ _OBSERVED = {
     PER_ATTEMPT: "Assumed of selective release: nothing. Every attempt is counted, so that "
     "rejected attempts, their number and the time they took may be released as well.",
 }
+
+_SELECTED = (
+    "Assumed of private selection: only the best run is released. The other runs, their number, "
+    "and the time that they took cannot be observed; runs differ in nothing that was chosen by "
+    "looking at the private data; and a run that failed was not repeated."
+)
 
 
 def privacy_statement(
@@ -62,18 +70,19 @@ def privacy_statement(
     """States the guarantee that holds for what has been released, and its limits.
 
     Args:
-      ledger: A Keras model: everything that private optimizers of this process have released of
-        its variables, and what was restored with them. Or an optimizer with a `ledger`, or a
-        `PrivacyLedger`.
+      ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`. For a model, the
+        statement covers everything that private optimizers of this process have released about its
+        variables, and what was restored with them.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
-      dataset_size: Number of training examples, treated as public; by default what the optimizers
-        were told. For expected batch sizes and a warning when `delta` is too large for it.
-      prior: Other releases about the same examples, which `ledger` cannot know: a
-        `PrivacyLedger`, or several. For example the statistics by which the data were normalised,
-        other models, or the past of weights that were loaded without their optimizer.
+      dataset_size: Number of training examples, treated as public; by default the number that the
+        optimizers were given. It is used for expected batch sizes, and for a warning if `delta` is
+        too large.
+      prior: Other releases about the same examples, which `ledger` cannot know: a `PrivacyLedger`,
+        or several. Examples are the statistics that the data were normalised with, other models, or
+        the past of weights that were loaded without their optimizer.
 
     Returns:
-      Paragraphs of text. Epsilons are rounded up, in the sixth digit.
+      Paragraphs of text. Epsilons are rounded up to six digits.
 
     Raises:
       TypeError: There is no ledger in `ledger`.
@@ -104,6 +113,8 @@ def privacy_statement(
     ]
     if contains_selective_release(ledger.event):
         paragraphs.insert(3, _OBSERVED[ledger.selective_release])
+    if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
+        paragraphs.insert(3, _SELECTED)
     warning = too_large(bound.delta, sizes)
     if warning is not None:
         paragraphs.append(f"Warning: {warning}")
@@ -120,12 +131,13 @@ def epsilon_interval(
 ) -> bounds.EpsilonInterval:
     """Returns the epsilon of what has been released, and how much smaller it may be at most.
 
-    Guarantees: (`upper`, `delta`) is the guarantee of `PrivacyLedger.epsilon`. Some data sets and
-    gradients have no smaller epsilon than `lower`, under the same assumptions. Both are certified:
-    all errors of discretization and of rounding are included.
+    Guarantees: (`upper`, `delta`) is the guarantee of `PrivacyLedger.epsilon`. For some data sets
+    and gradients, epsilon is at least `lower`, under the same assumptions. Both bounds are
+    certified: they include all errors of discretization and rounding.
 
-    Of accepted updates of selective release `lower` is the epsilon without any selection, and of
-    attempts that of their tests; it is 0 where only RDP accounting supports what was released.
+    For accepted updates of selective release, `lower` is the epsilon without any selection; for
+    attempts, it is that of their tests. For the best of several runs it is the epsilon of one run,
+    or 0 with a "poisson" number of runs. It is 0 if only RDP accounting supports what was released.
 
     Args:
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`; as for
@@ -213,6 +225,8 @@ def _describe(release: Release, dataset_size: int | None, ledger: PrivacyLedger)
     event = release.event
     if isinstance(event, SelectiveReleaseDpEvent) and unsupported_part(event) is None:
         return _describe_selective(release.count, event, dataset_size, ledger)
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return _describe_selection(release, dataset_size, ledger)
     steps = _number(release.count, "step")
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
@@ -240,6 +254,28 @@ def _describe_selective(
         f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
         "bound)"
     )
+
+
+def _describe_selection(release: Release, dataset_size: int | None, ledger: PrivacyLedger) -> str:
+    repetitions = Repetitions.of_event(release.event)
+    distribution = repetitions.distribution.replace("_", " ")
+    if repetitions.shape is not None:
+        distribution = f"truncated {distribution} of shape {repetitions.shape:g}"
+    parts = [_describe(part, dataset_size, ledger) for part in _parts(release.event.event)]
+    return (
+        f"{_number(release.count, 'private selection')}: the best of a random number of runs "
+        f"({distribution} distribution, mean {repetitions.mean:g}), of which each is "
+        f"{'; then '.join(parts)}"
+    )
+
+
+def _parts(event: dp_accounting.DpEvent, count: int = 1) -> list[Release]:
+    """Returns the releases that an event is composed of."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return [part for one in event.events for part in _parts(one, count)]
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _parts(event.event, count * event.count)
+    return [Release(event, count)]
 
 
 def _describe_sampling(q: float, dataset_size: int | None, unit: str) -> str:

@@ -37,7 +37,7 @@ class ClippingRule(abc.ABC):
     is_random: ClassVar[bool] = False
 
     def blocks(self, names: Sequence[str]) -> list[int]:
-        """Returns which variables are clipped together: the number of the block of each, from 0.
+        """Returns for each variable the number of its block, from 0; a block is clipped together.
 
         Args:
           names: Names of the variables.
@@ -53,11 +53,11 @@ class ClippingRule(abc.ABC):
           clip: The clip C, a scalar; infinite for no clipping.
 
         Returns:
-          The factors, `[n, blocks]`; of a random rule, their expected values.
+          The factors, `[n, blocks]`; for a random rule, their expected values.
         """
 
     def random_factors(self, norms: tf.Tensor, clip: Clip, uniforms: tf.Tensor) -> tf.Tensor:
-        """Returns the factors of one step; those of most rules are not random.
+        """Returns the factors of one step; most rules are not random.
 
         Args:
           norms: See `factors`.
@@ -86,10 +86,10 @@ class FlatClipping(ClippingRule):
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerClipping(ClippingRule):
-    """Per-layer clipping: each of L layers to `C / sqrt(L)`, so that all together are within C.
+    """Per-layer clipping: each of L layers to `C / sqrt(L)`, and so all together to C.
 
     Variables belong to the same layer if their names have the same part before the last slash, as
-    Keras names them. No layer's norm decides on how much of another's gradient is kept.
+    Keras names them. The norm of one layer does not affect the clip factor of another.
 
     References:
       - McMahan et al., 2018, Learning Differentially Private Recurrent Language Models, section 3
@@ -110,13 +110,13 @@ class PerLayerClipping(ClippingRule):
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticClipping(ClippingRule):
-    """Normalization of gradients: `C * g / (||g|| + stability)`. Short ones get longer, too.
+    """Normalization of gradients: `C * g / (||g|| + stability)`. Short gradients are lengthened.
 
-    The clip becomes a factor of the learning rate: there is no clip to tune.
+    The clip becomes a factor of the learning rate, so there is no clip to tune.
 
     Args:
-      stability: The positive constant gamma, in gradient units, from 1e-15 to 1e10: gradients much
-        shorter than it stay short, so that well-fitted examples contribute little.
+      stability: The positive constant gamma, in gradient units, from 1e-15 to 1e10. Much shorter
+        gradients stay short, so well-fitted examples contribute little.
 
     Raises:
       ValueError: `stability` is out of its range.
@@ -143,13 +143,13 @@ class AutomaticClipping(ClippingRule):
 class AdaptiveQuantileClipping(FlatClipping):
     """Flat clipping with a clip that follows a quantile of the norms, privately.
 
-    `l2_norm_clip` is where it begins, and it stays between 1e-15 and 1e10. After each step the
-    share b of the batch's gradients that were not longer than C is released with noise, and
-    `C <- C * exp(-learning_rate * (b - target_quantile))`. The sum of gradients and the count are
-    one Gaussian mechanism: with noise of `s_g * C` on the sum and of `s_b` on the count (centred,
-    so that an example moves it by 1/2), it has the noise multiplier z of
-    `1 / z^2 = 1 / s_g^2 + 1 / (2 s_b)^2`. The optimizer's `noise_multiplier` is this z, which the
-    ledger counts: s_g is a little larger.
+    The clip C begins at `l2_norm_clip`, and stays between 1e-15 and 1e10. After each step, the
+    share b of the batch's gradients that were at most as long as C is released with noise, and `C
+    <- C * exp(-learning_rate * (b - target_quantile))`. The sum of gradients and the count are one
+    Gaussian mechanism. With noise of `s_g * C` on the sum and of `s_b` on the count (centred, so
+    that an example moves it by 1/2), its noise multiplier z has `1 / z^2 = 1 / s_g^2 + 1 / (2
+    s_b)^2`. The optimizer's `noise_multiplier` is this z, which the ledger records; s_g is a little
+    larger.
 
     Args:
       target_quantile: Share of the gradients that should not be clipped, in [0, 1].
@@ -247,7 +247,7 @@ def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
 
 
 def serialize(rule: ClippingRule) -> dict[str, Any]:
-    """Returns what `get` makes the same rule from: of a rule of tfdp, plain values."""
+    """Returns a value from which `get` makes the same rule: plain values for a rule of tfdp."""
     names = {cls: name for name, cls in NAMED.items()}
     if type(rule) not in names:
         raise error("clipping_rule", "one of tfdp's rules to be saved", rule)

@@ -42,7 +42,7 @@ def constant(value: float | Sequence[int] | np.ndarray, dtype: tf.DType = tf.int
 
 
 def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
-    """Reshapes a tensor to sizes of which the first may be any number: a scalar tensor.
+    """Reshapes a tensor to given sizes; the first may be a scalar tensor.
 
     Args:
       tensor: The tensor.

@@ -45,14 +45,14 @@ class ClippedSum:
         gradients, shaped as the variable; None where the loss of an example does not depend on
         the variable. Private until noise is added.
       regularizer_gradients: For each variable the gradient of the part of the loss that does not
-        depend on data (weight regularisers), or None. Not clipped: it is public.
-      within_clip: Number of examples whose gradient is not longer than the clip, minus half the
-        number of examples, a float32 scalar; with microbatches, of microbatches. Private as well:
-        an example changes it by 1/2.
+        depend on data (weight regularisers), or None. It is public, and not clipped.
+      within_clip: Number of examples whose gradient is at most as long as the clip, minus half the
+        number of examples, a float32 scalar. With microbatches, it counts microbatches. It is
+        private as well: an example changes it by 1/2.
       batch: The tensors of the batch that the sum was computed from.
       mask: Mask of the rows that are examples, bool `[rows]`: one of `batch`; or None.
-      noise_scales: For each variable the standard deviation of the noise that a noise multiplier
-        of 1 stands for, where it is not the engine's `sensitivity()` for all of them.
+      noise_scales: For each variable the standard deviation of the noise at a noise multiplier of
+        1; None if it is the engine's `sensitivity()` for all of them.
       error: With an engine of `wide_sums`, a bound on the l2 distance of `gradients` from the sum
         in exact arithmetic, in units of the clip: a float64 scalar, which follows from shapes
         alone. None otherwise.
@@ -86,17 +86,17 @@ class ClippingEngine(abc.ABC):
 
     Formal guarantee: for two batches that are neighbours, the l2 distance of the two
     `clipped_sum(...).gradients` (all variables together) is at most `sensitivity(relation)`,
-    whatever the model, the loss and the data. (Of a random rule: given the random numbers of the
-    examples that both have, which do not depend on the data.)
+    whatever the model, the loss and the data. (For a random rule, this holds given the random
+    numbers of the examples that both batches have; these numbers do not depend on the data.)
 
     Args:
       l2_norm_clip: Largest l2 norm, over all variables together, that an example's gradient (a
         microbatch's, with `num_microbatches`) keeps: from 1e-15 to 1e10, or infinite for no
-        clipping. Norms are computed in float32, and raised by what it can have lost
-        (`tfdp.clipping.norms`); gradients longer than 1.8e19, whose squares overflow, contribute
+        clipping. Norms are computed in float32, and raised by the largest possible rounding error
+        (`tfdp.clipping.norms`). Gradients longer than 1.8e19, whose squares overflow, contribute
         nothing.
       num_microbatches: Number of microbatches that a batch is split into; the mean gradient of each
-        microbatch is clipped. None: every example is on its own.
+        microbatch is clipped. None: every example is clipped by itself.
       clipping_rule: A `ClippingRule`, or the name of one.
 
     Attributes:
@@ -104,10 +104,10 @@ class ClippingEngine(abc.ABC):
         clipped with a margin for the rounding of their factors. Then the computed sums of
         neighbours are at most `sensitivity(relation)` apart, plus `ClippedSum.error` twice. To be
         set before tracing.
-      usual_rows: The rows that few batches exceed, for which memory is planned; None: the most that
-        there can be. To be set before tracing.
-      streams: The keys of the random numbers that the model draws, which layers then take from
-        them and not from their own seeds; None: layers draw as they do. To be set before tracing.
+      usual_rows: Number of rows for which memory is planned, and which few batches exceed; None:
+        the largest possible number. To be set before tracing.
+      streams: Keys of the random numbers that the model draws; layers then use them instead of
+        their own seeds. None: layers use their own seeds. To be set before tracing.
       rows_per_example: Consecutive rows of the batch that make up one example, whose mean gradient
         is clipped: augmented copies of it, or the examples of one user. To be set before tracing.
     """
@@ -150,7 +150,7 @@ class ClippingEngine(abc.ABC):
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped at all."""
+        """True unless the clip is infinite."""
         return math.isfinite(self.l2_norm_clip)
 
     @abc.abstractmethod
@@ -169,12 +169,12 @@ class ClippingEngine(abc.ABC):
             scalar that is provably their sum or mean, plus terms that do not depend on data. A row
             is an example, unless `rows_per_example` says otherwise.
           variables: The trainable variables.
-          seed: Secret key, int64 `[5]` or `[2]`, used in this step only, by which examples
-            draw their microbatch, and what a random rule needs.
+          seed: Secret key, int64 `[5]` or `[2]`, used in this step only, from which examples draw
+            their microbatch and the numbers of a random rule.
           clip: The clip to use in this step instead of `l2_norm_clip`, a public scalar.
-          most_rows: Largest number of rows that the batch can have, where that is known. Engines
-            plan their memory by it; bounds must not depend on the number of rows, which is
-            private. None: the number of rows of this batch.
+          most_rows: Largest number of rows that the batch can have, if it is known. Engines use it
+            for their memory and for bounds, which must not depend on the private number of rows.
+            None: the number of rows of this batch.
 
         Returns:
           The clipped sum and what belongs to it.

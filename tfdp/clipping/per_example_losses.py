@@ -10,8 +10,8 @@ from tfdp.clipping.one_pass.plan import Plan
 def per_example_losses(losses: tf.Tensor) -> tf.Tensor:
     """Returns the losses of a batch, each of which depends on its own example only.
 
-    For mechanisms that release something else than clipped gradients, such as a noisy sum of
-    clipped losses. Losses whose graph is proven to keep examples apart are returned as they are.
+    Use it for mechanisms that release something other than clipped gradients, such as a noisy sum
+    of clipped losses. Losses whose graph is proven to keep examples apart are returned unchanged.
     Others are computed again, one example at a time.
 
     Args:

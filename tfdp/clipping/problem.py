@@ -14,7 +14,7 @@ class RowLoss(Protocol):
 
     @property
     def tensors(self) -> list[tf.Tensor]:
-        """What belongs to the rows, `[rows, ...]`."""
+        """The tensors that belong to the rows, `[rows, ...]`."""
 
     def evaluate(self, row: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the loss of a single row, a scalar."""

@@ -37,7 +37,7 @@ class Report:
 
     Attributes:
       entries: One for each variable that the loss depends on.
-      fallback: Why all of the model is left to the vectorised engine, or None.
+      fallback: Why the vectorised engine handles the whole model, or None.
     """
 
     entries: tuple[Entry, ...]

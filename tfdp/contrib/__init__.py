@@ -1,4 +1,4 @@
-"""Methods of papers, to compare with: correct, and never the best choice."""
+"""Methods from papers, for comparison: correct, but never the best choice."""
 
 from tfdp.contrib.adaptive_descent import AdaptiveGradientDescent
 from tfdp.contrib.aggregations import BatchAggregation, MicroAggregation

@@ -63,9 +63,9 @@ class AdaptiveGradientDescent(tf.Module):
     Formal guarantee: the weights at any time, and all of the state, are functions of releases that
     the budget has paid for before they were made.
 
-    Its state is that of a `tf.Module`: `tf.train.Checkpoint(descent=descent)` saves it with the
-    model. Training resumes from a restored checkpoint with the budget spent by then. What this
-    process has spent since stays spent.
+    It is a `tf.Module`: `tf.train.Checkpoint(descent=descent)` saves its state with the model.
+    Training resumes from a restored checkpoint with the budget spent by then. Whatever this process
+    has spent since then stays spent.
 
     Args:
       model: The model, whose weights are trained in place. It must compute the loss of an example
@@ -172,7 +172,7 @@ class AdaptiveGradientDescent(tf.Module):
 
     @property
     def finished(self) -> bool:
-        """Whether the budget allows no further iteration."""
+        """True if the budget allows no further iteration."""
         self._resume()
         event, truncation = self._release(float(self._precision.numpy()))
         return not self.budget.can_afford(event, truncation_probability=truncation)
@@ -186,8 +186,8 @@ class AdaptiveGradientDescent(tf.Module):
 
         Args:
           iterations: Iterations to make at most; None: until the budget is spent.
-          on_progress: Called with this object after every iteration. All that it can see here is
-            released and paid for, the time that an iteration took included.
+          on_progress: Called with this object after every iteration. Everything that it can see
+            here has been released and paid for, including the time that an iteration took.
 
         Returns:
           The number of iterations that were made; fewer than asked for if the budget is spent.

@@ -21,10 +21,10 @@ from tfdp.clipping.problem import ClippingProblem
 class MicroAggregation(Aggregation):
     """Baseline that clips each example's gradient of f + g(X), with the noise that this needs.
 
-    An example is in all of the clipped gradients, by way of g: in a batch of n - 1 others it moves
-    each of these by up to 2C and adds one of its own. As n is at most the number of rows of the
-    largest batch, the sensitivity is `(2 rows - 1) C`: the update's noise does not shrink with the
-    batch. Where there is no g, this is DP-SGD.
+    An example affects all clipped gradients, through g: in a batch with n - 1 others it moves each
+    of theirs by up to 2C, and adds its own. As n is at most the number of rows of the largest
+    batch, the sensitivity is `(2 rows - 1) C`: the update's noise does not shrink as the batch
+    grows. Without g, this is DP-SGD.
 
     References:
       - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
@@ -94,7 +94,7 @@ class MicroAggregation(Aggregation):
 class BatchAggregation(Aggregation):
     """Baseline that clips the gradient of the whole batch's loss, with the noise that it needs.
 
-    The sensitivity of an update is 2C however large the batch is: there is nothing to average the
+    The sensitivity of an update is 2C for any size of the batch: there is nothing to average the
     noise over.
 
     References:

@@ -27,8 +27,8 @@ class DescentOptions:
         on.
       max_step_size: Length of the longest step.
       candidates: Number of step sizes to choose from, besides 0.
-      budget_growth: gamma: share by which the cost of a measurement grows when no step is better
-        than any.
+      budget_growth: gamma: share by which the cost of a measurement grows if taking no step was
+        best.
       step_size_window: Iterations after which the largest step size is adapted.
 
     Raises:
@@ -69,8 +69,8 @@ def calibrate_descent(
       dataset_size: Number of training examples.
       expected_batch_size: Expected number of examples in the batch of a measurement.
       selection_batch_size: Expected number of examples in the batch of a choice.
-      iterations: Iterations that the budget lasts for if every one makes a step at once. It is
-        fewer when measurements have to be repeated.
+      iterations: Iterations that the budget lasts for if no measurement is repeated. It lasts for
+        fewer if some are.
       selection_share: Share of the budget that is for choosing step sizes, in (0, 1).
 
     Returns:

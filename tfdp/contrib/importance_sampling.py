@@ -29,23 +29,23 @@ class ImportanceSamplingClipping(FlatClipping):
       * Privacy is that of `FlatClipping` at the same `expected_batch_size`, clip and noise; the
         ledger holds. Say that every example of the data set draws its number before the batch is
         drawn. Given these, its contribution is a function of it and the weights, no longer than C,
-        and the noisy sum is a Poisson-sampled Gaussian mechanism. What is released is a mixture of
-        these, by weights that do not depend on the data; as hockey-stick divergences are jointly
-        convex, its privacy is at least theirs. The numbers must be secret for that: they belong to
-        rows, and with known numbers of rows, an added example would move all later examples to
-        other numbers. Engines draw them from the secret seed of the step.
+        and the noisy sum is a Poisson-sampled Gaussian mechanism. The release is a mixture of
+        these, with weights that do not depend on the data. As hockey-stick divergences are jointly
+        convex, its privacy is at least theirs. This requires secret numbers: they belong to rows,
+        and if they were known, an added example would move all later examples to other numbers.
+        Engines draw them from the secret seed of the step.
       * No better privacy is claimed: gradients of norm C are always kept, so that the worst case is
         that of `FlatClipping`.
       * It is never better than `FlatClipping` at the same privacy, by the variance of the sum. Its
         expected value is the same; an example that is sampled with probability q adds `q C ||c|| -
-        q^2 ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, of which
-        `||c|| (C - ||c||)` is the variance of the rounding. The noise is the same. What is less is
-        the number of gradients in the sum. (Here, no time is saved: all gradients of the batch are
+        q^2 ||c||^2` instead of `q ||c||^2 - q^2 ||c||^2`: more by `q ||c|| (C - ||c||)`, where
+        `||c|| (C - ||c||)` is the variance of the rounding. The noise is the same. Only the number
+        of gradients in the sum is smaller. (This saves no time here: all gradients of the batch are
         computed to know their norms.)
 
-    What the paper does beyond that is not here: its K follows from the gradients of all examples,
-    is private, and costs budget to be released with noise. The ledger covers no such release: B'
-    must be chosen without looking at the data.
+    The private K of the paper is not implemented: it depends on the gradients of all examples, and
+    costs budget to be released with noise. The ledger covers no such release: B' must be chosen
+    without looking at the data.
 
     With `num_microbatches`, the mean gradients of microbatches are rounded. Gradients shorter than
     1e-15, whose norms float32 does not tell, count as zero.

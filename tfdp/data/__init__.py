@@ -1,4 +1,4 @@
-"""Batches whose sampling is the one that is accounted for, and features free of privacy cost."""
+"""Batches that are sampled as the accounting assumes, and features free of privacy cost."""
 
 from tfdp.data.distributed import distributed_poisson_batches
 from tfdp.data.features import scattering_features

@@ -1,4 +1,4 @@
-"""Poisson batches as a dataset that cannot be changed behind the accounting."""
+"""Poisson batches as a dataset that refuses changes which the accounting would not see."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,21 +22,21 @@ _READING = frozenset(
 
 
 class PoissonBatches(tf.data.Dataset):
-    """Poisson batches `(x, y)`, each drawn when it is asked for.
+    """Poisson batches `(x, y)`, each drawn when it is requested.
 
-    A `tf.data.Dataset`: `model.fit` takes it, `for` iterates over it. Its elements must reach the
-    training step as they were drawn, each once. Methods that change, repeat or mix elements (`map`,
-    `cache`, `shuffle`, `filter`, `unbatch`, `batch`, ...) therefore raise an error. `take`, `skip`,
-    `repeat` (which draws anew), `prefetch` and `with_options` are allowed. Functions that get a
-    dataset as an argument, such as `tf.data.Dataset.zip`, cannot be refused here: optimizers find a
-    batch that was changed or used before by its contents.
+    It is a `tf.data.Dataset`: `model.fit` takes it, and `for` iterates over it. Its elements must
+    reach the training step as they were drawn, each once. Methods that change, repeat or mix
+    elements (`map`, `cache`, `shuffle`, `filter`, `unbatch`, `batch`, ...) therefore raise an
+    error. `take`, `skip`, `repeat` (which draws anew), `prefetch` and `with_options` are allowed.
+    Functions that take a dataset as an argument, such as `tf.data.Dataset.zip`, cannot be refused
+    here. If they change a batch or use it twice, optimizers notice that by its contents.
 
-    Made by `tfdp.data.poisson_batches`. `model.fit(batches, class_weight=...)` multiplies the
+    `tfdp.data.poisson_batches` makes it. `model.fit(batches, class_weight=...)` multiplies the
     weights of the examples by those of their classes.
 
     Attributes:
       sampling: Sampling of the batches: the argument `sampling` of an optimizer.
-      source: The data set, from which batches can be drawn inside a graph.
+      source: The data set. Batches can also be drawn from it inside a graph.
     """
 
     def __init__(

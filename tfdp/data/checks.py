@@ -16,7 +16,7 @@ def check_data(data: Any, others: tuple) -> None:
 
     Args:
       data: The argument `data` of `poisson_batches`.
-      others: Further positional arguments, of which there must be none.
+      others: Further positional arguments; there must be none.
 
     Raises:
       TypeError: There are further arguments.

@@ -32,11 +32,11 @@ def distributed_poisson_batches(
     features: Features = None,
     label: str | None = None,
 ) -> tf.distribute.DistributedDataset:
-    """Returns batches in which each example is independently with probability q = B / N.
+    """Returns batches that contain each example independently, with probability q = B / N.
 
-    Every replica has a part of the data set that no other has, and draws its own Poisson sample of
-    it, with the same q and its own entropy. The samples of all replicas together are one Poisson
-    sample of the whole data set, and no index travels. Each step takes one batch of every replica.
+    Every replica has its own, disjoint part of the data set, and draws a Poisson sample of it, with
+    the same q and its own entropy. The samples of all replicas together are one Poisson sample of
+    the whole data set; no indices are exchanged. Each step takes one batch of every replica.
 
     All workers of a strategy must call this, with the same arguments.
 
@@ -47,12 +47,12 @@ def distributed_poisson_batches(
         worker. Parts may be of unequal size, and none may be empty.
       dataset_size: Number of examples of all parts together, N.
       expected_batch_size: Expected number of examples in a batch, of all replicas together, B.
-      chunk_size: Rows that are delivered to a replica at a time, when its batch does not fit in
-        memory. `sampling.gradient_accumulation_steps` chunks are then one batch.
+      chunk_size: Rows that are delivered to a replica at a time, if its batch does not fit in
+        memory. `sampling.gradient_accumulation_steps` chunks then make one batch.
       steps_per_epoch: Batches in an epoch; by default N / B, rounded.
       transform: See `tfdp.data.poisson_batches`.
       padding: "none" or "full": see `tfdp.data.poisson_batches`.
-      seed: Makes the sampling reproducible, which is for tests and experiments.
+      seed: Makes the sampling reproducible, for tests and experiments only.
       features: See `tfdp.data.poisson_batches`.
       label: See `tfdp.data.poisson_batches`.
 

@@ -3,8 +3,8 @@
 The accounting holds for a step only if its batch is a fresh Poisson sample. A mask and a number of
 rows do not show that: a batch that was cached, drawn once and used fifty times, or changed after it
 was drawn, has both. So every draw is entered here with a fingerprint of each of its tensors, and an
-optimizer takes the draw out again when it uses it. A batch of which some tensor differs, or that
-was taken before, is not found.
+optimizer removes the draw when it uses it. A batch with a changed tensor, or one that was used
+before, is not found.
 
 Found by this: batches that are reused (`cache`, `repeat` after `take`, `train_on_batch` in a loop),
 changed after sampling (`map`, code around the training step), composed of several draws, or made

@@ -1,4 +1,4 @@
-"""Image features that depend on no data set: nothing about them is learned."""
+"""Image features that depend on no data set: nothing in them is learned."""
 
 import contextlib
 import dataclasses
@@ -63,11 +63,11 @@ def scattering_features(
     variance being over the group's channels and all its positions.
 
     Privacy: the features of an example are a function of that example alone, bit for bit, and no
-    parameter of it comes from data. Training on them has the epsilon that training on the images
-    would have: they are free of privacy cost, whatever the neighbouring relation. The other
+    parameter of it comes from data. Training on them has the same epsilon as training on the
+    images, so they are free of privacy cost, under any neighbouring relation. The other
     normalization in the literature is not offered. It subtracts the mean and divides by the
-    variance of each channel over the training set; both must then be released with noise, which
-    takes part of the budget, and the clip of that release was a median of the private data.
+    variance of each channel over the training set. Both would have to be released with noise, which
+    takes part of the budget, and the literature clips that release by a median of the private data.
 
     The first of the output channels are those of the first input channel, and so on: with C input
     channels, output channel c K + k is coefficient k of input channel c. Coefficients are ordered
@@ -83,10 +83,10 @@ def scattering_features(
       max_order: Highest order of the coefficients, 1 or 2.
       num_groups: Number of groups of the normalization, a divisor of the number of output
         channels; None for no normalization.
-      cache_dir: Folder in which the result is kept, made if need be; a call with the same
-        arguments and images then reads it. The array is a read-only memory map of a `.npy` file:
-        processes share its memory. The next call resumes one that was interrupted. The files
-        hold private data like the images themselves. None keeps nothing.
+      cache_dir: Folder that stores the result; it is made if it does not exist. A later call with
+        the same arguments and images reads it, and resumes an interrupted one. The array is a
+        read-only memory map of a `.npy` file, so processes share its memory. The files hold private
+        data, as the images do. None stores nothing.
 
     Returns:
       Features `[N, height // 2^J, width // 2^J, channels * K]`, float32. 60,000 images of 28x28x1

@@ -47,47 +47,47 @@ def poisson_batches(
     examples_per_user: int | None = None,
     augmentations: int = 1,
 ) -> PoissonBatches:
-    """Returns batches in which each example is independently with probability q = B / N.
+    """Returns batches that contain each example independently, with probability q = B / N.
 
-    Every element is what was given, `(x, y)` or `(x, y, sample_weight)`, with one row for each
-    example that was drawn: their number varies from batch to batch. (A batch of more rows than it
-    has with probability 1e-30 is cut off; the privacy ledger charges this to delta.)
+    Every element has the structure of the data, `(x, y)` or `(x, y, sample_weight)`, with one row
+    for each example that was drawn. The number of rows varies from batch to batch. (It is capped at
+    a number that is exceeded with a tiny probability; the privacy ledger charges that to delta.)
 
-    Functions that XLA compiles need fixed shapes: see `padding`. Every element is then
-    `(x, y, weights)`, and Keras takes the weights as sample weights: rows of padding have weight
-    zero, and tfdp's optimizers give them no part in the update. (Keras leaves `metrics=[...]`
-    unweighted: pass `weighted_metrics=[...]` to `model.compile`.)
+    Functions that XLA compiles need fixed shapes: see `padding`. Every element is then `(x, y,
+    weights)`, and Keras takes the weights as sample weights. Rows of padding have weight zero, and
+    tfdp's optimizers ignore them. (Keras leaves `metrics=[...]` unweighted: pass
+    `weighted_metrics=[...]` to `model.compile`.)
 
-    Every iteration over the dataset (every epoch) draws new batches. An optimizer that is given
-    `sampling=batches.sampling` accepts each draw once, as it was drawn: batches that are cached,
-    used again or changed on the way are refused (in functions compiled by XLA: counted as steps
-    for which no epsilon holds).
+    Every iteration over the dataset (every epoch) draws new batches. An optimizer with
+    `sampling=batches.sampling` accepts each draw once, as it was drawn. Batches that are cached,
+    used again or changed on the way are refused. (In functions compiled by XLA, they are counted as
+    steps for which no epsilon holds.)
 
     Args:
       data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
         them, with N rows each. A weight multiplies the loss of its example, before the example's
-        gradient is clipped. If they are memory-mapped arrays, or those of HDF5 or Zarr, only the
-        rows of a batch are read. So are those of a random-access source: any object with
-        `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that gives such examples, and what
-        `tfdp.data.read_examples` opens; Python code that decodes or crops belongs in
-        `__getitem__`, which threads call at each draw. A finite `tf.data.Dataset` of single
-        examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
-      *others: None: `(x, y)` is one argument.
+        gradient is clipped. Of memory-mapped arrays, HDF5 and Zarr, only the rows of a batch are
+        read. The same holds for random-access sources: what `tfdp.data.read_examples` opens, and
+        any object with `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that returns such
+        examples. Threads call `__getitem__` at each draw; Python code that decodes or crops belongs
+        there. A finite `tf.data.Dataset` of single examples, such as `tfds.load(...,
+        as_supervised=True)`, is read into memory.
+      *others: Must be empty: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N.
-      chunk_size: Rows that are delivered at a time, when a whole batch does not fit in memory.
-        `sampling.gradient_accumulation_steps` chunks are then one batch. None: whole batches.
+      chunk_size: Rows that are delivered at a time, if a whole batch does not fit in memory.
+        `sampling.gradient_accumulation_steps` chunks then make one batch. None: whole batches.
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
       transform: Function of one example, `(x, y)` without a batch dimension, that returns the
-        example to train on: decoding, cropping, augmentation. TensorFlow operations, traced once;
-        called anew for each draw; without side effects. None: examples as they are.
+        example to train on: decoding, cropping, augmentation. It consists of TensorFlow operations
+        without side effects, is traced once, and runs anew for each draw. None: examples as they
+        are.
       padding: "none"; "buckets", for `jit_compile=True`: batches have one of a few sizes,
-        `sampling.bucket_sizes`, for each of which XLA compiles the step once; or "full": all
-        batches have one size, and the examples stand at random places, which is for models whose
-        random layers cannot be given secret keys (an error says so).
-      seed: Makes the sampling reproducible, which is for tests and experiments: privacy
-        amplification requires that the sample is secret. By default sampling
-        comes from the operating system's entropy.
-      first_step: With `seed`, the number of batches that an interrupted run has drawn already.
+        `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all batches
+        have one size, and the examples stand at random places. "full" is for models whose random
+        layers cannot be given secret keys (an error says so).
+      seed: Makes the sampling reproducible, for tests and experiments only: privacy amplification
+        requires a secret sample. By default sampling uses the operating system's entropy.
+      first_step: With `seed`, the number of batches that an interrupted run has already drawn.
       features: For examples that are dicts (data sources of TFDS, Hugging Face's data sets,
         `tfds.load` without `as_supervised`, a dict of arrays): the name of the input; or a list of
         names, which gives the model a dict of inputs.
@@ -108,7 +108,7 @@ def poisson_batches(
       A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
 
     Raises:
-      ValueError: An argument is out of its range, or the data is not of one length.
+      ValueError: An argument is out of its range, or the arrays have different lengths.
       TypeError: `x` and `y` are two arguments.
 
     Example:
@@ -309,7 +309,7 @@ def _read(data: tf.data.Dataset) -> tuple:
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
             "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight). Received "
-            f"elements: {data.element_spec}. Of dicts, choose with `features` and `label`."
+            f"elements: {data.element_spec}. For dicts, give `features` and `label`."
         )
     try:
         return tf.nest.map_structure(lambda *values: np.stack(values), *examples)

@@ -1,4 +1,4 @@
-"""A data set of which Poisson batches are drawn."""
+"""A data set that Poisson batches are drawn from."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ Transform = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSource:
-    """A data set of which Poisson batches can be drawn, also inside a graph.
+    """A data set that Poisson batches can be drawn from, also inside a graph.
 
     Attributes:
       x: Inputs: a tensor, or nested tuples or dicts of them, with one row for each example; None

@@ -1,4 +1,4 @@
-"""Stored data sets, of which only the rows of a batch are read."""
+"""Stored data sets: only the rows of a batch are read."""
 
 import abc
 import concurrent.futures
@@ -77,7 +77,7 @@ class Examples(abc.ABC):
 
 
 class Arrays(Examples):
-    """Arrays on disk, or elsewhere, of which rows can be read: memory maps, HDF5, Zarr.
+    """Arrays on disk, or elsewhere, whose rows can be read: memory maps, HDF5, Zarr.
 
     Args:
       data: `(x, y)` or `(x, y, sample_weight)`, nested arrays with one row for each example.

@@ -28,8 +28,8 @@ def write_examples(
 ) -> None:
     """Writes a data set of single examples to a folder, as memory-mapped arrays.
 
-    It holds one part at a time in memory. If it is interrupted, the next call resumes with the part
-    that was not complete; the data set must then give the same examples in the same order.
+    It holds one part at a time in memory. If it is interrupted, the next call resumes at the
+    incomplete part; the data set must then give the same examples in the same order.
 
     Args:
       dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
@@ -40,8 +40,8 @@ def write_examples(
       verbose: Whether to show a progress bar.
 
     Raises:
-      ValueError: The dataset is infinite or has batches, its examples are not of fixed shapes and
-        of types that NumPy has, or the folder has other ones.
+      ValueError: The dataset is infinite or batched, its examples have no fixed shapes or have
+        types that NumPy lacks, or the folder holds other examples.
 
     Example:
       >>> import tempfile, tensorflow as tf, tfdp

@@ -1,4 +1,4 @@
-"""Autoencoders with a latent distribution: generation and evaluation, however trained."""
+"""Autoencoders with a latent distribution: generation and evaluation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -147,7 +147,7 @@ class Autoencoder(tf.keras.Model):
     ) -> np.ndarray:
         """Generates synthetic examples: codes from the prior, decoded.
 
-        It sees no data, so that no number of them costs any epsilon.
+        Generation reads no data, so any number of examples costs no epsilon.
 
         Args:
           n: Number of examples.
@@ -199,7 +199,7 @@ class Autoencoder(tf.keras.Model):
     def log_likelihood(
         self, x: Any, y: Any = None, *, num_samples: int = 1000, seed: int | None = None
     ) -> np.ndarray:
-        """Estimates log p(x) by importance weighting; the estimates are lower bounds on average.
+        """Estimates log p(x) by importance weighting: a lower bound on average.
 
             log (1/K) sum_k p(x|z_k) p(z_k) / q(z_k|x),   z_k ~ q(z|x)
 

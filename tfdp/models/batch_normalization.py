@@ -17,9 +17,9 @@ BATCH_NORMALIZATION = (
 def replace_batch_normalization(model: tf.keras.Model, by: str = "group") -> tf.keras.Model:
     """Returns a copy of a model without statistics of the batch.
 
-    BatchNormalization computes each example's output from the other examples, so that no gradient
-    belongs to one example. The copy has the weights of the model and is not compiled. Layers that
-    already use their moving statistics in training are left as they are: those with
+    With BatchNormalization, each example's output depends on the other examples, so per-example
+    gradients do not exist. The copy has the weights of the model and is not compiled. Layers that
+    already use their moving statistics in training are left unchanged: those with
     `trainable=False`, and those that are called with `training=False`, also within a nested model.
 
     Args:
@@ -27,11 +27,11 @@ def replace_batch_normalization(model: tf.keras.Model, by: str = "group") -> tf.
       by: "group": GroupNormalization, which computes statistics over the positions and a group of
         channels of one example. The number of groups is the largest divisor of the number of
         channels that is at most 32 and leaves 4 channels to a group; it is 1 where the inputs are
-        `[batch, channels]` or there is no such divisor. Scale and shift are kept, moving statistics
-        are dropped: a trained model needs to be trained further.
-        "frozen": BatchNormalization with `trainable=False`, which uses its moving statistics and
-        trains neither them nor scale and shift. Epsilon does not cover these numbers: they must
-        come from public data.
+        `[batch, channels]` or there is no such divisor. Scale and shift are kept, and moving
+        statistics are dropped: a trained model must be trained further. "frozen":
+        BatchNormalization with `trainable=False`, which uses its moving statistics and trains
+        neither them nor scale and shift. Epsilon does not cover these numbers: they must come from
+        public data.
 
     Returns:
       The new model.

@@ -1,4 +1,4 @@
-"""Divergences of the codes of a group of examples, all together, from the prior."""
+"""Divergences between the codes of a group of examples and the prior."""
 
 import abc
 import dataclasses
@@ -16,9 +16,9 @@ from tfdp._validation import error, is_number
 class Divergence(abc.ABC):
     """D(q(z), p(z)) between the aggregate posterior q(z) = (1/n) sum_i q(z|x_i) and the prior p(z).
 
-    It is one number for n examples and no sum over them: one example changes what all the others
-    contribute. What privacy needs is therefore done by who calls it, with the gradient of the whole
-    group. Subclasses implement `estimate`.
+    It is one number for n examples, not a sum over them: one example changes what all the others
+    contribute. The caller must therefore clip the gradient of the whole group. Subclasses implement
+    `estimate`.
     """
 
     # Of how few rows there is an estimate; with fewer it is 0.
@@ -70,10 +70,10 @@ class Divergence(abc.ABC):
         prior_samples: tf.Tensor,
         mask: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the estimate: as for `__call__`, but rows that do not exist hold zeros.
+        """Returns the estimate, as `__call__` does, but rows that do not exist hold zeros.
 
-        Only the parameters of the posterior's rows still hold what they did. However few rows
-        exist, its gradient must be finite.
+        Only the parameters of the posterior's rows keep their values. The gradient must be finite,
+        even if few rows exist.
         """
 
 
@@ -110,9 +110,9 @@ class DimensionwiseMMD(_MaximumMeanDiscrepancy):
     """The squared maximum mean discrepancies of the single dimensions, summed over them.
 
     Each dimension is compared with the kernel k(x, y) = sum_l l / (l + (x - y)^2), a sum of Cauchy
-    kernels. It sees the distribution of each dimension, and not how they depend on each other. This
-    suits a sparse prior. It takes O(n^2 d) operations per scale. The estimator is unbiased, and may
-    be negative.
+    kernels. It measures the distribution of each dimension, but not dependences between dimensions,
+    which suits a sparse prior. It takes O(n^2 d) operations per scale. The estimator is unbiased,
+    and may be negative.
 
     Args:
       scales: The numbers l, positive, in squared units of the latent space.
@@ -154,10 +154,10 @@ class RbfMMD(_MaximumMeanDiscrepancy):
     """The squared maximum mean discrepancy of whole codes, with a sum of Gaussian kernels.
 
     k(x, y) = sum_b exp(-||x - y||^2 / (2 b d)), where d is the number of dimensions: the squared
-    length of a kernel is b per dimension. Two draws from a standard normal prior are at a squared
-    distance of 2 d in the mean, where the kernel of b = 1 is 1/e; the default bandwidths are that
-    one, and others below and above it for codes that are far too near or far too far. It sees
-    dependences between dimensions, too. The estimator is unbiased, and may be negative.
+    length of a kernel is b per dimension. Two draws from a standard normal prior have a mean
+    squared distance of 2 d, where the kernel of b = 1 is 1/e. The default bandwidths are 1 and
+    smaller and larger ones, for codes that are much too close or much too far. It also measures
+    dependences between dimensions. The estimator is unbiased, and may be negative.
 
     Args:
       bandwidths: The numbers b, positive, in squared units of the latent space, per dimension.
@@ -198,9 +198,10 @@ class PriorToAggregateKL(Divergence):
     """KL(p(z) || q(z)) from the prior to the aggregate posterior.
 
     Estimated from n draws z_j of the prior: the mean over j of log p(z_j) - log((1/n) sum_i
-    q(z_j|x_i)). By Jensen's inequality, the KL from the prior to the average posterior of *all*
-    examples is overestimated, the more the smaller n is. It is large where the prior has mass that
-    no example's posterior covers: what clustered priors need. The posterior's samples are not used.
+    q(z_j|x_i)). By Jensen's inequality, it overestimates the KL from the prior to the average
+    posterior of *all* examples, and more so for smaller n. It is large where the prior has mass
+    that no example's posterior covers, as clustered priors need. The posterior's samples are not
+    used.
 
     Example:
       >>> import tensorflow as tf
@@ -347,7 +348,7 @@ def get(divergence: Divergence | str | dict[str, Any] | None) -> Divergence | No
 
 
 def serialize(divergence: Divergence | None) -> dict[str, Any] | None:
-    """Returns what `get` makes the same divergence from: of a divergence of tfdp, plain values.
+    """Returns plain values from which `get` makes the same divergence.
 
     Raises:
       ValueError: It is not one of tfdp's divergences.

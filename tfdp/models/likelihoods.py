@@ -156,7 +156,7 @@ def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
 
 
 def serialize(likelihood: Likelihood) -> dict[str, Any]:
-    """Returns what `get` makes the same likelihood from: of a likelihood of tfdp, plain values.
+    """Returns plain values from which `get` makes the same likelihood.
 
     Raises:
       ValueError: It is not one of tfdp's likelihoods.

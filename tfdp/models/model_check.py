@@ -1,4 +1,4 @@
-"""Check for everything in a Keras model that private training refuses, or does slowly."""
+"""Check for everything in a Keras model that private training refuses or does slowly."""
 
 import contextlib
 import dataclasses
@@ -84,20 +84,20 @@ class ModelCheck:
 def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
     """Finds everything in a model that private training refuses or does slowly, before training.
 
-    The training step is traced on symbolic inputs, by the engine that clips in training; no batch
-    is computed. If the step is refused, the layers and the loss are traced one by one, so that
-    problems of several are reported together.
+    The training step is traced on symbolic inputs, with the engine that clips in training; no batch
+    is computed. If the step is refused, the layers and the loss are traced one by one, so that all
+    problems are reported together.
 
     Args:
       model: A model of Keras 2 that is built, or was called.
-      loss: The loss, as in `model.compile`; None: that of the compiled model. Without either, the
-        layers alone are examined.
+      loss: The loss, as in `model.compile`; None: that of the compiled model. Without either, only
+        the layers are examined.
       data: `(x, y)`, or `tfdp.data.poisson_batches`, from which the shapes and types of targets
         are taken; None: they are guessed from the model's outputs and the loss.
 
     Returns:
-      What was found; `print` shows it. `ok` tells whether training would start, `check()` raises an
-      error otherwise.
+      The findings; `print` shows them. `ok` tells whether training would start; `check()` raises an
+      error if it would not.
 
     Raises:
       ValueError: `model` is not a model of Keras 2, or its inputs are not known.

@@ -67,10 +67,10 @@ class StandardNormal(Prior):
 
 @dataclasses.dataclass(frozen=True)
 class SpikeAndSlab(Prior):
-    """Sparse codes: each dimension is near to zero (the spike) or standard normal (the slab).
+    """Sparse codes: each dimension is close to zero (the spike) or standard normal (the slab).
 
     With the spike's weight gamma and scale s, p(z) = prod_d [gamma N(z_d; 0, s^2) + (1 - gamma)
-    N(z_d; 0, 1)]: every dimension has a coin of its own.
+    N(z_d; 0, 1)]: dimensions are independent.
 
     Args:
       latent_dim: Number of dimensions, positive.
@@ -201,7 +201,7 @@ def get(prior: Prior | dict[str, Any]) -> Prior:
 
 
 def serialize(prior: Prior) -> dict[str, Any]:
-    """Returns what `get` makes the same prior from: of a prior of tfdp, plain values.
+    """Returns plain values from which `get` makes the same prior.
 
     Raises:
       ValueError: It is not one of tfdp's priors.

@@ -84,9 +84,9 @@ def make_private(
 ) -> PrivateTraining:
     """Compiles a model for private training within a budget, and prepares its batches.
 
-    It does what can be done by hand: `tfdp.data.poisson_batches`, `tfdp.calibrate_noise_multiplier`
-    for the steps of all epochs, one of tfdp's optimizers, `model.compile`, and
-    `tfdp.callbacks.PrivacyBudget`. Before, `tfdp.validate` examines the model.
+    It does what you could do by hand: `tfdp.data.poisson_batches`,
+    `tfdp.calibrate_noise_multiplier` for the steps of all epochs, one of tfdp's optimizers,
+    `model.compile`, and `tfdp.callbacks.PrivacyBudget`. Before, `tfdp.validate` examines the model.
 
     Guarantees: training for `epochs` on the batches costs at most (`target_epsilon`, `delta`),
     together with what the model's weights have cost before and `prior`.

@@ -33,13 +33,13 @@ class TermWiseVAE(Autoencoder):
     `tfdp.clipping.TermWiseAggregation` for the mechanism; its cost in epsilon is that of the same
     optimizer without D.
 
-    Compile it with any of `tfdp.DPSGD`, `DPAdam`, `DPSignSGD`, `DPSignAdam`, and fit it on what
-    `tfdp.data.poisson_batches` returns. `history` shows `updates`, how many there were, and nothing
-    about the training data; evaluate on held-out data, with `validation_data`.
+    Compile it with `tfdp.DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam`, and fit it on
+    `tfdp.data.poisson_batches`. `history` shows only the number of `updates`, and nothing about the
+    training data; evaluate on held-out data, with `validation_data`.
 
     Args:
-      encoder: Maps examples to `[rows, 2 * latent_dim]`: the locations of q(z|x), then what
-        softplus makes its standard deviations.
+      encoder: Maps examples to `[rows, 2 * latent_dim]`: the locations of q(z|x), then the values
+        whose softplus is its standard deviations.
       decoder: Maps codes `[rows, latent_dim]` to tensors of the shape of examples, the parameters
         of p(x|z).
       prior: p(z), a `tfdp.models.priors.Prior`.
@@ -49,8 +49,8 @@ class TermWiseVAE(Autoencoder):
         `tfdp.models.divergences.Divergence`, or None for no such term.
       alpha: Weight of D.
       beta: Weight of the sample-wise KL term.
-      num_samples: Codes L drawn for each example, for the expectation over q(z|x). More cost time
-        and no privacy: an example's mean gradient is clipped.
+      num_samples: Codes L drawn for each example, for the expectation over q(z|x). More codes take
+        more time but cost no privacy: the example's mean gradient is clipped.
       aggregation: "term_wise"; the baselines "micro" and "batch", at the noise that they need; or
         "none", without privacy and with an ordinary Keras optimizer.
       batch_clip: C2, in gradient units: needed for "term_wise" with a divergence.
@@ -59,8 +59,8 @@ class TermWiseVAE(Autoencoder):
       group_capacity: See `TermWiseAggregation`.
       num_classes: For a conditional VAE, the number of classes: labels are integers below it, and
         both networks get `[input, one-hot label]`.
-      non_private_diagnostics: Whether training shows `non_private_loss`, the loss of the batch, for
-        which it is computed once more. Epsilon does not cover that.
+      non_private_diagnostics: Whether training shows `non_private_loss`, the loss of the batch,
+        which is then computed once more. Epsilon does not cover it.
       **kwargs: `name` and others, as in `tf.keras.Model`.
 
     Raises:
@@ -197,7 +197,7 @@ class TermWiseVAE(Autoencoder):
     # Training.
 
     def compile(self, optimizer: Any, **kwargs: Any) -> None:
-        """Says with what to train.
+        """Configures the model for training.
 
         Args:
           optimizer: `tfdp.DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam`; with `aggregation="none"`,
@@ -293,13 +293,13 @@ class TermWiseVAE(Autoencoder):
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """What `evaluate` shows: Keras sets it back before each evaluation."""
+        """Metrics of `evaluate`, which Keras resets before each evaluation."""
         return self._evaluated.means
 
     # Saving.
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this model again."""
+        """Returns the arguments that construct this model."""
         return {
             "name": self.name,
             "encoder": tf.keras.layers.serialize(self.encoder),
@@ -316,7 +316,7 @@ class TermWiseVAE(Autoencoder):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TermWiseVAE":
-        """Makes the model of which `get_config` returned `config`."""
+        """Returns the model that a config of `get_config` describes."""
         networks = {
             name: tf.keras.layers.deserialize(config[name], custom_objects)
             for name in ("encoder", "decoder")

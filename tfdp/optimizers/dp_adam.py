@@ -19,7 +19,7 @@ class DPAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         g = (sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2)) / expected_batch_size
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasAdamOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss is any of Keras, also a mean.
+    `model.compile`. The loss may be any Keras loss, including a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /

@@ -19,7 +19,7 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
         w = w - learning_rate * g
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasSGDOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss is any of Keras, also a mean.
+    `model.compile`. The loss may be any Keras loss, including a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
@@ -29,7 +29,7 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     Args:
       {{private_arguments}}
       learning_rate: A float, a `LearningRateSchedule` (of logical steps), or a callable.
-      momentum: Factor in [0, 1] by which the velocity of the last step is kept.
+      momentum: Factor in [0, 1] that multiplies the velocity of the last step.
       nesterov: Whether to apply Nesterov momentum.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.SGD`.
 

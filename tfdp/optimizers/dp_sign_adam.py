@@ -21,14 +21,14 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
 
         g = sign(sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2))
 
-    The sign is post-processing: the privacy is that of the noisy sum, as in `DPAdam`. As the signs
-    are +-1, Adam's second moment is a constant, and the update is that of sign descent with bias
-    corrected momentum `beta_1`, an average of signs; one slot per variable is enough. (The sign of
-    an average is `DPSignSGD` with momentum.) With `noise_multiplier=0` and
+    The sign is post-processing: the privacy is that of the noisy sum, as in `DPAdam`. The signs are
+    +-1, so Adam's second moment is a constant. The update is sign descent with bias-corrected
+    momentum `beta_1`, an average of signs; one slot per variable is enough. (`DPSignSGD` with
+    momentum takes the sign of an average instead.) With `noise_multiplier=0` and
     `l2_norm_clip=math.inf` this is SignAdam (Algorithm 2).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasAdamOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss is any of Keras, also a mean.
+    `model.compile`. The loss may be any Keras loss, including a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /

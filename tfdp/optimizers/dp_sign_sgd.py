@@ -23,18 +23,19 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
         w = w - learning_rate * sign(v)
 
     The sign is post-processing: the privacy is that of the noisy sum, as in `DPSGD`. Every
-    coordinate moves by `learning_rate`, with momentum, too, whose best value does not depend on
-    epsilon; it is far smaller than that of `DPSGD`. Weight regularisers' gradients are added to g.
-    Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
+    coordinate moves by `learning_rate`, also with momentum. The best learning rate is far smaller
+    than that of `DPSGD`, and does not depend on epsilon. Gradients of weight regularisers are added
+    to g. Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
     `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
 
     With momentum it is Signum: the sign is taken of the velocity, in which noise has been averaged
-    already. The other order, an average of signs, is `DPSignAdam`. Where noise is much larger than
-    the gradient, signs act on the trajectory of a weight as noise of 1.57 (pi/2) times the
-    variance; signs of the velocity at momentum 0.9 act as 1.10 times (by the arcsine law).
+    already. The other order, an average of signs, is `DPSignAdam`. If noise is much larger than the
+    gradient, taking signs of gradients multiplies the variance of a weight's trajectory by 1.57
+    (pi/2). Taking signs of the velocity at momentum 0.9 multiplies it by only 1.10 (by the arcsine
+    law).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasSGDOptimizer`, and a drop-in optimizer for
-    `model.compile`. The loss is any of Keras, also a mean.
+    `model.compile`. The loss may be any Keras loss, including a mean.
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
@@ -44,7 +45,7 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     Args:
       {{private_arguments}}
       learning_rate: A float, a `LearningRateSchedule` (of logical steps), or a callable.
-      momentum: Factor in [0, 1] by which the velocity of the last step is kept.
+      momentum: Factor in [0, 1] that multiplies the velocity of the last step.
       nesterov: Whether to take the sign of `momentum * v + g`.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.SGD`.
 

@@ -2,7 +2,7 @@
 
 A release is a fact about variables, not about the optimizer object that made it: `compile` with a
 new optimizer, a second optimizer, or a copy of a model do not undo it. So every variable that a
-private optimizer trains is entered here for as long as it lives, with the releases that went into
+private optimizer trains is recorded here for as long as it exists, with the releases that went into
 it. An optimizer's ledger covers those of all variables that it trains or that its loss reads.
 
 Found by this: optimizers that follow each other or alternate, frozen layers, and copies of

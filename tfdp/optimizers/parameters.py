@@ -139,7 +139,7 @@ class PrivacyParametersMixin(PersistentState):
 
     @property
     def secure_noise(self) -> bool:
-        """Whether floating-point numbers say no more than the ideal mechanism."""
+        """True if floating-point numbers reveal no more than the ideal mechanism."""
         return self._secure_noise
 
     @property
@@ -149,7 +149,7 @@ class PrivacyParametersMixin(PersistentState):
 
     @property
     def sampling(self) -> PoissonSampling | None:
-        """How batches are sampled, if it was given."""
+        """Sampling of the batches, if it was given."""
         return self._sampled
 
     @property
@@ -163,7 +163,7 @@ class PrivacyParametersMixin(PersistentState):
         return self._gradient_accumulation_steps
 
     def missing_batches(self) -> int:
-        """Returns how many batches the logical batch lacks that was begun, and counted; or 0."""
+        """Returns how many batches an incomplete logical batch lacks; 0 if there is none."""
         counts = [accumulator.count() for accumulator in self._accumulators.values()]
         return -max(counts, default=0) % self._gradient_accumulation_steps
 
@@ -174,12 +174,12 @@ class PrivacyParametersMixin(PersistentState):
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """What has been released so far: by this optimizer, and what it builds on.
+        """Record of all releases so far that concern the variables of this optimizer.
 
-        The ledger covers all steps that went into the variables that the optimizer trains or that
-        its loss reads: of this optimizer and of other private ones, in this process and before a
-        checkpoint or a file was loaded, as soon as the optimizer is built. It can be read only:
-        what else has been released is given as `prior` to `tfdp.privacy_statement` and
+        As soon as the optimizer is built, the ledger covers all private steps that went into the
+        variables that the optimizer trains or that its loss reads: its own steps and those of other
+        private optimizers, in this process and before a checkpoint or a file was loaded. The ledger
+        is read-only: pass other releases as `prior` to `tfdp.privacy_statement` and
         `tfdp.callbacks.PrivacyBudget`.
 
         Raises:
@@ -192,7 +192,7 @@ class PrivacyParametersMixin(PersistentState):
 
     @property
     def release(self) -> Release:
-        """What the ledger records for each step.
+        """The release that the ledger records for each step.
 
         Raises:
           ValueError: The optimizer was not given `sampling`.
@@ -202,7 +202,7 @@ class PrivacyParametersMixin(PersistentState):
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What one logical step does to its batch: a Gaussian mechanism."""
+        """The mechanism that one logical step applies to its batch: a Gaussian mechanism."""
         return dp_accounting.GaussianDpEvent(self._noise_multiplier)
 
     def _kind(self) -> int:
@@ -242,7 +242,7 @@ class PrivacyParametersMixin(PersistentState):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this optimizer again, without the secret noise key."""
+        """Returns the arguments that construct this optimizer, without the secret noise key."""
         return {
             **super().get_config(),
             "l2_norm_clip": self.l2_norm_clip,

@@ -58,7 +58,7 @@ class ReleaseRecord:
 
     @property
     def created(self) -> bool:
-        """Whether the variables exist."""
+        """True once the variables exist."""
         return bool(self.variables)
 
     def create(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:
@@ -126,7 +126,7 @@ class ReleaseRecord:
                 self.variables[RECORD].assign(self._table())
 
     def _foreign(self) -> list[np.ndarray]:
-        """Returns tables of all other releases, of which some may be known already."""
+        """Returns tables of all other releases; some may be known already."""
         records = [other for known in self.lineages for other in known.records]
         others = [record for record in lineage.connected(records) if record is not self]
         tables = [table for record in others for table in record.tables()]

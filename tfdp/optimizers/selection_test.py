@@ -109,8 +109,8 @@ class ValidationTest:
     ) -> tf.Tensor:
         """Returns the mean difference of the losses, clipped to [-C_v, C_v]; 0 for an empty batch.
 
-        A loss that is infinite or not a number counts as the worst: an example that is broken
-        before and after changes nothing, and an update that breaks the model is not wanted.
+        A non-finite loss counts as the worst one. An example that is broken before and after the
+        update changes nothing, and an update that breaks the model counts against it.
         """
         examples = tf.reduce_sum(tf.cast(mask, tf.float32))
         differences = _finite(new.rows) - _finite(old.rows)

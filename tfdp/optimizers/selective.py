@@ -116,7 +116,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     @property
     def selective_release(self) -> str:
-        """What the accounting takes to be observable: "conditional" or "per_attempt"."""
+        """The observable part for the accounting: "conditional" or "per_attempt"."""
         return self._selective_release
 
     def show_attempts(self) -> None:
@@ -154,7 +154,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         return self._test.accepts(old, new, mask, self._test_noise.next_key(position))
 
     def charge(self) -> None:
-        """Counts a release of which only the end is seen, in the graph being built."""
+        """Counts a release that ends without an accepted update, in the graph being built."""
         self._released.add(tf.constant(True))
 
     def releases(self) -> tf.Tensor:
@@ -221,7 +221,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this optimizer again."""
+        """Returns the arguments that construct this optimizer."""
         return {
             **super().get_config(),
             "validation_batch_size": self.validation_batch_size,

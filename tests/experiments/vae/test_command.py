@@ -231,6 +231,7 @@ def test_what_is_spent_is_within_the_target(pinwheel):
     assert f"epsilon = {row['epsilon']:.4f}"[:-1] in statements[0].read_text()
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(pinwheel):
     folder, _, _ = pinwheel
     names = ["pinwheel.png", "purity.png", "runs", "runs.csv"]

@@ -1,7 +1,7 @@
 """Clipping and aggregation of the gradients of a loss with a batch-wise term.
 
 The loss is `(1/B) sum_i f(x_i) + g(X)`, see `TwoTermLoss`. All aggregations return B times the
-update, with the noise that goes with it.
+update, with the scale of its noise.
 """
 
 import dataclasses
@@ -56,8 +56,9 @@ class TermWiseAggregation(Aggregation):
 
     Formal guarantees, for neighbours under add-or-remove-one (see `sensitivities` for others):
       * An example moves the first sum by at most C1.
-      * It moves no other example to another group, and the second sum by at most 2 C2: its group's
-        clipped gradient can swing from one point of the ball of radius C2 to the opposite one.
+      * It moves the second sum by at most 2 C2: its group's clipped gradient can swing from one
+        point of the ball of radius C2 to the opposite one. It moves no other example to another
+        group.
 
     Args:
       batch_clip: Largest l2 norm C2 of a group's gradient of g, in gradient units.
@@ -80,8 +81,8 @@ class TermWiseAggregation(Aggregation):
 
     References:
       - Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation,
-        Algorithm 1. (There S2 = C2, which is half of what an example can do; and the two sums are
-        accounted for as two mechanisms.)
+        Algorithm 1. (There, S2 = C2, half of the sensitivity; and the two sums are accounted for as
+        two mechanisms.)
     """
 
     batch_clip: float

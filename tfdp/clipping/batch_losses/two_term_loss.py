@@ -32,14 +32,14 @@ class TwoTermLoss:
         the rows, `[rows]`.
       batch_wise: Gets the same tensors of some rows, `[n, ...]`, and a mask, bool `[n]`, of the
         rows that exist (others hold zeros); returns g of these, a scalar. None: g is zero.
-      batch: A tuple of tensors, or of nested tuples or dicts of them, first dimension the example:
-        data, or what is computed from data row by row.
+      batch: A tuple of tensors, or of nested tuples or dicts of them, whose first dimension is the
+        example: data, or tensors computed from data row by row.
       aggregation: Clips and adds up the gradients of the two terms.
       mask: Mask of the rows that are examples, bool `[rows]`, as `tfdp.data.poisson_batches`
         delivers it with `padding`. None if all are.
       draws: Returns a tuple of TensorFlow Probability distributions. Every row gets a sample of
-        each, `[rows, ...]`, by a secret seed of the optimizer: noise that depended on the place of
-        a row in the batch would let one example move the others.
+        each, `[rows, ...]`, from a secret seed of the optimizer. (If noise depended on a row's
+        place in the batch, adding one example could change the noise of others.)
       regularizer: Returns a scalar that depends on no data, to be added to the loss, such as
         `lambda: tf.add_n(model.losses)`; its gradient is neither clipped nor noised.
 

@@ -24,8 +24,8 @@ def check(
     Args:
       graph: The graph that computes the loss.
       depends_on_data: Whether a tensor of it does.
-      unknown: Whether to refuse also what is written into a variable that the graph does not read,
-        of which nothing says whether it is a metric's.
+      unknown: Whether to refuse writes into variables that the graph does not read as well; nothing
+        shows whether these belong to a metric.
 
     Raises:
       ValueError: There is such a layer.

@@ -88,7 +88,7 @@ def drawn_in(operations: Iterable[tf.Operation]) -> list[tf.Tensor]:
 
 
 def shape_of(drawn: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that says of which shape random numbers are drawn."""
+    """Returns the tensor that holds the shape of the random numbers that are drawn."""
     return drawn.op.inputs[0]
 
 

@@ -39,7 +39,7 @@ class Drawn:
 
     Attributes:
       numbers: Numbers that an operation drew.
-      shape: The tensor that says of which shape.
+      shape: The tensor that holds their shape.
       of_rows: The numbers of each row, `[rows, numbers]`; None if all rows share them.
     """
 
@@ -303,8 +303,8 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     kinds = {found.kind for found in reduced if found is not None} - {None}
     if len(kinds) > 1:
         raise ValueError(
-            "Argument `loss` must be a sum over examples, or a mean. Received a loss of which some "
-            "terms are sums and some are means: give all of them the same `reduction`."
+            "Argument `loss` must be a sum over examples, or a mean. Received a loss with some "
+            "terms that are sums and some that are means: give all of them the same `reduction`."
         )
     vectors = [found.losses for found in reduced if found is not None]
     with loss.graph.as_default():

@@ -59,7 +59,7 @@ class RecurrentCall:
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs are the layer's; TensorFlow adds others for its own gradient."""
+        """Number of outputs of the layer; TensorFlow adds others for its own gradient."""
         return len(self.states) + 3
 
     def backward(

@@ -33,19 +33,21 @@ class OnePassEngine(ClippingEngine):
     """Engine that clips the gradients of all examples after one backward pass for all of them.
 
     The gradient of the summed loss with respect to the outputs of the layers is computed once, as
-    in ordinary training. What the layers saw and these gradients give each example's norm and, in
-    one weighted sum, the clipped sum: by a rule for each operation that uses weights.
+    in ordinary training (ghost clipping, book-keeping). For each operation that uses weights, a
+    rule computes each example's norm and, in one weighted sum, the clipped sum, from the inputs of
+    the layer and these gradients.
 
     Formal guarantees: as `VectorizedEngine`. They rest on a proof, made from the graph, of which
-    rows belong to which example; what it does not cover is left to `VectorizedEngine`, with a
-    warning; an operation that is known to mix examples is an error. `report` says what is done.
+    rows belong to which example. `VectorizedEngine` handles what the proof does not cover, with a
+    warning. An operation that is known to mix examples is an error. `report` says which rules are
+    used.
 
     Args:
       l2_norm_clip: See `ClippingEngine`.
       num_microbatches: See `ClippingEngine`. Microbatches are left to `VectorizedEngine`.
       clipping_rule: See `ClippingEngine`.
-      rows_per_pass: Rows that one backward pass works on; larger batches are worked on in parts of
-        this size, for which the model is evaluated again. None: as large as `memory_budget` allows.
+      rows_per_pass: Rows of one backward pass. Larger batches are divided into parts of this size,
+        and the model is evaluated again for each part. None: as many as `memory_budget` allows.
       memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
         batch of `usual_rows`; by default 2 GiB on a CPU and 8 GiB on a GPU.
     """
@@ -189,8 +191,8 @@ class OnePassEngine(ClippingEngine):
 
     def _sums_of(self, problem: ClippingProblem, plan: Plan) -> _Sums:
         """Returns the clipped sums of a loss that is computed at once."""
-        contributions = self._contributions(problem, plan)
-        self._tell(plan.report())
+        contributions, report = self._contributions(problem, plan)
+        self._tell(report)
         present = [c for c in contributions if c is not None]
         block_of = [
             block
@@ -207,7 +209,9 @@ class OnePassEngine(ClippingEngine):
         error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))
         return [None if c is None else next(sums) for c in contributions], within, error
 
-    def _contributions(self, problem: ClippingProblem, plan: Plan) -> list[Contribution | None]:
+    def _contributions(
+        self, problem: ClippingProblem, plan: Plan
+    ) -> tuple[list[Contribution | None], Report]:
         slow = self._slow_gradients(problem)
         return plan.contributions(problem.rows, slow, problem.rows_per_example)
 

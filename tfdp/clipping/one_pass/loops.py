@@ -227,7 +227,7 @@ class Loop(Body):
         return op
 
     def _find_reads(self) -> list[tuple[int, tf.Operation]]:
-        """Returns the lists, by index, of which an entry with a gradient is read, and where."""
+        """Returns the lists, by index, that an entry with a gradient is read from, and where."""
         reads = []
         for index, tensor in enumerate(self.graph.inputs):
             state = self.analysis.state(tensor)

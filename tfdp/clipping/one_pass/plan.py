@@ -67,7 +67,6 @@ class Plan:
         given = {} if whole is None else whole.states_of_drawn(graph)
         self._analysis = RowAnalysis(operations, graph.batch, special, given)
         self.fallback = self._unproven()
-        self.entries: list[Entry] = []
 
     def states_of_drawn(self, part: reading.LossGraph) -> dict:
         """Returns where the random numbers of a part hold the examples, by reference: as here."""
@@ -95,23 +94,22 @@ class Plan:
         """Returns whether the model has a loop."""
         return self._graph.has_operation(_LOOP_TYPES)
 
-    def report(self) -> Report:
-        """Returns what was decided, once `contributions` was called."""
-        return Report(tuple(self.entries))
-
     def contributions(
         self,
         count: tf.Tensor,
         slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]],
         rows_per_example: int = 1,
-    ) -> list[Contribution | None]:
-        """Returns the per-example gradients of each variable; None where the loss has none.
+    ) -> tuple[list[Contribution | None], Report]:
+        """Returns the per-example gradients of each variable, and which rules they come from.
 
         Args:
           count: Number of rows of the batch, a scalar.
           slow: Function from the indices of variables to functions that compute their gradients
             `[n, ...]` from the batch's tensors of n rows.
           rows_per_example: Consecutive rows whose gradients are added up to those of an example.
+
+        Returns:
+          For each variable its gradients, None where the loss has none; and the report.
         """
         sites: list[list[Site]] = []
         reasons: list[str | None] = []
@@ -147,21 +145,12 @@ class Plan:
             tensors = self._graph.tensors
             result[i] = Direct(tensors, shape, "vectorised", function, as_they_are=True)
         result = [None if c is None else of_examples(c, rows_per_example) for c in result]
-        for variable, contribution, why in zip(self._variables, result, reasons, strict=True):
-            if contribution is not None:
-                self._record(variable, contribution, why)
-        return result
-
-    def _record(self, variable: tf.Variable, contribution: Contribution, why: str | None) -> None:
-        self.entries.append(
-            Entry(
-                variable.name,
-                variable.shape.num_elements(),
-                contribution.name if why is None else f"vectorised: {why}",
-                why is None,
-                contribution.work_per_row,
-            )
-        )
+        entries = [
+            _entry(variable, contribution, why)
+            for variable, contribution, why in zip(self._variables, result, reasons, strict=True)
+            if contribution is not None
+        ]
+        return result, Report(tuple(entries))
 
     def _connected(self, indices: Sequence[int]) -> list[int]:
         """Returns those of some variables that the loss has gradients by."""
@@ -296,3 +285,14 @@ class Plan:
             floats = g.shape[1:].num_elements()
             return Direct([g], shape, "recurrent bias", lambda g: tf.reduce_sum(g, 1), floats)
         return OuterProducts(a, g, shape, g.shape[1], a.shape[2], g.shape[2], "recurrent")
+
+
+def _entry(variable: tf.Variable, contribution: Contribution, why: str | None) -> Entry:
+    """Returns the entry of a report; `why` is the reason that there is no rule, or None."""
+    return Entry(
+        variable.name,
+        variable.shape.num_elements(),
+        contribution.name if why is None else f"vectorised: {why}",
+        why is None,
+        contribution.work_per_row,
+    )

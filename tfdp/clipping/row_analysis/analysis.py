@@ -1,10 +1,10 @@
 """Proof of which rows of the tensors of a loss belong to which example.
 
 The sum of the losses of a batch has one gradient with respect to the output of a layer. Its rows
-are the per-example gradients only if no operation lets one example's row into another's. The
-proof goes through the graph, operation by operation: from the batch, whose rows are the examples,
-to the losses. Each operation has a transfer function that says where its outputs hold the
-examples, given where its inputs do (`transfer_functions`). What has none is not proven; what is
+are the per-example gradients only if no operation lets one example's row into another's. The proof
+goes through the graph, operation by operation: from the batch, whose rows are the examples, to the
+losses. Each operation has a transfer function that says where its outputs hold the examples, given
+where its inputs do (`transfer_functions`). An operation without one is not proven; one that is
 known to mix examples is an error.
 """
 
@@ -131,7 +131,7 @@ def function_transfers(*types: str) -> Callable[[Callable], Callable]:
 
 
 def ragged_transfers(*types: str) -> Callable[[Transfer], Transfer]:
-    """Registers the transfer function of operations of which some input is `Ragged`."""
+    """Registers the transfer function of operations with some `Ragged` input."""
 
     def register(function: Transfer) -> Transfer:
         _RAGGED_TRANSFERS.update(dict.fromkeys(types, function))
@@ -340,5 +340,5 @@ def has_own_gradient(op: tf.Operation) -> bool:
 
 
 def unproven(op: tf.Operation, why: str) -> Unproven:
-    """Returns the state of the outputs of an operation of which the proof fails."""
+    """Returns the state of the outputs of an operation for which the proof fails."""
     return Unproven(f"'{op.name}' ({op.type}): {why}")

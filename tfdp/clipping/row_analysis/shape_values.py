@@ -30,7 +30,7 @@ def _is_short(tensor: tf.Tensor) -> bool:
 
 
 def shape_of(tensor: tf.Tensor, state: State) -> Sizes:
-    """Returns the shape of a tensor of which `state` is known."""
+    """Returns the shape of a tensor whose `state` is known."""
     if tensor.shape.rank is None:
         return None
     other = Public() if isinstance(state, Rows | Public) else None

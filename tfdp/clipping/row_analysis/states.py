@@ -26,7 +26,7 @@ class Rows:
 
     @property
     def leads(self) -> bool:
-        """Whether the examples are contiguous in memory, one after the other."""
+        """True if the examples are contiguous in memory, one after the other."""
         return self.axis == 0 and not self.interleaved
 
 
@@ -60,7 +60,7 @@ class BatchSize:
 
 @dataclasses.dataclass(frozen=True)
 class Unproven:
-    """A tensor of which nothing is proven, and why."""
+    """A tensor about which nothing is proven, and the reason."""
 
     reason: str
 

@@ -41,14 +41,15 @@ class VectorizedEngine(ClippingEngine):
     """Engine that instantiates the gradient of every example, and clips it.
 
     The traced loss is evaluated on one row at a time, vectorised over rows with a
-    `tf.vectorized_map` that keeps them apart (`mapping`), chunk by chunk so that the gradients of
-    all examples never lie in memory together. Models with loops (LSTM, GRU), branches, or texts
-    that are split into words are worked on row by row.
+    `tf.vectorized_map` that keeps them apart (`mapping`). This is done chunk by chunk, so that the
+    gradients of all examples are never in memory together. Models with loops (LSTM, GRU), branches,
+    or texts that are split into words are evaluated row by row.
 
     Formal guarantees:
       * An example's contribution is a function of that example and the weights alone.
-      * Its norm is at most `l2_norm_clip`, for norms are upper bounds (`tfdp.clipping.norms`); a
-        non-finite gradient, or that of a lookup outside its table, contributes nothing.
+      * Its norm is at most `l2_norm_clip`, as computed norms are upper bounds
+        (`tfdp.clipping.norms`). A non-finite gradient, or that of a lookup outside its table,
+        contributes nothing.
       * Rows that the batch's boolean mask excludes contribute nothing.
 
     Args:
@@ -56,8 +57,8 @@ class VectorizedEngine(ClippingEngine):
       num_microbatches: See `ClippingEngine`. Every example draws its microbatch independently and
         uniformly. Microbatches of consecutive rows would all change when one example is added.
       clipping_rule: See `ClippingEngine`.
-      rows_per_pass: Rows that are worked on at the same time; by default a number
-        whose gradients take about 16 MB.
+      rows_per_pass: Rows that are computed at the same time; by default a number whose gradients
+        take about 16 MB.
     """
 
     def __init__(

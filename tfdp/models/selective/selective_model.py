@@ -28,25 +28,26 @@ _ATTEMPTS_PER_RELEASE = 2**32
 class SelectiveModel(tf.keras.Model):
     """Model that trains a Keras model by selective update and release (DPSUR).
 
-    A step of `fit` is one accepted update: attempts are made, each with a fresh Poisson batch to
-    learn from and another to be tested on, until one is accepted; all in one call of the graph,
-    with the data on the device. A rejected attempt leaves no trace: weights, slots, iterations, and
-    states of layers are what they were before, bit for bit. Attempts are made on copies: at any
-    time, all variables hold what was released, so that other threads may read, evaluate, and save
-    the model while it trains. (A reader of several variables may see some of them before an update
-    and some after it.) `steps_per_epoch` therefore counts accepted updates, `steps_per_execution`
-    makes several of them in one call.
+    A step of `fit` is one accepted update. Attempts are made until one is accepted, each with one
+    fresh Poisson batch for the update and another for the test. All of this is one call of the
+    graph, with the data on the device. `steps_per_epoch` therefore counts accepted updates, and
+    `steps_per_execution` makes several of them in one call.
 
-    Neither `history`, nor callbacks, nor what is printed tells how many attempts were made, how
-    long they took, or what their losses were. All of this is private, and so is the time that
-    training takes. With `selective_release="per_attempt"` in the optimizer, epsilon covers it, a
-    step of `fit` is one attempt, and `history` has the share that was accepted.
+    A rejected attempt leaves no trace: weights, slots, iterations, and states of layers are what
+    they were before, bit for bit. Attempts are made on copies, so all variables hold released
+    values at any time: other threads may read, evaluate, and save the model while it trains. (A
+    reader of several variables may see some of them before an update and some after it.)
+
+    The number of attempts, their time and their losses are private: `history`, callbacks and
+    printed lines do not show them. The time that training takes is private as well. With
+    `selective_release="per_attempt"` in the optimizer, epsilon covers all of this: a step of `fit`
+    is then one attempt, and `history` has the share that was accepted.
 
     Args:
-      base_model: The model to train: functional, sequential or subclassed. It stays usable by
-        itself, and can be saved without what training needs.
+      base_model: The model to train: functional, sequential or subclassed. It can still be used and
+        saved by itself.
       non_private_diagnostics: Whether `history` and the progress show `non_private_attempts`, the
-        mean number of attempts per accepted update. Epsilon does not cover that.
+        mean number of attempts per accepted update. Epsilon does not cover it.
       **kwargs: `name` and others, as in `tf.keras.Model`.
 
     Raises:
@@ -107,7 +108,7 @@ class SelectiveModel(tf.keras.Model):
         self._shown = EpochMeans("non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """Returns what the base model answers; Keras passes `training` on to it if it takes it."""
+        """Returns the base model's output; Keras passes `training` to models that take it."""
         return self.base_model(inputs)
 
     def fit(
@@ -278,7 +279,7 @@ class SelectiveModel(tf.keras.Model):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this model again."""
+        """Returns the arguments that construct this model."""
         return {
             "name": self.name,
             "base_model": tf.keras.layers.serialize(self.base_model),
@@ -287,6 +288,6 @@ class SelectiveModel(tf.keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveModel":
-        """Makes the model of which `get_config` returned `config`."""
+        """Returns the model that a config of `get_config` describes."""
         base_model = tf.keras.layers.deserialize(config["base_model"], custom_objects)
         return cls(**{**config, "base_model": base_model})

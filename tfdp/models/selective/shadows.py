@@ -1,4 +1,4 @@
-"""Copies of variables, in which a traced function runs in the place of the originals."""
+"""Copies of variables, on which a traced function runs instead of the originals."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -52,7 +52,7 @@ def count_ragged(op: tf.Operation, inputs: list[State]) -> State:
 
 @transfers("SparseCross")
 def cross(op: tf.Operation, inputs: list[State]) -> State | list[State]:
-    """Hashes of combinations of columns, of which each has one entry in each row."""
+    """Handles hashes of combinations of columns that have one entry in each row."""
     columns = list(op.inputs)
     if op.get_attr("N") or any(state != Rows() for state in inputs):  # N columns are sparse.
         return unproven(op, "its columns are not proven to hold the examples")
@@ -63,7 +63,7 @@ def cross(op: tf.Operation, inputs: list[State]) -> State | list[State]:
 
 @ragged_transfers("SparseToDense")
 def to_dense(op: tf.Operation, inputs: list[State]) -> State:
-    """Entries of `cross` as a matrix; of one for each example."""
+    """Handles entries of `cross` as a matrix, one row for each example."""
     indices, shape, values, default = inputs
     if not isinstance(default, Public) or not isinstance(indices, Ragged):
         return unproven(op, "what it fills rows up with depends on the batch")

@@ -1,0 +1,158 @@
+"""The price of choosing the best of several private runs."""
+
+import math
+from typing import Any
+
+import dp_accounting
+
+from tfdp import _validation
+from tfdp.accounting import budget, event_codec
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.budget import Budget
+from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.repetitions import Repetitions
+from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+
+
+def private_selection(
+    run: PrivacyLedger | dp_accounting.DpEvent, repetitions: Repetitions
+) -> PrivacyLedger:
+    """Returns the ledger of a selection: the best of a random number of private runs.
+
+    Guarantees: if the number of runs is drawn by `repetitions.draw()`, `epsilon(delta)` of the
+    ledger bounds what the output of the best run tells, under add-or-remove-one, provided that:
+
+    - Runs are independent, and each satisfies what `run` states. Hyperparameters that differ
+      between runs are drawn anew for each run, from a fixed distribution.
+    - Runs are ranked by their outputs alone. A score that reads private data is part of the
+      output: it is computed with noise, and its event is in `run`. A score on public data is free.
+    - Of equal scores any rule decides that does not read the data, such as the first.
+    - A run that fails or diverges counts, with the lowest score. It is not repeated, and is
+      returned if no other run is better.
+    - Nothing else is released: not the other runs, their number, the position of the best, or the
+      time or memory that they took. With "poisson" there may be no run, and then no output.
+
+    The cost does not depend on the number of candidate settings. Whether the best one is among the
+    runs is left to chance, because settings are drawn, not tried in turn.
+
+    Args:
+      run: All releases of one run, its score included. Of runs that cost differently, one that has
+        no smaller epsilon at any delta.
+      repetitions: Distribution of the number of runs.
+
+    Raises:
+      ValueError: `run` is neither a PrivacyLedger nor a DpEvent, or has released nothing.
+
+    Source: Liu and Talwar 2019, "Private Selection from Private Candidates"; Papernot and Steinke
+    2022; Koskela, Redberg, Wang 2024.
+
+    Example:
+      >>> from tfdp.accounting import PrivacyLedger
+      >>> run = PrivacyLedger()
+      >>> run.record(event_codec.sampled_gaussian(0.01, 1.0), count=1000)
+      >>> tuned = private_selection(run, Repetitions("geometric", mean=10))
+      >>> round(run.epsilon(1e-5).epsilon, 2), round(tuned.epsilon(1e-5).epsilon, 2)
+      (1.83, 2.87)
+    """
+    if isinstance(run, dp_accounting.DpEvent):
+        event, run = run, PrivacyLedger()
+        run.record(event)
+    if not (isinstance(run, PrivacyLedger) and run.steps):
+        raise _validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
+    truncation = math.fsum(r.count * r.truncation_probability for r in run.releases)
+    ledger = PrivacyLedger(run.notes, run.selective_release, run.unit)
+    release = _selection(run.event, repetitions, truncation)
+    ledger.record(release.event, 1, release.truncation_probability)
+    return compose_ledgers([ledger], dataset_sizes=run.dataset_sizes)
+
+
+def calibrate_private_selection(
+    repetitions: Repetitions,
+    *,
+    target_epsilon: float,
+    delta: float,
+    steps: int,
+    sampling_probability: float | None = None,
+    dataset_size: int | None = None,
+    expected_batch_size: float | None = None,
+    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    score: PrivacyLedger | dp_accounting.DpEvent | None = None,
+    prior: Ledgers | None = None,
+) -> float:
+    """Returns the smallest noise multiplier of each run with which a selection meets a budget.
+
+    Guarantees: `private_selection` of runs with these steps and `score` (after the releases of
+    `prior`) has an epsilon of at most `target_epsilon`. The result is within 0.1% of the smallest
+    such noise multiplier, but never below 0.01.
+
+    Args:
+      repetitions: Distribution of the number of runs.
+      target_epsilon: Epsilon that the selection may cost, under add-or-remove-one neighbours.
+      delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
+      steps: Number of steps of each run.
+      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Either this or
+        both of the next two.
+      dataset_size: Number of training examples, N.
+      expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
+      truncation_probability: See `calibrate_noise_multiplier`.
+      score: Release of the private score of each run; None if it reads no private data.
+      prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
+
+    Raises:
+      ValueError: An argument is out of its range, or nothing of the budget is left.
+
+    Example:
+      >>> sigma = calibrate_private_selection(
+      ...     Repetitions("geometric", mean=10),
+      ...     target_epsilon=2.0, delta=1e-5, steps=1000, sampling_probability=0.01)
+      >>> round(sigma, 2)
+      1.23
+    """
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
+    q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
+    tau = _validation.small_probability("truncation_probability", truncation_probability)
+    steps = _validation.positive_integer("steps", steps)
+    scores = _as_events(score)
+    if scores:
+        alone = _selection(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)
+        cost = left.epsilon(alone)
+        if cost >= left.target:
+            raise _validation.error(
+                "score",
+                f"cheaper than `target_epsilon`: the best one alone costs {cost:.4g}",
+                score,
+            )
+
+    def release(noise: float) -> Release:
+        step = event_codec.sampled_gaussian(q, noise)
+        run = dp_accounting.ComposedDpEvent(
+            (dp_accounting.SelfComposedDpEvent(step, steps), *scores)
+        )
+        return _selection(run, repetitions, steps * tau)
+
+    return left.least_noise(release)
+
+
+def _selection(
+    run: dp_accounting.DpEvent, repetitions: Any, truncation_probability: float
+) -> Release:
+    """Returns the release of a selection.
+
+    Args:
+      run: Event of one run.
+      repetitions: Distribution of the number of runs.
+      truncation_probability: Probability, at most, that one run differs from its event.
+    """
+    if not isinstance(repetitions, Repetitions):
+        raise _validation.error("repetitions", "a tfdp.accounting.Repetitions", repetitions)
+    # By the union bound, over the number of runs, which does not depend on the data.
+    some = min(repetitions.mean * truncation_probability, 1 - 1e-9)
+    return Release(event_codec.freeze(repetitions.event(run)), 1, some)
+
+
+def _as_events(score: Any) -> tuple[dp_accounting.DpEvent, ...]:
+    if isinstance(score, dp_accounting.DpEvent):
+        return (score,)
+    if score is None or isinstance(score, PrivacyLedger):
+        return tuple(ledger.event for ledger in as_ledgers(score))
+    raise _validation.error("score", "a PrivacyLedger, a DpEvent, or None", score)
