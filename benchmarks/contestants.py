@@ -48,6 +48,7 @@ _ALL = (
     Contestant("keras_sgd", "plain Keras SGD", "keras", "keras_sgd"),
     Contestant("tfdp_one_pass", "tfdp.DPSGD, one-pass", "keras", "keras_sgd"),
     Contestant("tfdp_secure", "tfdp.DPSGD, secure noise", "keras", "keras_sgd"),
+    Contestant("tfdp_philox", "tfdp.DPSGD, Philox noise", "keras", "keras_sgd"),
     Contestant("tfdp_vectorized", "tfdp.DPSGD, vectorized", "keras", "keras_sgd"),
     Contestant("keras_adam", "plain Keras Adam", "keras", "keras_adam"),
     Contestant("tfdp_adam", "tfdp.DPAdam, one-pass", "keras", "keras_adam"),
@@ -79,5 +80,12 @@ _ALL = (
 )
 CONTESTANTS = {contestant.name: contestant for contestant in _ALL}
 
-_EXTRA = ("keras_adam", "tfdp_adam", "tfdp_sign_sgd", "tfdp_sign_adam", "tfdp_dpsur")
+_EXTRA = (
+    "tfdp_philox",
+    "keras_adam",
+    "tfdp_adam",
+    "tfdp_sign_sgd",
+    "tfdp_sign_adam",
+    "tfdp_dpsur",
+)
 DEFAULT = tuple(name for name in CONTESTANTS if name not in _EXTRA)

@@ -111,6 +111,25 @@ def from_array_record(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> Any
     return Records(path, len(y))
 
 
+def from_hugging_face(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> Any:
+    """Returns a data set of Hugging Face's `datasets`, on disk; its examples are dicts."""
+    import datasets
+
+    # Lists of one length: `Array3D` is slow to read.
+    pixels = datasets.Sequence(datasets.Value("float32"), length=x[0].size)
+    kinds = datasets.Features({"image": pixels, "label": datasets.Value("int64")})
+
+    def parts() -> Iterator[datasets.Dataset]:
+        for i in range(0, len(y), 10_000):
+            rows = slice(i, i + 10_000)
+            columns = {"image": list(x[rows].reshape([-1, x[0].size])), "label": y[rows].tolist()}
+            yield datasets.Dataset.from_dict(columns, features=kinds)
+
+    path = str(folder / "hugging_face")
+    datasets.concatenate_datasets(list(parts())).save_to_disk(path)
+    return datasets.load_from_disk(path).with_format("numpy")
+
+
 SOURCES: dict[str, Callable] = {
     "arrays in memory": from_memory,
     "memory map": from_memory_map,
@@ -118,12 +137,15 @@ SOURCES: dict[str, Callable] = {
     "HDF5": from_hdf5,
     "`__getitem__` of a memory map": from_items,
     "ArrayRecord": from_array_record,
+    "Hugging Face `datasets`": from_hugging_face,
 }
+# Of sources whose examples are dicts.
+NAMES = {from_hugging_face: {"features": "image", "label": "label"}}
 
 
-def rows_per_second(data: Any, batch: int, seconds: float) -> float:
+def rows_per_second(data: Any, batch: int, seconds: float, **names: str) -> float:
     """Returns the rows that are read in one second, of batches that are only drawn."""
-    batches = iter(tfdp.data.poisson_batches(data, expected_batch_size=batch).repeat())
+    batches = iter(tfdp.data.poisson_batches(data, expected_batch_size=batch, **names).repeat())
     for _ in range(4):
         next(batches)
     rows, begin = 0, time.perf_counter()
@@ -234,7 +256,8 @@ def print_reading(folder: pathlib.Path, size: int, seconds: float) -> None:
         except ImportError as error:
             print(f"| {name} | not installed: {error.name} |" + " |" * (len(BATCHES) - 1))
             continue
-        rates = [f"{rows_per_second(data, batch, seconds):,.0f}" for batch in BATCHES]
+        names = NAMES.get(make, {})
+        rates = [f"{rows_per_second(data, batch, seconds, **names):,.0f}" for batch in BATCHES]
         print(f"| {name} | {' | '.join(rates)} |", flush=True)
 
 
@@ -245,10 +268,8 @@ def print_steps(folder: pathlib.Path, gigabytes: float, steps: int) -> None:
     large = tf.data.Dataset.range(size).map(lambda i: (block[i % 1024], i % 10))
     tfdp.data.write_examples(large, folder / "large")
     print(
-        print(
-            "| data | step, ms | waits for data, ms | peak MiB, mapped files included | "
-            "MiB without files, at the end |"
-        )
+        "| data | step, ms | waits for data, ms | peak MiB, mapped files included | "
+        "MiB without files, at the end |"
     )
     print("|---|---|---|---|---|")
     for name, place in (

@@ -10,6 +10,10 @@ more workers than cores, they wait for each other.
     python -m benchmarks.distributed --predict --parameters 26010 --step_ms 100
 
 Predicts steps of many replicas by a ring all-reduce, from what was measured on one.
+
+    python -m benchmarks.distributed --draws
+
+Times draws of a replica's batch from parts of many sizes.
 """
 
 import os
@@ -18,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import subprocess
@@ -32,6 +37,9 @@ from benchmarks import networks
 from benchmarks.keras_steps import make_loss, make_optimizer
 from benchmarks.problems import PROBLEMS
 from experiments import workers
+from tfdp._random.key_streams import KeyStream
+from tfdp.accounting.sampling import PoissonSampling
+from tfdp.data.source import draw_indices
 
 CONTESTANTS = {"plain Keras": "keras_sgd", "tfdp.DPSGD": "tfdp_one_pass"}
 _EXAMPLES = 16_384
@@ -160,6 +168,35 @@ class CostModel:
         return "\n".join(lines)
 
 
+def draws(rows: int, repeats: int) -> str:
+    """Times what a replica does to choose its examples, and returns a Markdown table.
+
+    Args:
+      rows: Expected rows of a replica.
+      repeats: Turns of 100 draws each.
+    """
+    lines = ["| examples | replicas | rows of each, expected | at most | CPU ms a draw |"]
+    lines.append("|---|---|---|---|---|")
+    keys = KeyStream()
+    for size, parts in ((60_000, 1), (10**6, 1), (10**9, 1), (10**9, 1000)):
+        sampling = PoissonSampling(size, parts * rows, parts=parts, largest_part=size // parts)
+        draw = tf.function(functools.partial(_draw, keys, sampling, size // parts))
+        draw()
+        times = []
+        for _ in range(repeats):
+            begin = time.process_time()
+            for _ in range(100):
+                draw()
+            times.append(10 * (time.process_time() - begin))
+        cells = f"{size:,}", f"{parts:,}", f"{rows:,}", f"{sampling.padded_batch_size:,}"
+        lines.append(f"| {' | '.join(cells)} | {statistics.median(times):.2f} |")
+    return "\n".join(lines)
+
+
+def _draw(keys: KeyStream, sampling: PoissonSampling, size: int) -> tf.Tensor:
+    return draw_indices(keys.next_key(), sampling, size)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints, or is a worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -169,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--turn_seconds", type=float, default=1.0, help="About.")
     parser.add_argument("--predict", action="store_true", help="Predicts instead of measuring.")
+    parser.add_argument("--draws", action="store_true", help="Times draws, in this process.")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 8, 64, 1000])
     parser.add_argument("--step_ms", type=float, default=100.0, help="Measured, of one replica.")
     parser.add_argument("--parameters", type=int, default=26_010)
@@ -183,6 +221,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cost.parts(1)["clipped sum"] < 0:
             parser.error("--step_ms must be at least the noise, --noise_ns times --parameters")
         print(cost.table(arguments.replicas))
+        return
+    if arguments.draws:
+        print(draws(arguments.rows[0], arguments.repeats))
         return
     if workers.index() is None:
         print(table(arguments))

@@ -1,9 +1,11 @@
 """Training steps of Keras, tfdp and TensorFlow Privacy, through `model.fit`."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
 import platform
+import unittest.mock
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
@@ -20,13 +22,14 @@ from tfdp.data.batches import PoissonBatches
 _TFDP = {
     "tfdp_one_pass": (tfdp.DPSGD, "one_pass"),
     "tfdp_secure": (tfdp.DPSGD, "one_pass"),
+    "tfdp_philox": (tfdp.DPSGD, "one_pass"),
     "tfdp_vectorized": (tfdp.DPSGD, "vectorized"),
     "tfdp_adam": (tfdp.DPAdam, "one_pass"),
     "tfdp_sign_sgd": (tfdp.DPSignSGD, "one_pass"),
     "tfdp_sign_adam": (tfdp.DPSignAdam, "one_pass"),
     "tfdp_dpsur": (tfdp.DPSURSGD, "one_pass"),
 }
-_SELECTIVE, _SECURE = "tfdp_dpsur", "tfdp_secure"
+_SELECTIVE, _SECURE, _PHILOX = "tfdp_dpsur", "tfdp_secure", "tfdp_philox"
 _TF_PRIVACY = {
     "tf_privacy": ("dp_optimizer_keras", "DPKerasSGDOptimizer"),
     "tf_privacy_vectorized": ("dp_optimizer_keras_vectorized", "VectorizedDPKerasSGDOptimizer"),
@@ -50,6 +53,7 @@ class KerasSteps:
         else:
             self._data = _poisson_batches(problem, settings, contestant == _SECURE)
             sampling = self._data.sampling
+        self._philox = contestant == _PHILOX
         self._model = networks.build(problem)
         if settings.jit_compile:
             networks.let_xla_compile(self._model)
@@ -66,7 +70,9 @@ class KerasSteps:
 
     def run(self, steps: int) -> None:
         """Takes so many steps (logical ones, of Poisson batches)."""
-        self._model.fit(self._data, steps_per_epoch=self._calls * steps, verbose=0)
+        noise = unittest.mock.patch("tfdp._random.chacha.normals", _philox_normals)
+        with noise if self._philox else contextlib.nullcontext():  # The first call traces the step.
+            self._model.fit(self._data, steps_per_epoch=self._calls * steps, verbose=0)
 
     @staticmethod
     def versions() -> dict[str, str]:
@@ -77,6 +83,11 @@ class KerasSteps:
             "tfdp": tfdp.__version__,
             **{name: importlib.metadata.version(name) for name in names},
         }
+
+
+def _philox_normals(key: tf.Tensor, size: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Draws normal numbers `[size]` by TensorFlow's generator, for comparison."""
+    return tf.random.stateless_normal([size], key[-2:], dtype=dtype, alg="philox")
 
 
 def make_loss(contestant: str) -> tf.keras.losses.Loss:

@@ -35,7 +35,12 @@ NOTES = """- Random rows, {batches}. Private steps clip to norm \
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Returns the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=PROBLEMS, default="mnist_cnn")
+    parser.add_argument(
+        "--model",
+        type=_network,
+        default="mnist_cnn",
+        help=f"one of {', '.join(PROBLEMS)}, or mlp_WIDTH: two hidden layers",
+    )
     parser.add_argument("--batch", type=_positive, nargs="+", default=[256], help="rows per step")
     parser.add_argument("--repeats", type=_positive, default=15, help="turns of each")
     parser.add_argument(
@@ -44,8 +49,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--contestants",
         default=",".join(DEFAULT),
-        help=f"comma-separated, out of {', '.join(CONTESTANTS)}; by default all without Adam "
-        "or signs",
+        help=f"comma-separated, out of {', '.join(CONTESTANTS)}; by default all without "
+        "Philox, Adam or signs",
     )
     parser.add_argument(
         "--peer_python", default=sys.executable, help="Python that has Opacus and JAX-Privacy"
@@ -70,6 +75,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if unknown:
         parser.error(f"--contestants must be out of {', '.join(CONTESTANTS)}: {unknown}")
     return options
+
+
+def _network(name: str) -> str:
+    try:
+        problem(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name
 
 
 def _positive(text: str) -> int:
@@ -108,7 +121,7 @@ def _as_users(options: argparse.Namespace) -> str:
         results[batch] = user.measure(problem(options.model), *arguments)
     versions = ", ".join(f"{name} {version}" for name, version in KerasSteps.versions().items())
     return (
-        f"Network `{options.model}`, {PROBLEMS[options.model].parameters:,} parameters\n\n"
+        f"Network `{options.model}`, {problem(options.model).parameters:,} parameters\n\n"
         f"{user.table(results)}\n\n{versions}; {os.cpu_count()} processors\n- Random rows, "
         f"{size:,} examples; {options.repeats} turns of about {options.turn_seconds:g} s, each one "
         "`fit`; medians of ratios turn by turn, and quartiles."
@@ -122,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(_as_users(options), flush=True)
         return
     done = measure(options)
-    parameters = PROBLEMS[options.model].parameters
+    parameters = problem(options.model).parameters
     notes = NOTES.format(
         batches=f"in {StepSettings.batches} batches that are taken in turn"
         if options.dataset_size is None

@@ -97,6 +97,17 @@ def test_one_event_shows_nearly_all_of_an_epsilon():
     )
 
 
+@pytest.mark.slow
+def test_an_inversion_integral_is_between_the_bounds():
+    """A third method, which takes no losses apart and has no grid of them."""
+    q, sigma, steps, delta = _HARD[1]
+    parts = [(sampled_gaussian(q, sigma), steps)]
+    least, most = composition.least_epsilon(parts, delta), composition.epsilon(parts, delta)
+    found = [reference.rarely_large_delta(e, q, sigma, steps) for e in (3.64, least, most)]
+    assert found[0] > 1.3 * delta
+    assert found[1] >= delta * (1 - 1e-5) and found[2] <= delta * (1 + 1e-5)
+
+
 def test_a_sum_of_parts_is_that_of_all():
     q, sigma, steps, delta = _HARD[4]
     pair = sampled_gaussian(q, sigma)

@@ -20,3 +20,9 @@ def test_predictions_are_printed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("| 1 |") and lines[2].endswith("| 50.0 | 1.00 |")
     assert lines[3].startswith("| 1,000 |")
+
+
+def test_draws_are_timed_for_one_part_and_for_many():
+    _, _, *rows = distributed.draws(64, 1).splitlines()
+    most = [int(row.split("|")[4].replace(",", "")) for row in rows]
+    assert 64 < most[0] <= most[2] < most[3]  # Of 10^9 examples: one part, and a thousand.

@@ -399,7 +399,7 @@ def test_a_torn_batch_that_is_kept_is_caught(tmp_path, monkeypatch):
 
 def test_two_computations_at_once(tmp_path, monkeypatch):
     # Both have found nothing in the cache when either of them writes.
-    original, barrier, results = module._locked, threading.Barrier(2, timeout=30), []
+    original, barrier, results = module._locked, threading.Barrier(2, timeout=300), []
 
     def together(*args):
         barrier.wait()

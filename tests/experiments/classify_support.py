@@ -27,11 +27,11 @@ def classify_here(*arguments):
     return classify.run(parse(*arguments))
 
 
-def start(*arguments):
-    """Starts it as a user does."""
+def start(*arguments, program=("-m", "experiments.classify")):
+    """Starts it as a user does, or another program instead."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-m", "experiments.classify", *arguments],
+        [sys.executable, *program, *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdout=subprocess.PIPE,

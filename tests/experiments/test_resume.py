@@ -1,7 +1,6 @@
 import csv
 import io
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -69,17 +68,31 @@ def interrupt(monkeypatch, after_epochs, *arguments):
             classify_here(*arguments)
 
 
+KILLED = """
+import os, signal
+from absl import flags
+from experiments import classify, cli, training
+end_epoch = training.Training.end_epoch
+
+def end_or_die(self, *args):
+    if len(self.rows) == 2:  # The third epoch has been trained, and is not saved.
+        os.kill(os.getpid(), signal.SIGKILL)
+    return end_epoch(self, *args)
+
+training.Training.end_epoch = end_or_die
+classify.define_flags(flags.FLAGS)
+cli.run(classify.main)
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_run_resumes_as_if_nothing_had_happened(tmp_path):
     arguments = ("--epochs=6", "--method=dpsignsgd", *FIXED)
     whole = start(f"--output_dir={tmp_path / 'whole'}", *arguments)
-    killed = start(f"--output_dir={tmp_path / 'killed'}", *arguments)
-    while killed.poll() is None and not (tmp_path / "killed/checkpoint/checkpoint").exists():
-        time.sleep(0.01)
-    time.sleep(0.2)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    killed = start(f"--output_dir={tmp_path / 'killed'}", *arguments, program=("-c", KILLED))
+    _, errors = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, errors
+    assert (tmp_path / "killed" / "checkpoint" / "checkpoint").exists()
     assert not (tmp_path / "killed" / "result.json").exists()
 
     resumed = start(f"--output_dir={tmp_path / 'killed'}", *arguments)

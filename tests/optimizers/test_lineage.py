@@ -46,10 +46,12 @@ def steps_of_a_copy(first, second):
     """
     models, found = [], []
     for strategy in (first, second):
+        # Outside of the scope: weights of another strategy's model cannot be read within.
+        weights = models[-1].get_weights() if models else None
         with STRATEGIES[strategy]().scope():
             model = compiled()
-            if models:
-                model.set_weights(models[-1].get_weights())
+            if weights is not None:
+                model.set_weights(weights)
         models.append(model)
         train(model, 1)
         found.append(tfdp_ledger(model).steps)

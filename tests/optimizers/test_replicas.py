@@ -73,6 +73,24 @@ def test_the_update_is_that_of_one_replica(optimizer, parts, reduction, counts):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
+def test_functions_that_return_a_scalar(reduce):
+    """Keras divides what they return by the number of replicas."""
+
+    def loss(y, prediction):
+        return reduce(support.crossentropy("none")(y, prediction))
+
+    def update(strategy):
+        with strategy.scope():
+            model = support.compiled(sgd()(), network(), loss=loss)
+        model.fit(chunks(1), verbose=0)
+        return support.flat(model.get_weights())
+
+    alone, together = (update(s) for s in (tf.distribute.get_strategy(), mirrored(2)))
+    np.testing.assert_allclose(together, alone, atol=2e-6)
+
+
+@pytest.mark.slow
 def test_losses_that_are_divided_by_the_number_of_replicas_are_caught(monkeypatch):
     """Mutant: Keras's share of the mean is taken for the loss of an example."""
     monkeypatch.setattr(reductions.Reduction, "of_all_replicas", lambda own: own.losses)

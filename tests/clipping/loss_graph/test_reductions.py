@@ -305,6 +305,126 @@ def test_losses_as_keras_users_give_them(loss):
     np.testing.assert_allclose(trained(loss), trained(none), atol=1e-6)
 
 
+def moved(model, loss, x, y):
+    """Changes of a model's weights by a step without noise, of SGD."""
+    before = model.get_weights()
+    model.compile(support.tfdp.DPSGD(CLIP, 0.0, N, learning_rate=1.0), loss)
+    model.fit(tf.data.Dataset.from_tensors((x, y)), verbose=0)
+    return support.flat(b - v for b, v in zip(before, model.get_weights(), strict=True))
+
+
+def square(y, p):
+    return tf.reduce_sum(tf.square(tf.one_hot(tf.cast(y, tf.int32), 3) - p), axis=-1)
+
+
+def overlap(y, p):
+    return tf.reduce_sum(tf.abs(p), axis=-1)
+
+
+def mean_of(values):
+    return tf.reduce_mean(values)
+
+
+# What a user's function returns, and what it is for one example.
+SCALARS = {
+    "mean": (lambda y, p: mean_of(square(y, p)), square),
+    "sum": (lambda y, p: tf.reduce_sum(square(y, p)), square),
+    "two means": (
+        lambda y, p: mean_of(square(y, p)) + 0.5 * mean_of(overlap(y, p)),
+        lambda y, p: square(y, p) + 0.5 * overlap(y, p),
+    ),
+    "difference": (
+        lambda y, p: 1 - mean_of(overlap(y, p)) - mean_of(square(y, p)) / 4,
+        lambda y, p: -overlap(y, p) - square(y, p) / 4,
+    ),
+    "factor of a sum": (
+        lambda y, p: 3.0 * (mean_of(square(y, p)) - mean_of(overlap(y, p))) / 2,
+        lambda y, p: 1.5 * (square(y, p) - overlap(y, p)),
+    ),
+    "negative sum": (lambda y, p: -tf.reduce_sum(overlap(y, p)), lambda y, p: -overlap(y, p)),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", SCALARS)
+def test_functions_that_return_a_scalar(name):
+    """Keras sums the scalar, and divides it by one."""
+    scalar, example = SCALARS[name]
+    expected = support.looped_clipped_sum(support.small_model(), X, Y, CLIP, loss=example) / N
+    found = moved(support.small_model(), scalar, X, Y)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_signs_that_are_lost_are_caught(monkeypatch):
+    """Mutant: a difference is read as a sum."""
+    monkeypatch.setattr(tf, "negative", tf.identity)
+    with pytest.raises(AssertionError):
+        test_functions_that_return_a_scalar("difference")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, p: tf.sqrt(mean_of(square(y, p))),
+        lambda y, p: mean_of(square(y, p)) - tf.reduce_max(overlap(y, p)),
+        lambda y, p: mean_of(square(y, p)) / mean_of(overlap(y, p)),
+        lambda y, p: mean_of(square(y, p)) * mean_of(overlap(y, p)),
+        lambda y, p: tf.reduce_sum(square(y, p)) / 100,
+    ],
+    ids=["root", "maximum", "ratio", "product", "divided sum"],
+)
+def test_other_scalars_are_refused(loss):
+    with pytest.raises(ValueError, match=r"one value per example.*sum or mean"):
+        moved(support.small_model(), loss, X, Y)
+
+
+TOKENS = np.random.default_rng(3).normal(size=[N, 7, 3]).astype("float32")
+TOKENS[np.arange(7)[None] > np.arange(N)[:, None] % 8] = 0  # Some have no padding.
+
+
+def test_tokens_that_keras_masks():
+    """Keras divides by the tokens of the batch; the loss of an example is the mean of its own."""
+
+    def model(masking):
+        tf.keras.utils.set_random_seed(0)
+        inputs = layers.Input([7, 3])
+        hidden = layers.Dense(4, activation="tanh")(masking(inputs))
+        return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+    def example(number, prediction):
+        tokens = tf.gather(TOKENS, tf.cast(number, tf.int32))
+        kept = tf.cast(tf.reduce_any(tokens != 0, axis=-1), tf.float32)
+        losses = tf.keras.losses.sparse_categorical_crossentropy(
+            tf.zeros_like(kept), prediction, from_logits=True
+        )
+        return tf.reduce_sum(losses * kept) / tf.reduce_sum(kept)
+
+    expected = support.looped_clipped_sum(
+        model(tf.identity), TOKENS, np.arange(N), CLIP, loss=example
+    )
+    found = moved(model(layers.Masking()), support.crossentropy("auto"), TOKENS, np.zeros([N, 7]))
+    np.testing.assert_allclose(found, expected / N, rtol=1e-4, atol=1e-6)
+
+
+def test_one_loss_in_a_column():
+    """`add_loss` takes losses `[rows, 1]`, such as those of `ctc_batch_cost`."""
+    inputs = layers.Input([4])
+    model = tf.keras.Model(inputs, layers.Dense(2)(inputs))
+    model.add_loss(tf.square(model.output[:, :1] - 1))
+    weights = model.get_weights()
+    found = moved(model, None, X, Y)
+    model.set_weights(weights)
+    expected = support.looped_clipped_sum(
+        model, X, Y, CLIP, loss=lambda y, p: tf.square(p[:, 0] - 1)
+    )
+    np.testing.assert_allclose(found, expected / N, rtol=1e-5, atol=1e-6)
+
+
+def test_hinge_says_what_to_write():
+    with pytest.raises(ValueError, match="labels -1 and 1, the loss is"):
+        moved(support.small_model(), "hinge", X, np.ones([N, 3], "float32"))
+
+
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("reduction", ["none", "sum_over_batch_size"])
 def test_several_outputs_with_weights_and_a_regulariser(reduction):

@@ -97,6 +97,26 @@ def test_a_piece_that_is_left_out_of_the_norm_is_caught(case, monkeypatch):
     assert np.linalg.norm(found - expected) > 0.1
 
 
+@pytest.mark.parametrize("engine_class", [ExpectsRows, OnePassEngine])
+def test_half_precision_gradients_of_an_operation_without_a_rule_are_summed_in_float32(
+    engine_class,
+):
+    """1,000 equal examples; a sum in bfloat16 stops at 256 times the addend."""
+    weights = tf.Variable(tf.zeros([1, 1, 4], tf.bfloat16))
+    engine = engine_class(CLIP)
+
+    @tf.function
+    def clipped(x):
+        losses = tf.reduce_sum(tf.matmul(x, weights), [1, 2])
+        return engine.clipped_sum(losses, [weights], tf.constant([1, 2])).gradients[0]
+
+    found = clipped.get_concrete_function(tf.TensorSpec([None, 1, 1], tf.bfloat16))(
+        tf.ones([1000, 1, 1], tf.bfloat16)
+    )
+    assert "vectorised" in engine.report().entries[0].how
+    np.testing.assert_allclose(np.float32(found), 1000 * CLIP / 2, rtol=2**-8)
+
+
 def operations_of(blocks):
     """The number of operations of a private step of a network of so many blocks."""
     x = y = layers.Input([8, 8, 4])

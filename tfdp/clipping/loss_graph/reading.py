@@ -268,6 +268,9 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
       ValueError: The loss is reduced in other ways, has more than one dimension, does not depend
         on the batch, or the model keeps a state that depends on the batch (BatchNormalization).
     """
+    if loss.shape.rank and loss.shape[1:].num_elements() == 1:  # Also `[rows, 1]`.
+        with loss.graph.as_default():
+            loss = tf.reshape(loss, [-1])
     if loss.shape.rank not in (0, 1):
         raise ValueError(
             "Argument `loss` must hold one value per example, shape [batch]. Received a loss of "
@@ -285,10 +288,10 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
     lookup_tables.keep_shapes([loss])
     terms: list[tf.Tensor] = []
     public: list[tf.Tensor] = []
-    for addend in _addends(loss):
-        depends = depends_on(addend, data)
-        (terms if depends or addend.shape.rank != 0 else public).append(addend)
     with loss.graph.as_default():
+        for addend in reductions.addends(loss, lambda tensor: depends_on(tensor, data)):
+            depends = depends_on(addend, data)
+            (terms if depends or addend.shape.rank != 0 else public).append(addend)
         reduced = [reductions.of_term(t, lambda tensor: depends_on(tensor, data)) for t in terms]
     for term, found in zip(terms, reduced, strict=True):
         if found is None:
@@ -418,12 +421,3 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
 def depends_on(tensor: tf.Tensor, data: set) -> bool:
     """Returns whether a tensor is computed from one of those that `data` refers to."""
     return any(output.ref() in data for op in cone([tensor])[0] for output in op.outputs)
-
-
-def _addends(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the terms of a sum, through nested additions."""
-    if tensor.op.type in ("AddN", "AddV2", "Add"):
-        return [addend for t in tensor.op.inputs for addend in _addends(t)]
-    if tensor.op.type == "Identity":
-        return _addends(tensor.op.inputs[0])
-    return [tensor]

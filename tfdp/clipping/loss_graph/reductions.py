@@ -10,7 +10,8 @@ from tfdp.clipping import devices
 from tfdp.clipping.loss_graph.copying import cone
 
 SUM, MEAN = "sum", "mean"
-_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
+_KEEP_FACTORS = frozenset({"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze"})
+_DIVISIONS = frozenset({"DivNoNan", "RealDiv"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,38 @@ class Reduction:
         """
         replicas = devices.replicas()
         return self.losses * replicas if self.kind == MEAN and replicas > 1 else self.losses
+
+
+def addends(tensor: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> list[tf.Tensor]:
+    """Returns the terms of a sum, through nested additions; makes operations where needed.
+
+    A scalar may also be a difference, or a sum that is multiplied or divided by something public.
+    Keras sums the scalar that a loss function returns, and divides it by one.
+
+    Args:
+      tensor: A loss.
+      depends_on_data: Whether a tensor does.
+    """
+    op = tensor.op
+    if op.type in ("AddN", "AddV2", "Add"):
+        return [addend for t in op.inputs for addend in addends(t, depends_on_data)]
+    if op.type == "Identity" or (op.type in ("Mean", "Sum") and op.inputs[0].shape.rank == 0):
+        return addends(op.inputs[0], depends_on_data)
+    if tensor.shape.rank != 0:
+        return [tensor]
+    if op.type == "Neg":
+        return [tf.negative(term) for term in addends(op.inputs[0], depends_on_data)]
+    if op.type == "Sub":
+        a, b = (addends(t, depends_on_data) for t in op.inputs)
+        return [*a, *map(tf.negative, b)]
+    if op.type == "Mul":
+        private, public = _factors(op, depends_on_data)
+        terms = [] if private is None else addends(private, depends_on_data)
+        return [term * public for term in terms] if len(terms) > 1 else [tensor]
+    if op.type in _DIVISIONS and not depends_on_data(op.inputs[1]):
+        terms = addends(op.inputs[0], depends_on_data)
+        return [term / op.inputs[1] for term in terms] if len(terms) > 1 else [tensor]
+    return [tensor]
 
 
 def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
@@ -61,10 +94,34 @@ def of_term(term: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> Re
         return Reduction(_within(entries, tf.reduce_sum), SUM)
     if op.type == "Mean" and op.inputs[0].shape.rank:
         return Reduction(_within(op.inputs[0], tf.reduce_mean), MEAN)
-    if op.type in ("RealDiv", "DivNoNan"):
+    if op.type == "Neg":
+        found = of_term(op.inputs[0], depends_on_data)
+        return (
+            None if found is None else dataclasses.replace(found, losses=tf.negative(found.losses))
+        )
+    if op.type in _DIVISIONS:
         losses = _divided(op.inputs[0], op.inputs[1], depends_on_data)
-        return None if losses is None else Reduction(losses, MEAN)
+        if losses is not None:
+            return Reduction(losses, MEAN)
+        return _scaled_down(op, depends_on_data)
     return None
+
+
+def _scaled_down(
+    op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]
+) -> Reduction | None:
+    """Finds what a term reduces that is divided by something public.
+
+    A sum over examples that is divided by a number may have been meant as a mean: None, but for 1.
+    """
+    term, number = op.inputs
+    found = None if depends_on_data(number) else of_term(term, depends_on_data)
+    if found is None or found.kind == MEAN:
+        return found and Reduction(found.losses / number, MEAN)
+    if tf.get_static_value(number) != 1:
+        return None
+    # Keras takes the scalar for a mean, and divides it by the number of replicas.
+    return Reduction(found.losses * devices.replicas(), found.kind)
 
 
 def _multiplied(op: tf.Operation, depends_on_data: Callable[[tf.Tensor], bool]) -> Reduction | None:
@@ -101,7 +158,8 @@ def _divided(
     if entries is None:
         return None
     if _is_number_of_entries(number, entries):
-        return _within(entries, tf.reduce_mean)
+        valid = _mean_of_valid(entries)
+        return _within(entries, tf.reduce_mean) if valid is None else valid
     if _is_number_of_rows(number, entries, depends_on_data):
         return _within(entries, tf.reduce_sum)
     if number.op.type != "Sum" or number.op.inputs[0].shape.rank != entries.shape.rank:
@@ -111,8 +169,50 @@ def _divided(
         return None
     if entries.shape.rank == 1:
         return entries
-    weights = tf.cast(number.op.inputs[0], entries.dtype)
-    return tf.math.divide_no_nan(_within(entries, tf.reduce_sum), _within(weights, tf.reduce_sum))
+    return _weighted_mean(entries, number.op.inputs[0])
+
+
+def _weighted_mean(entries: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns means within the rows of entries that were multiplied by weights."""
+    weights = _within(tf.cast(weights, entries.dtype), tf.reduce_sum)
+    return tf.math.divide_no_nan(_within(entries, tf.reduce_sum), weights)
+
+
+def _mean_of_valid(entries: tf.Tensor) -> tf.Tensor | None:
+    """Returns means within the rows of the entries that a mask of Keras keeps, or None.
+
+    Keras multiplies the mask by the number of all entries, and divides it by how many it keeps, so
+    that the mean of all is the mean of these: a weighted mean.
+    """
+    path = _path_to_mask(entries)
+    if path is None:
+        return None
+    share = next(t for t in path[-1].inputs if t.op.type == "RealDiv" and t.shape.rank == 0)
+    replaced, kept = share, tf.ones([], share.dtype)
+    for op in reversed(path):  # The same product without the share.
+        inputs = [kept if t is replaced else t for t in op.inputs]
+        types = [t.dtype for t in op.outputs]
+        kept = op.graph.create_op(op.type, inputs, types, attrs=dict(op.node_def.attr)).outputs[0]
+        replaced = op.outputs[0]
+    return _weighted_mean(kept, _before(share.op.inputs[1]).op.inputs[0])
+
+
+def _path_to_mask(product: tf.Tensor) -> list[tf.Operation] | None:
+    """Returns the operations from a product to where its mask is multiplied as Keras does."""
+    op = product.op
+    if op.type == "Mul":
+        for share, mask in (op.inputs, reversed(op.inputs)):
+            if share.op.type != "RealDiv" or share.shape.rank != 0:
+                continue
+            total, valid = map(_before, share.op.inputs)
+            kept = valid.op.inputs[0] if valid.op.type == "Sum" else None
+            if kept is not None and kept.shape.rank and is_factor(kept, mask):
+                return [op] if _is_number_of_entries(total, kept) else None
+    inputs = {t.ref(): t for t in op.inputs}  # Of a square, once.
+    for tensor in inputs.values() if op.type == "Mul" or op.type in _KEEP_FACTORS else []:
+        if (path := _path_to_mask(tensor)) is not None:
+            return [op, *path]
+    return None
 
 
 def _summed(op: tf.Operation) -> tf.Tensor | None:
@@ -192,7 +292,8 @@ def is_factor(factor: tf.Tensor, product: tf.Tensor) -> bool:
     if product.ref() == factor.ref():
         return True
     op = product.op
-    if op.type in _KEEP_FACTORS or (op.type in ("Mean", "Sum") and _keeps_rows(op)):
+    keeps = op.type in _KEEP_FACTORS or op.type in _DIVISIONS
+    if keeps or (op.type in ("Mean", "Sum") and _keeps_rows(op)):
         return is_factor(factor, op.inputs[0])
     if op.type == "Mul":
         containing = [t for t in op.inputs if cone([t], {factor.ref()})[1]]

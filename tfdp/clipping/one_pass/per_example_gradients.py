@@ -313,7 +313,7 @@ class Direct(Contribution):
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`."""
         given = tensors if self._as_they_are else [widen(t) for t in tensors]
-        found = self._function(*given)
+        found = widen(self._function(*given))
         return found if found.shape.rank == 2 else reshaped(found, [-1, self.size])
 
 

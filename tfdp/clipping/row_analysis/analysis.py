@@ -8,6 +8,7 @@ where its inputs do (`transfer_functions`). An operation without one is not prov
 known to mix examples is an error.
 """
 
+import collections
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -68,13 +69,23 @@ PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
 }
 
 
+_REMEDIES: dict[str, str] = collections.defaultdict(
+    lambda: (
+        "Compute each example's output from that example alone: statistics over features, time or "
+        "pixels instead of over the batch (LayerNormalization, GroupNormalization)."
+    ),
+    All=(
+        "Keras's hinge losses ask whether all labels of the batch are 0 or 1: with labels -1 and "
+        "1, the loss is `lambda y, p: tf.maximum(1 - y * p, 0)`."
+    ),
+)
+
+
 def mixes(op: tf.Operation, how: str) -> ValueError:
     """Returns the error for an operation that is known to mix examples."""
     return ValueError(
         f"The operation '{op.name}' ({op.type}) mixes examples: {how}. No gradient then belongs to "
-        "one example, and clipping it would not make the training private. Compute each example's "
-        "output from that example alone: statistics over features, time or pixels instead of over "
-        "the batch (LayerNormalization, GroupNormalization)."
+        f"one example, and clipping it would not make the training private. {_REMEDIES[op.type]}"
     )
 
 
