@@ -70,7 +70,7 @@ def test_examples_of_pages(path, capsys):
 
 def test_every_page_with_examples_is_run():
     """Pages of other tests are named below; the package's page is run from the wheel."""
-    others = {"accounting", "guarantee", "vae", "package"}
+    others = {"accounting", "auditing", "guarantee", "vae", "package"}
     run = {pathlib.Path(path).stem for path in PAGES} | others
     # scaling.md needs several devices: tests/optimizers/test_replicas.py; others show excerpts.
     excerpts = {"scaling", "noise"}
@@ -109,7 +109,8 @@ def test_every_public_name_is_in_the_reference():
 
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     packages = [
-        *(tfdp, tfdp.accounting, tfdp.clipping, tfdp.contrib, tfdp.data, tfdp.models),
+        *(tfdp, tfdp.accounting, tfdp.auditing, tfdp.clipping, tfdp.contrib, tfdp.data),
+        tfdp.models,
     ]
     for package in packages:
         for name in package.__all__:
@@ -153,3 +154,13 @@ def test_examples_of_the_guarantee(capsys):
     assert "refused: True\n1\n" in printed
     assert "running_mean/mean" in printed
     assert names["before"] < names["after"]
+
+
+@pytest.mark.slow
+def test_examples_of_auditing(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names = run_examples("docs/auditing.md")
+    printed = capsys.readouterr().out
+    assert "8.0 1000 {'clopper_pearson': 2.13" in printed and "Attack on 8 models" in printed
+    assert names["result"].steps == 88 and names["result"].lower_bound > 1
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.png", "audit.md", "lira.png"}

@@ -6,7 +6,7 @@ _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 
-from tfdp import accounting, callbacks, clipping, contrib, data, models  # noqa: E402
+from tfdp import accounting, auditing, callbacks, clipping, contrib, data, models  # noqa: E402
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
     calibrate_steps,
@@ -44,6 +44,7 @@ __all__ = [
     "SelectiveModel",
     "TermWiseVAE",
     "accounting",
+    "auditing",
     "calibrate_noise_multiplier",
     "calibrate_steps",
     "callbacks",

@@ -1,0 +1,416 @@
+"""Audits of private training: they find nothing where it is right, and every mutant."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tfdp.auditing import AuditError, CanaryAudit, check_sensitivity
+from tfdp.clipping import AdaptiveQuantileClipping
+from tfdp.data import source
+from tfdp.optimizers import base
+
+X, Y = support.small_data(24)
+CANARIES, BATCH, STEPS, DELTA = 1000, 256, 48, 1e-5
+NOISE = 1.5  # An epsilon of about 6 at q = 1/4.
+
+
+class Arrangement:
+    """An audit, its batches, and arguments of its optimizer."""
+
+    def __init__(self, expected_batch_size=BATCH, **batches):
+        self.audit = CanaryAudit(support.small_model(), (X, Y), CANARIES, seed=3)
+        self.batches = tfdp.data.poisson_batches(
+            self.audit.data,
+            expected_batch_size=expected_batch_size,
+            steps_per_epoch=STEPS,
+            seed=5,
+            **batches,
+        )
+
+    def optimizer(self, cls=tfdp.DPSGD, **changes):
+        arguments = {
+            "l2_norm_clip": 0.5,
+            "noise_multiplier": NOISE,
+            "learning_rate": 0.05,
+            "sampling": self.batches.sampling,
+            "noise_seed": 7,
+            **changes,
+        }
+        return cls(**arguments)
+
+    def result(self, optimizer, **kwargs):
+        model = self.audit.model
+        if isinstance(optimizer, tfdp.DPSURSGD):
+            model = tfdp.SelectiveModel(model)
+            self.audit.watch(optimizer)
+        support.compiled(optimizer, model, **kwargs)
+        model.fit(self.batches, epochs=1, callbacks=[self.audit.callback], verbose=0)
+        return self.audit.result(DELTA)
+
+
+CASES = {
+    "sgd": (tfdp.DPSGD, {"momentum": 0.9}, {}),
+    "adam": (tfdp.DPAdam, {}, {}),
+    "sign sgd": (tfdp.DPSignSGD, {}, {}),
+    "sign adam": (tfdp.DPSignAdam, {}, {}),
+    "vectorized": (tfdp.DPSGD, {"engine": "vectorized"}, {}),
+    "accumulation": (tfdp.DPAdam, {}, {"chunk_size": 200}),
+    "adaptive": (
+        tfdp.DPSGD,
+        {"clipping_rule": AdaptiveQuantileClipping(target_quantile=0.5)},
+        {},
+    ),
+    "secure": (tfdp.DPSGD, {"secure_noise": True}, {"padding": "full"}),
+}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", CASES)
+def test_audits_find_most_of_epsilon_and_no_more(name):
+    cls, arguments, batches = CASES[name]
+    arrangement = Arrangement(**batches)
+    result = arrangement.result(arrangement.optimizer(cls, **arguments))
+    result.check()
+    assert result.steps == STEPS and result.passed
+    assert result.epsilon / 2 <= result.lower_bound <= result.epsilon
+
+
+@pytest.mark.slow
+def test_audit_of_compiled_steps():
+    arrangement = Arrangement(padding="buckets")
+    result = arrangement.result(arrangement.optimizer(), jit_compile=True)
+    result.check()
+    assert result.epsilon / 2 <= result.lower_bound
+
+
+@pytest.mark.slow
+def test_audit_of_two_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        audit = CanaryAudit(support.small_model(), (X, Y), CANARIES, seed=3)
+        batches = tfdp.data.distributed_poisson_batches(
+            strategy,
+            lambda part, parts: tf.nest.map_structure(lambda a: a[part::parts], audit.data),
+            dataset_size=len(Y) + CANARIES,
+            expected_batch_size=BATCH,
+            seed=5,
+        )
+        optimizer = tfdp.DPAdam(0.5, NOISE, sampling=batches.sampling, noise_seed=7)
+        support.compiled(optimizer, audit.model, loss=support.crossentropy("sum"))
+    steps = {"epochs": STEPS // batches.steps_per_epoch, "steps_per_epoch": batches.steps_per_epoch}
+    audit.model.fit(batches, callbacks=[audit.callback], verbose=0, **steps)
+    result = audit.result(DELTA)
+    result.check()
+    assert result.epsilon / 2 <= result.lower_bound <= result.epsilon
+
+
+def selective(arrangement):
+    return arrangement.optimizer(
+        tfdp.DPSURSGD,
+        validation_batch_size=64,
+        validation_noise_multiplier=1.3,
+        momentum=0.9,
+        threshold=0.0,
+    )
+
+
+@pytest.mark.slow
+def test_audit_of_selective_updates():
+    """Accepted updates alone are seen, and each is as private as an update."""
+    arrangement = Arrangement()
+    result = arrangement.result(selective(arrangement))
+    result.check()
+    assert 1 < result.lower_bound <= result.epsilon
+
+
+# Mutants: an arrangement and its optimizer.
+
+
+def little_noise(monkeypatch):
+    correct = base.add_gaussian_noise
+    monkeypatch.setattr(base, "add_gaussian_noise", lambda t, s, k: correct(t, 0.6 * s, k))
+    arrangement = Arrangement()
+    return arrangement, arrangement.optimizer()
+
+
+def clip_skipped(monkeypatch):
+    arrangement = Arrangement()
+    optimizer = arrangement.optimizer()
+    optimizer._clipping = support.UnclippedEngine(0.5)
+    return arrangement, optimizer
+
+
+def sampled_twice_as_often(monkeypatch):
+    correct = source.draw_indices
+
+    def draw(key, sampling, size):
+        return correct(key, dataclasses.replace(sampling, expected_batch_size=2 * BATCH), size)
+
+    monkeypatch.setattr(source, "draw_indices", draw)
+    arrangement = Arrangement()
+    return arrangement, arrangement.optimizer()
+
+
+class MeanOverDrawn(tfdp.DPSGD):
+    def _add_noise(self, total, variables):
+        share = self.expected_batch_size / tf.shape(total.batch[0])[0]
+        noisy = super()._add_noise(total, variables)
+        return [sums * tf.cast(share, sums.dtype) for sums in noisy]
+
+
+def mean_over_drawn(monkeypatch):
+    arrangement = Arrangement(expected_batch_size=20)
+    return arrangement, arrangement.optimizer(MeanOverDrawn)
+
+
+def divided_by_drawn(monkeypatch):
+    """The noisy sums are right; what is done with them depends on how many were drawn."""
+    arrangement = Arrangement(expected_batch_size=20)
+    optimizer = arrangement.optimizer()
+    add_noise, rows = optimizer._add_noise, []
+
+    def noting(total, variables):
+        rows.append(tf.cast(tf.shape(total.batch[0])[0], tf.float32))
+        return add_noise(total, variables)
+
+    optimizer._add_noise = noting
+    optimizer._transform_private_gradient = lambda gradient: gradient * 20.0 / rows[-1]
+    return arrangement, optimizer
+
+
+def noise_comes_twice(monkeypatch):
+    arrangement = Arrangement()
+    optimizer = arrangement.optimizer()
+    correct = optimizer._noise.next_key
+    optimizer._noise.next_key = lambda position: correct(position // 2)
+    return arrangement, optimizer
+
+
+def rejected_momentum_stays(monkeypatch):
+    arrangement = Arrangement()
+    optimizer = selective(arrangement)
+    correct = optimizer.kept_variables
+
+    def kept():
+        trained = arrangement.audit.model.trainable_variables
+        return [*correct(), *(optimizer.get_slot(v, "momentum") for v in trained)]
+
+    optimizer.kept_variables = kept
+    return arrangement, optimizer
+
+
+# By mutant, the beginning of the check that must find it.
+MUTANTS = {
+    little_noise: "noise is as large",
+    clip_skipped: "lower bounds",
+    sampled_twice_as_often: "lower bounds",
+    mean_over_drawn: "noise is as large",
+    divided_by_drawn: "updates follow",
+    noise_comes_twice: "noise of different steps",
+    rejected_momentum_stays: "updates follow",
+}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutants_are_found(mutant, monkeypatch):
+    arrangement, optimizer = mutant(monkeypatch)
+    result = arrangement.result(optimizer)
+    assert [c for c in result.checks if c.name.startswith(MUTANTS[mutant]) and not c.passed], result
+    with pytest.raises(AuditError, match="must leak no more than its ledger says"):
+        result.check()
+
+
+# Canaries by themselves.
+
+
+def small_audit(num_canaries=30, model=None, data=(X, Y), **kwargs):
+    return CanaryAudit(model or support.small_model(), data, num_canaries, seed=1, **kwargs)
+
+
+def test_a_canary_moves_its_coordinate_by_the_clip_and_nothing_else():
+    audit = small_audit()
+    (x, numbers), y = audit.data
+    engine = tfdp.clipping.OnePassEngine(0.5)
+    sums = support.ClippedSum(engine, audit.model, (x, numbers), target_dtype=tf.int64)
+    alone = support.ClippedSum(engine, audit.model.base_model, X)
+    found, _ = sums.gradients((x, numbers), y)
+    expected, _ = alone.gradients(X, Y)
+    *others, coordinates = found
+    for a, b in zip(others, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    coins = audit._coins
+    assert 5 < coins.sum() < 25
+    np.testing.assert_allclose(np.abs(coordinates)[coins], 0.5, rtol=1e-5)
+    np.testing.assert_array_equal(np.asarray(coordinates)[~coins], 0)
+    assert len(np.unique(np.sign(coordinates)[coins])) == 1
+
+
+def test_other_examples_do_not_move_coordinates_and_outputs_are_theirs():
+    audit = small_audit()
+    outputs = audit.model((X, np.zeros(len(X), "int32")))
+    np.testing.assert_array_equal(outputs, audit.model.base_model(X))
+    audit.model.coordinates.assign(tf.random.normal([30]))
+    canaries = audit.model((X[:2], np.array([3, -1], "int32")))
+    np.testing.assert_array_equal(canaries[0], canaries[1])
+    np.testing.assert_allclose(canaries[0], audit.model.base_model(X[:1])[0], rtol=1e-6)
+
+
+def test_canaries_are_examples_of_full_sensitivity():
+    audit = small_audit()
+    model = support.compiled(tfdp.DPSGD(0.5, 1.0, expected_batch_size=10), audit.model)
+    found = check_sensitivity(model, audit.data, examples=16, verbose=False)
+    of_canaries = [m for m in found.movements if audit.data[0][1][m.example] > 0]
+    assert of_canaries
+    assert [m.removed for m in of_canaries] == pytest.approx([1.0] * len(of_canaries), abs=1e-5)
+    out = [m for m in found.movements if audit.data[0][1][m.example] < 0]
+    assert out and max(m.removed for m in out) < 1e-5
+
+
+def test_the_size_of_the_data_says_nothing_about_the_coins():
+    sizes = {len(CanaryAudit(support.small_model(), (X, Y), 40).data[1]) for _ in range(5)}
+    assert sizes == {len(Y) + 40}
+
+
+def test_coins_are_fair_secret_and_not_those_of_a_global_seed():
+    drawn = []
+    for _ in range(3):
+        tf.keras.utils.set_random_seed(0)
+        drawn.append(CanaryAudit(support.small_model(), (X, Y), 2000)._coins)
+    assert not np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[1], drawn[2])
+    assert abs(np.mean(drawn) - 0.5) < 7 * 0.5 / math.sqrt(6000)
+
+
+def nested_model():
+    inputs = {"a": support.layers.Input([4], name="a"), "b": support.layers.Input([2], name="b")}
+    hidden = support.layers.Dropout(0.3)(support.layers.Dense(5)(inputs["a"]))
+    outputs = [support.layers.Dense(3)(hidden), support.layers.Dense(1)(inputs["b"])]
+    return tf.keras.Model(inputs, outputs)
+
+
+@pytest.mark.slow
+def test_nested_inputs_and_several_outputs():
+    data = ({"a": X, "b": X[:, :2]}, (Y, X[:, :1]), np.ones(len(Y)))
+    audit = small_audit(model=nested_model(), data=data)
+    batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=20)
+    optimizer = tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling)
+    audit.model.compile(optimizer, [support.crossentropy("auto"), "mse"])
+    audit.model.fit(batches, epochs=2, callbacks=[audit.callback], verbose=0)
+    result = audit.result(DELTA, significance=1e-6)
+    assert result.steps == 2 * len(batches) and result.passed
+
+
+def trained(audit, epochs=1, callbacks=True, **kwargs):
+    batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=10, steps_per_epoch=2)
+    support.compiled(
+        tfdp.DPSGD(0.5, 1.0, learning_rate=0.1, sampling=batches.sampling), audit.model, **kwargs
+    )
+    callbacks = [audit.callback] if callbacks else []
+    audit.model.fit(batches, epochs=epochs, callbacks=callbacks, verbose=0)
+    return batches
+
+
+@pytest.mark.slow
+def test_several_calls_of_fit_are_one_training():
+    audit = small_audit()
+    batches = trained(audit)
+    audit.model.optimizer.learning_rate = 0.01
+    audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
+    result = audit.result(DELTA, significance=1e-6)
+    assert result.steps == 4 and result.passed
+    with pytest.raises(ValueError, match="an audit is of one training"):
+        audit.watch(tfdp.DPSGD(0.5, 1.0, expected_batch_size=10))
+
+
+@pytest.mark.slow
+def test_learning_rates_that_callbacks_and_schedules_change():
+    for rate in (0.3, tf.keras.optimizers.schedules.ExponentialDecay(0.3, 1, 0.5)):
+        audit = small_audit()
+        batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=10, steps_per_epoch=2)
+        optimizer = tfdp.DPSGD(
+            0.5, 1.0, momentum=0.5, learning_rate=rate, sampling=batches.sampling
+        )
+        support.compiled(optimizer, audit.model)
+        callbacks = [audit.callback]
+        if isinstance(rate, float):
+            by_epoch = lambda epoch, rate: rate / 3  # noqa: E731
+            callbacks += [tf.keras.callbacks.LearningRateScheduler(by_epoch)]
+        audit.model.fit(batches, epochs=3, callbacks=callbacks, verbose=0)
+        assert audit.result(DELTA, significance=1e-6).passed
+
+
+def test_steps_that_were_not_seen_are_an_error():
+    audit = small_audit()
+    with pytest.raises(ValueError, match="must be called first"):
+        audit.result(DELTA)
+    batches = trained(audit)
+    audit.model.fit(batches, verbose=0)
+    with pytest.raises(ValueError, match="must see every step"):
+        audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
+
+
+@pytest.mark.slow
+def test_steps_in_one_call_are_an_error():
+    with pytest.raises(ValueError, match="`steps_per_execution` must be 1"):
+        trained(small_audit(), steps_per_execution=2)
+
+
+@pytest.mark.slow
+def test_other_data_and_other_optimizers_are_an_error():
+    audit, other = small_audit(), small_audit(num_canaries=31)
+    batches = tfdp.data.poisson_batches(other.data, expected_batch_size=10)
+    support.compiled(tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling), audit.model)
+    with pytest.raises(ValueError, match=r"`data` must be .*, of 54 rows"):
+        audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
+    model = tfdp.SelectiveModel(other.model)
+    with pytest.raises(ValueError, match="must be a private optimizer"):
+        other.watch("adam")
+    support.compiled(selective(Arrangement()), model)
+    with pytest.raises(ValueError, match="must be watched by the audit"):
+        model.fit(Arrangement().batches, callbacks=[other.callback], verbose=0)
+
+
+@pytest.mark.slow
+def test_augmented_copies_and_users():
+    audit = small_audit(num_canaries=300)
+    batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=60, augmentations=2)
+    support.compiled(tfdp.DPSGD(0.5, 0.7, sampling=batches.sampling), audit.model)
+    audit.model.fit(batches, epochs=2, callbacks=[audit.callback], verbose=0)
+    result = audit.result(DELTA, significance=1e-6)
+    assert result.passed and result.steps == 2 * len(batches)
+    assert np.mean(result.in_scores) > np.mean(result.out_scores) + 0.5
+    audit = small_audit()
+    users = np.arange(54) // 2
+    batches = tfdp.data.poisson_batches(
+        audit.data, expected_batch_size=6, privacy_unit=users, examples_per_user=2
+    )
+    support.compiled(tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling), audit.model)
+    with pytest.raises(ValueError, match="unit of privacy is the example"):
+        audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
+
+
+def test_a_loss_without_gradient_is_an_error():
+    audit = small_audit()
+    with pytest.raises(ValueError, match="gradient that can be clipped"):
+        trained(audit, loss=lambda y, p: tf.reduce_sum(tf.stop_gradient(p), axis=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 1}, "`model` must"),
+        ({"num_canaries": 19}, "`num_canaries` must"),
+        ({"data": X}, "`data` must"),
+        ({"data": (X, Y[:-1])}, "`data` must"),
+        ({"seed": "x"}, "`seed` must"),
+    ],
+)
+def test_errors_name_the_argument(arguments, message):
+    valid = {"model": support.small_model(), "data": (X, Y), "num_canaries": 20, "seed": 0}
+    with pytest.raises(ValueError, match=message):
+        CanaryAudit(**{**valid, **arguments})

@@ -1,0 +1,48 @@
+"""Attacks on trained models and on training itself, and what they prove."""
+
+from tfdp.auditing.audit_result import AuditError, AuditResult, Check
+from tfdp.auditing.black_box import (
+    BlackBoxAudit,
+    confidence_scores,
+    loss_scores,
+    mislabelled,
+)
+from tfdp.auditing.canaries import CanaryAudit
+from tfdp.auditing.likelihood_ratios import AttackResult, lira
+from tfdp.auditing.sensitivity import (
+    Movement,
+    SensitivityCheck,
+    SensitivityError,
+    check_sensitivity,
+)
+from tfdp.auditing.statistics import (
+    advantage,
+    auc,
+    epsilon_lower_bound,
+    epsilon_of_mu,
+    roc_curve,
+    tpr_at_fpr,
+)
+
+__all__ = [
+    "AttackResult",
+    "AuditError",
+    "AuditResult",
+    "BlackBoxAudit",
+    "CanaryAudit",
+    "Check",
+    "Movement",
+    "SensitivityCheck",
+    "SensitivityError",
+    "advantage",
+    "auc",
+    "check_sensitivity",
+    "confidence_scores",
+    "epsilon_lower_bound",
+    "epsilon_of_mu",
+    "lira",
+    "loss_scores",
+    "mislabelled",
+    "roc_curve",
+    "tpr_at_fpr",
+]

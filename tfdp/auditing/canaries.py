@@ -1,0 +1,304 @@
+"""Audit of a training by canaries: examples that each move one coordinate of their own."""
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._tf.plain_variables import plain_variables
+from tfdp._validation import between_zero_and_one, error, is_integer
+from tfdp.accounting.sampling import EXAMPLE
+from tfdp.auditing.audit_result import AuditResult, result_of
+from tfdp.auditing.recording import Recording, StepSetting, learning_rate
+from tfdp.optimizers.base import PrivateOptimizerMixin
+
+# Factor of a canary's gradient, which is then far longer than any usual clip.
+_SCALE = 1e6
+# Lines of the data set that are not a canary's: an example of the user, or a canary that is out.
+_REAL, _OUT = 0, -1
+
+
+class CanaryAudit:
+    """Audit of one training, white box: a lower bound on epsilon beside that of the ledger.
+
+    The model gets one more variable, with a coordinate for each canary. A canary is an example
+    whose gradient, once clipped, is the clip at its own coordinate, and zero for all else. A secret
+    coin decides for each canary whether it is in the data set or a row without any gradient is in
+    its place. Training is your own, on `audit.model` and `audit.data`. The attacker sees the noisy
+    sums at the coordinates, step by step, and guesses the coins. What it achieves went through the
+    real sampling, clipping, accumulation, noise, and selection of updates.
+
+    Besides, the coordinates of canaries that are out show the noise alone: whether it has the size
+    that the ledger assumes in each step, and never comes twice. And the coordinates' trajectory
+    must follow from the noisy sums alone.
+
+    Other examples keep their gradients: canaries' rows depend on no other weights, and others on no
+    coordinate. But a canary takes the place of an example: q is `expected_batch_size` over all
+    rows. Under a rule that clips blocks of variables apart, the coordinates are one more.
+
+    Args:
+      model: A model of Keras 2, to be trained by its compiled loss. Its present outputs for the
+        first example are those for canaries, for good.
+      data: `(x, y)` or `(x, y, sample_weight)`: arrays, or nested tuples or dicts of them.
+      num_canaries: Number of canaries; at least 20. With 1000 and an epsilon from 4 to 8, bounds
+        are about two thirds of it for a Gaussian mechanism, and about half with subsampling.
+      seed: For tests only: makes the coins reproducible.
+
+    Attributes:
+      model: The model to compile and train; `compile` makes the audit `watch` the optimizer. Its
+        inputs are `(x, numbers)`, with 0 for rows that are no canaries; `base_model` is yours.
+      data: The data to train on: give it to `tfdp.data.poisson_batches`, or `tfdp.make_private`.
+      callback: The callback that reads the updates: `fit(..., callbacks=[audit.callback])`.
+
+    Raises:
+      ValueError: An argument is out of its range.
+
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> x, y = np.random.rand(200, 8).astype("float32"), np.random.randint(0, 2, 200)
+      >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+      >>> audit = tfdp.auditing.CanaryAudit(model, (x, y), num_canaries=300)
+      >>> batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=50)
+      >>> audit.model.compile(
+      ...     tfdp.DPSGD(1.0, 0.8, learning_rate=0.1, sampling=batches.sampling),
+      ...     tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+      >>> _ = audit.model.fit(batches, epochs=2, callbacks=[audit.callback], verbose=0)
+      >>> result = audit.result(delta=1e-5, significance=1e-6)
+      >>> 0 <= result.lower_bound <= result.epsilon
+      True
+
+    References:
+      - Nasr et al., 2023, Tight Auditing of Differentially Private Machine Learning.
+      - Steinke, Nasr, Jagielski, 2023, Privacy Auditing with One (1) Training Run.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        data: Any,
+        num_canaries: int = 1000,
+        seed: int | None = None,
+    ):
+        if not isinstance(model, tf.keras.Model):
+            raise error("model", "a model of Keras 2", model)
+        if not is_integer(num_canaries) or num_canaries < 20:
+            raise error("num_canaries", "an integer of at least 20", num_canaries)
+        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+            raise error("data", "(x, y) or (x, y, sample_weight), arrays", type(data))
+        if not (seed is None or is_integer(seed)):
+            raise error("seed", "an integer or None", seed)
+        entropy = int.from_bytes(os.urandom(16), "little") if seed is None else int(seed)
+        self._coins = np.random.default_rng(entropy).random(num_canaries) < 0.5
+        self._is_seeded = seed is not None
+        first = tf.nest.map_structure(lambda a: np.asarray(a)[:1], tuple(data))
+        self.data = _with_canaries(tuple(data), first, self._coins)
+        self._first = first
+        self.model = _CanaryModel(model, first[0], num_canaries, self.watch)
+        with plain_variables():
+            self._released = tf.Variable(tf.zeros([num_canaries]), trainable=False)
+        self._optimizer: Any = None
+        self.callback = _Reading(self)
+        self._recording = Recording()
+
+    def watch(self, optimizer: PrivateOptimizerMixin) -> PrivateOptimizerMixin:
+        """Makes the audit see the noisy sums of an optimizer, and returns it.
+
+        `audit.model.compile` calls it. Call it if another model that holds `audit.model` is
+        compiled, such as a `tfdp.SelectiveModel`, and before that.
+
+        Raises:
+          ValueError: It is no private optimizer, or another one has been trained with.
+        """
+        if not isinstance(optimizer, PrivateOptimizerMixin):
+            raise error("optimizer", "a private optimizer of tfdp", optimizer)
+        if self._optimizer is optimizer:
+            return optimizer
+        if self._optimizer is not None:
+            raise error(
+                "optimizer", "the one that is watched: an audit is of one training", optimizer
+            )
+        self._optimizer = optimizer
+        observed_optimizer: Any = optimizer
+        add_noise = optimizer._add_noise
+
+        def observed(total: Any, variables: list) -> list:
+            noisy = add_noise(total, variables)
+            for sums, variable in zip(noisy, variables, strict=True):
+                if variable is self.model.coordinates:
+                    self._released.assign(tf.cast(sums, tf.float32))
+            return noisy
+
+        observed_optimizer._add_noise = observed
+        return optimizer
+
+    def result(self, delta: float, significance: float = 0.05) -> AuditResult:
+        """Returns what the training so far lets an attacker know.
+
+        Args:
+          delta: The delta of the guarantee, in (0, 1).
+          significance: Probability that a lower bound may be wrong, for each method.
+
+        Raises:
+          ValueError: An argument is out of its range, or nothing was recorded.
+        """
+        between_zero_and_one("delta", delta)
+        between_zero_and_one("significance", significance)
+        if not self._recording.sums:
+            raise ValueError(
+                "`fit` must be called first, on `audit.data`, with `callbacks=[audit.callback]`. "
+                "Received an audit of no steps."
+            )
+        return result_of(self._recording, self._coins, self._optimizer, delta, significance)
+
+
+def _with_canaries(data: tuple, first: tuple, coins: np.ndarray) -> tuple:
+    """Returns `((x, numbers), y, ...)` with a row for each canary, which are all alike.
+
+    Numbers are those of the coordinates, from 1. The size of the data set does not depend on the
+    coins.
+    """
+    size = {np.shape(a)[0] if np.ndim(a) else None for a in tf.nest.flatten(data)}
+    if len(size) != 1 or not (count := size.pop()):
+        raise error("data", "arrays of one positive length", [np.shape(a) for a in data])
+
+    def extended(values: Any, row: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(values), np.repeat(row, coins.size, axis=0)])
+
+    x, y, *weights = (
+        tf.nest.map_structure(extended, part, row) for part, row in zip(data, first, strict=True)
+    )
+    for weight in weights:
+        weight[count:] = 1
+    canaries = np.where(coins, np.arange(1, coins.size + 1), _OUT)
+    numbers = np.concatenate([np.full(count, _REAL), canaries]).astype("int32")
+    return ((x, numbers), y, *weights)
+
+
+class _CanaryModel(tf.keras.Model):
+    """A model, and the coordinates of canaries; its inputs are `(x, numbers)`.
+
+    A canary's output is a constant, with a gradient to its coordinate in the direction of a random
+    vector. So its loss and its gradient are the same in all steps.
+    """
+
+    def __init__(self, base_model: Any, first: Any, num_canaries: int, watch: Any):
+        # In float32, whatever the policy of the base model, which gets its inputs as they are.
+        super().__init__(name=f"audited_{base_model.name}", dtype="float32", autocast=False)
+        self.base_model = base_model
+        outputs = base_model(tf.nest.map_structure(tf.constant, first), training=False)
+        random = np.random.default_rng(0)
+        self.anchors = tf.nest.map_structure(lambda t: t.numpy(), outputs)
+        self.directions = [random.normal(size=t.shape) for t in tf.nest.flatten(outputs)]
+        self.coordinates = self.add_weight(
+            "canary_coordinates", [num_canaries], tf.float32, "zeros", trainable=True
+        )
+        self._watch = watch
+        self((tf.nest.map_structure(tf.constant, first), tf.zeros([1], tf.int32)))
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        x, numbers = inputs
+        own = tf.gather(self.coordinates, tf.maximum(numbers - 1, 0))
+        moved = _SCALE * (own - tf.stop_gradient(own))  # Zero, with a gradient.
+        moved = tf.where(numbers > 0, moved, 0.0)
+
+        def output(found: tf.Tensor, anchor: Any, direction: Any) -> tf.Tensor:
+            shape = [-1] + [1] * (anchor.ndim - 1)
+            canary = tf.reshape(moved, shape) * tf.constant(direction, tf.float32)
+            canary = tf.cast(canary, found.dtype) + tf.constant(anchor, found.dtype)
+            return tf.where(tf.reshape(numbers == _REAL, shape), found, canary)
+
+        # Keras passes `training` on.
+        return tf.nest.map_structure(
+            output,
+            self.base_model(x),
+            self.anchors,
+            tf.nest.pack_sequence_as(self.anchors, list(self.directions)),
+        )
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the model, and watches its optimizer."""
+        super().compile(*args, **kwargs)
+        if isinstance(self.optimizer, PrivateOptimizerMixin):
+            self._watch(self.optimizer)
+
+
+class _Reading(tf.keras.callbacks.Callback):
+    """Reads the noisy sums and the coordinates after each step."""
+
+    def __init__(self, audit: CanaryAudit):
+        super().__init__()
+        self._audit = audit
+        self._steps = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        audit, optimizer = self._audit, self.model.optimizer
+        if optimizer is not audit._optimizer:
+            raise ValueError(
+                "The optimizer must be watched by the audit: `audit.model.compile(optimizer)`, or "
+                "`audit.watch(optimizer)` before another model is compiled. Received: "
+                f"{optimizer!r}."
+            )
+        if optimizer.sampling is not None and optimizer.sampling.unit != EXAMPLE:
+            raise error("optimizer", "one whose unit of privacy is the example", optimizer)
+        size = len(audit.data[0][1])
+        if optimizer.dataset_size not in (None, size):
+            raise error("data", f"`audit.data`, of {size} rows", optimizer.dataset_size)
+        gradient = self._gradient()
+        clip = optimizer.current_l2_norm_clip
+        if not np.isfinite(gradient) or abs(gradient) * _SCALE < 10 * min(clip, 1e10):
+            raise ValueError(
+                "The loss of the first example must have a gradient that can be clipped, from "
+                f"which canaries' gradients are made. Received one of length {gradient:.3g}, with "
+                f"l2_norm_clip={clip:g}: put another example first."
+            )
+        audit._recording.sign = float(np.sign(gradient))
+        steps = int(optimizer.iterations.numpy())
+        if not audit._recording.sums:
+            self._steps = audit._recording.first_step = steps
+        self._before()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = int(self.model.optimizer.iterations.numpy())
+        if steps == self._steps:
+            return  # A part of a logical batch.
+        if steps != self._steps + 1:
+            raise ValueError(
+                "The audit must see every step: `steps_per_execution` must be 1, and the audit's "
+                f"callback must be in each call of `fit`. Received step {steps} after "
+                f"{self._steps}."
+            )
+        self._steps = steps
+        audit = self._audit
+        audit._recording.sums.append(audit._released.numpy())
+        audit._recording.coordinates.append(audit.model.coordinates.numpy())
+        clip, stddev = self._used
+        audit._recording.settings.append(
+            StepSetting(clip, stddev, learning_rate(self.model.optimizer))
+        )
+        self._before()
+
+    def _before(self) -> None:
+        """Notes what the next step will use: it may change an adaptive clip."""
+        optimizer = self.model.optimizer
+        self._used = optimizer.current_l2_norm_clip, optimizer.noise_stddev
+
+    def _gradient(self) -> float:
+        """Returns the gradient of a canary's loss along its direction."""
+        model, target = self._audit.model, self._audit._first[1]
+
+        def gradients() -> list:
+            anchors = tf.nest.map_structure(tf.constant, model.anchors)
+            with tf.GradientTape() as tape:
+                tape.watch(tf.nest.flatten(anchors))
+                loss = self.model.compiled_loss(tf.nest.map_structure(tf.constant, target), anchors)
+            return tape.gradient(loss, tf.nest.flatten(anchors), unconnected_gradients="zero")
+
+        strategy = tf.distribute.get_strategy()  # `compiled_loss` updates a metric, in replicas.
+        found = strategy.experimental_local_results(strategy.run(tf.function(gradients)))[0]
+        return float(
+            sum(
+                np.sum(np.asarray(g, "float64") * d)
+                for g, d in zip(found, model.directions, strict=True)
+            )
+        )

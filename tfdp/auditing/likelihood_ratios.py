@@ -1,0 +1,159 @@
+"""Likelihood-ratio attack (LiRA): membership inference with shadow models."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._validation import error, is_integer
+from tfdp.auditing import plots, statistics
+from tfdp.auditing.black_box import Score, checked_scores, confidence_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackResult:
+    """Success of an attack: it describes what was guessed, and bounds no epsilon.
+
+    Attributes:
+      in_scores: Scores of examples that the attacked models were trained on, `[n]`.
+      out_scores: Scores of others, `[m]`.
+      models: Number of models that were attacked.
+    """
+
+    in_scores: np.ndarray
+    out_scores: np.ndarray
+    models: int
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve: 1/2 is guessing."""
+        return statistics.auc(self.in_scores, self.out_scores)
+
+    @property
+    def advantage(self) -> float:
+        """Largest difference of true and false positive rate: 0 is guessing."""
+        return statistics.advantage(self.in_scores, self.out_scores)
+
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Returns the true positive rate at a false positive rate of at most `fpr`."""
+        return statistics.tpr_at_fpr(self.in_scores, self.out_scores, fpr)
+
+    def __str__(self) -> str:
+        return (
+            f"Attack on {self.models} models, with {self.in_scores.size} members and "
+            f"{self.out_scores.size} others: AUC {self.auc:.4f}, advantage {self.advantage:.4f}, "
+            f"TPR {self.tpr_at_fpr(0.001):.4f} at 0.1% FPR, {self.tpr_at_fpr(0.01):.4f} at 1% FPR."
+        )
+
+    def report(self) -> str:
+        """Returns the result as Markdown, with what the numbers mean."""
+        return "\n".join(
+            [
+                "# Membership inference",
+                "",
+                f"{self.models} models; {self.in_scores.size} members, {self.out_scores.size} "
+                "others.",
+                "",
+                *plots.attack_table(self.in_scores, self.out_scores),
+                "",
+                "This is the success of one attack, not a bound: others may do better, and the "
+                "members and models of an attack are not independent.",
+                "",
+            ]
+        )
+
+    def plot(self, path: str | os.PathLike) -> None:
+        """Draws the ROC curve on logarithmic axes.
+
+        Args:
+          path: The picture's file, such as "attack.png".
+
+        Raises:
+          ImportError: matplotlib is missing.
+        """
+        plots.draw(path, {"attack": (self.in_scores, self.out_scores)})
+
+
+def lira(
+    train: Callable[[Any], Any],
+    data: Any,
+    *,
+    models: int = 16,
+    score: Score | None = None,
+    seed: int = 0,
+) -> AttackResult:
+    """Attacks models by likelihood ratios, with shadow models that the same function trains.
+
+    Each example is in the training sets of half of the models, at random. Every model is attacked
+    in turn, with all others as its shadows: for each example, the scores of the shadows that had
+    it, and of those that had not, are taken as two normal distributions of one common variance. The
+    ratio of their densities at the attacked model's score says whether the example was in.
+
+    Args:
+      train: Function of `(x, y)`, a part of the data, that returns a trained model.
+      data: `(x, y)`: arrays, or nested tuples or dicts of them.
+      models: Number of models to train; even, at least 4.
+      score: Function `(model, x, y)` that returns a score for each example, `[n]`, such as a
+        model's log-likelihood of x. None: `confidence_scores`, of classifiers.
+      seed: Chooses the training sets.
+
+    Returns:
+      The attack's success, over all models and examples.
+
+    Raises:
+      ValueError: An argument is out of its range.
+
+    Example:
+      >>> import numpy as np
+      >>> x = np.random.default_rng(0).normal(size=100)
+      >>> result = lira(
+      ...     train=lambda data: set(data[0]),  # A model that remembers all it has seen.
+      ...     data=(x, x),
+      ...     score=lambda model, x, y: [float(value in model) for value in x])
+      >>> result.auc
+      1.0
+
+    References:
+      - Carlini et al., 2022, Membership Inference Attacks From First Principles, Algorithm 1,
+        with the common variance of section VI.
+    """
+    if not is_integer(models) or models < 4 or models % 2:
+        raise error("models", "an even integer of at least 4", models)
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise error("data", "(x, y), arrays", type(data))
+    size = len(tf.nest.flatten(data[1])[0])
+    ranks = np.random.default_rng(seed).random([models, size]).argsort(axis=0)
+    member = ranks < models // 2
+    scores = np.empty([models, size])
+    for index in range(models):
+        part = tf.nest.map_structure(
+            lambda a, index=index: np.asarray(a)[member[index]], tuple(data)
+        )
+        scores[index] = checked_scores(score or confidence_scores, train(part), *data)
+    ratios = _log_ratios(scores, member)
+    return AttackResult(ratios[member], ratios[~member], models)
+
+
+def _log_ratios(scores: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """Returns the log-likelihood ratio of each model and example, from the other models' scores.
+
+    Args:
+      scores: `[models, examples]`.
+      member: Whether the model was trained on the example, `[models, examples]`.
+    """
+    ratios = np.empty_like(scores)
+    for index in range(len(scores)):
+        others = np.arange(len(scores)) != index
+        own, means, squares = scores[others], [], []
+        for kind in (member[others], ~member[others]):
+            count = kind.sum(axis=0)
+            mean = np.where(kind, own, 0).sum(axis=0) / count
+            means.append(mean)
+            squares.append(np.where(kind, (own - mean) ** 2, 0).sum())
+        variance = sum(squares) / max(1, own.size - 2 * own.shape[1]) + 1e-30
+        inside, outside = ((scores[index] - mean) ** 2 for mean in means)
+        ratios[index] = (outside - inside) / (2 * variance)
+    return ratios
