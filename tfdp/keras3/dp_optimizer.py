@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,11 +14,6 @@ from tfdp.clipping import ClippingRule, step_check
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.private_step import PrivateStep
-
-if TYPE_CHECKING:
-    _Optimizer = Any
-else:
-    _Optimizer = keras.optimizers.Optimizer
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
@@ -35,7 +30,7 @@ _HOW = (
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPOptimizer(PrivateStep, _Optimizer):
+class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     """Optimizer that makes another optimizer of Keras 3 differentially private.
 
     Each example's gradient is clipped to norm C, the clipped gradients are summed, noise is added,
@@ -87,6 +82,8 @@ class DPOptimizer(PrivateStep, _Optimizer):
       - Abadi et al., 2016, Deep Learning with Differential Privacy, Algorithm 1
         (https://arxiv.org/abs/1607.00133).
     """
+
+    built: bool
 
     def __init__(
         self,
@@ -233,7 +230,9 @@ class DPOptimizer(PrivateStep, _Optimizer):
             )
 
     def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
-        known = {id(_value(variable)): variable for variable in self.inner_optimizer._trainable_variables}
+        known = {
+            id(_value(variable)): variable for variable in self.inner_optimizer._trainable_variables
+        }
         with step_check.own_operations():
             self.inner_optimizer.apply(
                 [gradient for gradient, _ in gradients],

@@ -62,8 +62,8 @@ class _NamedOptimizer(DPOptimizer):
 
 _DOC = """{title}
 
-    It is `DPOptimizer` around {inner}: see there for the guarantee, and
-    `tfdp.{name}`, the same of Keras 2, for references.
+    It is `DPOptimizer` around {inner}: see there for the guarantee, and `tfdp.{name}`, the same of
+    Keras 2, for references.
 
     Args:
       {{private_arguments}}
@@ -89,60 +89,50 @@ _DOC = """{title}
     """
 
 
-def _doc(name: str, title: str, inner: str, kwargs: str) -> str:
-    text = _DOC.format(name=name, title=title, inner=inner, kwargs=kwargs)
-    return text.replace("{private_arguments}", PRIVATE_ARGUMENTS)
+def _document(cls: type[_NamedOptimizer], inner: str, kwargs: str) -> None:
+    text = _DOC.format(name=cls.__name__, title=cls.__doc__, inner=inner, kwargs=kwargs)
+    cls.__doc__ = text.replace("{private_arguments}", PRIVATE_ARGUMENTS)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPSGD(_NamedOptimizer):
-    __doc__ = _doc(
-        "DPSGD",
-        "Differentially private stochastic gradient descent, with momentum.",
-        "`keras.optimizers.SGD`",
-        "`learning_rate`, `momentum`, `nesterov`, `weight_decay` and others",
-    )
+    """Differentially private stochastic gradient descent, with momentum."""
+
     _inner_class = keras.optimizers.SGD
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPAdam(_NamedOptimizer):
-    __doc__ = _doc(
-        "DPAdam",
-        "Differentially private Adam.",
-        "`keras.optimizers.Adam`",
-        "`learning_rate`, `beta_1`, `beta_2`, `epsilon`, `amsgrad`, `weight_decay` and others",
-    )
+    """Differentially private Adam."""
+
     _inner_class = keras.optimizers.Adam
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPSignSGD(_NamedOptimizer):
-    __doc__ = _doc(
-        "DPSignSGD",
-        "Differentially private sign descent: steps of one size, in the noisy gradient's "
-        "directions.",
-        "sign descent",
-        "`learning_rate`, `momentum`, `nesterov`, `weight_decay` and others, as in\n"
-        "        `keras.optimizers.SGD`",
-    )
+    """Differentially private sign descent: steps of one size, by the noisy gradient's signs."""
+
     _inner_class = SignSGD
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPSignAdam(_NamedOptimizer):
-    __doc__ = _doc(
-        "DPSignAdam",
-        "Differentially private Adam, fed with the signs of the noisy gradient.",
-        "Adam on signs",
-        "`learning_rate`, `beta_1`, `beta_2`, `epsilon`, `weight_decay` and others, as\n"
-        "        in `keras.optimizers.Adam`",
-    )
+    """Differentially private Adam, fed with the signs of the noisy gradient."""
+
     _inner_class = SignAdam
 
     def _make_inner(self, noise_multiplier: Any, arguments: dict[str, Any]) -> Any:
-        # Without noise a sign can be zero, and the second moment is no constant.
-        return keras.optimizers.Adam(**arguments) if noise_multiplier == 0 else SignAdam(**arguments)
+        if noise_multiplier == 0:  # A sign can be zero, and the second moment is no constant.
+            return keras.optimizers.Adam(**arguments)
+        return SignAdam(**arguments)
 
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         return tf.sign(gradient)
+
+
+_SGD = "`learning_rate`, `momentum`, `nesterov`, `weight_decay` and others"
+_ADAM = "`learning_rate`, `beta_1`, `beta_2`, `epsilon`, `weight_decay` and others"
+_document(DPSGD, "`keras.optimizers.SGD`", _SGD)
+_document(DPAdam, "`keras.optimizers.Adam`", _ADAM)
+_document(DPSignSGD, "sign descent", f"{_SGD}, as in\n        `keras.optimizers.SGD`")
+_document(DPSignAdam, "Adam on signs", f"{_ADAM}, as in\n        `keras.optimizers.Adam`")

@@ -1,17 +1,12 @@
 """Optimizers of Keras 3 that move by signs. Private by `DPSignSGD` and `DPSignAdam`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 from keras import ops
 
-if TYPE_CHECKING:
-    _SGD = _Adam = Any
-else:
-    _SGD, _Adam = keras.optimizers.SGD, keras.optimizers.Adam
 
-
-class SignSGD(_SGD):
+class SignSGD(keras.optimizers.SGD):
     """Sign descent; with momentum Signum, the sign of the velocity.
 
     `tfdp.DPSignSGD` gives the formulas. The arguments are those of `keras.optimizers.SGD`.
@@ -26,12 +21,14 @@ class SignSGD(_SGD):
             velocity = ops.add(ops.multiply(momentum, slot), gradient)
             self.assign(slot, velocity)
             nesterov = self.nesterov
-            direction = ops.add(ops.multiply(momentum, velocity), gradient) if nesterov else velocity
+            direction = (
+                ops.add(ops.multiply(momentum, velocity), gradient) if nesterov else velocity
+            )
         rate = ops.cast(learning_rate, variable.dtype)
         self.assign_sub(variable, ops.multiply(rate, ops.sign(direction)))
 
 
-class SignAdam(_Adam):
+class SignAdam(keras.optimizers.Adam):
     """Adam for gradients whose entries are +-1, whose second moment needs no variable.
 
     After t steps it is 1 - beta_2^t, whatever the data.

@@ -147,6 +147,8 @@ def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:
     op = number.op
     if op.type == "Prod":
         op = _before(op.inputs[0]).op
+        if (known := tf.get_static_value(op.outputs[0])) is not None:
+            return entries.shape.is_fully_defined() and list(known) == entries.shape.as_list()
         if op.type == "Pack":  # Keras 3 packs a shape of its dimensions, as far as they are known.
             sizes = enumerate(op.inputs)
             return len(op.inputs) == entries.shape.rank and all(
