@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp import _lazy
+from tfdp import _compat, _lazy
 
 if TYPE_CHECKING:
     from tfdp.models import divergences, likelihoods, priors
@@ -38,4 +38,5 @@ __getattr__, __dir__ = _lazy.attributes(
         "replace_batch_normalization": "tfdp.models.batch_normalization",
         "validate": "tfdp.models.model_check",
     },
+    before=_compat.use_keras_2,  # Else TensorFlow Privacy and Probability would load `tf.keras`.
 )
