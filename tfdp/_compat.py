@@ -153,8 +153,8 @@ def _has(package: str) -> bool:
 
 def _keras_3_is_loaded() -> bool:
     """Returns whether the user has loaded Keras 3: TensorFlow, too, imports `keras`."""
-    loaded = [name for name in sys.modules if name == "keras" or name.startswith("tensorflow.")]
-    if loaded[:1] == ["keras"]:  # Before TensorFlow, so not by TensorFlow.
+    loaded = [name for name in sys.modules if name.startswith(("keras.", "tensorflow."))]
+    if "keras" in sys.modules and loaded[0].startswith("keras."):  # Before TensorFlow.
         return str(getattr(sys.modules["keras"], "__version__", "")).startswith("3.")
     return _tf_keras_name().startswith("keras.")
 
