@@ -4,10 +4,11 @@ from tfdp import _compat
 
 _compat.use_keras_3()
 
+from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
 
-__all__ = ["DPSGD", "DPAdam", "DPOptimizer", "DPSignAdam", "DPSignSGD"]
+__all__ = ["DPSGD", "DPAdam", "DPOptimizer", "DPSignAdam", "DPSignSGD", "PrivacyBudget"]
 
 _KERAS_2_ONLY = (
     *("DPSURSGD", "DPSURAdam", "DPSURSignAdam", "DPSURSignSGD", "SelectiveModel", "TermWiseVAE"),

@@ -90,7 +90,8 @@ class PersistentState:
           PrivacyParametersChangedError: The state is of other privacy parameters.
           ValueError: The state has no record of what was released.
         """
-        state = {key: store[key][()] for key in store}
+        keys = store.keys()  # Keras 3's store cannot be iterated over.
+        state = {key: store[key][()] for key in keys}
         if not state:
             return
         self._released.check_parameters(state["privacy_parameters"])
