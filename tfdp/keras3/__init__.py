@@ -7,12 +7,21 @@ _compat.use_keras_3()
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
+from tfdp.keras3.private_training import make_private  # noqa: E402
 
-__all__ = ["DPSGD", "DPAdam", "DPOptimizer", "DPSignAdam", "DPSignSGD", "PrivacyBudget"]
+__all__ = [
+    "DPSGD",
+    "DPAdam",
+    "DPOptimizer",
+    "DPSignAdam",
+    "DPSignSGD",
+    "PrivacyBudget",
+    "make_private",
+]
 
 _KERAS_2_ONLY = (
     *("DPSURSGD", "DPSURAdam", "DPSURSignAdam", "DPSURSignSGD", "SelectiveModel", "TermWiseVAE"),
-    "replace_batch_normalization",
+    *("replace_batch_normalization", "validate"),
 )
 
 
