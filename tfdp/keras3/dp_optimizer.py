@@ -126,6 +126,9 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
         )
 
+    def _public_name(self) -> str:
+        return f"tfdp.keras3.{type(self).__name__}"
+
     # The step.
 
     def scale_loss(self, loss: Any) -> tf.Tensor:

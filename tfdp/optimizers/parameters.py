@@ -49,7 +49,7 @@ class PrivacyParameters(PersistentState):
     ) -> None:
         """Checks and takes over the arguments: what `__init__` does for every Keras."""
         l2_norm_clip, noise_multiplier = required(
-            type(self).__name__, l2_norm_clip, noise_multiplier
+            self._public_name(), l2_norm_clip, noise_multiplier
         )
         known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
         expected_batch_size, gradient_accumulation_steps, self._sampled = known
@@ -94,6 +94,10 @@ class PrivacyParameters(PersistentState):
         )
 
     # What the optimizer is.
+
+    def _public_name(self) -> str:
+        """Returns the name of the class as users import it, for messages."""
+        return f"tfdp.{type(self).__name__}"
 
     @property
     def l2_norm_clip(self) -> float:
@@ -204,7 +208,7 @@ class PrivacyParameters(PersistentState):
             raise ValueError(
                 "Argument `sampling` must be given to the optimizer to know how batches are "
                 "sampled: `batches = tfdp.data.poisson_batches(...)`, and "
-                f"`tfdp.{type(self).__name__}(..., sampling=batches.sampling)`. Received: "
+                f"`{self._public_name()}(..., sampling=batches.sampling)`. Received: "
                 "sampling=None."
             )
         return PoissonSampling(self._dataset_size, expected_batch_size)

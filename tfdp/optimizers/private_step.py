@@ -160,7 +160,7 @@ class PrivateStep(PrivacyParameters):
         """Warns once, at the first step, where training ends without an epsilon."""
         if self._sampled is None and self._noise_multiplier > 0 and not self._has_warned:
             self._has_warned = True
-            warn_user(draw_use.NO_EPSILON.format(type(self).__name__))
+            warn_user(draw_use.NO_EPSILON.format(self._public_name()))
 
     def _count_before(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
         """Checks and counts the release before anything that depends on the batch can fail.
