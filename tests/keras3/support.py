@@ -17,8 +17,8 @@ def small_model(seed: int = 0) -> keras.Model:
     return model
 
 
-def crossentropy() -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def crossentropy(reduction: str = "sum_over_batch_size") -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
 def compiled(optimizer, model=None, **kwargs) -> keras.Model:

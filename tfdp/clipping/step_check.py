@@ -267,7 +267,7 @@ def check_graph(graph: tf.Graph) -> None:
         return True
 
     for body in [g for g in _unfinished_loops if graph in data_flow.graphs_around(g)]:
-        if not reading.reads_iterator(body):
+        if not reading.reads_iterator(body, itself=True):
             raise _not_in_branch(_NO_BATCH)
     flow = Flow(visit, _own_loops, lambda g: _data_names.get(g, set()))
     flow.values(graph)

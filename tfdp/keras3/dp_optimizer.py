@@ -206,6 +206,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         raise NotImplementedError(f"{type(self).__name__} has no `stateless_apply`.")
 
     def _take_step_of(self, loss: tf.Tensor, variables: list) -> None:
+        self._check_replicas()
         replicas.once(lambda: self.build(variables))
         self._take_step(loss, [_value(variable) for variable in variables])
 
