@@ -52,7 +52,7 @@ class BudgetCallback:
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Works out how many more steps the budget allows."""
-        optimizer = self.model.optimizer
+        optimizer: Any = self.model.optimizer
         if not isinstance(optimizer, self._optimizer_class):
             raise ValueError(
                 f"PrivacyBudget needs one of {self._package}'s optimizers in `model.compile`. "
