@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import tfdp
 from tfdp import _compat
 
 
@@ -52,12 +53,82 @@ def test_import_with_standard_error_closed():
     assert result.stdout == "imported\n"
 
 
+# `before` and what follows `import tfdp`; then what `tf.keras` is, and what happens to both names.
+ORDERS = {
+    "keras 2 alone": ("", "", "tf_keras", "DPSGD"),
+    "tensorflow first": ("import tensorflow", "", "tf_keras", "DPSGD"),
+    "keras after it": ("", "import keras", "tf_keras", "both"),
+    "keras 3 front end": ("", "import tfdp.keras3", "keras.src", "keras3"),
+    "keras first": ("import keras", "", "keras.src", "keras3"),
+    "tf.keras first": ("import tensorflow as tf; tf.keras.layers", "", "keras.src", "keras3"),
+    "keras 2, then both": ("", "tfdp.DPSGD; tfdp.keras3", "tf_keras", "both"),
+    "user chose keras 2": (
+        "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import keras",
+        "",
+        "tf_keras",
+        "both",
+    ),
+    "user chose keras 3": (
+        "import os; os.environ['TF_USE_LEGACY_KERAS'] = '0'",
+        "",
+        "keras.src",
+        "keras3",
+    ),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", ORDERS)
+def test_which_keras_an_order_of_imports_chooses(name):
+    before, after, tf_keras, names = ORDERS[name]
+    program = f"""{before}
+import tfdp
+{after}
+import tensorflow as tf
+print(tf.keras.layers.Dense.__module__)
+from tensorflow.keras.layers import Dense
+print(Dense is tf.keras.layers.Dense)
+try:
+    print(tfdp.DPSGD(1.0, 1.0, 1))
+except ImportError as error:
+    print("ImportError", error)
+import keras
+print(keras.optimizers.get(tfdp.keras3.DPSGD(1.0, 1.0, 1)))
+"""
+    result = run(program)
+    assert result.returncode == 0, result.stderr[-2000:]
+    module, same, keras_2, keras_3 = result.stdout.splitlines()
+    assert (module.startswith(tf_keras), same) == (True, "True"), result.stdout
+    assert keras_3.startswith("<tfdp.keras3.DPSGD")
+    if names == "keras3":
+        assert keras_2.startswith("ImportError") and "use `tfdp.keras3`" in keras_2
+        assert "TF_USE_LEGACY_KERAS=1" in keras_2
+    else:
+        assert keras_2.startswith("<tfdp.DPSGD")
+
+
 @pytest.mark.slow
-def test_import_after_keras_3_says_what_to_do():
-    result = run("import tensorflow as tf\ntf.keras.layers.Dense(1)\nimport tfdp")
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_other_backends_of_keras_3_are_refused(backend):
+    program = f"""
+import sys, types
+from unittest import mock
+import keras
+with mock.patch("keras.backend.backend", lambda: {backend!r}):
+    import tfdp.keras3
+"""
+    result = run(program)
     assert result.returncode != 0
-    assert "ImportError: tfdp needs Keras 2" in result.stderr
-    assert "TF_USE_LEGACY_KERAS=1" in result.stderr
+    assert "KERAS_BACKEND=tensorflow" in result.stderr and repr(backend) in result.stderr
+
+
+def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
+    for package in (tfdp, tfdp.models, tfdp.optimizers):
+        assert set(package.__all__) <= set(dir(package))
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+        with pytest.raises(AttributeError, match="no attribute 'unknown'"):
+            package.unknown  # noqa: B018
 
 
 @pytest.mark.slow

@@ -1,34 +1,39 @@
 """tfdp: training TensorFlow/Keras models with differential privacy."""
 
-from tfdp import _compat
+from typing import TYPE_CHECKING
+
+from tfdp import _compat, _lazy
 
 _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 
-from tfdp import accounting, auditing, callbacks, clipping, contrib, data, models  # noqa: E402
+from tfdp import accounting, clipping, contrib, data  # noqa: E402
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
     calibrate_steps,
     privacy_statement,
 )
-from tfdp.models import (  # noqa: E402
-    SelectiveModel,
-    TermWiseVAE,
-    make_private,
-    replace_batch_normalization,
-    validate,
-)
-from tfdp.optimizers import (  # noqa: E402
-    DPSGD,
-    DPSURSGD,
-    DPAdam,
-    DPSignAdam,
-    DPSignSGD,
-    DPSURAdam,
-    DPSURSignAdam,
-    DPSURSignSGD,
-)
+
+if TYPE_CHECKING:
+    from tfdp import auditing, callbacks, keras3, models
+    from tfdp.models import (
+        SelectiveModel,
+        TermWiseVAE,
+        make_private,
+        replace_batch_normalization,
+        validate,
+    )
+    from tfdp.optimizers import (
+        DPSGD,
+        DPSURSGD,
+        DPAdam,
+        DPSignAdam,
+        DPSignSGD,
+        DPSURAdam,
+        DPSURSignAdam,
+        DPSURSignSGD,
+    )
 
 __version__ = "0.1.0"
 
@@ -51,9 +56,41 @@ __all__ = [
     "clipping",
     "contrib",
     "data",
+    "keras3",
     "make_private",
     "models",
     "privacy_statement",
     "replace_batch_normalization",
     "validate",
 ]
+
+# Each front end is loaded, with its Keras, when one of its names is first used.
+__getattr__, __dir__ = _lazy.attributes(
+    __name__,
+    {
+        **{name: f"tfdp.{name}" for name in ("auditing", "callbacks", "keras3", "models")},
+        **dict.fromkeys(
+            [
+                "SelectiveModel",
+                "TermWiseVAE",
+                "make_private",
+                "replace_batch_normalization",
+                "validate",
+            ],
+            "tfdp.models",
+        ),
+        **dict.fromkeys(
+            [
+                "DPSGD",
+                "DPSURSGD",
+                "DPAdam",
+                "DPSURAdam",
+                "DPSURSignAdam",
+                "DPSURSignSGD",
+                "DPSignAdam",
+                "DPSignSGD",
+            ],
+            "tfdp.optimizers",
+        ),
+    },
+)

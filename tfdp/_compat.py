@@ -1,9 +1,13 @@
-"""Compatibility of TensorFlow, Keras 2 and TensorFlow Privacy. Nothing else in tfdp handles it.
+"""Compatibility of TensorFlow, Keras and TensorFlow Privacy. Nothing else in tfdp handles it.
 
 Five facts are dealt with here:
 
 1. TensorFlow Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which only Keras 2
-   (`tf-keras`) has. TensorFlow picks the Keras version when `tf.keras` is first touched.
+   (`tf-keras`) has. TensorFlow picks the Keras version when `tf.keras` is first touched, and where
+   `from tensorflow.keras import ...` looks when TensorFlow is imported. So `import tfdp` chooses
+   Keras 2 for `tf.keras`, unless the user chose by TF_USE_LEGACY_KERAS or has loaded Keras 3
+   (through `tf.keras`, or by `import keras` before TensorFlow). `tfdp.keras3` takes this choice
+   back. The package `keras` is Keras 3 in any case.
 2. TensorFlow Privacy 0.9.0 imports `tf.estimator`, which TensorFlow 2.16 removed.
 3. Keras saves the state of its own new optimizers in `.keras` files and restores no slots from
    a SavedModel. A private optimizer must not forget what has been released, so its state goes
@@ -15,6 +19,7 @@ Five facts are dealt with here:
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -22,6 +27,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+_VARIABLE = "TF_USE_LEGACY_KERAS"
+_chosen = False  # Whether tfdp, and not the user, has set the variable.
 _ESTIMATOR_MODULES = (
     "tensorflow_privacy.privacy.estimators.dnn",
     "tensorflow_privacy.privacy.estimators.v1.dnn",
@@ -57,17 +64,16 @@ def _flush() -> None:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and Keras 2 without the lines that TensorFlow writes when it starts.
+    """Imports TensorFlow without the lines that it writes when it starts; prefers Keras 2.
 
     (TF_CPP_MIN_LOG_LEVEL=0 shows them.)
-
-    Raises:
-      ImportError: `tf.keras` is Keras 3 already, or a package is missing.
     """
     asked_for = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
     quiet = "tensorflow" not in sys.modules and not asked_for
     with quiet_stderr() if quiet else contextlib.nullcontext():
-        use_keras_2()
+        if _VARIABLE not in os.environ and _has("tf_keras") and not _keras_3_is_loaded():
+            _choose_keras_2(True)
+        importlib.import_module("tensorflow")
 
 
 def use_keras_2() -> None:
@@ -76,20 +82,96 @@ def use_keras_2() -> None:
     Raises:
       ImportError: `tf.keras` is Keras 3 already, or `tf-keras` is missing.
     """
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tensorflow as tf
 
+    before = os.environ.get(_VARIABLE)
+    _choose_keras_2(True)
     try:
         has_legacy_optimizers = hasattr(tf.keras.optimizers.legacy.SGD, "_compute_gradients")
     except (AttributeError, ImportError):
         has_legacy_optimizers = False
     if not has_legacy_optimizers:
+        if before is None:
+            _choose_keras_2(False)
         raise ImportError(
-            "tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before tfdp was imported. "
-            "Import tfdp before anything touches `tf.keras`, or set the environment variable "
-            "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported (`pip install tf-keras` if it "
-            "is missing)."
+            "This part of tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before. For "
+            "models of Keras 3 use `tfdp.keras3`. For Keras 2, import tfdp before anything "
+            "touches `keras` or `tf.keras`, or set the environment variable "
+            f"{_VARIABLE}=1 before TensorFlow is imported (`pip install tf-keras` if it is "
+            "missing)."
         )
+
+
+def use_keras_3() -> None:
+    """Checks that `keras` is Keras 3 on TensorFlow; leaves `tf.keras` to TensorFlow.
+
+    Raises:
+      ImportError: `keras` is missing, is Keras 2, or runs on another backend.
+    """
+    global _chosen
+    if _chosen and not _has_loaded_tf_keras():  # By `import tfdp`, and no one has used it.
+        _choose_keras_2(False)
+    _chosen = False
+    try:
+        keras: Any = importlib.import_module("keras")
+    except ImportError as error:
+        raise ImportError("tfdp.keras3 needs Keras 3: `pip install keras`.") from error
+    if not keras.__version__.startswith("3."):
+        raise ImportError(
+            "tfdp.keras3 needs Keras 3 as `keras`: `pip install 'keras>=3'`, with TensorFlow 2.16 "
+            f"or newer. Received: Keras {keras.__version__}. For Keras 2, use tfdp.DPSGD and the "
+            "other names of tfdp."
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise ImportError(
+            "tfdp.keras3 needs Keras to run on TensorFlow, whose graph it clips in. Set the "
+            "environment variable KERAS_BACKEND=tensorflow before Keras is imported. Received: "
+            f"the backend {keras.backend.backend()!r}."
+        )
+
+
+def _choose_keras_2(chosen: bool) -> None:
+    """Says that `tf.keras` is to be Keras 2 when it is loaded, or leaves it to TensorFlow."""
+    global _chosen
+    _chosen = chosen and (_chosen or _VARIABLE not in os.environ)
+    if chosen:
+        os.environ[_VARIABLE] = "1"
+    else:
+        os.environ.pop(_VARIABLE, None)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and _has("tf_keras"):
+        # Where `from tensorflow.keras import ...` looks; TensorFlow sets it when it is imported.
+        origin = str(importlib.util.find_spec("tf_keras").origin)  # type: ignore[union-attr]
+        folder = os.path.join(os.path.dirname(origin), "api", "_v2")
+        others = [path for path in tensorflow.__path__ if path != folder]
+        tensorflow.__path__ = [folder, *others] if chosen else others
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _keras_3_is_loaded() -> bool:
+    """Returns whether the user has loaded Keras 3: TensorFlow, too, imports `keras`."""
+    loaded = [name for name in sys.modules if name.startswith(("keras.", "tensorflow."))]
+    if "keras" in sys.modules and loaded[0].startswith("keras."):  # Before TensorFlow.
+        return str(getattr(sys.modules["keras"], "__version__", "")).startswith("3.")
+    return _tf_keras_name().startswith("keras.")
+
+
+def _has_loaded_tf_keras() -> bool:
+    return bool(_tf_keras_name())
+
+
+def _tf_keras_name() -> str:
+    """Returns the name of the module that `tf.keras` is; empty if it is not loaded yet."""
+    tensorflow = sys.modules.get("tensorflow")
+    module = None if tensorflow is None else vars(tensorflow).get("keras")
+    if module is None:
+        return ""
+    if "_tfll_initialized" in vars(module) and not vars(module)["_tfll_initialized"]:
+        return ""  # TensorFlow's lazy loader.
+    return str(module.__name__)
 
 
 def allow_tensorflow_privacy() -> None:

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.models import private_training
+from tfdp import _private_training
 
 layers = tf.keras.layers
 X, Y = support.small_data(300)
@@ -50,9 +50,9 @@ def test_training_for_the_epochs_costs_the_budget(capsys):
 
 @pytest.mark.slow
 def test_the_mutant_that_forgets_an_epoch_overspends(monkeypatch):
-    real = private_training.calibrate_noise_multiplier
+    real = _private_training.calibrate_noise_multiplier
     monkeypatch.setattr(
-        private_training,
+        _private_training,
         "calibrate_noise_multiplier",
         lambda **kwargs: real(**{**kwargs, "steps": kwargs["steps"] // 2}),
     )
@@ -146,7 +146,7 @@ def test_refused_arguments(optimizer, arguments, message):
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])
 def test_default_delta(size):
-    delta = private_training.default_delta(size)
+    delta = _private_training.default_delta(size)
     assert 0 < delta < 1 / size
     assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
 

@@ -70,7 +70,7 @@ def test_what_is_broken_off_is_dropped(broken_off_after):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("broken_off_after", [1, 3])
 def test_mixing_two_logical_batches_is_caught(broken_off_after, monkeypatch):
-    monkeypatch.setattr("tfdp.optimizers.base.Accumulator", NeverDrops)
+    monkeypatch.setattr("tfdp.optimizers.private_step.Accumulator", NeverDrops)
     with pytest.raises(AssertionError):
         steps_equal_to_uninterrupted(broken_off_after)
 
@@ -128,7 +128,7 @@ def assert_whole_draws_are_added(monkeypatch, accumulator, padding="full"):
 
     Without padding, draws are equal, so that one thread's chunk may continue another's draw.
     """
-    monkeypatch.setattr("tfdp.optimizers.base.Accumulator", accumulator)
+    monkeypatch.setattr("tfdp.optimizers.private_step.Accumulator", accumulator)
     x = np.ones([32, 1], "float32")
     data = [
         tfdp.data.poisson_batches(

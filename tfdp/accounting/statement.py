@@ -187,7 +187,10 @@ def _find_ledger(source: Any) -> PrivacyLedger:
 
 
 def _is_model(source: Any) -> bool:
-    return hasattr(type(source), "trainable_variables") and hasattr(type(source), "submodules")
+    # Of Keras 2 or Keras 3; both have other things with trainable variables.
+    return hasattr(type(source), "trainable_variables") and (
+        hasattr(type(source), "submodules") or hasattr(type(source), "compile_from_config")
+    )
 
 
 def _other_optimizer(source: Any) -> tuple[str, ...]:

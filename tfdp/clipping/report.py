@@ -120,7 +120,7 @@ def of_last_step(report: Report | None) -> Report:
     return report
 
 
-def trace_for_report(engine: Any, model: tf.keras.Model) -> None:
+def trace_for_report(engine: Any, model: Any) -> None:
     """Traces an engine on a model, with the sum of the squared outputs as each example's loss."""
     spec = model.save_spec()
     if spec is None:

@@ -78,6 +78,8 @@ _LIBRARIES = (
 # The name says what to do, in TensorFlow's error.
 _TIE = "functions_that_call_minimize_may_be_called_from_one_outer_function_only"
 
+_NO_BATCH = "that read no batch of their own"
+
 # Of the function in TensorFlow that runs what is to run when a graph is left: the variable that
 # holds what was to run when it was entered again, or None.
 _ENCLOSING_CALLBACKS = "old_scope_exit_callbacks"
@@ -90,6 +92,7 @@ _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
 _minimizing: weakref.WeakSet = weakref.WeakSet()  # Functions in which `minimize` is called.
 _with_private_rows: weakref.WeakSet = weakref.WeakSet()
+_unfinished_loops: weakref.WeakSet = weakref.WeakSet()  # Bodies that read no batch so far.
 
 
 @contextlib.contextmanager
@@ -263,6 +266,9 @@ def check_graph(graph: tf.Graph) -> None:
         _check_write(flow, op, inputs, control, graph in _with_private_rows)
         return True
 
+    for body in [g for g in _unfinished_loops if graph in data_flow.graphs_around(g)]:
+        if not reading.reads_iterator(body, itself=True):
+            raise _not_in_branch(_NO_BATCH)
     flow = Flow(visit, _own_loops, lambda g: _data_names.get(g, set()))
     flow.values(graph)
 
@@ -376,13 +382,23 @@ def _check_by_row(tensor: tf.Tensor) -> None:
 
 
 def _check_place(graph: tf.Graph) -> None:
-    """Checks the branches and loops around `minimize`."""
+    """Checks the branches and loops around `minimize`.
+
+    The body of a loop may read its next batch last, as `fit` of Keras 3 does: that is checked when
+    the step is finished.
+    """
+    read_inside = False
     for enclosing in data_flow.graphs_around(graph):
         if not _is_branch_or_loop(enclosing):
             continue
-        reads = reading.reads_iterator(enclosing)
-        if not reads or isinstance(enclosing, control_flow.WhileCondFuncGraph):
-            raise _not_in_branch("that read no batch of their own")
+        if reading.reads_iterator(enclosing):
+            read_inside = True
+        elif read_inside and isinstance(enclosing, control_flow.WhileBodyFuncGraph):
+            _unfinished_loops.add(enclosing)
+        else:
+            raise _not_in_branch(_NO_BATCH)
+        if isinstance(enclosing, control_flow.WhileCondFuncGraph):
+            raise _not_in_branch(_NO_BATCH)
 
 
 def _is_branch_or_loop(graph: tf.Graph) -> bool:

@@ -106,8 +106,8 @@ class AdaptiveGradientDescent(tf.Module):
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        loss: tf.keras.losses.Loss,
+        model: "tf.keras.Model",
+        loss: "tf.keras.losses.Loss",
         batches: PoissonBatches,
         budget: RdpFilter,
         options: DescentOptions,

@@ -1,12 +1,17 @@
-"""Keras models with a training step of their own."""
+"""Keras 2 models with a training step of their own."""
 
-from tfdp.models import divergences, likelihoods, priors
-from tfdp.models.batch_normalization import replace_batch_normalization
-from tfdp.models.model_check import validate
-from tfdp.models.private_training import make_private
-from tfdp.models.selective.progress import TooManyAttemptsError
-from tfdp.models.selective.selective_model import SelectiveModel
-from tfdp.models.term_wise_vae import TermWiseVAE
+from typing import TYPE_CHECKING
+
+from tfdp import _compat, _lazy
+
+if TYPE_CHECKING:
+    from tfdp.models import divergences, likelihoods, priors
+    from tfdp.models.batch_normalization import replace_batch_normalization
+    from tfdp.models.model_check import validate
+    from tfdp.models.private_training import make_private
+    from tfdp.models.selective.progress import TooManyAttemptsError
+    from tfdp.models.selective.selective_model import SelectiveModel
+    from tfdp.models.term_wise_vae import TermWiseVAE
 
 __all__ = [
     "SelectiveModel",
@@ -19,3 +24,19 @@ __all__ = [
     "replace_batch_normalization",
     "validate",
 ]
+
+__getattr__, __dir__ = _lazy.attributes(
+    __name__,
+    {
+        "SelectiveModel": "tfdp.models.selective.selective_model",
+        "TermWiseVAE": "tfdp.models.term_wise_vae",
+        "TooManyAttemptsError": "tfdp.models.selective.progress",
+        "divergences": "tfdp.models.divergences",
+        "likelihoods": "tfdp.models.likelihoods",
+        "make_private": "tfdp.models.private_training",
+        "priors": "tfdp.models.priors",
+        "replace_batch_normalization": "tfdp.models.batch_normalization",
+        "validate": "tfdp.models.model_check",
+    },
+    before=_compat.use_keras_2,  # Else TensorFlow Privacy and Probability would load `tf.keras`.
+)

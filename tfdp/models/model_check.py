@@ -145,7 +145,7 @@ def check_is_model(model: Any) -> None:
         raise ValueError(
             "Argument `model` must be a model of Keras 2, which `import tfdp` makes `tf.keras`. "
             f"Received: {type(model).__name__} of {module}."
-            + (" Build it from `tf.keras` instead of `import keras`." if keras_3 else "")
+            + (" Models of Keras 3 (`import keras`) have `tfdp.keras3`." if keras_3 else "")
         )
 
 

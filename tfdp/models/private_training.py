@@ -1,21 +1,17 @@
 """Private training of a Keras model in one call: batches, noise for a budget, and `compile`."""
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import positive_integer
-from tfdp.accounting import calibrate_noise_multiplier
-from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
-from tfdp.accounting.sampling import BUCKETS, FULL, NONE
+from tfdp._private_training import FrontEnd, PrivateTraining, prepare
+from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
-from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.columns import Features
 from tfdp.models.model_check import check_is_model, validate
-from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD, record_ledger
+from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -41,21 +37,6 @@ _WITHOUT_EFFECT = {
     "use_ema": False,
     "weight_decay": None,
 }
-
-
-class PrivateTraining(NamedTuple):
-    """A model that is ready for private training.
-
-    Attributes:
-      model: The compiled model.
-      batches: Poisson batches of its training data.
-      budget: A callback that stops training before the budget is overspent; `budget.delta` is the
-        delta of the guarantee.
-    """
-
-    model: tf.keras.Model
-    batches: PoissonBatches
-    budget: PrivacyBudget
 
 
 def make_private(
@@ -144,78 +125,43 @@ def make_private(
       True
     """
     check_is_model(model)
-    positive_integer("epochs", epochs)
-    positive_integer("batch_size", batch_size)
-    compiled = _compile_arguments(model)
-    loss = compiled.get("loss") if loss is None else loss
-    if loss is None:
-        raise ValueError(
-            "Argument `loss` must be given, as in `model.compile`: the model was compiled without "
-            "one, or not at all. Received: loss=None."
-        )
-    given = optimizer if optimizer is not None else compiled.get("optimizer") or "adam"
-    private_class, parameters = _private_optimizer(given, optimizer is None)
-    parameters |= optimizer_arguments
-    if learning_rate is not None:
-        parameters["learning_rate"] = learning_rate
-    elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
-        parameters["learning_rate"] = _LEARNING_RATES[private_class]
-    padding = NONE
-    if parameters.get("secure_noise"):
-        padding = FULL
-    elif compiled.get("jit_compile"):
-        padding = BUCKETS if chunk_size is None else FULL
-    batches = _batches(
+    return prepare(
+        FrontEnd(_compile_arguments, _choose, _check_model, PrivacyBudget),
+        model,
         data,
-        batch_size,
+        epochs=epochs,
+        target_epsilon=target_epsilon,
+        delta=delta,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        l2_norm_clip=l2_norm_clip,
+        loss=loss,
+        metrics=metrics,
         transform=transform,
         chunk_size=chunk_size,
-        padding=padding,
         features=features,
         label=label,
         privacy_unit=privacy_unit,
         examples_per_user=examples_per_user,
         augmentations=augmentations,
+        prior=prior,
+        verbose=verbose,
+        optimizer_arguments=optimizer_arguments,
     )
-    size = batches.sampling.dataset_size
-    delta = default_delta(size) if delta is None else delta
-    _check_model(model, batches, loss)
-    steps = epochs * max(1, round(size / batch_size))
-    spent = [*_spent(model), *as_ledgers(prior)]
-    check_unit(compose_ledgers(spent), batches.sampling.unit)
-    noise = calibrate_noise_multiplier(
-        target_epsilon=target_epsilon,
-        delta=delta,
-        steps=steps,
-        dataset_size=size,
-        expected_batch_size=batch_size,
-        truncation_probability=batches.sampling.truncation_probability,
-        prior=spent,
-    )
-    private = private_class(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
-    _compile(model, private, loss, metrics, compiled)
-    budget = PrivacyBudget(target_epsilon, delta, prior)
-    if verbose:
-        before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
-        _print(private, batches, budget, epochs, steps, before)
-    return PrivateTraining(model, batches, budget)
 
 
-def default_delta(dataset_size: int) -> float:
-    """Returns the delta of a guarantee for N examples: N^-1.1, rounded down to two digits.
-
-    It is below 1 / N, so that publishing one example in full is not within the guarantee.
-
-    Args:
-      dataset_size: Number of examples, N.
-
-    Example:
-      >>> default_delta(60000)
-      5.5e-06
-    """
-    delta = max(2, dataset_size) ** -1.1
-    digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
-    return float(f"{math.floor(delta / digit) * digit:.1e}")
+def _choose(
+    given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
+) -> tuple[type[PrivateOptimizerMixin], dict[str, Any]]:
+    """Returns the private optimizer's class, and its arguments."""
+    private_class, parameters = _private_optimizer(given, is_from_compile)
+    parameters |= arguments
+    if learning_rate is not None:
+        parameters["learning_rate"] = learning_rate
+    elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
+        parameters["learning_rate"] = _LEARNING_RATES[private_class]
+    return private_class, parameters
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:
@@ -284,64 +230,9 @@ def _learning_rate(optimizer: Any) -> Any:
     return float(tf.keras.backend.get_value(optimizer.learning_rate))
 
 
-def _batches(data: Any, batch_size: int, **kwargs: Any) -> PoissonBatches:
-    if isinstance(data, PoissonBatches):
-        raise ValueError(
-            "Argument `data` must be the examples, from which batches are drawn here. Received "
-            "Poisson batches: pass what they were made of."
-        )
-    try:
-        return poisson_batches(data, expected_batch_size=batch_size, **kwargs)
-    except ValueError as error:
-        raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
-
-
 def _check_model(model: Any, batches: PoissonBatches, loss: Any) -> None:
     """Raises an error with all that training would refuse; builds the model."""
     if not model.built or model.save_spec() is None:
         x = batches.element_spec[0]
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     validate(model, loss, data=batches).check()
-
-
-def _spent(model: Any) -> list:
-    """Returns the ledgers of the steps that the model's weights have cost already."""
-    ledger = record_ledger.ledger_of_model(model)
-    return [] if ledger is None else [ledger]
-
-
-def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]) -> None:
-    names = ("weighted_metrics", "loss_weights", "steps_per_execution", "jit_compile")
-    kept = {name: compiled[name] for name in names if compiled.get(name) is not None}
-    metrics = compiled.get("metrics") if metrics is None else metrics
-    if metrics and optimizer.sampling.has_padding:
-        weighted = kept.get("weighted_metrics") or []
-        both = isinstance(metrics, list) and isinstance(weighted, list)
-        kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
-    model.compile(optimizer=optimizer, loss=loss, metrics=metrics, **kept)
-
-
-def _print(
-    optimizer: Any,
-    batches: PoissonBatches,
-    budget: PrivacyBudget,
-    epochs: int,
-    steps: int,
-    before: float,
-) -> None:
-    sampling = batches.sampling
-    unit = sampling.unit
-    rate = optimizer.get_config()["learning_rate"]
-    rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
-    print(
-        f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
-        f"epochs, for adding or removing one of {sampling.dataset_size} {unit}s"
-        f"{f' (spent before: {before:.4g})' if before else ''}.\n"
-        f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
-        f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
-        f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
-        f"multiplier {optimizer.noise_multiplier:.4g}, the least for this budget.\n"
-        f"Optimizer: {type(optimizer).__name__}, learning rate {rate}.\n"
-        f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
-        "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
-    )

@@ -1,14 +1,15 @@
-"""The private optimizers: what goes into `model.compile`."""
+"""The private optimizers of Keras 2: what goes into `model.compile`."""
 
-from tfdp import _compat
-from tfdp.optimizers.base import PrivateOptimizerMixin
-from tfdp.optimizers.dp_adam import DPAdam
-from tfdp.optimizers.dp_sgd import DPSGD
-from tfdp.optimizers.dp_sign_adam import DPSignAdam
-from tfdp.optimizers.dp_sign_sgd import DPSignSGD
-from tfdp.optimizers.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD
+from typing import TYPE_CHECKING
 
-_compat.let_keras_save(PrivateOptimizerMixin)
+from tfdp import _compat, _lazy
+
+if TYPE_CHECKING:
+    from tfdp.optimizers.dp_adam import DPAdam
+    from tfdp.optimizers.dp_sgd import DPSGD
+    from tfdp.optimizers.dp_sign_adam import DPSignAdam
+    from tfdp.optimizers.dp_sign_sgd import DPSignSGD
+    from tfdp.optimizers.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD
 
 __all__ = [
     "DPSGD",
@@ -20,3 +21,18 @@ __all__ = [
     "DPSignAdam",
     "DPSignSGD",
 ]
+
+__getattr__, __dir__ = _lazy.attributes(
+    __name__,
+    {
+        "DPSGD": "tfdp.optimizers.dp_sgd",
+        "DPSURSGD": "tfdp.optimizers.dpsur",
+        "DPAdam": "tfdp.optimizers.dp_adam",
+        "DPSURAdam": "tfdp.optimizers.dpsur",
+        "DPSURSignAdam": "tfdp.optimizers.dpsur",
+        "DPSURSignSGD": "tfdp.optimizers.dpsur",
+        "DPSignAdam": "tfdp.optimizers.dp_sign_adam",
+        "DPSignSGD": "tfdp.optimizers.dp_sign_sgd",
+    },
+    before=_compat.use_keras_2,  # Else TensorFlow Privacy and Probability would load `tf.keras`.
+)

@@ -67,7 +67,7 @@ def required(
         given = {"l2_norm_clip": l2_norm_clip, "noise_multiplier": noise_multiplier}
         missing = [f"`{name}`" for name, value in given.items() if value is None]
         raise ValueError(
-            f"Argument {' and '.join(missing)} must be given to tfdp.{optimizer}. Received: None. "
+            f"Argument {' and '.join(missing)} must be given to {optimizer}. Received: None. "
             "A clip of 1.0 is a good start; `tfdp.calibrate_noise_multiplier` finds the noise for "
             "a privacy budget, and `tfdp.make_private` does all of it."
         )
@@ -275,8 +275,8 @@ def check_variables(variables: Sequence[tf.Variable]) -> None:
             raise ValueError(
                 "Argument `var_list` must hold variables of TensorFlow. Received: "
                 f"{type(variable).__name__} of {type(variable).__module__}. Models of Keras 3 "
-                "(`import keras`) are not supported: build the model from `tf.keras`, which "
-                "`import tfdp` makes Keras 2."
+                "(`import keras`) need an optimizer of `tfdp.keras3`; this one is for `tf.keras`, "
+                "which `import tfdp` makes Keras 2."
             )
         if not variable.dtype.is_floating:
             raise ValueError(

@@ -14,10 +14,10 @@ from tfdp.optimizers import replicas
 from tfdp.optimizers.accumulator import Accumulator
 
 NO_EPSILON = (
-    "No epsilon can be stated for this training: tfdp.{0} does not know how batches are sampled. "
+    "No epsilon can be stated for this training: {0} does not know how batches are sampled. "
     "To get an epsilon, draw the batches with `batches = "
     "tfdp.data.poisson_batches((x, y), expected_batch_size=...)`, make the optimizer with "
-    "`tfdp.{0}(..., sampling=batches.sampling)`, and train with `model.fit(batches)`; or use "
+    "`{0}(..., sampling=batches.sampling)`, and train with `model.fit(batches)`; or use "
     "`tfdp.make_private`."
 )
 _LOGGER = logging.getLogger("tfdp")

@@ -112,6 +112,9 @@ def captured_variables() -> Iterator[Any]:
 
 def _handles(variable: Any) -> list[Any]:
     """Returns the handles of a variable: of each device, if it is mirrored."""
+    inner = getattr(variable, "value", None)
+    if isinstance(inner, tf.Variable):  # Of a variable of Keras 3.
+        variable = inner
     if isinstance(variable, tf.distribute.DistributedValues):
         return [part.handle for part in variable.values]
     return [getattr(variable, "handle", variable)]

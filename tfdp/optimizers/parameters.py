@@ -32,10 +32,10 @@ from tfdp.optimizers.release_count import ReleaseRecord
 from tfdp.optimizers.state import PersistentState
 
 
-class PrivacyParametersMixin(PersistentState):
-    """Mixin with the arguments of a private optimizer, its ledger and its config."""
+class PrivacyParameters(PersistentState):
+    """Arguments of a private optimizer, its ledger and its config."""
 
-    def __init__(
+    def _set_privacy(
         self,
         l2_norm_clip: float | None = None,
         noise_multiplier: float | None = None,
@@ -47,10 +47,10 @@ class PrivacyParametersMixin(PersistentState):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        **kwargs: Any,
-    ):
+    ) -> None:
+        """Checks and takes over the arguments: what `__init__` does for every Keras."""
         l2_norm_clip, noise_multiplier = required(
-            type(self).__name__, l2_norm_clip, noise_multiplier
+            self._public_name(), l2_norm_clip, noise_multiplier
         )
         known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
         expected_batch_size, gradient_accumulation_steps, self._sampled = known
@@ -64,8 +64,7 @@ class PrivacyParametersMixin(PersistentState):
         )
         if noise_multiplier > 0:
             check_arithmetic()
-        kwargs.setdefault("name", type(self).__name__)
-        super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
+        self._noise_multiplier = noise_multiplier
         self._expected_batch_size = expected_batch_size
         self._dataset_size = None if self._sampled is None else self._sampled.dataset_size
         self._gradient_accumulation_steps = gradient_accumulation_steps
@@ -102,12 +101,9 @@ class PrivacyParametersMixin(PersistentState):
 
     # What the optimizer is.
 
-    def __repr__(self) -> str:
-        # Keras 3 shows it in the error for optimizers that it does not know.
-        return (
-            f"<tfdp.{type(self).__name__}, for models of Keras 2 (`tf.keras`), with "
-            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
-        )
+    def _public_name(self) -> str:
+        """Returns the name of the class as users import it, for messages."""
+        return f"tfdp.{type(self).__name__}"
 
     @property
     def l2_norm_clip(self) -> float:
@@ -218,7 +214,7 @@ class PrivacyParametersMixin(PersistentState):
             raise ValueError(
                 "Argument `sampling` must be given to the optimizer to know how batches are "
                 "sampled: `batches = tfdp.data.poisson_batches(...)`, and "
-                f"`tfdp.{type(self).__name__}(..., sampling=batches.sampling)`. Received: "
+                f"`{self._public_name()}(..., sampling=batches.sampling)`. Received: "
                 "sampling=None."
             )
         return PoissonSampling(self._dataset_size, expected_batch_size)
@@ -241,10 +237,9 @@ class PrivacyParametersMixin(PersistentState):
             "gradient_accumulation_steps": self._gradient_accumulation_steps,
         }
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that construct this optimizer, without the secret noise key."""
+    def _privacy_config(self) -> dict[str, Any]:
+        """Returns the arguments of `_set_privacy`, without the secret noise key."""
         return {
-            **super().get_config(),
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
             **self._sampling_config(),

@@ -117,7 +117,8 @@ def _variables(model: Any) -> list[Any]:
     """Returns the variables of a model, as far as it has been built."""
     if model.built:
         return list(model.variables)
-    built = [part for part in model.submodules if getattr(part, "built", False)]
+    parts = model.submodules if hasattr(model, "submodules") else model._flatten_layers()
+    built = [part for part in parts if getattr(part, "built", False)]
     return [variable for part in built for variable in part.variables]
 
 

@@ -1,9 +1,7 @@
 """The state of a private optimizer: what checkpoints and saved models hold of it."""
 
-import copy
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,46 +13,51 @@ from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.record_table import NOT_POISSON, STEPS
 from tfdp.optimizers.release_count import RECORD, ReleaseRecord
 
-if TYPE_CHECKING:
-    from tensorflow.keras.optimizers.legacy import Optimizer as _Optimizer
-else:
-    _Optimizer = object
 
-
-class PersistentState(_Optimizer):
-    """Mixin that saves and restores slots, iterations, the record and an adaptive clip."""
+class PersistentState:
+    """State that is saved and restored: slots, iterations, the record and an adaptive clip."""
 
     _released: ReleaseRecord
     _adaptive: AdaptiveClip | None
     _state_to_load: dict[str, Any]
 
-    def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
-        super()._create_all_weights(var_list)
-        if not self._released.created:
-            with plain_variables():  # Counted and moved once, for all replicas.
-                self._weights.extend(self._released.create(self.add_weight))
-                if self._adaptive is not None:
-                    self._weights.extend(self._adaptive.create(self.add_weight))
+    def _state_variables(self) -> list[tf.Variable]:
+        """Returns all variables of the optimizer that are saved, in their order."""
+        raise NotImplementedError
+
+    def _privacy_config(self) -> dict[str, Any]:
+        """Returns the privacy parameters as arguments."""
+        raise NotImplementedError
+
+    def _create_record(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:
+        """Creates the variables of the record and of a clip that moves, if there are none yet.
+
+        Args:
+          add_weight: Creates a variable that the optimizer tracks, as in Keras 2.
+        """
+        if self._released.created:
+            return []
+        with plain_variables():  # Counted and moved once, for all replicas.
+            created = self._released.create(add_weight)
+            if self._adaptive is not None:
+                created += self._adaptive.create(add_weight)
+        return created
+
+    def _assign_loaded(self) -> None:
+        """Assigns what was loaded before there were variables."""
         if self._state_to_load:
             state, self._state_to_load = self._state_to_load, {}
             self._assign_state(state)
 
-    def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Creates the state now, not at the first step, so that a checkpoint can be restored.
-
-        The ledger takes over what these variables have cost under other private optimizers.
-
-        Args:
-          var_list: The variables that will be trained: `model.trainable_variables`.
-        """
+    def _check_workers(self, variables: Sequence[tf.Variable]) -> None:
+        """Checks that all workers of a distribution strategy train the same."""
         if not self._released.created and tf.distribute.has_strategy():
-            facts = {type(self).__name__: self.get_config()}
-            facts["variables"] = [(v.dtype.name, tuple(v.shape)) for v in var_list]
+            facts = {type(self).__name__: self._worker_facts()}
+            facts["variables"] = [(v.dtype.name, tuple(v.shape)) for v in variables]
             check_alike(tf.distribute.get_strategy(), facts, "the optimizer")
-        # A tf.function that sees variables being created is traced twice: it does not see these.
-        with tf.init_scope() if tf.distribute.has_strategy() else plain_variables():
-            self._create_all_weights(list(var_list))
-            self._released.trains(var_list)
+
+    def _worker_facts(self) -> Any:
+        return self._privacy_config()
 
     def _inherit_from_graph(self) -> None:
         """Takes over the cost of the variables that the graph being built has read."""
@@ -87,7 +90,8 @@ class PersistentState(_Optimizer):
           PrivacyParametersChangedError: The state is of other privacy parameters.
           ValueError: The state has no record of what was released.
         """
-        state = {key: store[key][()] for key in store}
+        keys = store.keys()  # Keras 3's store cannot be iterated over.
+        state = {key: store[key][()] for key in keys}
         if not state:
             return
         self._released.check_parameters(state["privacy_parameters"])
@@ -113,26 +117,7 @@ class PersistentState(_Optimizer):
     def _named_state(self) -> dict[str, tf.Variable]:
         """Returns every variable of the state: the ledger's by name, the others by their order."""
         ledger = self._released.variables
-        others = [v for v in self.weights if all(v is not known for known in ledger.values())]
+        others = [
+            v for v in self._state_variables() if all(v is not known for known in ledger.values())
+        ]
         return {**ledger, **{str(i): v for i, v in enumerate(others)}}
-
-    def get_weights(self) -> list[np.ndarray]:
-        """Returns the state as arrays, with what other optimizers have done to the variables."""
-        self._released.refresh()
-        return super().get_weights()
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """Takes over, before a checkpoint, what other optimizers have done to the variables."""
-        if tf.executing_eagerly():
-            self._released.refresh()
-        return super()._trackable_children(save_type, **kwargs)
-
-    def restore_from_saved_model(self, model: tf.keras.Model, path: str) -> None:
-        """Restores the state that Keras saved with `model` but does not restore itself."""
-        self.build(model.trainable_variables)  # So that the ledger knows at once.
-        prefix = os.path.join(path, "variables", "variables")
-        tf.train.Checkpoint(root=model).restore(prefix).expect_partial()
-
-    def __copy__(self) -> "PersistentState":
-        """Returns a copy that shares nothing: it draws other noise and counts for itself."""
-        return copy.deepcopy(self)

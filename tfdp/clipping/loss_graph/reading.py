@@ -232,11 +232,15 @@ def stateful_operations(graph: tf.Graph) -> list[tuple[str, str]]:
     ]
 
 
-def reads_iterator(graph: tf.Graph) -> bool:
-    """Returns whether a function, or one that it calls, gets elements of a data set."""
-    return _contains(
-        graph, [op.node_def for op in graph.get_operations()], data_flow.ITERATOR_TYPES
-    )
+def reads_iterator(graph: tf.Graph, itself: bool = False) -> bool:
+    """Returns whether a function, or one that it calls, gets elements of a data set.
+
+    Args:
+      graph: The function's graph.
+      itself: Whether elements that were got elsewhere, and are only looked at here, do not count.
+    """
+    types = data_flow.ITERATOR_TYPES - ({"OptionalGetValue"} if itself else set())
+    return _contains(graph, [op.node_def for op in graph.get_operations()], types)
 
 
 def _contains(graph: tf.Graph, nodes: Sequence, types: frozenset[str]) -> bool:

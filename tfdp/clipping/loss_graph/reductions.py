@@ -53,6 +53,9 @@ def addends(tensor: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]) -> 
         return addends(op.inputs[0], depends_on_data)
     if tensor.shape.rank != 0:
         return [tensor]
+    if op.type == "Sum" and op.inputs[0].op.type == "Pack" and op.inputs[0].shape.rank == 1:
+        packed = op.inputs[0].op.inputs  # Keras 3 adds so.
+        return [addend for t in packed for addend in addends(t, depends_on_data)]
     if op.type == "Neg":
         return [tf.negative(term) for term in addends(op.inputs[0], depends_on_data)]
     if op.type == "Sub":
@@ -247,7 +250,32 @@ def _is_number_of_entries(number: tf.Tensor, entries: tf.Tensor) -> bool:
     op = number.op
     if op.type == "Prod":
         op = _before(op.inputs[0]).op
+        if (known := tf.get_static_value(op.outputs[0])) is not None:
+            return entries.shape.is_fully_defined() and list(known) == entries.shape.as_list()
+        if op.type == "Pack":  # Keras 3 packs a shape of its dimensions, as far as they are known.
+            sizes = enumerate(op.inputs)
+            return len(op.inputs) == entries.shape.rank and all(
+                _is_dimension(size, axis, entries) for axis, size in sizes
+            )
     return op.type in ("Size", "Shape") and op.inputs[0].ref() == entries.ref()
+
+
+def _is_dimension(number: tf.Tensor, axis: int, entries: tf.Tensor) -> bool:
+    """Returns whether a number is a dimension of a tensor."""
+    static = tf.get_static_value(number)
+    if static is not None:
+        return entries.shape[axis] == static
+    measured = _measured(number, axis)
+    return measured is not None and measured.ref() == entries.ref()
+
+
+def _measured(number: tf.Tensor, axis: int) -> tf.Tensor | None:
+    """Returns the tensor of which a number is the dimension `axis`; None if it is not that."""
+    op = number.op
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return None
+    which = tf.get_static_value(op.inputs[1]), op.get_attr("shrink_axis_mask")
+    return op.inputs[0].op.inputs[0] if which == ([axis], 1) else None
 
 
 def _is_number_of_rows(
@@ -257,12 +285,8 @@ def _is_number_of_rows(
     static = tf.get_static_value(number)
     if static is not None:
         return entries.shape[0] == static
-    op = number.op
-    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
-        return False
-    first = tf.get_static_value(op.inputs[1]), op.get_attr("shrink_axis_mask")
-    measured = op.inputs[0].op.inputs[0]
-    return first == ([0], 1) and depends_on_data(measured)
+    measured = _measured(number, 0)
+    return measured is not None and depends_on_data(measured)
 
 
 def _keeps_rows(op: tf.Operation) -> bool:

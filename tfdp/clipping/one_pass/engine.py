@@ -147,7 +147,7 @@ class OnePassEngine(ClippingEngine):
         self._tell(vectorized_report(variables, why))
         return self._vectorized.clipped_sum(loss, variables, *asked)
 
-    def report(self, model: tf.keras.Model | None = None) -> Report:
+    def report(self, model: Any = None) -> Report:
         """Returns which rule clips the gradients of each variable, or why none does.
 
         Args:

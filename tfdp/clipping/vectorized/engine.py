@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -201,7 +202,7 @@ class VectorizedEngine(ClippingEngine):
         )
         return sums, connected, within
 
-    def report(self, model: tf.keras.Model | None = None) -> Report:
+    def report(self, model: Any = None) -> Report:
         """Reports as `OnePassEngine.report` does: everything is vectorised.
 
         Args:

@@ -1,0 +1,386 @@
+"""Private steps of Keras 3: the right sum and noise, by `fit` and by custom training steps."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tfdp
+from tests import support
+from tests.keras3.support import (
+    compiled,
+    crossentropy,
+    looped_clipped_sum,
+    open_batches,
+    small_model,
+    update_of,
+    weights,
+)
+from tests.support import small_data
+from tfdp.optimizers import private_step
+
+layers = keras.layers
+X, Y = small_data(64)
+
+
+def private(cls="DPSGD", batch_size=32, **kwargs):
+    return getattr(tfdp.keras3, cls)(1.0, 1.0, batch_size, **kwargs)
+
+
+def poisson(n=64, batch_size=16, **kwargs):
+    return tfdp.data.poisson_batches((X[:n], Y[:n]), expected_batch_size=batch_size, **kwargs)
+
+
+# Without noise and clip it is the inner optimizer.
+
+INNER = {
+    "sgd": lambda: keras.optimizers.SGD(0.3),
+    "nesterov": lambda: keras.optimizers.SGD(0.3, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.03, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.03, weight_decay=0.1),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "ema": lambda: keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5),
+    "clipnorm": lambda: keras.optimizers.SGD(0.3, clipnorm=0.01),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.1])
+    ),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", INNER)
+def test_without_noise_and_clip_it_is_the_inner_optimizer(name):
+    optimizer = tfdp.keras3.DPOptimizer(INNER[name](), float("inf"), 0.0, 32)
+    ours, plain = compiled(optimizer), compiled(INNER[name]())
+    for model in (ours, plain):
+        model.fit(open_batches(X, Y, 32), epochs=3, verbose=0)
+    np.testing.assert_allclose(weights(ours), weights(plain), rtol=1e-4, atol=1e-6)
+    assert int(optimizer.iterations) == 6
+
+
+# Clipped sums.
+
+MODELS = {
+    "dense": lambda: (small_model(), [4]),
+    "convolutions": lambda: (
+        keras.Sequential(
+            [
+                layers.Conv2D(3, 3, activation="relu"),
+                layers.DepthwiseConv2D(2),
+                layers.GroupNormalization(3),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(3),
+            ]
+        ),
+        [8, 8, 2],
+    ),
+    "attention": lambda: (_attention(), [5, 4]),
+    "lstm": lambda: (keras.Sequential([layers.LSTM(4), layers.Dense(3)]), [5, 3]),
+    "gru": lambda: (keras.Sequential([layers.GRU(4), layers.Dense(3)]), [5, 3]),
+    "frozen batch normalization": lambda: (_frozen(), [4]),
+}
+
+
+def _attention():
+    inputs = keras.Input([5, 4])
+    hidden = layers.LayerNormalization()(inputs + layers.MultiHeadAttention(2, 3)(inputs, inputs))
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+def _frozen():
+    model = keras.Sequential(
+        [keras.Input([4]), layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)]
+    )
+    model.layers[1].trainable = False
+    return model
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_of_fit_is_the_sum_of_clipped_gradients(name, jit_compile):
+    keras.utils.set_random_seed(0)
+    model, shape = MODELS[name]()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=[6, *shape]).astype("float32"), rng.integers(0, 3, 6)
+    model(x)
+    expected = looped_clipped_sum(model, x, y, 0.1)
+    actual = update_of(model, x, y, jit_compile=jit_compile)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_padding_does_not_count():
+    model, other = small_model(), small_model()
+    optimizer = tfdp.keras3.DPSGD(1.0, 0.0, 64, learning_rate=1.0)
+    compiled(optimizer, model)
+    mask = np.arange(64) < 10
+    model.fit(tf.data.Dataset.from_tensors((X, Y, mask)), verbose=0)
+    expected = weights(other) - looped_clipped_sum(other, X[:10], Y[:10], 1.0) / 64
+    np.testing.assert_allclose(weights(model), expected, rtol=1e-4, atol=1e-6)
+
+
+# Noise.
+
+
+def _of_noise(noise_multiplier, l2_norm_clip=0.5):
+    """Noise of one step of 3,003 weights, in units of what it should be."""
+    model = keras.Sequential([keras.Input([1000]), layers.Dense(3)])
+    optimizer = tfdp.keras3.DPSGD(l2_norm_clip, noise_multiplier, 10, learning_rate=1.0)
+    compiled(optimizer, model)
+    before = weights(model)
+    x = np.zeros([1, 1000], np.float32)
+    data = tf.data.Dataset.from_tensors((x, np.zeros([1]), np.zeros([1])))  # Padding alone.
+    model.fit(data, verbose=0)
+    return (weights(model) - before) * 10 / (l2_norm_clip * 3.0)
+
+
+@pytest.mark.parametrize("sigma, right", [(3.0, True), (2.0, False), (4.5, False)])
+def test_noise_has_the_stated_deviation(sigma, right):
+    p = scipy.stats.kstest(_of_noise(sigma), "norm").pvalue
+    assert p > 1e-9 if right else p < 1e-9
+
+
+def test_mutant_without_noise_is_caught(monkeypatch):
+    monkeypatch.setattr(private_step, "add_gaussian_noise", lambda sums, *_: sums)
+    assert scipy.stats.kstest(_of_noise(3.0), "norm").pvalue < 1e-9
+
+
+@pytest.mark.parametrize("name", ["DPSGD", "DPAdam", "DPSignSGD", "DPSignAdam"])
+def test_keras_2_and_3_make_the_same_update(name):
+    """The same weights, data and noise key give the same weights, to rounding."""
+    arguments = {"learning_rate": 0.02, "noise_seed": 3, "sampling": None}
+    if name.endswith("SGD"):
+        arguments |= {"momentum": 0.9, "nesterov": True}
+    models = {}
+    for module, make, loss in (
+        (tfdp, support.compiled, support.crossentropy("auto")),
+        (tfdp.keras3, compiled, crossentropy()),
+    ):
+        model = make(getattr(module, name)(0.5, 1.1, 32, **arguments), loss=loss)
+        model.fit(open_batches(X, Y, 32), epochs=3, verbose=0)
+        models[module] = weights(model)
+    np.testing.assert_allclose(models[tfdp.keras3], models[tfdp], rtol=1e-4, atol=2e-6)
+    assert np.abs(models[tfdp] - weights(small_model())).max() > 0.01
+
+
+# The ledger.
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"steps_per_execution": 3}, {"jit_compile": True, "padding": "buckets"}],
+    ids=["plain", "several steps", "compiled"],
+)
+def test_fit_counts_its_steps(kwargs):
+    batches = poisson(padding=kwargs.pop("padding", "none"))
+    optimizer = tfdp.keras3.DPAdam(1.0, 1.1, sampling=batches.sampling)
+    model = compiled(optimizer, **kwargs)
+    model.fit(batches, epochs=2, verbose=0)
+    assert optimizer.released_steps() == (8, 0)
+    expected = tfdp.accounting.PrivacyLedger()
+    (release,) = optimizer.ledger.releases
+    expected.record(optimizer.release.event, 8, release.truncation_probability)
+    assert optimizer.ledger.epsilon(1e-5).epsilon == expected.epsilon(1e-5).epsilon
+    assert "8 " in str(tfdp.privacy_statement(model, delta=1e-5))
+
+
+def test_other_batches_get_no_epsilon():
+    optimizer = tfdp.keras3.DPAdam(1.0, 1.1, sampling=poisson().sampling)
+    model = compiled(optimizer)
+    before = weights(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        model.fit(open_batches(X, Y, 16), verbose=0)
+    np.testing.assert_array_equal(weights(model), before)
+
+
+def test_a_new_optimizer_goes_on_with_the_ledger_of_the_weights():
+    batches = poisson()
+    model = compiled(tfdp.keras3.DPAdam(1.0, 1.1, sampling=batches.sampling))
+    model.fit(batches, verbose=0)
+    compiled(tfdp.keras3.DPSGD(1.0, 2.0, sampling=batches.sampling), model)
+    model.fit(batches, verbose=0)
+    assert model.optimizer.released_steps() == (8, 0)
+
+
+def test_gradient_accumulation_is_one_step():
+    batches = poisson(padding="full", chunk_size=8)
+    optimizer = tfdp.keras3.DPSGD(1.0, 0.0, sampling=batches.sampling, learning_rate=1.0)
+    assert optimizer.gradient_accumulation_steps > 1
+    model = compiled(optimizer)
+    model.fit(batches, verbose=0)
+    assert optimizer.released_steps() == (4, 0) and int(optimizer.iterations) == 4
+
+
+# What is refused.
+
+
+class Custom(keras.Model):
+    """A model with a training step that a test gives."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.dense, self._step = layers.Dense(3), step
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            scaled = self._step.scale(self.optimizer, loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self._step.apply(self.optimizer, gradients, self.trainable_variables, loss)
+        return {"loss": loss}
+
+
+class Step:
+    """The documented custom step; the others differ in one thing."""
+
+    def scale(self, optimizer, loss):
+        return optimizer.scale_loss(loss)
+
+    def apply(self, optimizer, gradients, variables, loss):
+        optimizer.apply(gradients, variables)
+
+
+def _with(**methods):
+    return type("Step", (Step,), {k: staticmethod(v) for k, v in methods.items()})()
+
+
+STEPS = {
+    "no scale_loss": (_with(scale=lambda o, loss: loss), "without a loss from `scale_loss`"),
+    "other gradients": (
+        _with(apply=lambda o, g, v, loss: o.apply(tf.gradients(loss, [w.value for w in v]), v)),
+        "not those of the loss",
+    ),
+    "one other gradient": (
+        _with(apply=lambda o, g, v, loss: o.apply([v[0] * 1.0, *g[1:]], v)),
+        "not those of the loss",
+    ),
+    "two losses": (
+        _with(scale=lambda o, loss: o.scale_loss(o.scale_loss(loss))),
+        "once before each `apply`",
+    ),
+    "applied twice": (
+        _with(apply=lambda o, g, v, loss: [o.apply(g, v), o.apply(g, v)]),
+        "without a loss from `scale_loss`",
+    ),
+    "in another function": (
+        _with(apply=lambda o, g, v, loss: tf.function(lambda: o.apply(g, v))()),
+        "without a loss from `scale_loss`",
+    ),
+    "a loss without gradients": (
+        _with(scale=lambda o, loss: o.scale_loss(tf.stop_gradient(loss))),
+        "must hold one value per example",
+    ),
+    "loss added": (
+        _with(scale=lambda o, loss: o.scale_loss(loss) + loss),
+        "not those of the loss",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_custom_steps_that_would_not_be_private_are_refused(name):
+    step, message = STEPS[name]
+    optimizer = tfdp.keras3.DPSGD(1.0, 1.0, 64)
+    model = compiled(optimizer, Custom(step))
+    model(X)
+    before = weights(model)
+    with pytest.raises(ValueError, match=message):
+        model.fit(open_batches(X, Y), verbose=0)
+    np.testing.assert_array_equal(weights(model), before)
+
+
+def test_a_custom_step_with_scale_loss_is_private():
+    model = Custom(Step())
+    model(X)
+    expected = looped_clipped_sum(model, X, Y, 0.1)
+    np.testing.assert_allclose(update_of(model, X, Y), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_minimize_needs_no_tape():
+    model = small_model()
+    expected = weights(model) - looped_clipped_sum(model, X, Y, 1.0) / 64
+    optimizer = tfdp.keras3.DPSGD(1.0, 0.0, 64, learning_rate=1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64)])
+    def step(x, y):
+        optimizer.minimize(crossentropy()(y, model(x)), model.trainable_variables)
+
+    step(X, Y)
+    np.testing.assert_allclose(weights(model), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_of_another_model_moves_nothing():
+    other = small_model()
+    step = _with(scale=lambda o, loss: o.scale_loss(crossentropy()(Y, other(X))))
+    model = compiled(tfdp.keras3.DPSGD(1.0, 1.0, 64), Custom(step))
+    with pytest.raises(ValueError):
+        model.fit(open_batches(X, Y), verbose=0)
+
+
+def test_eager_execution_is_refused():
+    model = compiled(private(), run_eagerly=True)
+    with pytest.raises(ValueError, match=r"must run in a tf\.function"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_several_replicas_are_refused():
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    with strategy.scope():
+        model = compiled(private(), keras.Sequential([keras.Input([4]), layers.Dense(3)]))
+    with pytest.raises(ValueError, match="several replicas yet"):
+        model.fit(open_batches(X, Y), verbose=0)
+
+
+def test_mixed_float16_is_refused():
+    policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+    model = keras.Sequential([keras.Input([4]), layers.Dense(3, dtype=policy)])
+    model.dtype_policy = policy
+    compiled(private(), model)
+    with pytest.raises(ValueError, match="mixed_bfloat16"):
+        model.fit(open_batches(X, Y), verbose=0)
+
+
+def test_batch_normalization_is_refused():
+    model = keras.Sequential([keras.Input([4]), layers.BatchNormalization(), layers.Dense(3)])
+    with pytest.raises(ValueError, match="BatchNormalization"):
+        compiled(private(), model).fit(open_batches(X, Y), verbose=0)
+
+
+def test_unpadded_batches_are_refused_by_xla():
+    model = compiled(private(sampling=poisson().sampling, batch_size=None), jit_compile=True)
+    with pytest.raises(ValueError, match='padding="buckets"'):
+        model.fit(poisson(), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "inner, message",
+    [
+        (lambda: "adam", "an optimizer of Keras 3"),
+        (lambda: tf.keras.optimizers.legacy.SGD(), "an optimizer of Keras 3"),
+        (lambda: private(), "changes no losses"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "changes no losses"),
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "gradient_accumulation"),
+        (lambda: keras.optimizers.SGD(loss_scale_factor=2.0), "loss_scale_factor"),
+    ],
+)
+def test_inner_optimizers_that_cannot_be_private(inner, message):
+    with pytest.raises(ValueError, match=message):
+        tfdp.keras3.DPOptimizer(inner(), 1.0, 1.0, 32)
+
+
+def test_each_keras_names_the_other():
+    with pytest.raises(ValueError, match=r"models of Keras 3 \(`import keras`\)"):
+        support.compiled(private())
+    with pytest.raises(ValueError, match="models of Keras 2"):
+        compiled(tfdp.DPSGD(1.0, 1.0, 32))
+
+
+def test_names_that_keras_3_does_not_have_yet_say_so():
+    with pytest.raises(AttributeError, match=r"for Keras 2 alone, as tfdp\.SelectiveModel"):
+        tfdp.keras3.SelectiveModel  # noqa: B018

@@ -1,0 +1,76 @@
+"""Private training of Keras 3 in one call."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdp
+from tests import support
+from tests.keras3.support import crossentropy, small_model
+
+X, Y = support.small_data(200)
+
+
+def make(model, **kwargs):
+    arguments = {"epochs": 2, "target_epsilon": 2.0, "batch_size": 50, "loss": crossentropy()}
+    return tfdp.keras3.make_private(model, (X, Y), **{**arguments, **kwargs})
+
+
+def test_training_costs_no_more_than_the_budget(capsys):
+    model, batches, budget = make(small_model(), metrics=["accuracy"])
+    assert "Optimizer: DPAdam, learning rate 0.005." in capsys.readouterr().out
+    model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == 8
+    assert 1.9 < model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+    again, _, _ = make(model, optimizer="sgd")  # What the weights have cost is not spent twice.
+    assert again.optimizer.noise_multiplier > 100
+
+
+def test_what_the_model_was_compiled_with_is_kept():
+    model = small_model()
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.2)
+    model.compile(optimizer, crossentropy(), metrics=["accuracy"])
+    model.fit(X, Y, verbose=0)
+    make(model, loss=None, verbose=False)
+    inner = model.optimizer.inner_optimizer
+    assert type(inner) is keras.optimizers.AdamW and type(model.optimizer).__name__ == "DPOptimizer"
+    assert (inner.weight_decay, float(inner.learning_rate)) == (0.2, np.float32(0.01))
+    assert int(inner.iterations) == 0  # It has forgotten the data.
+    assert model.loss is not None
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        ("signsgd", "DPSignSGD"),
+        ("lion", "DPOptimizer of Lion"),
+        (tfdp.keras3.DPSGD, "DPSGD"),
+        (keras.optimizers.Nadam(0.1), "DPOptimizer of Nadam, learning rate 0.1"),
+    ],
+)
+def test_optimizers(optimizer, name, capsys):
+    make(small_model(), optimizer=optimizer)
+    assert f"Optimizer: {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": tfdp.DPAdam}, "Argument `optimizer` must be given"),
+        ({"optimizer": tfdp.keras3.DPAdam(1.0, 1.0, 50)}, "class such as"),
+        ({"optimizer": tfdp.keras3.DPOptimizer}, "class such as"),
+        ({"loss": None}, "Argument `loss` must be given"),
+        ({"batch_size": 500}, "batch_size"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(small_model(), **arguments)
+
+
+def test_models_of_keras_2_are_refused():
+    with pytest.raises(ValueError, match="a model of Keras 3"):
+        make(support.small_model())
+    with pytest.raises(ValueError, match="must be a model of Keras 2"):
+        tfdp.make_private(small_model(), (X, Y), epochs=1, target_epsilon=1.0, loss="mse")

@@ -1,0 +1,182 @@
+"""Budget of a training run, as callbacks of every Keras keep to it."""
+
+import math
+import warnings
+from typing import Any
+
+from tfdp._validation import error
+from tfdp.accounting.calibration import most_releases
+from tfdp.accounting.ledger import (
+    Ledgers,
+    PrivacyLedger,
+    as_ledgers,
+    as_seen,
+    check_unit,
+    compose_ledgers,
+)
+from tfdp.accounting.sampling import EXAMPLE
+from tfdp.optimizers import record_ledger
+
+
+class BudgetCallback:
+    """Base class of the callbacks `PrivacyBudget`, which are `Callback`s of their Keras, too."""
+
+    model: Any
+    params: dict[str, Any]
+    _optimizer_class: type  # Of the optimizers of this Keras,
+    _package: str  # and of their package.
+
+    def _has_metrics(self) -> bool:
+        """Returns whether metrics of all rows are shown, also of those that are padding."""
+        raise NotImplementedError
+
+    def _batches_per_call(self) -> int:
+        """Returns the number of batches that Keras may use until it asks again."""
+        raise NotImplementedError
+
+    def __init__(self, target_epsilon: float, delta: float, prior: Ledgers | None = None):
+        super().__init__()
+        if not target_epsilon > 0:
+            raise error("target_epsilon", "positive", target_epsilon)
+        if not 0 < delta < 1:
+            raise error("delta", "in (0, 1)", delta)
+        self.target_epsilon = target_epsilon
+        self.delta = delta
+        self._prior = as_ledgers(prior)
+        self._last_step = 0
+        self._reason: str | None = None  # Why training is stopped.
+        self._epoch, self._batch = 0, 0
+        self._before = PrivacyLedger()
+        self._others = 0
+        self._most_batches = 1
+        self._is_first = True
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Computes how many more steps the budget allows."""
+        optimizer: Any = self.model.optimizer
+        if not isinstance(optimizer, self._optimizer_class):
+            raise ValueError(
+                f"PrivacyBudget needs one of {self._package}'s optimizers in `model.compile`. "
+                f"Received: {type(optimizer).__name__} of {type(optimizer).__module__}."
+            )
+        if self.model.built:  # So that it knows what the variables have cost.
+            optimizer.build(self.model.trainable_variables)
+        self._plan()
+        self._is_first = True
+        sampling = optimizer.sampling
+        padded = sampling is not None and sampling.has_padding
+        if padded and self._has_metrics():
+            warnings.warn(
+                "Keras computes `metrics` over the padding of the batches too. Pass "
+                "`weighted_metrics` to `model.compile` instead.",
+                stacklevel=2,
+            )
+
+    def _plan(self) -> None:
+        """Works out how many more steps the budget allows, after what has been released."""
+        optimizer = self.model.optimizer
+        ledger, taken = self._ledger(), optimizer.own_steps()
+        check_unit(ledger, EXAMPLE if optimizer.sampling is None else optimizer.sampling.unit)
+        release = optimizer.release
+        event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
+        allowed = most_releases(
+            event, release.truncation_probability, ledger, self.target_epsilon, self.delta
+        )
+        # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
+        self._most_batches = self._batches_per_call()
+        if allowed < -(-self._most_batches // optimizer.gradient_accumulation_steps):
+            raise ValueError(
+                f"The privacy budget of target_epsilon={self.target_epsilon} at "
+                f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
+                f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
+            )
+        self._last_step, self._before = taken + allowed, ledger
+        self._reason = None
+        self._others = self._released_elsewhere()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Records the epoch that begins."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Accounts for a state that another callback restored when training began."""
+        if self._is_first and self._released_elsewhere() != self._others:
+            self._plan()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Stops before a step that would overspend."""
+        self._batch = batch
+        optimizer = self.model.optimizer
+        if optimizer.released_steps()[1]:
+            optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
+        self._stop_before_overspending(optimizer.missing_batches())
+        if self._released_elsewhere() != self._others:
+            if self._is_first:  # A model that had no variables was restored.
+                self._plan()
+            else:
+                self._expect_as_much_again()
+        self._is_first = False
+
+    def _expect_as_much_again(self) -> None:
+        """Stops if what was released since the beginning, once more, would overspend.
+
+        Another optimizer trains the same variables: the allowed steps of this one are not all.
+        """
+        now = self._ledger()
+        before = {(r.event, r.truncation_probability): r.count for r in self._before.releases}
+        for release in now.releases:
+            new = release.count - before.get((release.event, release.truncation_probability), 0)
+            if new > 0:
+                now.record(release.event, new, release.truncation_probability)
+        if now.epsilon(self.delta).epsilon > self.target_epsilon:
+            self._stop()
+        self._before = self._ledger()
+        self._others = self._released_elsewhere()
+
+    def _released_elsewhere(self) -> int:
+        optimizer = self.model.optimizer
+        return sum(optimizer.released_steps()) - optimizer.own_steps()
+
+    def _stop_before_overspending(self, missing_batches: int) -> None:
+        """Stops if the next call may begin a step that is not allowed.
+
+        Args:
+          missing_batches: Batches that come first, of a step that was begun and so counted.
+        """
+        optimizer = self.model.optimizer
+        batches = max(0, self._most_batches - missing_batches)
+        begun = -(-batches // optimizer.gradient_accumulation_steps)
+        if optimizer.own_steps() + begun > self._last_step:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.model.stop_training = True
+        if self._reason is not None:
+            return
+        ledger = self._ledger()
+        self._reason = (
+            f"PrivacyBudget stops training after {ledger.steps} steps, at epsilon "
+            f"{ledger.epsilon(self.delta).epsilon:.4g} and delta {self.delta:g}: the next "
+            f"{'step' if self._most_batches == 1 else 'call'} would exceed "
+            f"target_epsilon={self.target_epsilon:g}."
+        )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds `epsilon` to the logs of the epoch."""
+        self._stop_before_overspending(0)  # The next one may break a step off, and begin another.
+        if logs is not None:
+            logs["epsilon"] = self._ledger().epsilon(self.delta).epsilon
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Says, in one line, that the budget ended the training, and why."""
+        steps = self.params.get("steps")
+        is_last_epoch = self._epoch + 1 >= self.params.get("epochs", math.inf)
+        is_complete = is_last_epoch and steps is not None and self._batch + 1 >= steps
+        if self._reason is not None and not is_complete:
+            print(f"\n{self._reason}")
+
+    def _ledger(self) -> PrivacyLedger:
+        """Returns everything that was released of the model's variables, and `prior`."""
+        own = record_ledger.ledger_of_model(self.model) or self.model.optimizer.ledger
+        mode = self.model.optimizer.ledger.selective_release
+        return compose_ledgers([own, *self._prior], mode)

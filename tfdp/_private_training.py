@@ -1,0 +1,187 @@
+"""Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfdp._privacy_budget import BudgetCallback
+from tfdp._validation import positive_integer
+from tfdp.accounting import calibrate_noise_multiplier
+from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
+from tfdp.accounting.sampling import BUCKETS, FULL, NONE
+from tfdp.data import poisson_batches
+from tfdp.data.batches import PoissonBatches
+from tfdp.optimizers import record_ledger
+
+
+class PrivateTraining(NamedTuple):
+    """A model that is ready for private training.
+
+    Attributes:
+      model: The compiled model.
+      batches: Poisson batches of its training data.
+      budget: A callback that stops training before the budget is overspent; `budget.delta` is the
+        delta of the guarantee.
+    """
+
+    model: Any
+    batches: PoissonBatches
+    budget: Any
+
+
+class FrontEnd(NamedTuple):
+    """Parts of `make_private` that differ between Keras 2 and Keras 3.
+
+    Attributes:
+      compiled: Returns the arguments of a model's last `compile`; empty if there was none.
+      choose: Gets an optimizer, or what stands for one; whether it is that of the compiled model;
+        the learning rate, if it is given; and other arguments. Returns a function that makes the
+        private optimizer of the clip, the noise and arguments; and these.
+      check: Raises an error with what training would refuse of a model, batches and a loss.
+      budget: The callback's class.
+    """
+
+    compiled: Callable[[Any], dict[str, Any]]
+    choose: Callable[[Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]]
+    check: Callable[[Any, PoissonBatches, Any], None]
+    budget: type[BudgetCallback]
+
+
+def prepare(
+    keras: FrontEnd,
+    model: Any,
+    data: Any,
+    *,
+    epochs: int,
+    target_epsilon: float,
+    delta: float | None,
+    batch_size: int,
+    optimizer: Any,
+    learning_rate: Any,
+    l2_norm_clip: float,
+    loss: Any,
+    metrics: Any,
+    chunk_size: int | None,
+    prior: Ledgers | None,
+    verbose: bool,
+    optimizer_arguments: dict[str, Any],
+    **data_arguments: Any,
+) -> PrivateTraining:
+    """Does what `make_private` of each Keras says."""
+    positive_integer("epochs", epochs)
+    positive_integer("batch_size", batch_size)
+    compiled = keras.compiled(model)
+    loss = compiled.get("loss") if loss is None else loss
+    if loss is None:
+        raise ValueError(
+            "Argument `loss` must be given, as in `model.compile`: the model was compiled without "
+            "one, or not at all. Received: loss=None."
+        )
+    given = optimizer if optimizer is not None else compiled.get("optimizer") or "adam"
+    make, parameters = keras.choose(given, optimizer is None, learning_rate, optimizer_arguments)
+    padding = NONE
+    if parameters.get("secure_noise"):
+        padding = FULL
+    elif compiled.get("jit_compile"):
+        padding = BUCKETS if chunk_size is None else FULL
+    batches = _batches(data, batch_size, chunk_size=chunk_size, padding=padding, **data_arguments)
+    size = batches.sampling.dataset_size
+    delta = default_delta(size) if delta is None else delta
+    keras.check(model, batches, loss)
+    steps = epochs * max(1, round(size / batch_size))
+    spent = [*_spent(model), *as_ledgers(prior)]
+    check_unit(compose_ledgers(spent), batches.sampling.unit)
+    noise = calibrate_noise_multiplier(
+        target_epsilon=target_epsilon,
+        delta=delta,
+        steps=steps,
+        dataset_size=size,
+        expected_batch_size=batch_size,
+        truncation_probability=batches.sampling.truncation_probability,
+        prior=spent,
+    )
+    private = make(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
+    _compile(model, private, loss, metrics, compiled)
+    budget: Any = keras.budget(target_epsilon, delta, prior)
+    if verbose:
+        before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
+        _print(private, batches, budget, epochs, steps, before)
+    return PrivateTraining(model, batches, budget)
+
+
+def default_delta(dataset_size: int) -> float:
+    """Returns the delta of a guarantee for N examples: N^-1.1, rounded down to two digits.
+
+    It is below 1 / N, so that publishing one example in full is not within the guarantee.
+
+    Args:
+      dataset_size: Number of examples, N.
+
+    Example:
+      >>> default_delta(60000)
+      5.5e-06
+    """
+    delta = max(2, dataset_size) ** -1.1
+    digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
+    return float(f"{math.floor(delta / digit) * digit:.1e}")
+
+
+def _batches(data: Any, batch_size: int, **kwargs: Any) -> PoissonBatches:
+    if isinstance(data, PoissonBatches):
+        raise ValueError(
+            "Argument `data` must be the examples, from which batches are drawn here. Received "
+            "Poisson batches: pass what they were made of."
+        )
+    try:
+        return poisson_batches(data, expected_batch_size=batch_size, **kwargs)
+    except ValueError as error:
+        raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
+
+
+def _spent(model: Any) -> list:
+    """Returns the ledgers of the steps that the model's weights have cost already."""
+    ledger = record_ledger.ledger_of_model(model)
+    return [] if ledger is None else [ledger]
+
+
+def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]) -> None:
+    names = ("weighted_metrics", "loss_weights", "steps_per_execution", "jit_compile")
+    kept = {name: compiled[name] for name in names if compiled.get(name) is not None}
+    metrics = compiled.get("metrics") if metrics is None else metrics
+    if metrics and optimizer.sampling.has_padding:
+        weighted = kept.get("weighted_metrics") or []
+        both = isinstance(metrics, list) and isinstance(weighted, list)
+        kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
+    model.compile(optimizer=optimizer, loss=loss, metrics=metrics, **kept)
+
+
+def _print(
+    optimizer: Any,
+    batches: PoissonBatches,
+    budget: Any,
+    epochs: int,
+    steps: int,
+    before: float,
+) -> None:
+    sampling = batches.sampling
+    unit = sampling.unit
+    rate = getattr(optimizer, "inner_optimizer", optimizer).get_config()["learning_rate"]
+    rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
+    print(
+        f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
+        f"epochs, for adding or removing one of {sampling.dataset_size} {unit}s"
+        f"{f' (spent before: {before:.4g})' if before else ''}.\n"
+        f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
+        f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
+        f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
+        f"multiplier {optimizer.noise_multiplier:.4g}, the least for this budget.\n"
+        f"Optimizer: {_name(optimizer)}, learning rate {rate}.\n"
+        f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
+        "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
+    )
+
+
+def _name(optimizer: Any) -> str:
+    inner = getattr(optimizer, "inner_optimizer", None)  # Of Keras 3.
+    name = type(optimizer).__name__
+    return f"{name} of {type(inner).__name__}" if name == "DPOptimizer" else name

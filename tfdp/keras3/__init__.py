@@ -1,0 +1,32 @@
+"""Differential privacy for models of Keras 3 (`import keras`), on TensorFlow."""
+
+from tfdp import _compat
+
+_compat.use_keras_3()
+
+from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
+from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
+from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
+from tfdp.keras3.private_training import make_private  # noqa: E402
+
+__all__ = [
+    "DPSGD",
+    "DPAdam",
+    "DPOptimizer",
+    "DPSignAdam",
+    "DPSignSGD",
+    "PrivacyBudget",
+    "make_private",
+]
+
+_KERAS_2_ONLY = (
+    *("DPSURSGD", "DPSURAdam", "DPSURSignAdam", "DPSURSignSGD", "SelectiveModel", "TermWiseVAE"),
+    *("replace_batch_normalization", "validate"),
+)
+
+
+def __getattr__(name: str) -> object:
+    advice = ""
+    if name in _KERAS_2_ONLY:
+        advice = f": it is there for Keras 2 alone, as tfdp.{name}"
+    raise AttributeError(f"module 'tfdp.keras3' has no attribute {name!r}{advice}")

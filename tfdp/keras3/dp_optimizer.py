@@ -1,0 +1,386 @@
+"""Private optimizers of Keras 3: any optimizer of Keras, on noisy sums of clipped gradients."""
+
+import copy
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp._validation import error
+from tfdp.accounting.sampling import PoissonSampling
+from tfdp.clipping import ClippingRule, step_check
+from tfdp.optimizers import replicas
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.private_step import PrivateStep
+
+# The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
+# a table of this module would keep it alive.
+_SCALED = "_tfdp_scaled_losses"
+
+_HOW = (
+    "A private step clips the gradient of each example of a loss, which it must be given: Keras's "
+    "own `train_step` does it. In a training step of your own, write `loss = "
+    "optimizer.scale_loss(loss)` inside the tape, with a loss that is a mean or sum over the "
+    "examples, and then `optimizer.apply(tape.gradient(loss, variables), variables)`; or "
+    "`optimizer.minimize(loss, variables)`, without a tape. Gradients from elsewhere are not "
+    "private. "
+)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
+    """Optimizer that makes another optimizer of Keras 3 differentially private.
+
+    Each example's gradient is clipped to norm C, the clipped gradients are summed, noise is added,
+    and the inner optimizer takes its step with the result:
+
+        g = (sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2)) / expected_batch_size
+
+    All that the inner optimizer does with g is post-processing, which costs no privacy: momentum,
+    weight decay, `clipnorm`, averages of weights (`use_ema`), learning rate schedules.
+
+    Keras's `fit` calls it as it calls `keras.optimizers.LossScaleOptimizer`: `scale_loss` gets the
+    loss, of which the gradients of single examples are computed, and `apply` makes the step. The
+    loss that `scale_loss` returns has no gradients: so `tape.gradient` costs nothing, and `apply`
+    refuses gradients that come from elsewhere.
+
+    Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
+    Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
+    dataset_size` and noise multiplier `noise_multiplier`, under add-or-remove-one; `ledger`
+    counts them.
+
+    Args:
+      inner_optimizer: An optimizer of Keras 3, such as `keras.optimizers.AdamW(0.001)`.
+      {{private_arguments}}
+      name: Name of the optimizer.
+
+    Raises:
+      ValueError: An argument is out of its range; while training, the loss is not one value per
+        example, or the model mixes examples (BatchNormalization).
+
+    Example:
+      >>> import keras, numpy as np, tfdp.keras3
+      >>> x, y = np.random.rand(1000, 20).astype("float32"), np.random.randint(0, 2, 1000)
+      >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=100)
+      >>> model = keras.Sequential([keras.layers.Dense(2)])
+      >>> model.compile(
+      ...     optimizer=tfdp.keras3.DPOptimizer(
+      ...         keras.optimizers.AdamW(0.001),
+      ...         l2_norm_clip=1.0,
+      ...         noise_multiplier=1.1,
+      ...         sampling=batches.sampling,
+      ...     ),
+      ...     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      ... )
+      >>> history = model.fit(batches, epochs=1, verbose=0)
+      >>> round(model.optimizer.ledger.epsilon(delta=1e-5).epsilon, 2) > 0
+      True
+
+    References:
+      - Abadi et al., 2016, Deep Learning with Differential Privacy, Algorithm 1
+        (https://arxiv.org/abs/1607.00133).
+    """
+
+    built: bool
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        l2_norm_clip: float | None = None,
+        noise_multiplier: float | None = None,
+        expected_batch_size: int | None = None,
+        num_microbatches: int | None = None,
+        gradient_accumulation_steps: int | None = None,
+        sampling: PoissonSampling | dict[str, int] | None = None,
+        noise_seed: int | None = None,
+        secure_noise: bool = False,
+        engine: str = "one_pass",
+        clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
+        name: str | None = None,
+    ):
+        _check_inner(inner_optimizer)
+        super().__init__(learning_rate=0.0, name=name or type(self).__name__)
+        self.inner_optimizer = inner_optimizer
+        self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
+        self._name = self.name
+        self._set_privacy(
+            l2_norm_clip,
+            noise_multiplier,
+            expected_batch_size,
+            num_microbatches,
+            gradient_accumulation_steps,
+            sampling,
+            noise_seed,
+            secure_noise,
+            engine,
+            clipping_rule,
+        )
+        self._self_setattr_tracking = True
+
+    def __repr__(self) -> str:
+        # Keras 2 shows it in the error for optimizers that it does not know.
+        return (
+            f"<tfdp.keras3.{type(self).__name__}, for models of Keras 3 (`import keras`), with "
+            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
+        )
+
+    def _public_name(self) -> str:
+        return f"tfdp.keras3.{type(self).__name__}"
+
+    # The step.
+
+    def scale_loss(self, loss: Any) -> tf.Tensor:
+        """Takes the loss of the step, of which `apply` clips the gradients.
+
+        Args:
+          loss: One loss per example, `[rows]`, or a scalar that is provably their sum or mean.
+
+        Returns:
+          The value of the loss, without gradients.
+
+        Raises:
+          ValueError: It is called outside of a `tf.function`, or twice before `apply`.
+        """
+        self._check_traced()
+        loss = tf.convert_to_tensor(loss)
+        scaled = self._scaled_losses()
+        if replicas.index() in scaled:
+            raise ValueError(
+                f"{type(self).__name__}.scale_loss must be called once before each `apply`: one "
+                "loss is one step. Received a second loss. Add the losses of an example up before."
+            )
+        scaled[replicas.index()] = loss
+        return tf.stop_gradient(loss)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Takes a private step of the loss that `scale_loss` got: clips, sums, adds noise, updates.
+
+        Args:
+          grads: The gradients of what `scale_loss` returned: None for each variable.
+          trainable_variables: The variables to update; None: those it was built with.
+
+        Raises:
+          ValueError: There is no such loss, the gradients are others, the step would not be
+            private, or it is not taken in a `tf.function`.
+        """
+        self._check_traced()
+        loss = self._scaled_losses().pop(replicas.index(), None)
+        if loss is None:
+            raise ValueError(
+                f"{_HOW}Received a call of {type(self).__name__}.apply without a loss from "
+                "`scale_loss` in the same function. (Of the policy mixed_float16, too, which puts "
+                "a LossScaleOptimizer around it: use mixed_bfloat16.)"
+            )
+        if any(gradient is not None for gradient in grads):
+            raise ValueError(
+                f"{_HOW}Received gradients in {type(self).__name__}.apply that are not those of "
+                "the loss that `scale_loss` returned, which has none (`tape.gradient` gives None "
+                "for each variable)."
+            )
+        if trainable_variables is None:
+            trainable_variables = self.inner_optimizer._trainable_variables
+        self._take_step_of(loss, list(trainable_variables))
+
+    def minimize(self, loss: Any, trainable_variables: Any) -> None:
+        """Takes a private step of a loss, without a tape.
+
+        Args:
+          loss: See `scale_loss`.
+          trainable_variables: The variables to update.
+
+        Raises:
+          ValueError: The step would not be private, or is not taken in a `tf.function`.
+        """
+        self.scale_loss(loss)
+        variables = list(trainable_variables)
+        self.apply([None] * len(variables), variables)
+
+    def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises an error: a private step changes variables.
+
+        Raises:
+          NotImplementedError: Always.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `stateless_apply`.")
+
+    def _take_step_of(self, loss: tf.Tensor, variables: list) -> None:
+        self._check_replicas()
+        replicas.once(lambda: self.build(variables))
+        self._take_step(loss, [_value(variable) for variable in variables])
+
+    def _check_traced(self) -> None:
+        if tf.executing_eagerly():
+            raise ValueError(
+                f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
+                "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
+                "or decorate your training step with `@tf.function`."
+            )
+
+    def _scaled_losses(self) -> dict[int, tf.Tensor]:
+        """Returns the losses of the graph being built that wait for `apply`, by replica."""
+        graph = tf.compat.v1.get_default_graph()
+        if not hasattr(graph, _SCALED):
+            setattr(graph, _SCALED, weakref.WeakKeyDictionary())
+        return getattr(graph, _SCALED).setdefault(self, {})
+
+    def _check_replicas(self) -> None:
+        super()._check_replicas()
+        if replicas.count() > 1:
+            raise ValueError(
+                "tfdp.keras3 does not train with several replicas yet. Received a distribution "
+                f"strategy of {replicas.count()} replicas. Use Keras 2 for them: docs/scaling.md."
+            )
+
+    def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
+        known = {
+            id(_value(variable)): variable for variable in self.inner_optimizer._trainable_variables
+        }
+        with step_check.own_operations():
+            self.inner_optimizer.apply(
+                [gradient for gradient, _ in gradients],
+                [known[id(variable)] for _, variable in gradients],
+            )
+
+    # The state.
+
+    def build(self, variables: Iterable[Any]) -> None:
+        """Creates the state now, not at the first step, so that a checkpoint can be restored.
+
+        The ledger takes over what these variables have cost under other private optimizers.
+
+        Args:
+          variables: The variables that will be trained: `model.trainable_variables`.
+
+        Raises:
+          ValueError: It was built with other variables, or they hold no real numbers that are
+            updated by gradients.
+        """
+        variables = list(variables)
+        values = [_value(variable) for variable in variables]
+        if self.built:
+            self.inner_optimizer._check_variables_are_known(variables)
+        else:
+            _check_updated(variables)
+            self._check_workers(values)
+            with tf.init_scope():
+                if not self.inner_optimizer.built:
+                    self.inner_optimizer.build(variables)
+                self._create_record(self._add_weight)
+            self.built = True
+        self._assign_loaded()
+        self._released.trains(values)
+
+    def _add_weight(self, name: str, shape: Any, dtype: Any, initializer: Any, **_: Any) -> Any:
+        dtype = tf.as_dtype(dtype).name
+        return self.add_variable(tuple(shape), initializer, dtype, name=name).value
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables of the state: the record, and those of the inner optimizer."""
+        return [*self._variables, *self.inner_optimizer.variables]
+
+    @property
+    def iterations(self) -> Any:
+        """Number of steps of the inner optimizer."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches that make one logical batch."""
+        return self._gradient_accumulation_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: None) -> None:
+        """Takes Keras's default, None: its own accumulation is not used."""
+
+    @property
+    def learning_rate(self) -> Any:
+        """Learning rate of the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Does what the inner optimizer does at the end of `fit`."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def _state_variables(self) -> list[tf.Variable]:
+        return [_value(variable) for variable in self.variables]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """Takes over, before a checkpoint, what other optimizers have done to the variables."""
+        if tf.executing_eagerly():
+            self._released.refresh()
+        return super()._trackable_children(save_type, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this optimizer again, without the secret noise key."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            **self._privacy_config(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "DPOptimizer":
+        """Makes an optimizer from its config."""
+        config = dict(config)
+        inner = config.get("inner_optimizer")
+        if isinstance(inner, dict):
+            config["inner_optimizer"] = keras.saving.deserialize_keras_object(
+                inner, custom_objects=custom_objects
+            )
+        return super().from_config(config, custom_objects)
+
+    def __copy__(self) -> "DPOptimizer":
+        """Returns a copy that shares nothing: it draws other noise and counts for itself."""
+        return copy.deepcopy(self)
+
+
+def _value(variable: Any) -> tf.Variable:
+    """Returns the TensorFlow variable of a variable of Keras 3."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _check_inner(inner: Any) -> None:
+    """Raises a ValueError if an optimizer cannot be made private."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise error(
+            "inner_optimizer",
+            "an optimizer of Keras 3, such as `keras.optimizers.AdamW(0.001)`",
+            inner,
+        )
+    if isinstance(inner, (PrivateStep, keras.optimizers.LossScaleOptimizer)):
+        raise error(
+            "inner_optimizer",
+            "an optimizer that updates variables itself, and changes no losses",
+            inner,
+        )
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "Argument `gradient_accumulation_steps` of the inner optimizer must be None: noise "
+            "would be added to each part of a logical batch. Received: "
+            f"{inner.gradient_accumulation_steps}. Give it to the private optimizer."
+        )
+    if inner.loss_scale_factor is not None:
+        raise ValueError(
+            "Argument `loss_scale_factor` of the inner optimizer must be None: gradients are "
+            f"clipped as they are. Received: {inner.loss_scale_factor}."
+        )
+
+
+def _check_updated(variables: Iterable[Any]) -> None:
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                "Variables must be updated by gradients. Received the variable "
+                f"'{variable.path}', of a layer that was quantized to float8, which is replaced "
+                "by a statistic of the batch."
+            )
+
+
+DPOptimizer.__doc__ = str(DPOptimizer.__doc__).replace("{{private_arguments}}", PRIVATE_ARGUMENTS)

@@ -1,0 +1,166 @@
+"""Private training of a Keras 3 model in one call: batches, noise for a budget, and `compile`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdp._private_training import FrontEnd, PrivateTraining, prepare
+from tfdp._validation import error
+from tfdp.accounting.ledger import Ledgers
+from tfdp.data.columns import Features
+from tfdp.keras3.callbacks import PrivacyBudget
+from tfdp.keras3.dp_optimizer import DPOptimizer
+from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
+
+_BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
+# Where none is given; docs/choosing.md says how they were measured.
+_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
+
+
+def make_private(
+    model: keras.Model,
+    data: Any,
+    *,
+    epochs: int,
+    target_epsilon: float,
+    delta: float | None = None,
+    batch_size: int = 256,
+    optimizer: Any = None,
+    learning_rate: Any = None,
+    l2_norm_clip: float = 1.0,
+    loss: Any = None,
+    metrics: Any = None,
+    transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    chunk_size: int | None = None,
+    features: Features = None,
+    label: str | None = None,
+    privacy_unit: Any = None,
+    examples_per_user: int | None = None,
+    augmentations: int = 1,
+    prior: Ledgers | None = None,
+    verbose: bool = True,
+    **optimizer_arguments: Any,
+) -> PrivateTraining:
+    """Compiles a model for private training within a budget, and prepares its batches.
+
+    It does what can be done by hand: `tfdp.data.poisson_batches`, `tfdp.calibrate_noise_multiplier`
+    for the steps of all epochs, an optimizer of `tfdp.keras3`, `model.compile`, and
+    `tfdp.keras3.PrivacyBudget`.
+
+    Guarantees: training for `epochs` on the batches costs at most (`target_epsilon`, `delta`),
+    together with what the model's weights have cost before and `prior`.
+
+    Args:
+      model: A model of Keras 3. It is compiled in place; its weights are kept. If it was
+        compiled, what is not given is taken over: the loss, the metrics, and the optimizer,
+        which is made private.
+      data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
+        `tfdp.data.poisson_batches`.
+      epochs: Epochs that will be trained, of N / `batch_size` steps each.
+      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
+      delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
+        is below 1 / N.
+      batch_size: Expected number of examples in a batch; at most N.
+      optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.keras3.DPSignAdam`;
+        or any optimizer of Keras 3, which `tfdp.keras3.DPOptimizer` makes private. None: that of
+        the compiled model, otherwise "adam".
+      learning_rate: A number or schedule. None: that of the Keras optimizer that is given, if one
+        is; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a convolutional
+        network learns MNIST (docs/choosing.md), and the optimizer's own for others.
+      l2_norm_clip: Largest l2 norm of an example's gradient.
+      loss: See `model.compile`.
+      metrics: See `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
+        become `weighted_metrics`, which leave out the padding.)
+      transform: See `tfdp.data.poisson_batches`.
+      chunk_size: See `tfdp.data.poisson_batches`.
+      features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
+      label: Name of the target, of examples that are dicts.
+      privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count
+        users. See `tfdp.data.poisson_batches`.
+      examples_per_user: Examples that a batch has of a user, at most.
+      augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several.
+      verbose: Whether to print what was decided, in five lines.
+      **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
+
+    Returns:
+      The model, its batches and a callback: `model.fit(batches, epochs=..., callbacks=[budget])`,
+      then `tfdp.privacy_statement(model, delta=budget.delta)`.
+
+    Raises:
+      ValueError: An argument is out of its range, or the budget is spent. (What the model does that
+        is not private is an error in `fit`, before the first step.)
+
+    Example:
+      >>> import keras, numpy as np, tfdp.keras3
+      >>> x, y = np.random.rand(1000, 8).astype("float32"), np.random.randint(0, 2, 1000)
+      >>> model = keras.Sequential([keras.Input([8]), keras.layers.Dense(1)])
+      >>> model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> model, batches, budget = tfdp.keras3.make_private(
+      ...     model, (x, y), epochs=2, target_epsilon=2.0, batch_size=100, verbose=False)
+      >>> history = model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+      >>> model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+      True
+    """
+    if not isinstance(model, keras.Model):
+        raise error("model", "a model of Keras 3 (`import keras`)", model)
+    return prepare(
+        FrontEnd(_compile_arguments, _choose, lambda *_: None, PrivacyBudget),
+        model,
+        data,
+        epochs=epochs,
+        target_epsilon=target_epsilon,
+        delta=delta,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        l2_norm_clip=l2_norm_clip,
+        loss=loss,
+        metrics=metrics,
+        transform=transform,
+        chunk_size=chunk_size,
+        features=features,
+        label=label,
+        privacy_unit=privacy_unit,
+        examples_per_user=examples_per_user,
+        augmentations=augmentations,
+        prior=prior,
+        verbose=verbose,
+        optimizer_arguments=optimizer_arguments,
+    )
+
+
+def _compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns the arguments of the last `compile`; empty if there was none."""
+    config = getattr(model, "_compile_config", None)
+    return {} if config is None or not model.compiled else dict(config.config)
+
+
+def _choose(
+    given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
+) -> tuple[Callable[..., DPOptimizer], dict[str, Any]]:
+    """Returns a function that makes the private optimizer, and its arguments."""
+    parameters = dict(arguments)
+    if isinstance(given, str) and given.lower() in _BY_NAME and not is_from_compile:
+        given = _BY_NAME[given.lower()]
+    elif isinstance(given, str):
+        given = DPAdam if given == "adam" else keras.optimizers.get(given)
+    if isinstance(given, type) and issubclass(given, DPOptimizer) and given is not DPOptimizer:
+        if learning_rate is None and given in _LEARNING_RATES:
+            learning_rate = _LEARNING_RATES[given]
+        if learning_rate is not None:
+            parameters.setdefault("learning_rate", learning_rate)
+        return given, parameters
+    if isinstance(given, DPOptimizer) or not isinstance(given, keras.optimizers.Optimizer):
+        why = ", as the model was compiled with a private one" if is_from_compile else ""
+        raise ValueError(
+            f"Argument `optimizer` must be given{why}: one of {sorted(_BY_NAME)}, a class such as "
+            "`tfdp.keras3.DPAdam`, whose noise can be calibrated, or an optimizer of Keras 3. "
+            f"Received: {given!r}."
+        )
+    inner = type(given).from_config(given.get_config())  # Without what it has seen.
+    if learning_rate is not None:
+        inner.learning_rate = learning_rate
+    return functools.partial(DPOptimizer, inner), parameters

@@ -1,0 +1,320 @@
+"""The private step: clip, sum, add noise once, divide. Keras is not needed for it.
+
+The front ends say how variables are made and updated: `base.py` for Keras 2, `tfdp.keras3` for
+Keras 3.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp._validation import error
+from tfdp._warnings import warn_user
+from tfdp.accounting.sampling import BUCKETS, NONE
+from tfdp.clipping import (
+    ClippedSum,
+    TwoTermLoss,
+    step_check,
+)
+from tfdp.clipping.constants import constant
+from tfdp.data import draw_record
+from tfdp.optimizers import draw_use, replicas
+from tfdp.optimizers.accumulator import Accumulator
+from tfdp.optimizers.arguments import (
+    check_not_compiled,
+    check_two_term_arguments,
+    check_variables,
+)
+from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.optimizers.parameters import PrivacyParameters
+from tfdp.optimizers.release_count import check_now
+from tfdp.optimizers.secure_noise import add_secure_noise
+
+_NOT_FRESH = (
+    "The batch of this step is no unused draw of `tfdp.data.poisson_batches`, sampled as the "
+    "optimizer was told: {}. It was used before (a step needs a batch of its own: no `cache`, no "
+    "second `minimize` or `train_on_batch` on the same one), or changed after it was drawn (give "
+    "`poisson_batches` a `transform=`, or change it in the function that calls `minimize`), or is "
+    "from elsewhere, such as arrays in `fit(x, y)` in place of `fit(batches)`. Epsilon would not "
+    "hold for it."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step that is being built, in one replica.
+
+    Attributes:
+      clipped: The clipped sum of its batch.
+      variables: The variables to update.
+      use: Draw that its batch is of.
+      lock: The accumulator's lock, for a batch that is a part of a logical batch.
+    """
+
+    clipped: ClippedSum
+    variables: list[tf.Variable]
+    use: draw_record.Use
+    lock: tf.Tensor | None
+
+
+class PrivateStep(PrivacyParameters):
+    """Base class of private optimizers of every Keras.
+
+    Each logical step applies an optimizer's update to
+
+        (sum of clipped gradients + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size
+
+    plus the gradient of weight regularisers, which depends on no data. The private optimizers'
+    docstrings describe the arguments.
+
+    A subclass calls `_set_privacy` when it is made and `_take_step` in each step, and defines
+    `_update`, `build` and what else is declared here and in `PersistentState`.
+    """
+
+    _name: str
+    iterations: Any
+
+    def build(self, var_list: Any) -> None:
+        """Creates the state of these variables, and takes over what they have cost."""
+        raise NotImplementedError
+
+    def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
+        """Applies the noisy mean gradients, the same in each replica, to the variables."""
+        raise NotImplementedError
+
+    def _take_step(self, loss: Any, var_list: Any, name: str | None = None) -> Any:
+        """Takes a private step in the graph being built.
+
+        Args:
+          loss: One loss per example, `[rows]`, or a scalar that is provably their sum or mean; or a
+            function of no arguments that returns it.
+          var_list: The variables to update, or a function that returns them.
+          name: Name of the operation.
+
+        Raises:
+          ValueError: The step would not be private, or is not taken in a `tf.function`.
+        """
+        step = self._clipped_step(loss, var_list)
+        step_check.check_update([*step.clipped.gradients, *step.clipped.regularizer_gradients])
+        with step_check.own_operations():
+            if self._gradient_accumulation_steps == 1:
+                return self._logical_step(step, step.clipped, name)
+            return self._accumulate(step, name)
+
+    def _clipped_step(self, loss: Any, var_list: Any) -> _Step:
+        """Clips and sums the gradients, and counts the release: not yet private."""
+        if tf.executing_eagerly():
+            raise ValueError(
+                f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
+                "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
+                "or decorate your training step with `@tf.function`."
+            )
+        if callable(loss):
+            loss = loss()
+        if callable(var_list):
+            var_list = var_list()
+        variables = list(tf.nest.flatten(var_list))
+        check_variables(variables)
+        if self._sampled is not None and self._sampled.padding == NONE:
+            check_not_compiled()
+        self._check_replicas()
+        self._warn_without_sampling()
+        padding = None if self._sampled is None else self._sampled.padding
+        step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
+        replicas.once(lambda: self.build(variables))
+        self._inherit_from_graph()
+        with tf.name_scope(self._name + "/clipped_sum"):
+            seed = self._noise.next_key(-1 - self._position())
+            clip = None if self._adaptive is None else self._adaptive.value()
+            rows = self._most_rows()
+            if isinstance(loss, TwoTermLoss):
+                clipped = self._two_term_sum(loss, variables, seed, rows)
+            else:
+                clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
+            with step_check.own_operations():
+                use, lock = self._count_before(clipped)
+                clipped = clipped.unless(use.empty)
+        return _Step(clipped, variables, use, lock)
+
+    def _check_replicas(self) -> None:
+        """Checks that a step can be taken by the replicas for which the graph is being built."""
+        replicas.check(type(self).__name__)
+        if self._sampled is not None and self._sampled.parts != replicas.count():
+            raise ValueError(
+                "Argument `sampling` must have one part for each of the replicas, each of which "
+                "samples a part of the data set: `sampling=batches.sampling` of `batches = "
+                "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
+                f"{self._sampled.parts} parts, with {replicas.count()} replicas."
+            )
+        if self._clipping.num_microbatches is not None and replicas.count() > 1:
+            raise error(
+                "num_microbatches",
+                "None under a distribution strategy of several replicas",
+                self._clipping.num_microbatches,
+            )
+
+    def _warn_without_sampling(self) -> None:
+        """Warns once, at the first step, where training ends without an epsilon."""
+        if self._sampled is None and self._noise_multiplier > 0 and not self._has_warned:
+            self._has_warned = True
+            warn_user(draw_use.NO_EPSILON.format(self._public_name()))
+
+    def _count_before(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
+        """Checks and counts the release before anything that depends on the batch can fail.
+
+        An operation that fails on an example, and so ends the step, is a release as well.
+
+        Returns:
+          How the batch was drawn, and the accumulator's lock.
+        """
+        data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
+        use, lock = self._use_of(clipped)
+        counted = replicas.once(self._count, use.fresh, use.chunk)
+        for op in data:
+            op._add_control_input(counted.op)
+        return use, lock
+
+    def _count(self, fresh: Sequence[tf.Tensor], chunks: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Counts a step whose batches, one for each replica, have these uses."""
+        all_fresh = tf.reduce_all(tf.stack(fresh))
+        begins = tf.reduce_any(tf.stack(chunks) == 0)
+        checks = [self._released.check()]
+        if self._sampled is not None:  # Counted apart, and not only asserted: XLA drops assertions.
+            checks.append(check_now(all_fresh, _NOT_FRESH.format(self._sampled)))
+            begins = tf.logical_or(begins, tf.logical_not(all_fresh))
+        with tf.control_dependencies(checks):
+            counted = self._released.add(all_fresh, begins)
+        with tf.control_dependencies([counted]):
+            return tf.identity(begins)
+
+    def _use_of(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
+        """Returns the use of the batch: whether it is an unused draw, sampled as accounted for."""
+        if self._gradient_accumulation_steps == 1:
+            return draw_use.use_of(clipped, self._sampled, None), None
+        accumulator = self._prepared_accumulator([])
+        lock = accumulator.lock()
+        with tf.control_dependencies([] if lock is None else [lock]):
+            return draw_use.use_of(clipped, self._sampled, accumulator), lock
+
+    def _most_rows(self) -> int | None:
+        """Returns the most rows of a batch, which follow from how it was sampled."""
+        if self._sampled is None:
+            return None
+        most = -(-self._sampled.padded_batch_size // self._gradient_accumulation_steps)
+        return most * self._sampled.rows_per_example
+
+    def _two_term_sum(
+        self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
+    ) -> ClippedSum:
+        """Returns the clipped sum of a loss with a batch-wise term."""
+        if replicas.count() > 1:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
+                "are of the whole batch. Received a distribution strategy of "
+                f"{replicas.count()} replicas."
+            )
+        if self._clipping.rows_per_example > 1:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained on batches with one row for "
+                "each example, without `privacy_unit` and `augmentations`. Received: "
+                f"sampling={self._sampled}."
+            )
+        check_two_term_arguments(
+            self._clipping.clipping_rule,
+            self._gradient_accumulation_steps,
+            self._clipping.wide_sums,
+        )
+        clipped = loss.clipped_sum(
+            self._clipping, variables, seed, self._expected_batch_size, most_rows=rows
+        )
+        scales = [s for s in clipped.noise_scales or [] if isinstance(s, float)]
+        if self._noise_multiplier > 0 and not all(map(math.isfinite, scales)):
+            raise ValueError(
+                "Argument `batch_clip` must be finite when there is noise: an example's influence "
+                f"would not be bounded. Received: aggregation={loss.aggregation}."
+            )
+        return clipped
+
+    def _prepared_accumulator(self, variables: list) -> Accumulator:
+        with tf.init_scope():
+            replica = replicas.index()
+            if replica not in self._accumulators:
+                dtype = tf.float64 if self._clipping.wide_sums else tf.float32
+                self._accumulators[replica] = Accumulator(self._gradient_accumulation_steps, dtype)
+            self._accumulators[replica].prepare(variables)
+        return self._accumulators[replica]
+
+    def _accumulate(self, step: _Step, name: str | None) -> tf.Tensor:
+        """Adds to the sum of a logical batch; the last of its batches makes the step."""
+        accumulator = self._prepared_accumulator(step.variables)
+        use = step.use
+        if self._sampled is None:  # Any batches: no epsilon is stated.
+            use = dataclasses.replace(use, fresh=tf.constant(True))
+        with tf.control_dependencies([] if step.lock is None else [step.lock]):
+            complete = accumulator.add(step.clipped, step.variables, use)  # Sums are read after it.
+
+        def take(own: _Step) -> None:
+            total = self._prepared_accumulator([]).take(own.clipped, own.variables)
+            self._logical_step(own, total, name)
+
+        done = replicas.all_if(complete, take, step)
+        accumulator.unlock(step.lock, done)
+        return done
+
+    def _logical_step(self, step: _Step, total: ClippedSum, name: str | None) -> Any:
+        """Takes the step of a logical batch: one Gaussian mechanism, and the update.
+
+        Args:
+          step: The step of its last batch.
+          total: The sum over all of it.
+          name: Name of the operation.
+        """
+        noisy = self._add_noise(total, step.variables)
+        # A public constant: the size of the batch that was drawn is private.
+        divisor = self._clipping.num_microbatches or self._expected_batch_size
+        gradients = []
+        for private, public, v in zip(
+            noisy, total.regularizer_gradients, step.variables, strict=True
+        ):
+            parts = [] if private is None else [private / constant(divisor, private.dtype)]
+            if public is not None:  # As in Keras, each replica has its share.
+                dtype = parts[0].dtype if parts else v.dtype
+                parts.append(tf.cast(public, dtype) * constant(replicas.count(), dtype))
+            summed = None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts)
+            update = None if summed is None else self._transform_private_gradient(summed)
+            gradients.append((None if update is None else tf.cast(update, v.dtype), v))
+        with step_check.pause_own_operations():  # Replicas meet in it.
+            return self._update(gradients, name)
+
+    def _add_noise(self, total: ClippedSum, variables: list) -> list:
+        """Returns the noisy sums of a logical batch."""
+        key = self._noise.next_key(self._position())
+        if not self._clipping.wide_sums:
+            if self._adaptive is not None:
+                return self._adaptive.step(total.gradients, total.within_clip, key)
+            return add_gaussian_noise(total.gradients, self._noise_stddevs(total), key)
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+        if self._adaptive is not None:
+            return self._adaptive.secure_step(
+                total.gradients, total.within_clip, total.error, key, dtypes
+            )
+        sensitivity, noise = self._clipping.sensitivity(), self._noise_multiplier
+        return add_secure_noise(total.gradients, sensitivity, noise, total.error, key, dtypes)
+
+    def _noise_stddevs(self, clipped: ClippedSum) -> float | list[float | tf.Tensor]:
+        """Returns the standard deviation of the noise, or that of each variable."""
+        if self._noise_multiplier == 0 or clipped.noise_scales is None:
+            return self.noise_stddev
+        return [self._noise_multiplier * scale for scale in clipped.noise_scales]
+
+    def _position(self) -> tf.Tensor:
+        """Returns the number of the step and of the replica, by which `noise_seed` counts."""
+        step = tf.cast(self.iterations, tf.int64)
+        return step * replicas.count() + replicas.index()
+
+    def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Processes the noisy gradient before the update."""
+        return gradient
