@@ -12,7 +12,7 @@ from tests import support
 from tfdp.auditing import AuditError, CanaryAudit, check_sensitivity
 from tfdp.clipping import AdaptiveQuantileClipping
 from tfdp.data import source
-from tfdp.optimizers import base
+from tfdp.optimizers import private_step
 
 X, Y = support.small_data(24)
 CANARIES, BATCH, STEPS, DELTA = 1000, 256, 48, 1e-5
@@ -132,8 +132,8 @@ def test_audit_of_selective_updates():
 
 
 def little_noise(monkeypatch):
-    correct = base.add_gaussian_noise
-    monkeypatch.setattr(base, "add_gaussian_noise", lambda t, s, k: correct(t, 0.6 * s, k))
+    correct = private_step.add_gaussian_noise
+    monkeypatch.setattr(private_step, "add_gaussian_noise", lambda t, s, k: correct(t, 0.6 * s, k))
     arrangement = Arrangement()
     return arrangement, arrangement.optimizer()
 
