@@ -23,7 +23,7 @@ class BudgetCallback:
 
     model: Any
     params: dict[str, Any]
-    _optimizer_class: type  # Of the optimizers of this Keras,
+    _optimizer_class: Any  # Of the optimizers of this Keras,
     _package: str  # and of their package.
 
     def _has_metrics(self) -> bool:
@@ -53,7 +53,7 @@ class BudgetCallback:
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Computes how many more steps the budget allows."""
-        optimizer: Any = self.model.optimizer
+        optimizer = self.model.optimizer
         if not isinstance(optimizer, self._optimizer_class):
             raise ValueError(
                 f"PrivacyBudget needs one of {self._package}'s optimizers in `model.compile`. "

@@ -23,5 +23,5 @@ def test_models_of_keras_3_are_refused_with_advice():
     model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match=r"tfdp.DPSGD, for models of Keras 2 \(`tf.keras`\)"):
         model.compile(optimizer, "mse")
-    with pytest.raises(ValueError, match=r"Models of Keras 3 .* are not supported"):
+    with pytest.raises(ValueError, match=r"Keras 3 .* need an optimizer of `tfdp\.keras3`"):
         arguments.check_variables(model.trainable_variables)

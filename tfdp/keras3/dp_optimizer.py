@@ -269,8 +269,9 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                     self.inner_optimizer.build(variables)
                 self._create_record(self._add_weight)
             self.built = True
-        self._assign_loaded()
-        self._released.trains(values)
+        with tf.init_scope():  # Once, and not in each step.
+            self._assign_loaded()
+            self._released.trains(values)
 
     def _add_weight(self, name: str, shape: Any, dtype: Any, initializer: Any, **_: Any) -> Any:
         dtype = tf.as_dtype(dtype).name
