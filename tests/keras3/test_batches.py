@@ -35,6 +35,7 @@ def looped(groups, weight=(1.0, 1.0, 1.0)):
     return total
 
 
+@pytest.mark.slow
 def test_the_examples_of_a_user_are_clipped_together():
     users = np.arange(12) % 4
     found, sampling = step_on_all(expected_batch_size=4, privacy_unit=users, examples_per_user=3)
