@@ -67,12 +67,13 @@ def test_least_noise_is_that_of_the_better_accountant(target, mode, accountant):
         assert bounds.pld_epsilon([_selective(2.0**31)], 1e-5, mode) > target
 
 
-def test_a_search_that_is_misled_does_not_change_the_result(monkeypatch):
+@pytest.mark.parametrize("pld", [1.3, math.inf])
+def test_a_search_that_is_misled_does_not_change_the_result(pld, monkeypatch):
     budget = Budget.check(0.5, 1e-5, None)
     right = bounds.rdp_epsilon_at
     monkeypatch.setattr(bounds, "rdp_epsilon_at", lambda *a: 0.9 * right(*a))
-    # The only accountant left, so that its search decides.
-    monkeypatch.setattr(bounds, "pld_epsilon", lambda *a: math.inf)
+    # RDP accounting decides.
+    monkeypatch.setattr(bounds, "pld_epsilon", lambda *a: pld * (1e-9 + bounds.rdp_epsilon(*a)))
 
     def release(noise):
         return Release(sampled_gaussian(0.01, noise), 1000)
@@ -95,6 +96,13 @@ def test_least_noise_after_events_of_one_accountant(supported):
         return Release(sampled_gaussian(0.01, noise), 100)
 
     _check_least(budget, release, budget.least_noise(release))
+
+
+def test_rounding_of_the_inverse_does_not_matter():
+    high = 93.0
+    assert 1 / (1 / high) < high
+    least = Budget.check(0.5, 1e-5, None)._root(lambda x: 0.5 * high / x, high / 2, high)
+    assert least == high
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.4999, 0.5])
