@@ -80,7 +80,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run releases.
+    """Release of one run.
 
     Attributes:
       settings: Its settings.

@@ -2,9 +2,10 @@
 
 import math
 
+import dp_accounting
 import pytest
 
-from tfdp.accounting import PrivacyLedger
+from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, bounds
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget, sampling_probability
 from tfdp.accounting.event_codec import sampled_gaussian
@@ -30,6 +31,109 @@ def test_most_and_least_are_at_the_edge():
     sigma = budget.least_noise(lambda x: Release(sampled_gaussian(0.01, x), 100))
     assert budget.epsilon(Release(sampled_gaussian(0.01, sigma), 100)) <= 1
     assert budget.epsilon(Release(sampled_gaussian(0.01, 0.999 * sigma), 100)) > 1
+
+
+def _selective(noise):
+    q = 256 / 60000
+    event = SelectiveReleaseDpEvent(sampled_gaussian(q, noise), sampled_gaussian(q, 1.3), -1.0)
+    return Release(event, 1000)
+
+
+def _check_least(budget, release, sigma):
+    assert budget.epsilon(release(sigma)) <= budget.target < budget.epsilon(release(0.999 * sigma))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "mode", "accountant"),
+    [
+        (0.48, "conditional", "RDP"),
+        (0.5, "conditional", "RDP"),
+        (0.1, "per_attempt", None),
+        (0.5, "per_attempt", "PLD"),
+    ],
+)
+def test_least_noise_is_that_of_the_better_accountant(target, mode, accountant):
+    budget = Budget.check(target, 1e-5, PrivacyLedger(selective_release=mode))
+    if accountant is None:
+        with pytest.raises(ValueError, match="no noise is enough"):
+            budget.least_noise(_selective)
+        return
+    sigma = budget.least_noise(_selective)
+    _check_least(budget, _selective, sigma)
+    bound = bounds.tightest_epsilon([_selective(sigma)], 1e-5, mode)
+    assert bound.accountant == accountant
+    if target == 0.48:  # By PLD accounting alone, no noise would be enough.
+        assert bounds.pld_epsilon([_selective(2.0**31)], 1e-5, mode) > target
+
+
+@pytest.mark.parametrize("pld", [1.3, math.inf])
+def test_a_search_that_is_misled_does_not_change_the_result(pld, monkeypatch):
+    budget = Budget.check(0.5, 1e-5, None)
+    right = bounds.rdp_epsilon_at
+    monkeypatch.setattr(bounds, "rdp_epsilon_at", lambda *a: 0.9 * right(*a))
+    # RDP accounting decides.
+    monkeypatch.setattr(bounds, "pld_epsilon", lambda *a: pld * (1e-9 + bounds.rdp_epsilon(*a)))
+
+    def release(noise):
+        return Release(sampled_gaussian(0.01, noise), 1000)
+
+    _check_least(budget, release, budget.least_noise(release))
+
+
+@pytest.mark.parametrize("supported", ["PLD", "RDP"])
+def test_least_noise_after_events_of_one_accountant(supported):
+    # Selections of selections, and Laplace noise.
+    some = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.LaplaceDpEvent(20.0))
+    if supported == "RDP":
+        some = dp_accounting.dp_event.RepeatAndSelectDpEvent(sampled_gaussian(0.01, 4.0), 2.0, 1.0)
+        some = dp_accounting.dp_event.RepeatAndSelectDpEvent(some, 2.0, 1.0)
+    ledger = PrivacyLedger()
+    ledger.record(some, 2)
+    budget = Budget.check(1.0, 1e-5, ledger)
+
+    def release(noise):
+        return Release(sampled_gaussian(0.01, noise), 100)
+
+    _check_least(budget, release, budget.least_noise(release))
+
+
+def test_rounding_of_the_inverse_does_not_matter():
+    high = 93.0
+    assert 1 / (1 / high) < high
+    least = Budget.check(0.5, 1e-5, None)._root(lambda x: 0.5 * high / x, high / 2, high)
+    assert least == high
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.4999, 0.5])
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 20.0, 1e4, 1e7])
+@pytest.mark.parametrize("start", [1.0, 2.0**40])
+def test_few_costs_are_asked_for(floor, scale, start):
+    asked = []
+
+    def cost(noise):
+        asked.append(noise)
+        x = scale / noise
+        return floor + x + math.expm1(min(x * x, 700.0))
+
+    least = Budget.check(0.5, 1e-5, None)._least(cost, start)
+    assert len(set(asked)) <= (20 if start == 1 else 70)
+    if floor == 0.5:
+        assert least == math.inf
+    elif least > 0.01:
+        assert cost(least) <= 0.5 < cost(least * 0.9994)
+    else:
+        assert cost(0.01) <= 0.5
+
+
+def test_a_limit_that_exceeds_the_target_is_refused_soon(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bounds, "pld_epsilon", lambda *a: asked.append(a) or 1.0)
+    monkeypatch.setattr(bounds, "rdp_epsilon", lambda *a: asked.append(a) or 1.0)
+    monkeypatch.setattr(Budget, "epsilon", lambda self: 0.0)
+    with pytest.raises(ValueError, match="no noise is enough for 1 steps"):
+        Budget.check(0.5, 1e-5, None).least_noise(lambda x: Release(sampled_gaussian(0.1, x), 1))
+    assert len(asked) <= 10
 
 
 def test_sampling_probability_of_either_description():

@@ -54,6 +54,8 @@ _TAKERS = {
     "tfdp.accounting.bounds.tightest_epsilon": lambda v: bounds.tightest_epsilon([], 0.1, v),
     "tfdp.accounting.bounds.epsilon_interval": lambda v: bounds.epsilon_interval([], 0.1, v),
     "tfdp.accounting.bounds.rdp_epsilon": lambda v: bounds.rdp_epsilon([], 0.1, v),
+    "tfdp.accounting.bounds.rdp_epsilon_at": lambda v: bounds.rdp_epsilon_at(2.0, [], 0.1, v),
+    "tfdp.accounting.bounds.rdp_order": lambda v: bounds.rdp_order([], 0.1, v),
     "tfdp.accounting.bounds.pld_epsilon": lambda v: bounds.pld_epsilon([], 0.1, v),
     "tfdp.accounting.budget.Budget": lambda v: Budget(1.0, 0.1, (), v),
     "tfdp.accounting.ledger.PrivacyLedger": lambda v: PrivacyLedger(selective_release=v),

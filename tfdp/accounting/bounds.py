@@ -166,6 +166,24 @@ def rdp_epsilon(
     return _rdp_epsilon(tuple(releases), delta, selective_release)
 
 
+def rdp_epsilon_at(
+    order: float, releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
+) -> float:
+    """Returns epsilon by the RDP accountant of a single Renyi order: an upper bound, quickly."""
+    accountant = accountants.RdpAccountant([order], selective_release=selective_release)
+    return _epsilon(accountant, tuple(releases), delta)
+
+
+def rdp_order(
+    releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
+) -> float:
+    """Returns the Renyi order that `rdp_epsilon` is the epsilon of, but for truncation."""
+    releases = tuple(releases)
+    near = _near_best_orders(releases, delta, selective_release)
+    accountant = accountants.RdpAccountant(near, selective_release=selective_release)
+    return float(_composed(accountant, releases).get_epsilon_and_optimal_order(delta)[1])
+
+
 def pld_epsilon(
     releases: Sequence[Release], delta: float, selective_release: str = CONDITIONAL
 ) -> float:
@@ -178,15 +196,21 @@ def pld_epsilon(
 
 @functools.lru_cache(maxsize=1024)
 def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
+    near = _near_best_orders(releases, delta, selective_release)
+    accountant = accountants.RdpAccountant(near, selective_release=selective_release)
+    return _epsilon(accountant, releases, delta)
+
+
+def _near_best_orders(
+    releases: tuple[Release, ...], delta: float, selective_release: str
+) -> tuple[float, ...]:
     # Epsilon falls with the order, and then rises. A few orders show where, and all orders near
     # the best of them are asked. Every order gives an upper bound.
     orders = accountants.DEFAULT_RDP_ORDERS
     few = accountants.RdpAccountant(orders[::_STRIDE], selective_release=selective_release)
     _, order = _composed(few, releases).get_epsilon_and_optimal_order(delta)
     best = orders.index(order)
-    near = orders[max(best - _STRIDE + 1, 0) : best + _STRIDE]
-    accountant = accountants.RdpAccountant(near, selective_release=selective_release)
-    return _epsilon(accountant, releases, delta)
+    return orders[max(best - _STRIDE + 1, 0) : best + _STRIDE]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -109,34 +109,88 @@ class Budget:
             raise _validation.error(
                 "target_epsilon", f"above what `prior` has spent, {spent!r}", self.target
             )
+        # PLD accounting is quick, and in most cases the tightest.
+        noise = self._least(lambda x: self._quick_epsilon(release(x)), 1.0)
+        noise = self._less_by_rdp(release, noise)
+        if noise == math.inf:
+            raise self._never_enough(release(_MOST_NOISE))
+        return noise
 
-        def gap(cost: _Cost) -> Callable[[float], float]:
-            def of_log_noise(log_noise: float) -> float:
-                epsilon = cost(release(math.exp(log_noise)))
-                return min(epsilon, 2 * self.target) - self.target  # Finite, for the root finder.
+    def _least(self, cost: Callable[[float], float], start: float) -> float:
+        """Returns the least noise that is affordable, searched from `start`; infinite if none is.
 
-            return of_log_noise
-
-        # PLD accounting alone is quick: it brackets, and the tightest bound refines.
-        rough, tight = gap(self._quick_epsilon), gap(self.epsilon)
-        high = 1.0
-        while rough(math.log(high)) > 0:
-            high *= 2
-            if high > _MOST_NOISE:
-                raise self._never_enough(release(high))
-        low = high / 2
-        while low > _LEAST_NOISE and rough(math.log(low)) <= 0:
-            low, high = low / 2, low
-        if low > _LEAST_NOISE:
-            high = _root(rough, low, high, _TOLERANCE)
-            if tight(math.log(high) - 2 * _TOLERANCE) > 0:
-                return high
-        low = high
-        while tight(math.log(low)) <= 0:
-            if low <= _LEAST_NOISE:
+        Args:
+          cost: Epsilon of a noise multiplier, falling.
+          start: The first noise multiplier.
+        """
+        low, high, factor = 0.0, start, 2.0
+        while cost(high) > self.target:
+            if high >= _MOST_NOISE:
+                return math.inf
+            # Epsilon is nearly affine in 1 / noise where that is small: any bracket will do.
+            low, high, factor = high, min(factor * high, _MOST_NOISE), factor**2
+        while low == 0.0:
+            lower = max(high / 2, _LEAST_NOISE)
+            if cost(lower) > self.target:
+                low = lower
+            elif lower == _LEAST_NOISE:
                 return _LEAST_NOISE
-            low, high = max(0.95 * low, _LEAST_NOISE), low
-        return _root(tight, low, high, _TOLERANCE)
+            else:
+                high = lower
+        return self._root(cost, low, high)
+
+    def _root(self, cost: Callable[[float], float], low: float, high: float) -> float:
+        """Returns nearly the least noise that is affordable: `high` is, and `low` is not."""
+
+        def gap(noise: float) -> float:
+            return min(cost(noise), 2 * self.target) - self.target  # Finite, for the root finder.
+
+        # Not at 1 / (1 / noise), where rounding may change the sign.
+        ends = {1 / high: gap(high), 1 / low: gap(low)}
+
+        def of_inverse(y: float) -> float:
+            return ends[y] if y in ends else gap(1 / y)
+
+        noise = 1 / scipy.optimize.brentq(of_inverse, *ends, xtol=1e-300, rtol=_TOLERANCE)
+        while noise < high and gap(noise) > 0:
+            noise *= 1 + _TOLERANCE
+        return float(min(noise, high))
+
+    def _less_by_rdp(self, release: Callable[[float], Release], noise: float) -> float:
+        """Returns `noise`, or less of it if that is affordable by RDP accounting.
+
+        Every order gives a bound, and the best one is affordable with the least noise. A single
+        order is quick: the noise that it needs is searched, then the best order there, in turn.
+
+        Args:
+          release: The release of a noise multiplier.
+          noise: A noise multiplier that is affordable, or infinity.
+        """
+        known = (self.delta, self.selective_release)
+
+        def cost(x: float) -> float:
+            return bounds.rdp_epsilon((*self.past, release(x)), *known)
+
+        def at(order: float) -> Callable[[float], float]:
+            return lambda x: bounds.rdp_epsilon_at(order, (*self.past, release(x)), *known)
+
+        start = min(noise, _MOST_NOISE)
+        try:
+            if cost(start) > self.target:
+                return noise
+        except dp_accounting.UnsupportedEventError:
+            return noise
+        noise = start
+        while True:
+            order = bounds.rdp_order((*self.past, release(noise)), *known)
+            less = self._least(at(order), noise)
+            if less >= (1 - _TOLERANCE) * noise or cost(less) > self.target:
+                break
+            noise = less
+        if noise == _LEAST_NOISE or cost((1 - 2 * _TOLERANCE) * noise) > self.target:
+            return noise
+        # Of an epsilon of 0, the order that is called the best is any one.
+        return min(noise, self._least(cost, 1.0))
 
     def _quick_epsilon(self, *new: Release) -> float:
         try:
@@ -214,11 +268,3 @@ def _most(affordable: Callable[[int], bool], low: int, stride: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if affordable(middle) else (low, middle)
     return low
-
-
-def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Finds the root of `gap(log x)` up to `tolerance`, on the side where `gap` is at most 0."""
-    x = math.exp(scipy.optimize.brentq(gap, math.log(low), math.log(high), xtol=tolerance))
-    while x < high and gap(math.log(x)) > 0:
-        x *= 1 + tolerance
-    return float(min(x, high))

@@ -161,7 +161,7 @@ class PoissonSampling:
 
     @property
     def has_padding(self) -> bool:
-        """Whether there may be rows without weight, which Keras's `metrics` count, too."""
+        """True if batches may have rows without weight, which Keras's `metrics` count, too."""
         return self.padding != NONE or (self.unit == USER and self.rows_per_example > 1)
 
     @property

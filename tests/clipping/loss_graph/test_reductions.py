@@ -279,7 +279,7 @@ def test_sums_and_means_do_not_mix():
         losses = losses_of(y, prediction)
         return tf.reduce_sum(losses) + tf.reduce_mean(tf.square(prediction))
 
-    with pytest.raises(ValueError, match="some terms are sums and some are means"):
+    with pytest.raises(ValueError, match="some terms that are sums and some that are means"):
         clipped_sum(mixed)
 
 

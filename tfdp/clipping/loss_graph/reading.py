@@ -272,7 +272,7 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
       ValueError: The loss is reduced in other ways, has more than one dimension, does not depend
         on the batch, or the model keeps a state that depends on the batch (BatchNormalization).
     """
-    if loss.shape.rank and loss.shape[1:].num_elements() == 1:  # Also `[rows, 1]`.
+    if (loss.shape.rank or 0) > 1 and loss.shape[1:].num_elements() == 1:  # `[rows, 1]`, say.
         with loss.graph.as_default():
             loss = tf.reshape(loss, [-1])
     if loss.shape.rank not in (0, 1):
