@@ -125,6 +125,21 @@ def test_a_copy_counts_for_itself_and_draws_other_noise(make_copy):
     assert not np.array_equal(other._noise.next_key(), model.optimizer._noise.next_key())
 
 
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, pickle.loads])
+def test_copies_before_there_are_variables(make_copy):
+    """Also of an optimizer that waits for variables to assign what it loaded."""
+    for optimizer, steps in ((make(), 0), (make(noise_seed=None), 3)):
+        if steps:
+            store: dict = {}
+            trained(make(noise_seed=None)).optimizer.save_own_variables(store)
+            optimizer.load_own_variables(store)
+        given = pickle.dumps(optimizer) if make_copy is pickle.loads else optimizer
+        other = make_copy(given)
+        assert other.released_steps() == (steps, 0)
+        other.build(compiled(make()).trainable_variables)
+        assert other.released_steps() == (steps, 0) and int(other.iterations) == steps
+
+
 def test_the_ledger_follows_the_weights_into_a_clone():
     model = trained(make(noise_seed=None))
     clone = keras.models.clone_model(model)

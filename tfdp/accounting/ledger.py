@@ -162,7 +162,11 @@ class PrivacyLedger:
           dp_accounting.UnsupportedEventError: No accountant supports all events.
         """
         delta = _validation.between_zero_and_one("delta", delta)
-        return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
+        try:
+            return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
+        except dp_accounting.UnsupportedEventError as refusal:
+            reasons = " ".join([*self._notes, str(refusal)])
+            raise dp_accounting.UnsupportedEventError(reasons) from refusal
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the ledger as a dict that JSON can hold and `from_dict` reads back.

@@ -12,8 +12,11 @@ from tfdp.data.stored import Weighted
 
 # What leaves every element as it was drawn, and no draw delivered twice.
 _KEEPING = ("prefetch", "repeat", "skip", "take", "with_options")
-# The function by which Keras weighs classes.
-_OF_CLASS_WEIGHTS = "_make_class_weight_map_fn.<locals>._class_weights_map_fn"
+# The functions by which Keras weighs classes: those of Keras 2 and 3.
+_OF_CLASS_WEIGHTS = (
+    "_make_class_weight_map_fn.<locals>._class_weights_map_fn",
+    "make_class_weight_map_fn.<locals>.class_weights_map_fn",
+)
 # What reads the elements, or says something of them. (`for` in a `tf.function` reads by the last.)
 _READING = frozenset(
     {"as_numpy_iterator", "cardinality", "element_spec", "options", "name"}
@@ -78,7 +81,7 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
 
 def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) -> PoissonBatches:
     """Handles `map` of `class_weight` in `model.fit`; raises an error for other functions."""
-    if getattr(map_func, "__qualname__", "") != _OF_CLASS_WEIGHTS:
+    if getattr(map_func, "__qualname__", "") not in _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source
     if source.transform is not None:

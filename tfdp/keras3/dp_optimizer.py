@@ -101,6 +101,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
+        _check_has_not_trained(inner_optimizer)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer
         self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
@@ -152,6 +153,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 "loss is one step. Received a second loss. Add the losses of an example up before."
             )
         scaled[replicas.index()] = loss
+        # Also a step that never gives it to `apply` must write nothing that depends on data.
+        step_check.watch(tf.compat.v1.get_default_graph())
         return tf.stop_gradient(loss)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -163,9 +166,13 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
         Raises:
           ValueError: There is no such loss, the gradients are others, the step would not be
-            private, or it is not taken in a `tf.function`.
+            private, it is not taken in a `tf.function`, or there are no variables.
         """
         self._check_traced()
+        if trainable_variables is None and not self.built:
+            raise error(
+                "trainable_variables", "given, or those of `optimizer.build(variables)`", None
+            )
         loss = self._scaled_losses().pop(replicas.index(), None)
         if loss is None:
             raise ValueError(
@@ -295,6 +302,11 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: None) -> None:
         """Takes Keras's default, None: its own accumulation is not used."""
+        if steps is not None:
+            raise AttributeError(
+                "`gradient_accumulation_steps` is an argument of the private optimizer, and cannot "
+                f"be changed. Received: {steps!r}."
+            )
 
     @property
     def learning_rate(self) -> Any:
@@ -304,6 +316,10 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
         self.inner_optimizer.learning_rate = learning_rate
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the weight decay of the inner optimizer."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Does what the inner optimizer does at the end of `fit`."""
@@ -372,6 +388,36 @@ def _check_inner(inner: Any) -> None:
             "Argument `loss_scale_factor` of the inner optimizer must be None: gradients are "
             f"clipped as they are. Received: {inner.loss_scale_factor}."
         )
+
+
+def _check_has_not_trained(inner: keras.optimizers.Optimizer) -> None:
+    if inner.built and int(inner.iterations) > 0:
+        raise ValueError(
+            "Argument `inner_optimizer` must be one that has taken no steps: gradients without "
+            "noise, of which no ledger knows, may be in its state. Received: "
+            f"{type(inner).__name__} after {int(inner.iterations)} steps. Make a new one: "
+            "`type(optimizer).from_config(optimizer.get_config())`."
+        )
+
+
+def _of_inner(name: str) -> property:
+    """Returns an attribute that is the inner optimizer's."""
+
+    def get(self: DPOptimizer) -> Any:
+        return getattr(self.inner_optimizer, name)
+
+    def put(self: DPOptimizer, value: Any) -> None:
+        if hasattr(self, "inner_optimizer"):  # Not Keras's default, when this one is made.
+            setattr(self.inner_optimizer, name, value)
+
+    return property(get, put, doc=f"`{name}` of the inner optimizer.")
+
+
+for _name in (
+    *("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"),
+    *("ema_momentum", "ema_overwrite_frequency", "use_ema"),
+):
+    setattr(DPOptimizer, _name, _of_inner(_name))
 
 
 def _check_updated(variables: Iterable[Any]) -> None:

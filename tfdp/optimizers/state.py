@@ -80,8 +80,13 @@ class PersistentState:
     def save_own_variables(self, store: Any) -> None:
         """Writes the state into a `.keras` file: slots, iterations and record."""
         self._released.refresh()
-        for key, variable in self._named_state().items():
-            store[key] = variable.numpy()
+        state = dict(self._state_to_load)  # Loaded, but not yet assigned.
+        if self._released.created:
+            state = {key: variable.numpy() for key, variable in self._named_state().items()}
+        elif state:
+            state[RECORD] = self._released.rows()
+        for key, value in state.items():
+            store[key] = value
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the state, which is assigned when the variables are created.
