@@ -23,7 +23,7 @@ def test_training_costs_no_more_than_the_budget(capsys):
     assert model.optimizer.ledger.steps == 8
     assert 1.9 < model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
     again, _, _ = make(model, optimizer="sgd")  # What the weights have cost is not spent twice.
-    assert again.optimizer.noise_multiplier > 100
+    assert again.optimizer.noise_multiplier > 20  # Hardly anything is left of the budget.
 
 
 def test_what_the_model_was_compiled_with_is_kept():
