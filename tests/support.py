@@ -1,6 +1,7 @@
 """Reference computations and small models that several test modules use."""
 
 import dataclasses
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -45,6 +46,11 @@ class ClippedSum:
     def __call__(self, x, y, mask=None):
         """The clipped sum of all variables together, a flat vector."""
         return flat(self.gradients(x, y, mask)[0])
+
+
+def stated_epsilon(text: str) -> float:
+    """Returns the epsilon that a privacy statement begins with, which is rounded up."""
+    return float(re.search(r"^Differential privacy: epsilon = ([\d.]+) at", text, re.MULTILINE)[1])
 
 
 def flat(tensors) -> np.ndarray:
