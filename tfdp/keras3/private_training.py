@@ -7,11 +7,11 @@ from typing import Any
 import keras
 
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
-from tfdp._validation import error
 from tfdp.accounting.ledger import Ledgers
 from tfdp.data.columns import Features
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
+from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 
 _BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
@@ -104,8 +104,7 @@ def make_private(
       >>> model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
       True
     """
-    if not isinstance(model, keras.Model):
-        raise error("model", "a model of Keras 3 (`import keras`)", model)
+    check_is_model(model)
     return prepare(
         FrontEnd(_compile_arguments, _choose, lambda *_: None, PrivacyBudget),
         model,

@@ -14,7 +14,7 @@ from tfdp.accounting.sampling import FULL
 from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
 from tfdp.clipping.loss_graph import batch_state, reading
 from tfdp.data.batches import PoissonBatches
-from tfdp.models.batch_normalization import BATCH_NORMALIZATION
+from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model
 
 _REPLACE = "Use `model = tfdp.replace_batch_normalization(model)`."
 _STATELESS = "Use `stateful=False`."
@@ -133,20 +133,6 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Mo
             findings += _of_loss(model, trace.outputs, losses, weights, data)
     findings.sort(key=lambda finding: not finding.refused)
     return ModelCheck(tuple(dict.fromkeys(findings)), _notes(model, losses))
-
-
-def check_is_model(model: Any) -> None:
-    """Raises a ValueError if `model` is not a model of Keras 2."""
-    if not isinstance(model, tf.keras.Model):
-        module = type(model).__module__
-        keras_3 = module.startswith("keras.") or any(
-            base.__module__.startswith("keras.src") for base in type(model).__mro__
-        )
-        raise ValueError(
-            "Argument `model` must be a model of Keras 2, which `import tfdp` makes `tf.keras`. "
-            f"Received: {type(model).__name__} of {module}."
-            + (" Models of Keras 3 (`import keras`) have `tfdp.keras3`." if keras_3 else "")
-        )
 
 
 class _Trace:

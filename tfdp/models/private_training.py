@@ -10,7 +10,8 @@ from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.columns import Features
-from tfdp.models.model_check import check_is_model, validate
+from tfdp.models.keras_2 import check_is_model
+from tfdp.models.model_check import validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
