@@ -36,8 +36,9 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
 
     Example:
       >>> import keras, tfdp.keras3
-      >>> model = keras.Sequential([
-      ...     keras.Input([8, 8, 1]), keras.layers.Conv2D(16, 3), keras.layers.BatchNormalization()])
+      >>> from keras import layers
+      >>> model = keras.Sequential(
+      ...     [keras.Input([8, 8, 1]), layers.Conv2D(16, 3), layers.BatchNormalization()])
       >>> tfdp.keras3.replace_batch_normalization(model).layers[1].groups
       4
 
