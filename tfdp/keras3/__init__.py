@@ -7,6 +7,7 @@ _compat.use_keras_3()
 from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
+from tfdp.keras3.model_check import validate  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
 
@@ -19,6 +20,7 @@ __all__ = [
     "PrivacyBudget",
     "make_private",
     "replace_batch_normalization",
+    "validate",
 ]
 
 _KERAS_2_ONLY = (
