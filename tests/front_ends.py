@@ -19,10 +19,10 @@ class FrontEnd:
     name: str
     part: str
 
-    def compiled(self, optimizer: Any, model: Any, **kwargs: Any) -> Any:
-        kwargs.setdefault("loss", self.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.compile(optimizer=optimizer, **kwargs)
-        return model
+    def crossentropy(self, reduction: str = "sum_over_batch_size") -> Any:
+        return self.keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction=reduction
+        )
 
 
 assert issubclass(tf.keras.Model, tf.Module)  # Used first, `tf.keras` is Keras 2.

@@ -18,7 +18,8 @@ class FrontEnd(NamedTuple):
       normalizations: Classes of BatchNormalization.
       copy: Returns a new layer, or another operation, with the config of one.
       clone: Returns a copy of a model, of which a function makes the layers; not compiled.
-      calls: Returns the keyword arguments of each call of a layer in functional models.
+      is_called_for_inference: Returns whether a layer is in inference mode in training, because
+        of the functional model that calls it.
     """
 
     package: Any
@@ -26,7 +27,7 @@ class FrontEnd(NamedTuple):
     normalizations: tuple[type, ...]
     copy: Callable[[Any], Any]
     clone: Callable[[Any, Callable[[Any], Any]], Any]
-    calls: Callable[[Any], list[dict[str, Any]]]
+    is_called_for_inference: Callable[[Any], bool]
 
 
 def replace(keras: FrontEnd, model: Any, by: str) -> Any:
@@ -107,7 +108,8 @@ class _Copies:
             return self._keras.copy(layer)
         if isinstance(layer, self._package.Model):
             if self.is_graph(layer):
-                return self.of_model(layer, None if self._is_called_for_inference(layer) else by)
+                asleep = self._keras.is_called_for_inference(layer)
+                return self.of_model(layer, None if asleep else by)
             if any(map(self._uses_batch_statistics, layer._flatten_layers())):
                 raise self.cannot_copy(layer)
             return self._keras.copy(layer)
@@ -165,15 +167,11 @@ class _Copies:
         return (
             self._is_normalization(layer)
             and layer.trainable
-            and not self._is_called_for_inference(layer)
+            and not self._keras.is_called_for_inference(layer)
         )
 
     def _is_normalization(self, layer: Any) -> bool:
         return isinstance(layer, self._keras.normalizations)
-
-    def _is_called_for_inference(self, layer: Any) -> bool:
-        calls = self._keras.calls(layer)
-        return bool(calls) and all(call.get("training") is False for call in calls)
 
     @property
     def _functional(self) -> type:

@@ -14,9 +14,9 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
     """Returns a copy of a model without statistics of the batch.
 
     It does for models of Keras 3 what `tfdp.replace_batch_normalization` does for those of Keras 2.
-    The copy has the weights of the model and is not compiled. Layers that already use their moving
-    statistics in training are left unchanged: those with `trainable=False`, and those that are
-    called with `training=False`, also within a nested model.
+    The copy has the weights of the model and is not compiled. Layers with `trainable=False`, which
+    use their moving statistics in training, are left unchanged. Those that a functional model calls
+    with `training=False` are not: `fit` of Keras 3 overrides it.
 
     Args:
       model: A functional or sequential model; models nested in it must be of these kinds as well.
@@ -84,10 +84,10 @@ def _uncompiled(model: Any) -> Iterator[None]:
         model.compiled = compiled
 
 
-def _calls(layer: Any) -> list[dict[str, Any]]:
-    return [node.arguments.kwargs for node in layer._inbound_nodes if not node.is_input]
+def _is_called_for_inference(layer: Any) -> bool:
+    return False  # `fit` calls all layers of a functional model with `training=True`.
 
 
 _KERAS_3 = _batch_normalization.FrontEnd(
-    keras, "keras", (keras.layers.BatchNormalization,), _copy, _clone, _calls
+    keras, "keras", (keras.layers.BatchNormalization,), _copy, _clone, _is_called_for_inference
 )

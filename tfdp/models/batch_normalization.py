@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp import _batch_normalization
-from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model
+from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
 
 
 def replace_batch_normalization(model: tf.keras.Model, by: str = "group") -> tf.keras.Model:
@@ -59,10 +59,6 @@ def _clone(model: Any, copy_layer: Callable[[Any], Any]) -> Any:
     return new
 
 
-def _calls(layer: Any) -> list[dict[str, Any]]:
-    return [node.call_kwargs for node in getattr(layer, "inbound_nodes", []) if node.call_args]
-
-
 _KERAS_2 = _batch_normalization.FrontEnd(
-    tf.keras, "tf.keras", BATCH_NORMALIZATION, _copy, _clone, _calls
+    tf.keras, "tf.keras", BATCH_NORMALIZATION, _copy, _clone, is_called_for_inference
 )

@@ -22,3 +22,10 @@ def check_is_model(model: Any) -> None:
             f"Received: {type(model).__name__} of {module}."
             + (" Models of Keras 3 (`import keras`) have `tfdp.keras3`." if keras_3 else "")
         )
+
+
+def is_called_for_inference(layer: Any) -> bool:
+    """Returns whether all calls of a layer in functional models are with `training=False`."""
+    nodes = getattr(layer, "inbound_nodes", [])
+    called = [node.call_kwargs.get("training") for node in nodes if node.call_args]
+    return bool(called) and all(training is False for training in called)

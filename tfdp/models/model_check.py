@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp import _model_check
 from tfdp._findings import Finding, ModelCheck
-from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model
+from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
 
 
 def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
@@ -76,11 +76,20 @@ def _own_variables(layer: Any) -> list[tf.Variable]:
     return [*layer._trainable_weights, *layer._non_trainable_weights, *states]
 
 
-def _inputs_of(layer: Any) -> Any:
-    if not layer._saved_model_inputs_spec:
-        return None
-    args, kwargs = layer._get_save_spec(inputs_only=False)
-    return args, {**kwargs, "training": True} if layer._expects_training_arg else kwargs
+def _inputs_of(model: Any) -> Callable[[Any], Any]:
+    """Returns a function of layers: what Keras has noted of their calls."""
+    models = [layer for layer in model._flatten_layers() if is_called_for_inference(layer)]
+    asleep = {id(layer) for model in models for layer in model._flatten_layers()}
+
+    def inputs_of(layer: Any) -> Any:
+        if not layer._saved_model_inputs_spec:
+            return None
+        args, kwargs = layer._get_save_spec(inputs_only=False)
+        if layer._expects_training_arg:
+            kwargs = {**kwargs, "training": id(layer) not in asleep}
+        return args, kwargs
+
+    return inputs_of
 
 
 def _settings(model: Any) -> list[Finding]:
@@ -107,6 +116,6 @@ _KERAS_2 = _model_check.FrontEnd(
     loss=_loss,
     own_variables=_own_variables,
     trainable_variables=lambda layer: layer.trainable_variables,
-    watching=lambda model: contextlib.nullcontext(_inputs_of),
+    watching=lambda model: contextlib.nullcontext(_inputs_of(model)),
     settings=_settings,
 )
