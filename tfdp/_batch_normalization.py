@@ -174,6 +174,7 @@ class _Copies:
         return isinstance(layer, self._keras.normalizations)
 
     @property
-    def _functional(self) -> type:
+    def _functional(self) -> Any:
+        """The class of functional models."""
         inputs = self._package.Input([1])
         return type(self._package.Model(inputs, inputs))
