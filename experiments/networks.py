@@ -11,7 +11,8 @@ import tensorflow as tf
 import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
 from experiments import datasets
 
-ACTIVATIONS = ("relu", "tanh", "tempered_sigmoid")
+ACTIVATIONS_OF_KERAS = ("relu", "tanh")
+ACTIVATIONS = (*ACTIVATIONS_OF_KERAS, "tempered_sigmoid")
 HEADS = ("linear", "conv")
 
 Activation = Callable[[], tf.keras.layers.Layer]
@@ -62,13 +63,10 @@ def make_activation(
     offset: float = 1.0,
     keras: Any = tf.keras,
 ) -> Activation:
-    """Returns a function that makes layers of the activation `name`, one of `ACTIVATIONS`.
-
-    (The tempered sigmoid is there for Keras 2 alone.)
-    """
-    if name == "tempered_sigmoid" and keras is tf.keras:
+    """Returns a function that makes layers of the activation `name`, one of `ACTIVATIONS`."""
+    if name == "tempered_sigmoid":  # Of Keras 2.
         return lambda: TemperedSigmoid(scale, temperature, offset)
-    if name not in ACTIVATIONS or name == "tempered_sigmoid":
+    if name not in ACTIVATIONS:
         raise ValueError(f"Argument `name` must be one of {ACTIVATIONS}. Received: {name=}.")
     return lambda: keras.layers.Activation(name)
 
