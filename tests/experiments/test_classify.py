@@ -52,6 +52,7 @@ from tests.experiments.classify_support import classify_here, parse, start
         ("--num_microbatches=0", "--num_microbatches must be an integer of at least 1"),
         ("--chunk_size=-5", "--chunk_size must be an integer of at least 1"),
         ("--validation_examples=0", "--validation_examples must be an integer of at least 1"),
+        ("--keras=4", "--keras must be 2 or 3"),
         ("--seed=-1", "--seed must be an integer of at least 0"),
         ("--tempered_scale=0", "--tempered_scale must be a positive"),
         ("--tempered_temperature=nan", "--tempered_temperature must be a positive"),
