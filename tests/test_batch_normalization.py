@@ -51,8 +51,16 @@ def values(model):
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("make", [convolutions, residual, nested])
-@pytest.mark.parametrize("by", ["group", "frozen"])
+@pytest.mark.parametrize(
+    ("make", "by"),
+    [
+        (convolutions, "group"),
+        (residual, "group"),
+        (nested, "frozen"),
+        (residual, "frozen"),
+        (nested, "group"),
+    ],
+)
 def test_the_model_trains_and_has_the_weights(front, make, by):
     model = make(front.keras)
     for v in model.variables:

@@ -39,8 +39,8 @@ def replace(keras: FrontEnd, model: Any, by: str) -> Any:
         raise copies.cannot_copy(model)
     if not model.built:
         raise ValueError(
-            "Argument `model` must be built: call it on a batch, or give its first layer an "
-            f"`input_shape`. Received: the model '{model.name}' without weights."
+            "Argument `model` must be built: call it on a batch, or let it begin with an "
+            f"`{keras.name}.Input`. Received: the model '{model.name}' without weights."
         )
     new = copies.of_model(model, by)
     copies.set_weights()

@@ -66,8 +66,8 @@ def check(keras: FrontEnd, model: Any, loss: Any, data: Any) -> ModelCheck:
     spec = keras.inputs(model, None if data is None else _spec_of(data, 0))
     if spec is None:
         raise ValueError(
-            "Argument `model` must be built, to be examined: call it on a batch, or give its first "
-            f"layer an `input_shape`. Received: the model '{model.name}', never called."
+            "Argument `model` must be built, to be examined: call it on a batch, or let it begin "
+            f"with an `{keras.name}.Input`. Received: the model '{model.name}', never called."
         )
     with _quiet():
         return _Check(keras, model).run(spec, loss, data)

@@ -25,8 +25,9 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
       loss: The loss, as in `model.compile`; None: that of the compiled model. Without either, only
         the layers are examined.
       data: `(x, y)`, or `tfdp.data.poisson_batches`, from which the shapes and types of inputs and
-        targets are taken. None: inputs are those that the model was made or called with, and
-        targets are guessed from the model's outputs and the loss.
+        targets are taken. None: inputs are those that the model was made with (of a subclassed one,
+        real numbers of the shape that it was called with), and targets are guessed from the model's
+        outputs and the loss.
 
     Returns:
       The findings; `print` shows them. `ok` tells whether training would start; `check()` raises an
@@ -114,14 +115,19 @@ def _own_variables(layer: Any) -> list[tf.Variable]:
 def _watching(model: Any) -> Iterator[Callable[[Any], Any]]:
     """Notes what layers are called with, of which Keras 3 keeps the shapes alone."""
     seen: dict[int, Any] = {}
-    layers = model._flatten_layers(include_self=False)
-    for layer in layers:
-        vars(layer)["call"] = _noting(layer, seen)
+    before = [
+        (vars(layer), vars(layer).get("call"), _noting(layer, seen))
+        for layer in model._flatten_layers(include_self=False)
+    ]
+    for attributes, _, noting in before:
+        attributes["call"] = noting
     try:
         yield lambda layer: seen.get(id(layer))
     finally:
-        for layer in layers:
-            del vars(layer)["call"]
+        for attributes, call, _ in before:
+            del attributes["call"]
+            if call is not None:
+                attributes["call"] = call
 
 
 def _noting(layer: Any, seen: dict[int, Any]) -> Callable[..., Any]:
