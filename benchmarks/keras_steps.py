@@ -16,18 +16,19 @@ import tfdp
 from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
 from benchmarks.settings import StepSettings, Unsupported
+from experiments.front_ends import front_end
 from tfdp.accounting import PoissonSampling
 from tfdp.data.batches import PoissonBatches
 
 _TFDP = {
-    "tfdp_one_pass": (tfdp.DPSGD, "one_pass"),
-    "tfdp_secure": (tfdp.DPSGD, "one_pass"),
-    "tfdp_philox": (tfdp.DPSGD, "one_pass"),
-    "tfdp_vectorized": (tfdp.DPSGD, "vectorized"),
-    "tfdp_adam": (tfdp.DPAdam, "one_pass"),
-    "tfdp_sign_sgd": (tfdp.DPSignSGD, "one_pass"),
-    "tfdp_sign_adam": (tfdp.DPSignAdam, "one_pass"),
-    "tfdp_dpsur": (tfdp.DPSURSGD, "one_pass"),
+    "tfdp_one_pass": ("DPSGD", "one_pass"),
+    "tfdp_secure": ("DPSGD", "one_pass"),
+    "tfdp_philox": ("DPSGD", "one_pass"),
+    "tfdp_vectorized": ("DPSGD", "vectorized"),
+    "tfdp_adam": ("DPAdam", "one_pass"),
+    "tfdp_sign_sgd": ("DPSignSGD", "one_pass"),
+    "tfdp_sign_adam": ("DPSignAdam", "one_pass"),
+    "tfdp_dpsur": ("DPSURSGD", "one_pass"),
 }
 _SELECTIVE, _SECURE, _PHILOX = "tfdp_dpsur", "tfdp_secure", "tfdp_philox"
 _TF_PRIVACY = {
@@ -48,13 +49,16 @@ class KerasSteps:
     def __init__(self, contestant: str, problem: Problem, settings: StepSettings):
         if contestant == _SELECTIVE and settings.dataset_size is None:
             raise Unsupported("draws batches itself: needs --dataset_size")
+        if settings.keras == 3 and contestant in (_SELECTIVE, *_TF_PRIVACY):
+            raise Unsupported("needs Keras 2")
         if settings.dataset_size is None:
             self._data, sampling = fixed_batches(problem, settings), None
         else:
             self._data = _poisson_batches(problem, settings, contestant == _SECURE)
             sampling = self._data.sampling
         self._philox = contestant == _PHILOX
-        self._model = networks.build(problem)
+        self._keras = settings.keras
+        self._model = networks.build(problem, front_end(self._keras).keras)
         if settings.jit_compile:
             networks.let_xla_compile(self._model)
         self.parameters = self._model.count_params()
@@ -63,9 +67,11 @@ class KerasSteps:
             self._model = tfdp.SelectiveModel(self._model)
         elif sampling is not None:
             self._data = self._data.repeat()
-        optimizer = make_optimizer(contestant, settings.batch, sampling)
+        optimizer = make_optimizer(contestant, settings.batch, sampling, self._keras)
         self._model.compile(
-            optimizer, loss=make_loss(contestant), jit_compile=settings.jit_compile or None
+            optimizer,
+            loss=make_loss(contestant, self._keras),
+            jit_compile=settings.jit_compile,
         )
 
     def run(self, steps: int) -> None:
@@ -74,15 +80,19 @@ class KerasSteps:
         with noise if self._philox else contextlib.nullcontext():  # The first call traces the step.
             self._model.fit(self._data, steps_per_epoch=self._calls * steps, verbose=0)
 
-    @staticmethod
-    def versions() -> dict[str, str]:
+    def versions(self) -> dict[str, str]:
         """Versions of what runs."""
-        names = ("tensorflow", "tf-keras", "tensorflow-privacy", "numpy")
-        return {
-            "Python": platform.python_version(),
-            "tfdp": tfdp.__version__,
-            **{name: importlib.metadata.version(name) for name in names},
-        }
+        return versions(self._keras)
+
+
+def versions(keras: int) -> dict[str, str]:
+    """Versions of what runs with a version of Keras."""
+    names = (*front_end(keras).packages, "numpy")
+    return {
+        "Python": platform.python_version(),
+        "tfdp": tfdp.__version__,
+        **{name: importlib.metadata.version(name) for name in names},
+    }
 
 
 def _philox_normals(key: tf.Tensor, size: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -90,28 +100,32 @@ def _philox_normals(key: tf.Tensor, size: Any, dtype: tf.DType = tf.float32) -> 
     return tf.random.stateless_normal([size], key[-2:], dtype=dtype, alg="philox")
 
 
-def make_loss(contestant: str) -> tf.keras.losses.Loss:
+def make_loss(contestant: str, keras: int = 2) -> Any:
     """Cross-entropy: one value per example for private optimizers, else their mean."""
     private = not contestant.startswith("keras")
-    return tf.keras.losses.SparseCategoricalCrossentropy(
+    return front_end(keras).keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction="none" if private else "sum_over_batch_size"
     )
 
 
-def make_optimizer(contestant: str, batch: int, sampling: PoissonSampling | None = None) -> Any:
+def make_optimizer(
+    contestant: str, batch: int, sampling: PoissonSampling | None = None, keras: int = 2
+) -> Any:
     """Returns the optimizer of a contestant, for Poisson batches if their sampling is given."""
-    legacy = tf.keras.optimizers.legacy
+    plain = front_end(keras).keras.optimizers
+    plain = plain.legacy if keras == 2 else plain
     if contestant == "keras_sgd":
-        return legacy.SGD(LEARNING_RATE)
+        return plain.SGD(LEARNING_RATE)
     if contestant == "keras_adam":
-        return legacy.Adam(LEARNING_RATE)
+        return plain.Adam(LEARNING_RATE)
     privacy = {"l2_norm_clip": L2_NORM_CLIP, "noise_multiplier": NOISE_MULTIPLIER}
     if contestant in _TF_PRIVACY:
         module, name = _TF_PRIVACY[contestant]
         optimizers = importlib.import_module(f"tensorflow_privacy.privacy.optimizers.{module}")
         optimizer_class = getattr(optimizers, name)
         return optimizer_class(**privacy, num_microbatches=batch, learning_rate=LEARNING_RATE)
-    optimizer_class, engine = _TFDP[contestant]
+    name, engine = _TFDP[contestant]
+    optimizer_class = getattr(front_end(keras).optimizers, name)
     batches = {"expected_batch_size": batch} if sampling is None else {"sampling": sampling}
     if contestant == _SELECTIVE:
         # Every step is one attempt, and a small test of the same kind as the paper's.

@@ -17,6 +17,7 @@ class StepSettings:
       jit_compile: Whether Keras compiles the step with XLA.
       dataset_size: Number of examples that Poisson batches are drawn from; None: fixed batches.
       chunk_size: Rows that a Poisson batch is delivered in; None: all at once.
+      keras: Version of Keras, 2 or 3.
     """
 
     batch: int
@@ -24,3 +25,4 @@ class StepSettings:
     jit_compile: bool = False
     dataset_size: int | None = None
     chunk_size: int | None = None
+    keras: int = 2

@@ -2,6 +2,7 @@
 
     python -m benchmarks.step --model mnist_cnn --batch 256 2048
     python -m benchmarks.step --model mnist_cnn --batch 32 256 2048 --user
+    python -m benchmarks.step --model mnist_cnn --batch 256 --user --keras 3
 
 Prints a Markdown table. Contestants have the same network, rows and batch size, and take turns, so
 that a noisy machine disturbs all of them: plain Keras and tfdp in one process, contestants of other
@@ -61,6 +62,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--user", action="store_true", help="`fit` on Poisson batches beside plain `fit`"
     )
+    parser.add_argument(
+        "--keras", type=int, choices=(2, 3), default=2, help="version of Keras that tfdp trains"
+    )
     parser.add_argument("--jit_compile", action="store_true", help="Keras steps compiled by XLA")
     parser.add_argument(
         "--slow_batch", type=int, default=256, help="largest batch that TF-Privacy is run at"
@@ -98,7 +102,10 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
     done: list[Measurement] = []
     for batch in options.batch:
         settings = StepSettings(
-            batch, jit_compile=options.jit_compile, dataset_size=options.dataset_size
+            batch,
+            jit_compile=options.jit_compile,
+            dataset_size=options.dataset_size,
+            keras=options.keras,
         )
         measurements = plan(options.contestants.split(","), options.model, settings)
         for m in measurements:
@@ -112,17 +119,17 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
 def _as_users(options: argparse.Namespace) -> str:
     """Measures `fit` as users call it; returns the text to print."""
     from benchmarks import user  # Imports TensorFlow, which the workers import otherwise.
-    from benchmarks.keras_steps import KerasSteps
+    from benchmarks.keras_steps import versions
 
     size = options.dataset_size or 60_000
     results = {}
     for batch in options.batch:
         arguments = (batch, options.repeats, options.turn_seconds, size, options.jit_compile)
-        results[batch] = user.measure(problem(options.model), *arguments)
-    versions = ", ".join(f"{name} {version}" for name, version in KerasSteps.versions().items())
+        results[batch] = user.measure(problem(options.model), *arguments, options.keras)
+    ran_with = ", ".join(f"{name} {version}" for name, version in versions(options.keras).items())
     return (
         f"Network `{options.model}`, {problem(options.model).parameters:,} parameters\n\n"
-        f"{user.table(results)}\n\n{versions}; {os.cpu_count()} processors\n- Random rows, "
+        f"{user.table(results)}\n\n{ran_with}; {os.cpu_count()} processors\n- Random rows, "
         f"{size:,} examples; {options.repeats} turns of about {options.turn_seconds:g} s, each one "
         "`fit`; medians of ratios turn by turn, and quartiles."
     )

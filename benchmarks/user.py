@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 import tfdp
 from benchmarks import networks
 from benchmarks.keras_steps import KerasSteps, make_optimizer
 from benchmarks.problems import Problem
 from benchmarks.settings import StepSettings
+from experiments.front_ends import front_end
 
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
 
@@ -35,7 +34,13 @@ Trainings = dict[str, Callable[[int], Any]]
 
 
 def measure(
-    problem: Problem, batch: int, repeats: int, turn_seconds: float, dataset_size: int, jit: bool
+    problem: Problem,
+    batch: int,
+    repeats: int,
+    turn_seconds: float,
+    dataset_size: int,
+    jit: bool,
+    keras: int = 2,
 ) -> Result:
     """Measures the trainings at one batch size.
 
@@ -46,11 +51,12 @@ def measure(
       turn_seconds: About how long a turn takes: one call of `fit`.
       dataset_size: Number of examples.
       jit: Whether XLA compiles the steps.
+      keras: Version of Keras, 2 or 3.
 
     Returns:
       The turns of each training.
     """
-    trainings = _trainings(problem, batch, dataset_size, jit)
+    trainings = _trainings(problem, batch, dataset_size, jit, keras)
     return take_turns(trainings, repeats, turn_seconds, dataset_size // batch)
 
 
@@ -84,15 +90,16 @@ def take_turns(
     return result
 
 
-def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool) -> Trainings:
+def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool, keras: int) -> Trainings:
     x, y = problem.rows(dataset_size)
-    plain = _compiled(problem, make_optimizer(PLAIN, batch), jit)
+    plain = _compiled(problem, make_optimizer(PLAIN, batch, keras=keras), jit, keras)
     batches = tfdp.data.poisson_batches(
         (x, y), expected_batch_size=batch, padding="buckets" if jit else "none"
     )
-    private = _compiled(problem, make_optimizer(PRIVATE, batch, batches.sampling), jit)
+    optimizer = make_optimizer(PRIVATE, batch, batches.sampling, keras)
+    private = _compiled(problem, optimizer, jit, keras)
     repeated = batches.repeat()
-    fixed = KerasSteps(PRIVATE, problem, StepSettings(batch, jit_compile=jit))
+    fixed = KerasSteps(PRIVATE, problem, StepSettings(batch, jit_compile=jit, keras=keras))
     return {
         PLAIN: lambda steps: plain.fit(
             x[: steps * batch], y[: steps * batch], batch_size=batch, verbose=0
@@ -102,12 +109,13 @@ def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool) -> Tr
     }
 
 
-def _compiled(problem: Problem, optimizer: Any, jit: bool) -> tf.keras.Model:
-    model = networks.build(problem)
+def _compiled(problem: Problem, optimizer: Any, jit: bool, keras: int) -> Any:
+    package = front_end(keras).keras
+    model = networks.build(problem, package)
     if jit:
         networks.let_xla_compile(model)
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=jit or None)
+    loss = package.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=jit)
     return model
 
 

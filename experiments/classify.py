@@ -27,6 +27,7 @@ from experiments import (
     datasets,
     networks,
 )
+from experiments.front_ends import VERSIONS
 from experiments.methods import make_training
 from experiments.report import RunFolder
 from experiments.schedules import SCHEDULES
@@ -69,6 +70,8 @@ def default_output_dir(settings: Settings) -> str:
         name += f"_{settings.features}_{settings.head}"
     if settings.private:
         name += f"_eps{settings.target_epsilon:g}"
+    if settings.keras is not None:
+        name += f"_keras{settings.keras}"
     if settings.eval_split != "test":
         name += f"_{settings.eval_split}"
     if settings.seed is not None:
@@ -193,6 +196,9 @@ def _define_what(values: flags.FlagValues) -> None:
         "dataset", datasets.DATASETS[0], datasets.DATASETS, "What to learn.", flag_values=values
     )
     flags.DEFINE_enum("method", METHODS[0], METHODS, "Optimizer.", flag_values=values)
+    text = "Version of Keras: 2, or 3 (private or plain SGD, Adam and their signs)."
+    flags.DEFINE_integer("keras", None, f"{text} Default: 2.", flag_values=values)
+    _validate(values, "keras", lambda value: value in VERSIONS, "2 or 3")
     text = "What the network sees: the images, or their scattering transform."
     flags.DEFINE_enum("features", "none", datasets.FEATURES, text, flag_values=values)
     text = f"Network on features. Default with --features=scattering: {networks.HEADS[0]}."

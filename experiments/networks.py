@@ -4,13 +4,15 @@ None of them has BatchNorm: it mixes examples, so that no gradient belongs to on
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
 from experiments import datasets
 
-ACTIVATIONS = ("relu", "tanh", "tempered_sigmoid")
+ACTIVATIONS_OF_KERAS = ("relu", "tanh")
+ACTIVATIONS = (*ACTIVATIONS_OF_KERAS, "tempered_sigmoid")
 HEADS = ("linear", "conv")
 
 Activation = Callable[[], tf.keras.layers.Layer]
@@ -55,20 +57,24 @@ class TemperedSigmoid(tf.keras.layers.Layer):
 
 
 def make_activation(
-    name: str, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0
+    name: str,
+    scale: float = 2.0,
+    temperature: float = 2.0,
+    offset: float = 1.0,
+    keras: Any = tf.keras,
 ) -> Activation:
     """Returns a function that makes layers of the activation `name`, one of `ACTIVATIONS`."""
-    if name == "tempered_sigmoid":
+    if name == "tempered_sigmoid":  # Of Keras 2.
         return lambda: TemperedSigmoid(scale, temperature, offset)
     if name not in ACTIVATIONS:
         raise ValueError(f"Argument `name` must be one of {ACTIVATIONS}. Received: {name=}.")
-    return lambda: tf.keras.layers.Activation(name)
+    return lambda: keras.layers.Activation(name)
 
 
-def digits(activation: Activation) -> tf.keras.Model:
+def digits(activation: Activation, keras: Any = tf.keras) -> Any:
     """Logits `[batch, 10]` of images `[batch, 8, 8, 1]`, by 6,090 parameters."""
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
+    layers = keras.layers
+    return keras.Sequential(
         [
             layers.Input((8, 8, 1)),
             layers.Conv2D(16, 3, padding="same"),
@@ -83,7 +89,7 @@ def digits(activation: Activation) -> tf.keras.Model:
     )
 
 
-def mnist(activation: Activation, centred: bool = True) -> tf.keras.Model:
+def mnist(activation: Activation, centred: bool = True, keras: Any = tf.keras) -> Any:
     """Logits `[batch, 10]` of images `[batch, 28, 28, 1]` in [0, 1], by 26,010 parameters.
 
     With `centred`, pixels are brought to [-1, 1] by constants: weights that look at zeros have no
@@ -92,8 +98,8 @@ def mnist(activation: Activation, centred: bool = True) -> tf.keras.Model:
     The network of the published tables for MNIST and Fashion-MNIST (Tramer and Boneh, 2021,
     https://arxiv.org/abs/2011.11660, table 4).
     """
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
+    layers = keras.layers
+    return keras.Sequential(
         [
             layers.Input((28, 28, 1)),
             *([layers.Rescaling(2.0, offset=-1.0)] if centred else ()),
@@ -113,10 +119,10 @@ def mnist(activation: Activation, centred: bool = True) -> tf.keras.Model:
     )
 
 
-def imdb(activation: Activation) -> tf.keras.Model:
+def imdb(activation: Activation, keras: Any = tf.keras) -> Any:
     """Logits `[batch, 2]` of token ids `[batch, 80]`."""
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
+    layers = keras.layers
+    return keras.Sequential(
         [
             layers.Input((datasets.REVIEW_TOKENS,), dtype="int32"),
             layers.Embedding(datasets.VOCABULARY_SIZE, 100),
@@ -132,7 +138,9 @@ def imdb(activation: Activation) -> tf.keras.Model:
     )
 
 
-def head_on_features(shape: tuple[int, ...], head: str, activation: Activation) -> tf.keras.Model:
+def head_on_features(
+    shape: tuple[int, ...], head: str, activation: Activation, keras: Any = tf.keras
+) -> Any:
     """Logits `[batch, 10]` of the scattering features of images.
 
     Args:
@@ -140,6 +148,7 @@ def head_on_features(shape: tuple[int, ...], head: str, activation: Activation) 
       head: "linear", multinomial logistic regression; or "conv", a convolution before it (81
         channels of 7 x 7: 19,530 parameters).
       activation: Activation of the convolution.
+      keras: The package, `tf.keras` or `keras`.
 
     Returns:
       The network. The features are normalised already.
@@ -150,9 +159,9 @@ def head_on_features(shape: tuple[int, ...], head: str, activation: Activation) 
     """
     if head not in HEADS:
         raise ValueError(f"Argument `head` must be one of {HEADS}. Received: {head=}.")
-    layers = tf.keras.layers
+    layers = keras.layers
     convolution = [layers.Conv2D(16, 3, padding="same"), activation()]
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
             layers.Input(shape),
             *(convolution if head == "conv" else ()),

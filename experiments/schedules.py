@@ -1,10 +1,13 @@
 """Learning rates over the steps of a run."""
 
+from typing import Any
+
 import tensorflow as tf
 
 import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
 
-SCHEDULES = ("constant", "linear", "cooldown")
+SCHEDULES_OF_KERAS = ("constant", "linear")
+SCHEDULES = (*SCHEDULES_OF_KERAS, "cooldown")
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdp_experiments")
@@ -44,15 +47,14 @@ class Cooldown(tf.keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-def make_schedule(
-    name: str, learning_rate: float, steps: int
-) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
+def make_schedule(name: str, learning_rate: float, steps: int, keras: Any = tf.keras) -> Any:
     """Returns the learning rate of an optimizer that makes `steps` steps.
 
     Args:
       name: One of `SCHEDULES`: "constant"; "linear", down to zero; "cooldown", see `Cooldown`.
       learning_rate: The highest rate.
       steps: Number of steps.
+      keras: The package, `tf.keras` or `keras`, which lacks `Cooldown`.
     """
     if name == "constant":
         return learning_rate
@@ -60,6 +62,4 @@ def make_schedule(
         return Cooldown(learning_rate, steps)
     if name != "linear":
         raise ValueError(f"Argument `name` must be one of {SCHEDULES}. Received: {name=}.")
-    return tf.keras.optimizers.schedules.PolynomialDecay(
-        learning_rate, steps, end_learning_rate=0.0
-    )
+    return keras.optimizers.schedules.PolynomialDecay(learning_rate, steps, end_learning_rate=0.0)

@@ -5,14 +5,19 @@ from typing import Any
 
 import tfdp
 from experiments import datasets, networks
+from experiments.front_ends import FrontEnd, front_end
+from experiments.schedules import SCHEDULES_OF_KERAS
 
 NON_PRIVATE_METHODS = ("sgd", "adam")
 SELECTIVE_METHODS = ("dpsur_sgd", "dpsur_adam", "dpsur_signsgd", "dpsur_signadam")
+_PLAIN_STEPS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "dpis", "dpis_adam")
 METHODS = (
-    *("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "dpis", "dpis_adam", "dpagd"),
+    *_PLAIN_STEPS,
+    "dpagd",
     *SELECTIVE_METHODS,
     *NON_PRIVATE_METHODS,
 )
+KERAS_3_METHODS = (*_PLAIN_STEPS, *NON_PRIVATE_METHODS)
 OBSERVABILITY = ("conditional", "per_attempt")
 
 
@@ -62,6 +67,12 @@ class Settings:
     threshold: float | None = None
     max_attempts: int | None = None
     selective_release: str | None = None
+    keras: int | None = None  # Keras 2.
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """The version of Keras, and tfdp's part for it."""
+        return front_end(self.keras or 2)
 
     @property
     def private(self) -> bool:
@@ -229,6 +240,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     if given.setdefault("eval_split", "test") == "test":
         given["validation_examples"] = defaults["validation_examples"] = None
     _check_features(dataset, given)
+    _check_keras(method, given, defaults)
     rest = dict(
         tempered_scale=2.0,
         tempered_temperature=2.0,
@@ -271,6 +283,24 @@ def _check_descent(method: str, given: dict[str, Any], defaults: dict[str, Any])
             )
 
 
+def _check_keras(method: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Refuses what is there for Keras 2 alone; a setting of None is Keras 2."""
+    if given.get("keras") != 3:
+        given["keras"] = None
+        return
+    both = {**defaults, **given}
+    for name, value, known in (
+        ("method", method, KERAS_3_METHODS),
+        ("activation", both["activation"], networks.ACTIVATIONS_OF_KERAS),
+        ("learning_rate_schedule", both["learning_rate_schedule"], SCHEDULES_OF_KERAS),
+    ):
+        if value not in known:
+            raise RefusedError(
+                f"--{name} must be one of {', '.join(known)} with --keras=3. Received: "
+                f"--{name}={value}."
+            )
+
+
 def _check_features(dataset: str, given: dict[str, Any]) -> None:
     if given.setdefault("features", "none") == "none":
         if "head" in given:
@@ -290,16 +320,18 @@ def _check_features(dataset: str, given: dict[str, Any]) -> None:
 
 def make_network(settings: Settings):
     """Returns the untrained network that `settings` ask for."""
+    keras = settings.front_end.keras
     activation = networks.make_activation(
         settings.activation,
         settings.tempered_scale,
         settings.tempered_temperature,
         settings.tempered_offset,
+        keras,
     )
     if settings.head is None:
-        network = networks.NETWORKS[settings.dataset](activation)
+        network = networks.NETWORKS[settings.dataset](activation, keras=keras)
     else:
         height, width, channels = datasets.IMAGES[settings.dataset]
         shape = (height // 4, width // 4, 81 * channels)
-        network = networks.head_on_features(shape, settings.head, activation)
+        network = networks.head_on_features(shape, settings.head, activation, keras)
     return tfdp.SelectiveModel(network) if settings.selective else network

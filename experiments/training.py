@@ -20,22 +20,22 @@ from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_n
 from tfdp.accounting import PoissonSampling
 
 _PRIVATE_OPTIMIZERS = {
-    "dpsgd": tfdp.DPSGD,
-    "dpis": tfdp.DPSGD,
-    "dpis_adam": tfdp.DPAdam,
-    "dpadam": tfdp.DPAdam,
-    "dpsignsgd": tfdp.DPSignSGD,
-    "dpsignadam": tfdp.DPSignAdam,
-    "dpsur_sgd": tfdp.DPSURSGD,
-    "dpsur_adam": tfdp.DPSURAdam,
-    "dpsur_signsgd": tfdp.DPSURSignSGD,
-    "dpsur_signadam": tfdp.DPSURSignAdam,
+    "dpsgd": "DPSGD",
+    "dpis": "DPSGD",
+    "dpis_adam": "DPAdam",
+    "dpadam": "DPAdam",
+    "dpsignsgd": "DPSignSGD",
+    "dpsignadam": "DPSignAdam",
+    "dpsur_sgd": "DPSURSGD",
+    "dpsur_adam": "DPSURAdam",
+    "dpsur_signsgd": "DPSURSignSGD",
+    "dpsur_signadam": "DPSURSignAdam",
 }
 _EVALUATION_BATCH = 1000
 # How long attempts took says how many of them were rejected.
 _WITHOUT_TIMES = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} epochs{postfix}"
 _LEAST_ACCEPTANCE = 1e-4
-_PACKAGES = ("tensorflow", "tf-keras", "tensorflow-privacy", "dp-accounting", "numpy")
+_PACKAGES = ("dp-accounting", "numpy")
 
 
 class Training:
@@ -66,6 +66,7 @@ class Training:
     ):
         settings.check_size(data.size)
         self.settings = settings
+        self._keras = settings.front_end
         self.data = data
         self.folder = folder
         self.progress = progress
@@ -75,7 +76,7 @@ class Training:
         self.noise_multiplier = self._calibrate() if settings.private else None
         folder.begin(settings)
         if settings.seed is not None:
-            tf.keras.utils.set_random_seed(settings.seed)
+            self._keras.keras.utils.set_random_seed(settings.seed)
         if settings.insecure_fixed_noise:
             tf.config.experimental.enable_op_determinism()
         self.model = make_network(settings)
@@ -106,7 +107,7 @@ class Training:
             epochs=self.settings.epochs,
             initial_epoch=len(self.rows),
             verbose=0,
-            callbacks=[*self._budget(), _EpochEnd(self, bar)],
+            callbacks=[*self._budget(), _EpochEnd(self, bar).callback(self._keras.keras)],
         )
 
     def end_epoch(self, epsilon: float, seconds: float | None) -> Row:
@@ -190,44 +191,52 @@ class Training:
 
     def _training_state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds besides the model."""
-        # Keras makes a legacy optimizer's state at its first step: too late to restore a run that
-        # has none left.
-        self.model.optimizer._create_all_weights(self.model.trainable_variables)
-        return {"optimizer": self.model.optimizer}
+        # Keras makes an optimizer's state at its first step: too late to restore a run that has
+        # none left.
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        build = optimizer.build if self.settings.keras == 3 else optimizer._create_all_weights
+        build(variables)
+        return {"optimizer": optimizer}
 
     def _compile(self) -> None:
-        loss = tf.keras.losses.SparseCategoricalCrossentropy
+        keras = self._keras.keras
+        loss = keras.losses.SparseCategoricalCrossentropy
         if self.settings.private:
             self.batches = self._poisson_batches()
             self.model.compile(
                 optimizer=self._private_optimizer(self.batches.sampling),
                 loss=loss(from_logits=True, reduction="none"),
                 metrics=["accuracy"],
+                jit_compile=False,
             )
             return
         self.batches = self._shuffled_batches()
         rate, momentum = self._learning_rate(), self.settings.momentum
-        legacy = tf.keras.optimizers.legacy
+        optimizers = keras.optimizers if self.settings.keras == 3 else keras.optimizers.legacy
         if self.settings.method == "sgd":
-            optimizer = legacy.SGD(rate, momentum=momentum)
+            optimizer = optimizers.SGD(rate, momentum=momentum)
         else:
-            optimizer = legacy.Adam(rate, beta_1=momentum)
-        self.model.compile(optimizer, loss=loss(from_logits=True), metrics=["accuracy"])
-
-    def _learning_rate(self) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
-        steps = self.settings.epochs * self.steps_per_epoch
-        return make_schedule(
-            self.settings.learning_rate_schedule, self.settings.learning_rate, steps
+            optimizer = optimizers.Adam(rate, beta_1=momentum)
+        self.model.compile(
+            optimizer, loss=loss(from_logits=True), metrics=["accuracy"], jit_compile=False
         )
 
-    def _private_optimizer(self, sampling: PoissonSampling) -> tf.keras.optimizers.legacy.Optimizer:
+    def _learning_rate(self) -> Any:
+        return make_schedule(
+            self.settings.learning_rate_schedule,
+            self.settings.learning_rate,
+            self.settings.epochs * self.steps_per_epoch,
+            self._keras.keras,
+        )
+
+    def _private_optimizer(self, sampling: PoissonSampling) -> Any:
         method = self.settings.method
         momentum = "beta_1" if "adam" in method else "momentum"
         names = SELECTIVE_FLAGS if self.settings.selective else ()
         selection = {name: getattr(self.settings, name) for name in names}
         if method.startswith("dpis"):
             selection["clipping_rule"] = tfdp.contrib.ImportanceSamplingClipping()
-        return _PRIVATE_OPTIMIZERS[method](
+        return getattr(self._keras.optimizers, _PRIVATE_OPTIMIZERS[method])(
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,
             num_microbatches=self.settings.num_microbatches,
@@ -266,11 +275,11 @@ class Training:
         self.steps_per_epoch = -(-size // batch)
         return batches.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch))
 
-    def _budget(self) -> list[tf.keras.callbacks.Callback]:
+    def _budget(self) -> list[Any]:
         if not self.settings.private:
             return []
         # The noise is calibrated to the steps that are planned; this stops whatever goes beyond.
-        return [tfdp.callbacks.PrivacyBudget(self.settings.target_epsilon, self.settings.delta)]
+        return [self._keras.budget(self.settings.target_epsilon, self.settings.delta)]
 
     def _finish(self) -> dict[str, Any]:
         """Writes what a finished run leaves, `result.json` last."""
@@ -311,7 +320,8 @@ class Training:
                 "noise_multiplier": self.noise_multiplier,
                 "ledger": released,
             }
-        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        packages = (*self._keras.packages, *_PACKAGES)
+        versions = {name: importlib.metadata.version(name) for name in packages}
         result["versions"] = {
             "python": platform.python_version(),
             "tfdp": tfdp.__version__,
@@ -335,20 +345,25 @@ class Training:
         return {str(c): float(right[labels == c].mean()) for c in sorted(set(labels.tolist()))}
 
 
-class _EpochEnd(tf.keras.callbacks.Callback):
+class _EpochEnd:
     """Shows and saves, after every epoch, accuracy on the evaluation split and epsilon."""
 
     def __init__(self, training: Training, bar: tqdm.tqdm):
-        super().__init__()
         self._training = training
         self._bar = bar
         self._began = 0.0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def callback(self, keras: Any) -> Any:
+        """Returns a callback that does this."""
+        return keras.callbacks.LambdaCallback(
+            on_train_begin=self._on_train_begin, on_epoch_end=self._on_epoch_end
+        )
+
+    def _on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         rows = self._training.rows
         self._began = time.monotonic() - ((rows[-1].seconds if rows else None) or 0.0)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def _on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         epsilon = (logs or {}).get("epsilon", math.inf)  # by PrivacyBudget
         # How long attempts took says how many of them were rejected.
         hidden = self._training.settings.selective
@@ -362,7 +377,7 @@ class _EpochEnd(tf.keras.callbacks.Callback):
         self._bar.update()
 
 
-def privacy_text(settings: Settings, model: tf.keras.Model, dataset_size: int) -> str:
+def privacy_text(settings: Settings, model: Any, dataset_size: int) -> str:
     """States what can be said about the privacy of a trained model.
 
     Args:

@@ -4,6 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
+from tfdp._findings import ModelCheck
 from tfdp._privacy_budget import BudgetCallback
 from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier
@@ -37,13 +40,15 @@ class FrontEnd(NamedTuple):
       choose: Gets an optimizer, or what stands for one; whether it is that of the compiled model;
         the learning rate, if it is given; and other arguments. Returns a function that makes the
         private optimizer of the clip, the noise and arguments; and these.
-      check: Raises an error with what training would refuse of a model, batches and a loss.
+      is_built: Returns whether a model has its weights, and knows its inputs.
+      validate: Finds what training would refuse of a model.
       budget: The callback's class.
     """
 
     compiled: Callable[[Any], dict[str, Any]]
     choose: Callable[[Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]]
-    check: Callable[[Any, PoissonBatches, Any], None]
+    is_built: Callable[[Any], bool]
+    validate: Callable[..., ModelCheck]
     budget: type[BudgetCallback]
 
 
@@ -87,7 +92,10 @@ def prepare(
     batches = _batches(data, batch_size, chunk_size=chunk_size, padding=padding, **data_arguments)
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
-    keras.check(model, batches, loss)
+    if not keras.is_built(model):
+        x = batches.element_spec[0]
+        model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
+    keras.validate(model, loss, data=batches).check()
     steps = epochs * max(1, round(size / batch_size))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)

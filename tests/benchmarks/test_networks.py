@@ -6,13 +6,16 @@ import pytest
 
 from benchmarks import networks
 from benchmarks.problems import PROBLEMS, mlp_parameters, mlp_width, problem
+from experiments.front_ends import front_end
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", [*PROBLEMS, "mlp_7"])
-def test_network_has_the_stated_shapes_and_parameters(name):
-    p = problem(name)
-    model = networks.build(p)
+@pytest.mark.parametrize("version", [2, 3])
+def test_network_has_the_stated_shapes_and_parameters(version, name):
+    p, keras = problem(name), front_end(version).keras
+    model = networks.build(p, keras)
+    assert isinstance(model, keras.Model)
     assert model.count_params() == p.parameters
     assert model.input_shape == (None, *p.input_shape)
     assert model.output_shape == (None, p.classes)

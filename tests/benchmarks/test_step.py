@@ -3,13 +3,16 @@ import math
 import re
 import venv
 
+import keras
 import matplotlib.image
+import numpy as np
 import pytest
 
 from benchmarks import report, step
 from benchmarks.contestants import CONTESTANTS, DEFAULT
+from benchmarks.keras_steps import KerasSteps
 from benchmarks.problems import problem
-from benchmarks.settings import StepSettings
+from benchmarks.settings import StepSettings, Unsupported
 from benchmarks.turns import Measurement, Rounds, plan
 from benchmarks.worker import describe
 
@@ -24,14 +27,34 @@ def rows(text):
 
 
 @pytest.mark.slow
-def test_fit_beside_plain_fit(capsys):
+@pytest.mark.parametrize(("keras", "package"), [("2", "tf-keras 2."), ("3", "keras 3.")])
+def test_fit_beside_plain_fit(keras, package, capsys):
     arguments = ("--batch", "8", "16", "--repeats", "2", "--turn_seconds", "0.01")
-    step.main(["--user", "--dataset_size", "200", *arguments])
-    found = rows(capsys.readouterr().out)
+    step.main(["--user", "--keras", keras, "--dataset_size", "200", *arguments])
+    text = capsys.readouterr().out
+    assert f" {package}" in text
+    found = rows(text)
     assert [row["B"] for row in found] == ["8", "16"]
     for row in found:
         numbers = [float(n) for cell in row.values() for n in re.findall(r"\d+\.\d*", cell)]
         assert len(numbers) == 11 and all(number > 0 for number in numbers), row
+
+
+@pytest.mark.parametrize("contestant", ["keras_sgd", "tfdp_one_pass"])
+def test_steps_of_keras_3_train(contestant):
+    steps = KerasSteps(contestant, problem("mlp_7"), StepSettings(4, dataset_size=20, keras=3))
+    assert isinstance(steps._model, keras.Model)
+    before = steps._model.get_weights()
+    steps.run(2)
+    assert not np.array_equal(before[0], steps._model.get_weights()[0])
+    if contestant != "keras_sgd":
+        assert steps._model.optimizer.ledger.steps == 2
+
+
+@pytest.mark.parametrize("contestant", ["tf_privacy", "tfdp_dpsur"])
+def test_contestants_that_need_keras_2(contestant):
+    with pytest.raises(Unsupported, match="needs Keras 2"):
+        KerasSteps(contestant, problem("mlp_7"), StepSettings(4, dataset_size=9, keras=3))
 
 
 def measured(contestant, seconds, batch=8, **others):

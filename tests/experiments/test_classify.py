@@ -53,6 +53,7 @@ from tests.experiments.classify_support import classify_here, parse, start
         ("--num_microbatches=0", "--num_microbatches must be an integer of at least 1"),
         ("--chunk_size=-5", "--chunk_size must be an integer of at least 1"),
         ("--validation_examples=0", "--validation_examples must be an integer of at least 1"),
+        ("--keras=4", "--keras must be 2 or 3"),
         ("--seed=-1", "--seed must be an integer of at least 0"),
         ("--tempered_scale=0", "--tempered_scale must be a positive"),
         ("--tempered_temperature=nan", "--tempered_temperature must be a positive"),
@@ -110,7 +111,7 @@ def test_every_data_set_has_defaults_for_every_method(dataset, method):
     below = {"dpis": "dpsgd", "dpis_adam": "dpadam"}.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
-    absent |= {"head"} | (set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS))
+    absent |= {"head", "keras"} | (set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS))
     for field in dataclasses.fields(settings):
         assert getattr(settings, field.name) is not None or field.name in absent
     # What the defaults say is acceptable as flags, too.

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import tfdp
 from tests import support
@@ -70,6 +71,19 @@ def test_optimizers(optimizer, name, capsys):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(small_model(), **arguments)
+
+
+def test_a_model_is_built_and_all_reasons_to_refuse_it_are_listed():
+    model = keras.Sequential(
+        [
+            keras.layers.BatchNormalization(name="first"),
+            keras.layers.Dense(3),
+            keras.layers.Lambda(lambda x: x - ops.mean(x, axis=0), name="second"),
+        ]
+    )
+    with pytest.raises(ValueError, match=r"(?s)'first'.*tfdp\.keras3\.replace_batch.*'second'"):
+        make(model)
+    assert model.built and getattr(model, "optimizer", None) is None
 
 
 def test_models_of_keras_2_are_refused():

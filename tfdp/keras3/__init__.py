@@ -4,8 +4,10 @@ from tfdp import _compat
 
 _compat.use_keras_3()
 
+from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
+from tfdp.keras3.model_check import validate  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
 
@@ -17,11 +19,12 @@ __all__ = [
     "DPSignSGD",
     "PrivacyBudget",
     "make_private",
+    "replace_batch_normalization",
+    "validate",
 ]
 
 _KERAS_2_ONLY = (
     *("DPSURSGD", "DPSURAdam", "DPSURSignAdam", "DPSURSignSGD", "SelectiveModel", "TermWiseVAE"),
-    *("replace_batch_normalization", "validate"),
 )
 
 

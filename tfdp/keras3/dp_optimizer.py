@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
+from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.private_step import PrivateStep
@@ -215,7 +216,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     def _take_step_of(self, loss: tf.Tensor, variables: list) -> None:
         self._check_replicas()
         replicas.once(lambda: self.build(variables))
-        self._take_step(loss, [_value(variable) for variable in variables])
+        self._take_step(loss, [tf_variable(variable) for variable in variables])
 
     def _check_traced(self) -> None:
         if tf.executing_eagerly():
@@ -242,7 +243,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
         known = {
-            id(_value(variable)): variable for variable in self.inner_optimizer._trainable_variables
+            id(tf_variable(variable)): variable
+            for variable in self.inner_optimizer._trainable_variables
         }
         with step_check.own_operations():
             self.inner_optimizer.apply(
@@ -265,7 +267,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             updated by gradients.
         """
         variables = list(variables)
-        values = [_value(variable) for variable in variables]
+        values = [tf_variable(variable) for variable in variables]
         if self.built:
             self.inner_optimizer._check_variables_are_known(variables)
         else:
@@ -326,7 +328,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def _state_variables(self) -> list[tf.Variable]:
-        return [_value(variable) for variable in self.variables]
+        return [tf_variable(variable) for variable in self.variables]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """Takes over, before a checkpoint, what other optimizers have done to the variables."""
@@ -356,11 +358,6 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     def __copy__(self) -> "DPOptimizer":
         """Returns a copy that shares nothing: it draws other noise and counts for itself."""
         return copy.deepcopy(self)
-
-
-def _value(variable: Any) -> tf.Variable:
-    """Returns the TensorFlow variable of a variable of Keras 3."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _check_inner(inner: Any) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import keras
 
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
-from tfdp._validation import error
 from tfdp.accounting.ledger import Ledgers
 from tfdp.data.columns import Features
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
+from tfdp.keras3.keras_3 import check_is_model
+from tfdp.keras3.model_check import validate
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 
 _BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
@@ -47,7 +48,7 @@ def make_private(
 
     It does what can be done by hand: `tfdp.data.poisson_batches`, `tfdp.calibrate_noise_multiplier`
     for the steps of all epochs, an optimizer of `tfdp.keras3`, `model.compile`, and
-    `tfdp.keras3.PrivacyBudget`.
+    `tfdp.keras3.PrivacyBudget`. Before, `tfdp.keras3.validate` examines the model.
 
     Guarantees: training for `epochs` on the batches costs at most (`target_epsilon`, `delta`),
     together with what the model's weights have cost before and `prior`.
@@ -90,8 +91,8 @@ def make_private(
       then `tfdp.privacy_statement(model, delta=budget.delta)`.
 
     Raises:
-      ValueError: An argument is out of its range, or the budget is spent. (What the model does that
-        is not private is an error in `fit`, before the first step.)
+      ValueError: An argument is out of its range; the model or its loss would be refused, with all
+        reasons; or the budget is spent.
 
     Example:
       >>> import keras, numpy as np, tfdp.keras3
@@ -104,10 +105,9 @@ def make_private(
       >>> model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
       True
     """
-    if not isinstance(model, keras.Model):
-        raise error("model", "a model of Keras 3 (`import keras`)", model)
+    check_is_model(model)
     return prepare(
-        FrontEnd(_compile_arguments, _choose, lambda *_: None, PrivacyBudget),
+        FrontEnd(_compile_arguments, _choose, lambda model: model.built, validate, PrivacyBudget),
         model,
         data,
         epochs=epochs,

@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
 from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
-from tfdp.data.batches import PoissonBatches
 from tfdp.data.columns import Features
-from tfdp.models.model_check import check_is_model, validate
+from tfdp.models.keras_2 import check_is_model
+from tfdp.models.model_check import validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -126,7 +126,7 @@ def make_private(
     """
     check_is_model(model)
     return prepare(
-        FrontEnd(_compile_arguments, _choose, _check_model, PrivacyBudget),
+        FrontEnd(_compile_arguments, _choose, _is_built, validate, PrivacyBudget),
         model,
         data,
         epochs=epochs,
@@ -230,9 +230,5 @@ def _learning_rate(optimizer: Any) -> Any:
     return float(tf.keras.backend.get_value(optimizer.learning_rate))
 
 
-def _check_model(model: Any, batches: PoissonBatches, loss: Any) -> None:
-    """Raises an error with all that training would refuse; builds the model."""
-    if not model.built or model.save_spec() is None:
-        x = batches.element_spec[0]
-        model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
-    validate(model, loss, data=batches).check()
+def _is_built(model: Any) -> bool:
+    return model.built and model.save_spec() is not None

@@ -1,0 +1,37 @@
+"""The versions of Keras that experiments and benchmarks train with, and tfdp's part for each."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+import tfdp
+
+VERSIONS = (2, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontEnd:
+    """A Keras, and the private optimizers and callbacks for its models.
+
+    Attributes:
+      keras: The package, `tf.keras` or `keras`.
+      optimizers: The module of `DPSGD` and the other private optimizers.
+      budget: The class of `PrivacyBudget`.
+      packages: Packages on which results depend.
+    """
+
+    keras: Any
+    optimizers: Any
+    budget: Any
+    packages: tuple[str, ...]
+
+
+def front_end(version: int) -> FrontEnd:
+    """Returns the parts that belong to a version of Keras, one of `VERSIONS`."""
+    if version == 3:
+        import keras  # Only here: `tf.keras` is Keras 2 unless Keras 3 was imported first.
+
+        return FrontEnd(keras, tfdp.keras3, tfdp.keras3.PrivacyBudget, ("tensorflow", "keras"))
+    packages = ("tensorflow", "tf-keras", "tensorflow-privacy")
+    return FrontEnd(tf.keras, tfdp, tfdp.callbacks.PrivacyBudget, packages)

@@ -1,0 +1,71 @@
+"""Runs of `experiments.classify` with Keras 3."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from experiments import classify, datasets
+from experiments.settings import RefusedError, resolve
+from tests.experiments.classify_support import classify_here, parse
+from tests.experiments.test_resume import FIXED, interrupt
+
+
+def test_the_saved_model_has_the_accuracy_and_the_ledger_of_the_result(tmp_path):
+    result = classify_here(
+        "--keras=3", "--epochs=1", "--method=dpsignadam", f"--output_dir={tmp_path}"
+    )
+    model = keras.models.load_model(tmp_path / "model.keras")
+    assert type(model.optimizer) is tfdp.keras3.DPSignAdam
+    assert result["steps"] == model.optimizer.ledger.steps == int(model.optimizer.iterations)
+    assert model.optimizer.ledger.to_dict() == result["ledger"]
+    assert 2.9 < result["epsilon"] <= 3.0
+    data = datasets.load("digits")
+    accuracy = np.mean(np.argmax(model(data.eval_x), axis=1) == data.eval_y)
+    assert accuracy == pytest.approx(result["accuracy"], abs=1e-6)
+    assert result["versions"]["keras"].startswith("3.") and "tf-keras" not in result["versions"]
+    assert "epsilon = " in (tmp_path / "privacy.txt").read_text()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    arguments = ("--method=dpis_adam", "--learning_rate_schedule=linear", "--chunk_size=100")
+    found = []
+    for name in ("whole", "part"):
+        run = ("--keras=3", "--epochs=2", *FIXED, *arguments, f"--output_dir={tmp_path / name}")
+        if name == "part":
+            interrupt(monkeypatch, 1, *run)
+        result = classify_here(*run)
+        model = keras.models.load_model(tmp_path / name / "model.keras")
+        assert model.optimizer.ledger.steps == result["steps"]
+        state = [
+            *model.get_weights(),
+            *(v.numpy() for v in model.optimizer.inner_optimizer.variables),
+        ]
+        found.append((state, result["ledger"]))
+    (whole, ledger), (part, other_ledger) = found
+    assert ledger == other_ledger and len(whole) > 12
+    for array, other in zip(whole, part, strict=True):
+        np.testing.assert_allclose(other, array, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--method=dpsur_sgd"], "--method must be one of dpsgd, .* with --keras=3"),
+        (["--method=dpagd"], "--method must be one of"),
+        (["--activation=tempered_sigmoid"], "--activation must be one of relu, tanh with"),
+        (["--dataset=imdb_reviews"], "--learning_rate_schedule must be one of constant, linear"),
+    ],
+)
+def test_what_is_there_for_keras_2_alone_is_refused(arguments, complaint):
+    with pytest.raises(RefusedError, match=complaint):
+        classify.settings_from(parse("--keras=3", *arguments))
+
+
+def test_keras_2_is_the_default():
+    assert resolve({"keras": 2}) == resolve({})
+    folder = classify.default_output_dir(resolve({"keras": 3}))
+    assert folder == "results/classify/digits_dpsgd_eps3_keras3"

@@ -1,0 +1,33 @@
+"""The front ends of tfdp, one for each Keras, for tests that run with both."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdp
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontEnd:
+    """A Keras, the part of tfdp for it, and the names of both in messages."""
+
+    keras: Any
+    tfdp: Any
+    name: str
+    part: str
+
+    def crossentropy(self, reduction: str = "sum_over_batch_size") -> Any:
+        return self.keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction=reduction
+        )
+
+
+assert issubclass(tf.keras.Model, tf.Module)  # Used first, `tf.keras` is Keras 2.
+FRONT_ENDS = [FrontEnd(tf.keras, tfdp, "tf.keras", "tfdp")]
+if keras.__version__.startswith("3."):
+    FRONT_ENDS.append(FrontEnd(keras, tfdp.keras3, "keras", "tfdp.keras3"))
+
+with_both = pytest.mark.parametrize("front", FRONT_ENDS, ids=lambda front: front.part)

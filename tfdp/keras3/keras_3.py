@@ -1,0 +1,22 @@
+"""Facts of Keras 3 that several modules need."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def check_is_model(model: Any) -> None:
+    """Raises a ValueError if `model` is not a model of Keras 3."""
+    if not isinstance(model, keras.Model):
+        keras_2 = any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
+        raise ValueError(
+            "Argument `model` must be a model of Keras 3 (`import keras`). Received: "
+            f"{type(model).__name__} of {type(model).__module__}."
+            + (" Models of Keras 2 have the same name in `tfdp`." if keras_2 else "")
+        )
+
+
+def tf_variable(variable: Any) -> tf.Variable:
+    """Returns the TensorFlow variable of a variable of Keras 3."""
+    return variable.value if isinstance(variable, keras.Variable) else variable

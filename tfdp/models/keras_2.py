@@ -1,0 +1,31 @@
+"""Facts of Keras 2 that several modules need."""
+
+from typing import Any
+
+import tensorflow as tf
+
+BATCH_NORMALIZATION = (
+    tf.keras.layers.BatchNormalization,
+    tf.keras.layers.experimental.SyncBatchNormalization,
+)
+
+
+def check_is_model(model: Any) -> None:
+    """Raises a ValueError if `model` is not a model of Keras 2."""
+    if not isinstance(model, tf.keras.Model):
+        module = type(model).__module__
+        keras_3 = module.startswith("keras.") or any(
+            base.__module__.startswith("keras.src") for base in type(model).__mro__
+        )
+        raise ValueError(
+            "Argument `model` must be a model of Keras 2, which `import tfdp` makes `tf.keras`. "
+            f"Received: {type(model).__name__} of {module}."
+            + (" Models of Keras 3 (`import keras`) have `tfdp.keras3`." if keras_3 else "")
+        )
+
+
+def is_called_for_inference(layer: Any) -> bool:
+    """Returns whether all calls of a layer in functional models are with `training=False`."""
+    nodes = getattr(layer, "inbound_nodes", [])
+    called = [node.call_kwargs.get("training") for node in nodes if node.call_args]
+    return bool(called) and all(training is False for training in called)
