@@ -153,7 +153,7 @@ def test_microbatches_and_unknown_engines_are_refused():
 
 def clip_after(steps, within, first=1e-13):
     """The clip after steps in which all gradients of 10 are, or are not, longer than it."""
-    clip = AdaptiveClip(AdaptiveQuantileClipping(learning_rate=2.0), first, 1.0, 10)
+    clip = AdaptiveClip(AdaptiveQuantileClipping(learning_rate=2.0), first, [1.0], 10)
     variable = tf.Variable(first)
     clip.create(lambda *args, **kwargs: variable)
     step = tf.function(clip.step)

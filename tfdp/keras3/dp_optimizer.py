@@ -8,12 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp import schedules
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.private_step import PrivateStep
+from tfdp.schedules import NoiseMultiplier
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
@@ -89,7 +91,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         self,
         inner_optimizer: Any,
         l2_norm_clip: float | None = None,
-        noise_multiplier: float | None = None,
+        noise_multiplier: NoiseMultiplier | None = None,
         expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
         gradient_accumulation_steps: int | None = None,
@@ -122,9 +124,10 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     def __repr__(self) -> str:
         # Keras 2 shows it in the error for optimizers that it does not know.
+        noise = schedules.describe(self.noise_multiplier)
         return (
             f"<tfdp.keras3.{type(self).__name__}, for models of Keras 3 (`import keras`), with "
-            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
+            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={noise}>"
         )
 
     def _public_name(self) -> str:
