@@ -8,8 +8,9 @@ import scipy.stats
 import tensorflow as tf
 
 import tfdp
-from tests import support
+from tests import support, two_term_support
 from tfdp.accounting import PrivacyParametersChangedError
+from tfdp.clipping import TermWiseAggregation
 from tfdp.optimizers.record_table import STEPS, parameters_of
 from tfdp.optimizers.release_count import ReleaseRecord
 from tfdp.schedules import ExponentialDecayNoise, PiecewiseConstantNoise
@@ -123,6 +124,20 @@ def test_noise_of_an_adaptive_clip_is_split_in_each_stage(secure):
         sum_noise, _ = rule.noise(SCHEDULE(step), BATCH)
         assert sum_noise > 1.02 * SCHEDULE(step) and has_stddev(sample, sum_noise)
     assert recorded(model.optimizer.ledger) == RIGHT
+
+
+@pytest.mark.slow
+def test_noise_of_a_batch_wise_term():
+    aggregation = TermWiseAggregation(batch_clip=1.0, num_groups=4)
+    noises = {}
+    for noise in (PiecewiseConstantNoise([200], [1.0, 3.0]), 1.0):
+        optimizer = tfdp.DPSGD(CLIP, noise, expected_batch_size=BATCH, learning_rate=1.0)
+        noises[noise] = two_term_support.noise_of_steps(optimizer, aggregation, 400)
+    scheduled, constant = noises.values()
+    for sample, reference in zip(scheduled, constant, strict=True):
+        stddev = np.std(reference)
+        for stage, half in zip((1.0, 3.0), np.split(sample, 2), strict=True):
+            assert np.std(half) == pytest.approx(stage * stddev, rel=0.1)
 
 
 @pytest.mark.slow
