@@ -15,6 +15,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from tfdp._validation import error, is_integer, is_number, positive, positive_integer
 
+__all__ = ["ExponentialDecayNoise", "NoiseSchedule", "PiecewiseConstantNoise"]
+
 # Every stage has a row in the ledger's table, and is composed by itself.
 MOST_STAGES = 64
 # Steps are counted in float64, where every integer below is exact.

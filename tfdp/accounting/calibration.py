@@ -184,7 +184,7 @@ def most_steps(
       dp_accounting.UnsupportedEventError: No accountant supports all events.
 
     Example:
-      >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+      >>> step = event_codec.sampled_gaussian(0.01, 1.0)
       >>> most_steps(lambda n: [Release(step, n)], prior=None, target_epsilon=2.0, delta=1e-5)
       1202
     """
