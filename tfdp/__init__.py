@@ -8,7 +8,7 @@ _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 
-from tfdp import accounting, clipping, contrib, data, schedules  # noqa: E402
+from tfdp import accounting, clipping, contrib, data, evaluation, schedules  # noqa: E402
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
     calibrate_noise_schedule,
@@ -58,6 +58,7 @@ __all__ = [
     "clipping",
     "contrib",
     "data",
+    "evaluation",
     "keras3",
     "make_private",
     "models",
