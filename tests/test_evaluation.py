@@ -66,6 +66,7 @@ def test_a_metric_of_ones_own_has_bootstrap_intervals():
     assert again.subgroups == report.subgroups
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["share", "number"])
 def test_intervals_hold_as_often_as_they_say(kind):
     rng, held = np.random.default_rng(1), 0

@@ -163,6 +163,7 @@ class PlansWithTheFirst(tfdp.callbacks.PrivacyBudget):
         return lambda count: [dataclasses.replace(releases(1)[0], count=count)]
 
 
+@pytest.mark.slow
 def test_the_callback_stops_before_a_later_stage_overspends():
     model = trained_within(tfdp.callbacks.PrivacyBudget(2.5, 1e-4))
     ledger = model.optimizer.ledger

@@ -219,6 +219,7 @@ def test_a_logical_batch_gets_the_noise_that_it_was_counted_with():
     assert counts == {2.0: 2, 1.6: 0, 1.2: 0} and has_stddev(noise, 2.0)
 
 
+@pytest.mark.slow
 def test_noise_of_another_stage_than_was_counted_is_caught():
     noise, counts = interrupted(lambda data: make(data, cls=StageAtTheEnd))
     assert counts == {2.0: 2, 1.6: 0, 1.2: 0} and not has_stddev(noise, 2.0)
@@ -262,6 +263,7 @@ def test_an_older_checkpoint_does_not_turn_the_schedule_back(tmp_path):
     assert recorded(model.optimizer.ledger) == [(2.0, 2), (1.6, 1), (1.2, 3)]
 
 
+@pytest.mark.slow
 def test_copies_continue_it_and_record_for_themselves():
     data = batches(2)
     model, _ = trained(make(data), data)
@@ -273,6 +275,7 @@ def test_copies_continue_it_and_record_for_themselves():
     assert recorded(model.optimizer.ledger) == [(2.0, 2)]
 
 
+@pytest.mark.slow
 def test_other_steps_do_not_count():
     data = batches(2)
     model, _ = trained(make(data, noise=3.0), data)
@@ -281,6 +284,7 @@ def test_other_steps_do_not_count():
     assert sorted(recorded(model.optimizer.ledger)) == [(1.2, 1), (1.6, 1), (2.0, 2), (3.0, 2)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("noise", [2.0, PiecewiseConstantNoise([2, 4], [2.0, 1.6, 1.2])])
 def test_resuming_with_another_schedule_is_refused(noise):
     data = batches(2)
@@ -294,6 +298,7 @@ def test_resuming_with_another_schedule_is_refused(noise):
 # Arguments.
 
 
+@pytest.mark.slow
 def test_a_constant_schedule_is_the_number():
     data = batches(padding="full", seed=1)
     constant = make(data, noise=PiecewiseConstantNoise([2], [1.5, 1.5]), noise_seed=3)
