@@ -18,6 +18,7 @@ from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
 from tfdp.accounting import PoissonSampling
+from tfdp.evaluation import subgroup_report
 
 _PRIVATE_OPTIMIZERS = {
     "dpsgd": "DPSGD",
@@ -340,9 +341,10 @@ class Training:
     def _accuracy_by_class(self) -> dict[str, float]:
         """Accuracy of the last model on the evaluation examples of each class."""
         labels = self.data.eval_y
-        logits = self.model.predict(self.data.eval_x, batch_size=_EVALUATION_BATCH, verbose=0)
-        right = logits.argmax(axis=-1) == labels
-        return {str(c): float(right[labels == c].mean()) for c in sorted(set(labels.tolist()))}
+        report = subgroup_report(
+            self.model, self.data.eval_x, labels, labels, batch_size=_EVALUATION_BATCH
+        )
+        return {group.name: group.value for group in report.subgroups}
 
 
 class _EpochEnd:

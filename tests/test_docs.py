@@ -56,10 +56,12 @@ PAGES = {
     "docs/from_opacus.md": 0,
     "docs/from_tf_privacy.md": 1,
     "docs/keras3.md": 1,
+    "docs/noise_schedules.md": 0,
     "docs/private_selection.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
     "docs/sharp_edges.md": 1,
+    "docs/subgroups.md": 0,
     "docs/user_level.md": 1,
 }
 
@@ -113,7 +115,7 @@ def test_every_public_name_is_in_the_reference():
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     packages = [
         *(tfdp, tfdp.accounting, tfdp.auditing, tfdp.clipping, tfdp.contrib, tfdp.data),
-        *(tfdp.keras3, tfdp.models),
+        *(tfdp.evaluation, tfdp.keras3, tfdp.models, tfdp.schedules),
     ]
     for package in packages:
         for name in package.__all__:

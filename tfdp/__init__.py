@@ -8,9 +8,10 @@ _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 
-from tfdp import accounting, clipping, contrib, data  # noqa: E402
+from tfdp import accounting, clipping, contrib, data, evaluation, schedules  # noqa: E402
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
+    calibrate_noise_schedule,
     calibrate_steps,
     privacy_statement,
 )
@@ -51,16 +52,19 @@ __all__ = [
     "accounting",
     "auditing",
     "calibrate_noise_multiplier",
+    "calibrate_noise_schedule",
     "calibrate_steps",
     "callbacks",
     "clipping",
     "contrib",
     "data",
+    "evaluation",
     "keras3",
     "make_private",
     "models",
     "privacy_statement",
     "replace_batch_normalization",
+    "schedules",
     "validate",
 ]
 

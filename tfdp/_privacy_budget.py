@@ -1,11 +1,15 @@
 """Budget of a training run, as callbacks of every Keras keep to it."""
 
+import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from tfdp._validation import error
-from tfdp.accounting.calibration import most_releases
+from tfdp.accounting import event_codec
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.calibration import most_steps
 from tfdp.accounting.ledger import (
     Ledgers,
     PrivacyLedger,
@@ -16,6 +20,7 @@ from tfdp.accounting.ledger import (
 )
 from tfdp.accounting.sampling import EXAMPLE
 from tfdp.optimizers import record_ledger
+from tfdp.schedules import NoiseSchedule
 
 
 class BudgetCallback:
@@ -77,11 +82,7 @@ class BudgetCallback:
         optimizer = self.model.optimizer
         ledger, taken = self._ledger(), optimizer.own_steps()
         check_unit(ledger, EXAMPLE if optimizer.sampling is None else optimizer.sampling.unit)
-        release = optimizer.release
-        event = as_seen(release.event, optimizer.ledger.selective_release, ledger)
-        allowed = most_releases(
-            event, release.truncation_probability, ledger, self.target_epsilon, self.delta
-        )
+        allowed = most_steps(self._next_releases(ledger), ledger, self.target_epsilon, self.delta)
         # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
         self._most_batches = self._batches_per_call()
         if allowed < -(-self._most_batches // optimizer.gradient_accumulation_steps):
@@ -93,6 +94,21 @@ class BudgetCallback:
         self._last_step, self._before = taken + allowed, ledger
         self._reason = None
         self._others = self._released_elsewhere()
+
+    def _next_releases(self, ledger: PrivacyLedger) -> Callable[[int], list[Release]]:
+        """Returns the function of the releases of the optimizer's next n steps."""
+        optimizer = self.model.optimizer
+        first, mode = optimizer.scheduled_steps(), optimizer.ledger.selective_release
+
+        def releases(count: int) -> list[Release]:
+            return [
+                dataclasses.replace(
+                    release, event=event_codec.freeze(as_seen(release.event, mode, ledger))
+                )
+                for release in optimizer.next_releases(first, count)
+            ]
+
+        return releases
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records the epoch that begins."""
@@ -121,13 +137,19 @@ class BudgetCallback:
         """Stops if what was released since the beginning, once more, would overspend.
 
         Another optimizer trains the same variables: the allowed steps of this one are not all.
+        Where the noise follows a schedule, the steps to come may cost more than those before.
         """
         now = self._ledger()
+        to_come: list[Release] = []
+        if isinstance(self.model.optimizer.noise_multiplier, NoiseSchedule):
+            to_come = self._next_releases(now)(now.steps - self._before.steps)
         before = {(r.event, r.truncation_probability): r.count for r in self._before.releases}
         for release in now.releases:
             new = release.count - before.get((release.event, release.truncation_probability), 0)
             if new > 0:
                 now.record(release.event, new, release.truncation_probability)
+        for release in to_come:
+            now.record(release.event, release.count, release.truncation_probability)
         if now.epsilon(self.delta).epsilon > self.target_epsilon:
             self._stop()
         self._before = self._ledger()

@@ -26,9 +26,9 @@ def test_takes_past_and_observability_from_the_ledger():
 
 def test_most_and_least_are_at_the_edge():
     budget = Budget.check(1.0, 1e-5, None)
-    most = budget.most(lambda n: Release(_STEP, n))
+    most = budget.most(lambda n: [Release(_STEP, n)])
     assert budget.epsilon(Release(_STEP, most)) <= 1 < budget.epsilon(Release(_STEP, most + 1))
-    sigma = budget.least_noise(lambda x: Release(sampled_gaussian(0.01, x), 100))
+    sigma = budget.least_noise(lambda x: [Release(sampled_gaussian(0.01, x), 100)])
     assert budget.epsilon(Release(sampled_gaussian(0.01, sigma), 100)) <= 1
     assert budget.epsilon(Release(sampled_gaussian(0.01, 0.999 * sigma), 100)) > 1
 
@@ -57,9 +57,9 @@ def test_least_noise_is_that_of_the_better_accountant(target, mode, accountant):
     budget = Budget.check(target, 1e-5, PrivacyLedger(selective_release=mode))
     if accountant is None:
         with pytest.raises(ValueError, match="no noise is enough"):
-            budget.least_noise(_selective)
+            budget.least_noise(lambda x: [_selective(x)])
         return
-    sigma = budget.least_noise(_selective)
+    sigma = budget.least_noise(lambda x: [_selective(x)])
     _check_least(budget, _selective, sigma)
     bound = bounds.tightest_epsilon([_selective(sigma)], 1e-5, mode)
     assert bound.accountant == accountant
@@ -78,7 +78,7 @@ def test_a_search_that_is_misled_does_not_change_the_result(pld, monkeypatch):
     def release(noise):
         return Release(sampled_gaussian(0.01, noise), 1000)
 
-    _check_least(budget, release, budget.least_noise(release))
+    _check_least(budget, release, budget.least_noise(lambda x: [release(x)]))
 
 
 @pytest.mark.parametrize("supported", ["PLD", "RDP"])
@@ -95,7 +95,7 @@ def test_least_noise_after_events_of_one_accountant(supported):
     def release(noise):
         return Release(sampled_gaussian(0.01, noise), 100)
 
-    _check_least(budget, release, budget.least_noise(release))
+    _check_least(budget, release, budget.least_noise(lambda x: [release(x)]))
 
 
 def test_rounding_of_the_inverse_does_not_matter():
@@ -132,7 +132,7 @@ def test_a_limit_that_exceeds_the_target_is_refused_soon(monkeypatch):
     monkeypatch.setattr(bounds, "rdp_epsilon", lambda *a: asked.append(a) or 1.0)
     monkeypatch.setattr(Budget, "epsilon", lambda self: 0.0)
     with pytest.raises(ValueError, match="no noise is enough for 1 steps"):
-        Budget.check(0.5, 1e-5, None).least_noise(lambda x: Release(sampled_gaussian(0.1, x), 1))
+        Budget.check(0.5, 1e-5, None).least_noise(lambda x: [Release(sampled_gaussian(0.1, x), 1)])
     assert len(asked) <= 10
 
 

@@ -9,7 +9,8 @@ from tfdp.accounting import (
     SelectiveReleaseDpEvent,
     calibrate_selective_release,
 )
-from tfdp.accounting.calibration import most_releases
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.calibration import most_steps
 from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 from tfdp.accounting.selective_release import (
@@ -86,13 +87,17 @@ def test_what_was_spent_before_counts():
     assert most < calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES)
 
 
-def test_agrees_with_most_releases():
+def test_agrees_with_most_steps():
     tau = _tau(1.3, "conditional")
     most = calibrate_selective_release(**_BUDGET, **_SIZES, **_NOISES)
-    assert most_releases(_event(4.0, 1.3), tau, PrivacyLedger(), 1.0, 1e-5) == most
+
+    def releases(count):
+        return [Release(_event(4.0, 1.3), count, tau)]
+
+    assert most_steps(releases, PrivacyLedger(), 1.0, 1e-5) == most
     ledger = PrivacyLedger()
     ledger.record(_event(4.0, 1.3), 100, tau)
-    assert most_releases(_event(4.0, 1.3), tau, ledger, 1.0, 1e-5) == most - 100
+    assert most_steps(releases, ledger, 1.0, 1e-5) == most - 100
 
 
 def test_sampling_may_be_given_either_way():

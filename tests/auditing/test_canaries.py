@@ -157,9 +157,9 @@ def sampled_twice_as_often(monkeypatch):
 
 
 class MeanOverDrawn(tfdp.DPSGD):
-    def _add_noise(self, total, variables):
+    def _add_noise(self, total, variables, stage):
         share = self.expected_batch_size / tf.shape(total.batch[0])[0]
-        noisy = super()._add_noise(total, variables)
+        noisy = super()._add_noise(total, variables, stage)
         return [sums * tf.cast(share, sums.dtype) for sums in noisy]
 
 

@@ -51,7 +51,7 @@ def test_the_ledger_counts_the_noise_of_both():
 
 def noise(scale=1.0):
     """The noise on the sum and, as far as the clip shows it, on the count."""
-    clip = AdaptiveClip(AdaptiveQuantileClipping(count_noise=30.0), 2.0, 1.5, 100)
+    clip = AdaptiveClip(AdaptiveQuantileClipping(count_noise=30.0), 2.0, [1.5], 100)
     variable = tf.Variable(2.0)
     clip.create(lambda *args, **kwargs: variable)
     sums, counts = [], []
@@ -60,7 +60,9 @@ def noise(scale=1.0):
         noisy = clip.step([tf.zeros([40])], tf.constant(0.0), tf.constant([7, step], tf.int64))
         sums.append(noisy[0].numpy())
         counts.append((np.log(variable.numpy() / 2.0) / -0.2) * 100)
-    return np.concatenate(sums) / (clip.sum_noise * 2.0) * scale, np.array(counts) / 30.0 * scale
+    return np.concatenate(sums) / (clip.sum_noises[0] * 2.0) * scale, np.array(
+        counts
+    ) / 30.0 * scale
 
 
 def p_values(scale):
@@ -153,7 +155,7 @@ def test_microbatches_and_unknown_engines_are_refused():
 
 def clip_after(steps, within, first=1e-13):
     """The clip after steps in which all gradients of 10 are, or are not, longer than it."""
-    clip = AdaptiveClip(AdaptiveQuantileClipping(learning_rate=2.0), first, 1.0, 10)
+    clip = AdaptiveClip(AdaptiveQuantileClipping(learning_rate=2.0), first, [1.0], 10)
     variable = tf.Variable(first)
     clip.create(lambda *args, **kwargs: variable)
     step = tf.function(clip.step)

@@ -68,7 +68,7 @@ def test_more_optimizers_in_a_row_than_a_table_has_rows():
     saved, total = None, 0
     for _ in range(record_table.ROWS + 20):
         record = ReleaseRecord(GAUSSIAN, PARAMETERS, False)
-        record._own.assign([1, 0, 0])
+        record._own.assign([[1, 0, 0]])
         if saved is not None:
             record.absorb(saved)
             record.refresh()

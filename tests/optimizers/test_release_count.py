@@ -177,7 +177,7 @@ def test_a_forked_process_counts_in_a_row_of_its_own():
 class ReadsThenAssigns(ReleaseRecord):
     """Mutant: the counter is not advanced in one operation."""
 
-    def add(self, fresh, begins=True):
+    def add(self, fresh, begins=True, stage=None):
         self._own.assign(self._own.read_value() + tf.constant([1, 0, 0], tf.int64))
         return self._saved.assign_add(tf.zeros_like(self._saved)).op
 
@@ -235,7 +235,7 @@ def counts_afterwards(self, clipped):
     use, lock = self._use_of(clipped)
     with tf.control_dependencies(clipped.gradients):
         self._released.add(use.fresh)
-    return use, lock
+    return use, lock, None
 
 
 def test_a_step_that_fails_on_an_example_is_counted():

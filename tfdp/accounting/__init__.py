@@ -2,7 +2,11 @@
 
 from tfdp.accounting.accountants import PldAccountant, RdpAccountant
 from tfdp.accounting.bounds import EpsilonBound, EpsilonInterval
-from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_steps
+from tfdp.accounting.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_noise_schedule,
+    calibrate_steps,
+)
 from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
 from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
 from tfdp.accounting.repetitions import Repetitions
@@ -31,6 +35,7 @@ __all__ = [
     "SelectiveReleaseDpEvent",
     "acceptance_bounds",
     "calibrate_noise_multiplier",
+    "calibrate_noise_schedule",
     "calibrate_private_selection",
     "calibrate_selective_release",
     "calibrate_steps",

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dp_accounting
@@ -23,6 +23,7 @@ _MOST_NOISE = 2.0**40
 _MOST_RELEASES = 10**8
 
 _Cost = Callable[..., float]
+_Releases = Callable[[float], Sequence[Release]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +81,15 @@ class Budget:
         releases = (*self.past, *new)
         return bounds.tightest_epsilon(releases, self.delta, self.selective_release).epsilon
 
-    def most(self, release: Callable[[int], Release]) -> int:
-        """Returns the largest n for which `release(n)` is affordable, from 0 to 10^8."""
+    def most(self, releases: Callable[[int], Sequence[Release]]) -> int:
+        """Returns the largest n for which `releases(n)` are affordable, from 0 to 10^8.
+
+        Args:
+          releases: The releases of n steps, n >= 1; they cost more for a larger n.
+        """
 
         def affordable(cost: _Cost) -> Callable[[int], bool]:
-            return lambda n: cost(*([release(n)] if n else [])) <= self.target
+            return lambda n: cost(*(releases(n) if n else [])) <= self.target
 
         if not affordable(self.epsilon)(0):
             return 0
@@ -98,8 +103,8 @@ class Budget:
             return start
         return _most(affordable_at_all, start + 1, max(1, start // 8))
 
-    def least_noise(self, release: Callable[[float], Release]) -> float:
-        """Returns the least noise multiplier for which `release(noise multiplier)` is affordable.
+    def least_noise(self, releases: _Releases) -> float:
+        """Returns the least noise multiplier for which `releases(noise multiplier)` are affordable.
 
         Raises:
           ValueError: The past has spent the budget, or no noise is enough.
@@ -110,10 +115,10 @@ class Budget:
                 "target_epsilon", f"above what `prior` has spent, {spent!r}", self.target
             )
         # PLD accounting is quick, and in most cases the tightest.
-        noise = self._least(lambda x: self._quick_epsilon(release(x)), 1.0)
-        noise = self._less_by_rdp(release, noise)
+        noise = self._least(lambda x: self._quick_epsilon(*releases(x)), 1.0)
+        noise = self._less_by_rdp(releases, noise)
         if noise == math.inf:
-            raise self._never_enough(release(_MOST_NOISE))
+            raise self._never_enough(releases(_MOST_NOISE))
         return noise
 
     def _least(self, cost: Callable[[float], float], start: float) -> float:
@@ -156,23 +161,23 @@ class Budget:
             noise *= 1 + _TOLERANCE
         return float(min(noise, high))
 
-    def _less_by_rdp(self, release: Callable[[float], Release], noise: float) -> float:
+    def _less_by_rdp(self, releases: _Releases, noise: float) -> float:
         """Returns `noise`, or less of it if that is affordable by RDP accounting.
 
         Every order gives a bound, and the best one is affordable with the least noise. A single
         order is quick: the noise that it needs is searched, then the best order there, in turn.
 
         Args:
-          release: The release of a noise multiplier.
+          releases: The releases of a noise multiplier.
           noise: A noise multiplier that is affordable, or infinity.
         """
         known = (self.delta, self.selective_release)
 
         def cost(x: float) -> float:
-            return bounds.rdp_epsilon((*self.past, release(x)), *known)
+            return bounds.rdp_epsilon((*self.past, *releases(x)), *known)
 
         def at(order: float) -> Callable[[float], float]:
-            return lambda x: bounds.rdp_epsilon_at(order, (*self.past, release(x)), *known)
+            return lambda x: bounds.rdp_epsilon_at(order, (*self.past, *releases(x)), *known)
 
         start = min(noise, _MOST_NOISE)
         try:
@@ -182,7 +187,7 @@ class Budget:
             return noise
         noise = start
         while True:
-            order = bounds.rdp_order((*self.past, release(noise)), *known)
+            order = bounds.rdp_order((*self.past, *releases(noise)), *known)
             less = self._least(at(order), noise)
             if less >= (1 - _TOLERANCE) * noise or cost(less) > self.target:
                 break
@@ -198,11 +203,11 @@ class Budget:
         except dp_accounting.UnsupportedEventError:  # An event of the past that only RDP supports.
             return self.epsilon(*new)
 
-    def _never_enough(self, release: Release) -> ValueError:
+    def _never_enough(self, releases: Sequence[Release]) -> ValueError:
         return _validation.error(
             "target_epsilon",
-            f"larger: no noise is enough for {release.count} steps with truncation probability "
-            f"{release.truncation_probability!r}",
+            f"larger: no noise is enough for {sum(r.count for r in releases)} steps with "
+            f"truncation probability {releases[0].truncation_probability!r}",
             self.target,
         )
 

@@ -1,8 +1,8 @@
 """The least noise, or the most steps, for a privacy budget."""
 
-import dp_accounting
+from collections.abc import Callable, Sequence
 
-from tfdp import _validation
+from tfdp import _validation, schedules
 from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
@@ -54,15 +54,69 @@ def calibrate_noise_multiplier(
     tau = _validation.small_probability("truncation_probability", truncation_probability)
     steps = _validation.positive_integer("steps", steps)
     return left.least_noise(
-        lambda noise: Release(event_codec.sampled_gaussian(q, noise), steps, tau)
+        lambda noise: [Release(event_codec.sampled_gaussian(q, noise), steps, tau)]
     )
+
+
+def calibrate_noise_schedule(
+    schedule: schedules.NoiseSchedule,
+    *,
+    target_epsilon: float,
+    delta: float,
+    steps: int,
+    sampling_probability: float | None = None,
+    dataset_size: int | None = None,
+    expected_batch_size: float | None = None,
+    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    prior: Ledgers | None = None,
+) -> schedules.NoiseSchedule:
+    """Scales a schedule of the noise multiplier so that training stays within a privacy budget.
+
+    Guarantees: a ledger with the first `steps` steps of the result (after the releases of `prior`)
+    reports an epsilon of at most `target_epsilon`. The factor is within 0.1% of the smallest, but
+    no step has a noise multiplier below 0.01.
+
+    Args:
+      schedule: A schedule of `tfdp.schedules`, of which the proportions count.
+      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
+      steps: Number of steps that will be taken, from the first of the schedule.
+      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
+        this or both of the next two.
+      dataset_size: Number of training examples, N.
+      expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
+      truncation_probability: See `calibrate_noise_multiplier`.
+      prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
+
+    Raises:
+      ValueError: An argument is out of its range, or the budget is spent.
+
+    Example:
+      >>> from tfdp.schedules import PiecewiseConstantNoise
+      >>> scaled = calibrate_noise_schedule(
+      ...     PiecewiseConstantNoise([500], [2.0, 1.0]),
+      ...     target_epsilon=2.0, delta=1e-5, steps=1000, sampling_probability=0.01)
+      >>> round(scaled(0), 2), round(scaled(500), 2)
+      (1.73, 0.86)
+    """
+    if not isinstance(schedules.get(schedule), schedules.NoiseSchedule):
+        raise _validation.error("schedule", "a schedule of `tfdp.schedules`", schedule)
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
+    q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
+    tau = _validation.small_probability("truncation_probability", truncation_probability)
+    steps = _validation.positive_integer("steps", steps)
+    least = min(noise for noise, _ in schedule.stages().groups(0, steps))
+    noise = left.least_noise(
+        lambda x: _scheduled_releases(schedule.scaled(x / least).stages(), steps, q, tau)
+    )
+    return schedule.scaled(noise / least)
 
 
 def calibrate_steps(
     *,
     target_epsilon: float,
     delta: float,
-    noise_multiplier: float,
+    noise_multiplier: schedules.NoiseMultiplier,
     sampling_probability: float | None = None,
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
@@ -77,7 +131,8 @@ def calibrate_steps(
     Args:
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
-      noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+      noise_multiplier: Standard deviation of the noise over the sensitivity of the sum, or a
+        schedule of `tfdp.schedules`.
       sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
         this or both of the next two.
       dataset_size: Number of training examples, N.
@@ -101,42 +156,46 @@ def calibrate_steps(
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = _validation.small_probability("truncation_probability", truncation_probability)
-    noise = _validation.non_negative("noise_multiplier", noise_multiplier)
-    event = event_codec.sampled_gaussian(q, noise)
-    return left.most(lambda steps: Release(event, steps, tau))
+    stages = schedules.stages_of(schedules.get(noise_multiplier))
+    return left.most(lambda steps: _scheduled_releases(stages, steps, q, tau))
 
 
-def most_releases(
-    event: dp_accounting.DpEvent,
-    truncation_probability: float,
+def most_steps(
+    releases: Callable[[int], Sequence[Release]],
     prior: Ledgers | None,
     target_epsilon: float,
     delta: float,
 ) -> int:
-    """Returns the most releases of `event` that a privacy budget allows after those of `prior`.
+    """Returns the most steps that a privacy budget allows after the releases of `prior`.
 
-    Guarantees: as `calibrate_steps`, for any event that an accountant supports.
+    Guarantees: as `calibrate_steps`, for any events that an accountant supports.
 
     Args:
-      event: Event of one release.
-      truncation_probability: An upper bound on the probability that a release differs from `event`.
+      releases: The releases of a number of steps, at least 1; they cost more for more steps.
       prior: Earlier releases, and the observable part of selective ones.
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
       delta: The delta of the guarantee, in (0, 1).
 
     Returns:
-      The number of further releases, from 0 to 100 million.
+      The number of further steps, from 0 to 100 million.
 
     Raises:
       ValueError: An argument is out of its range.
       dp_accounting.UnsupportedEventError: No accountant supports all events.
 
     Example:
-      >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
-      >>> most_releases(step, 0.0, prior=None, target_epsilon=2.0, delta=1e-5)
+      >>> step = event_codec.sampled_gaussian(0.01, 1.0)
+      >>> most_steps(lambda n: [Release(step, n)], prior=None, target_epsilon=2.0, delta=1e-5)
       1202
     """
-    left = Budget.check(target_epsilon, delta, prior)
-    tau = _validation.small_probability("truncation_probability", truncation_probability)
-    event = event_codec.freeze(event)
-    return left.most(lambda count: Release(event, count, tau))
+    return Budget.check(target_epsilon, delta, prior).most(releases)
+
+
+def _scheduled_releases(
+    stages: schedules.Stages, steps: int, q: float, truncation_probability: float
+) -> list[Release]:
+    """Returns the releases of the first steps of a schedule, one for each stage."""
+    return [
+        Release(event_codec.sampled_gaussian(q, noise), count, truncation_probability)
+        for noise, count in stages.groups(0, steps)
+    ]

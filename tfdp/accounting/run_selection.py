@@ -130,7 +130,7 @@ def calibrate_private_selection(
         )
         return _selection(run, repetitions, steps * tau)
 
-    return left.least_noise(release)
+    return left.least_noise(lambda noise: [release(noise)])
 
 
 def _selection(

@@ -116,10 +116,10 @@ def calibrate_selective_release(
     )
     # The one that is None never reaches the release.
     if asked == "updates":
-        return left.most(lambda count: template.release(count, noise, validation_noise))
+        return left.most(lambda count: [template.release(count, noise, validation_noise)])
     if asked == "noise_multiplier":
-        return left.least_noise(lambda x: template.release(updates, x, validation_noise))
-    return left.least_noise(lambda x: template.release(updates, noise, x))
+        return left.least_noise(lambda x: [template.release(updates, x, validation_noise)])
+    return left.least_noise(lambda x: [template.release(updates, noise, x)])
 
 
 def _asked_for(values: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """A privacy guarantee in words and numbers."""
 
 import decimal
+import itertools
 import math
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting
@@ -217,23 +219,45 @@ def _headline(bound: EpsilonBound) -> str:
 def _what_was_released(ledger: PrivacyLedger, dataset_size: int | None) -> str:
     if not ledger.releases:
         return "Released: nothing yet, in 0 steps."
-    parts = [_describe(release, dataset_size, ledger) for release in ledger.releases]
+    parts = [_describe(run, dataset_size, ledger) for run in _runs(ledger.releases)]
     return (
         f"Released: {'; then '.join(parts)}. Every intermediate state of the released parameters "
         "may be published, not only the last."
     )
 
 
-def _describe(release: Release, dataset_size: int | None, ledger: PrivacyLedger) -> str:
-    event = release.event
+def _runs(releases: Iterable[Release]) -> list[list[Release]]:
+    """Returns the releases, those in a row that differ in the noise of a schedule together."""
+
+    def sampling(numbered: tuple[int, Release]) -> Any:
+        number, event = numbered[0], numbered[1].event
+        scheduled = isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
+            event.event, dp_accounting.GaussianDpEvent
+        )
+        return event.sampling_probability if scheduled else f"alone: {number}"
+
+    return [
+        [release for _, release in run]
+        for _, run in itertools.groupby(enumerate(releases), key=sampling)
+    ]
+
+
+def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedger) -> str:
+    """Describes a run of `_runs`."""
+    release, event = run[0], run[0].event
     if isinstance(event, SelectiveReleaseDpEvent) and unsupported_part(event) is None:
         return _describe_selective(release.count, event, dataset_size, ledger)
     if isinstance(event, RepeatAndSelectDpEvent):
         return _describe_selection(release, dataset_size, ledger)
-    steps = _number(release.count, "step")
+    steps = _number(sum(one.count for one in run), "step")
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
-    if isinstance(event.event, dp_accounting.GaussianDpEvent):
+    if len(run) > 1:
+        noises = ", then ".join(
+            f"{one.event.event.noise_multiplier:.6g} ({_number(one.count, 'step')})" for one in run
+        )
+        mechanism = f"of the Gaussian mechanism with noise multipliers {noises}"
+    elif isinstance(event.event, dp_accounting.GaussianDpEvent):
         mechanism = (
             f"of the Gaussian mechanism with noise multiplier {event.event.noise_multiplier:.6g}"
         )
@@ -264,7 +288,7 @@ def _describe_selection(release: Release, dataset_size: int | None, ledger: Priv
     distribution = repetitions.distribution.replace("_", " ")
     if repetitions.shape is not None:
         distribution = f"truncated {distribution} of shape {repetitions.shape:g}"
-    parts = [_describe(part, dataset_size, ledger) for part in _parts(release.event.event)]
+    parts = [_describe([part], dataset_size, ledger) for part in _parts(release.event.event)]
     return (
         f"{_number(release.count, 'private selection')}: the best of a random number of runs "
         f"({distribution} distribution, mean {repetitions.mean:g}), of which each is "

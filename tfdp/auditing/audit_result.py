@@ -223,7 +223,7 @@ def _checks(
 ) -> Iterator[Check]:
     if epsilon is not None:
         yield bound_check(bounds, epsilon)
-    if optimizer.noise_multiplier > 0:
+    if optimizer.noise_stddev > 0:
         noise = recording.noise_units()[:, ~coins]
         p_value, size = noise_p_value(noise), np.sqrt(np.mean(noise**2))
         yield Check(

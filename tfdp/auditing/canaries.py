@@ -122,8 +122,8 @@ class CanaryAudit:
         observed_optimizer: Any = optimizer
         add_noise = optimizer._add_noise
 
-        def observed(total: Any, variables: list) -> list:
-            noisy = add_noise(total, variables)
+        def observed(total: Any, variables: list, stage: tf.Tensor | None) -> list:
+            noisy = add_noise(total, variables, stage)
             for sums, variable in zip(noisy, variables, strict=True):
                 if variable is self.model.coordinates:
                     self._released.assign(tf.cast(sums, tf.float32))

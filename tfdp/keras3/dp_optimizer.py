@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp import schedules
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
@@ -15,6 +16,7 @@ from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.private_step import PrivateStep
+from tfdp.schedules import NoiseMultiplier
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
@@ -90,7 +92,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         self,
         inner_optimizer: Any,
         l2_norm_clip: float | None = None,
-        noise_multiplier: float | None = None,
+        noise_multiplier: NoiseMultiplier | None = None,
         expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
         gradient_accumulation_steps: int | None = None,
@@ -123,9 +125,10 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     def __repr__(self) -> str:
         # Keras 2 shows it in the error for optimizers that it does not know.
+        noise = schedules.describe(self.noise_multiplier)
         return (
             f"<tfdp.keras3.{type(self).__name__}, for models of Keras 3 (`import keras`), with "
-            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
+            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={noise}>"
         )
 
     def _public_name(self) -> str:

@@ -10,6 +10,7 @@ from tfdp.clipping import ClippingRule
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.schedules import NoiseMultiplier
 
 # Arguments of Keras's optimizers that have another place here.
 _OF_INNER_ALONE = ("gradient_accumulation_steps", "loss_scale_factor", "name")
@@ -23,7 +24,7 @@ class _NamedOptimizer(DPOptimizer):
     def __init__(
         self,
         l2_norm_clip: float | None = None,
-        noise_multiplier: float | None = None,
+        noise_multiplier: NoiseMultiplier | None = None,
         expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
         gradient_accumulation_steps: int | None = None,

@@ -7,20 +7,20 @@ import tensorflow as tf
 from tfdp.clipping import AdaptiveQuantileClipping
 from tfdp.clipping.clipping_rules import within_range
 from tfdp.optimizers import replicas
-from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.optimizers.noise import add_gaussian_noise, at_stage
 from tfdp.optimizers.secure_noise import add_secure_noise, add_secure_noise_to_count
 
 
 class AdaptiveClip:
     """The current clip C, and the noise with which it is learned; see `AdaptiveQuantileClipping`.
 
-    Formal guarantee: `step` is one Gaussian mechanism of noise multiplier `noise_multiplier`, whose
+    Formal guarantee: `step` is one Gaussian mechanism of the step's noise multiplier, whose
     results are the noisy sum and the next clip.
 
     Args:
       rule: Clipping rule by which the clip moves.
       l2_norm_clip: The first clip.
-      noise_multiplier: Noise multiplier of the sum and the count together.
+      noise_multipliers: Noise multiplier of the sum and the count together, in each stage.
       expected_batch_size: Expected number of examples in a logical batch.
     """
 
@@ -28,12 +28,13 @@ class AdaptiveClip:
         self,
         rule: AdaptiveQuantileClipping,
         l2_norm_clip: float,
-        noise_multiplier: float,
+        noise_multipliers: Sequence[float],
         expected_batch_size: int,
     ):
         self._rule, self._first = rule, l2_norm_clip
         self._expected_batch_size = expected_batch_size
-        self.sum_noise, self.count_noise = rule.noise(noise_multiplier, expected_batch_size)
+        noises = [rule.noise(noise, expected_batch_size) for noise in noise_multipliers]
+        self.sum_noises, self.count_noises = zip(*noises, strict=True)
         self._clip: tf.Variable | None = None
 
     def create(self, add_weight: Callable[..., tf.Variable]) -> list[tf.Variable]:
@@ -60,7 +61,11 @@ class AdaptiveClip:
         return within_range(self._clip.read_value())
 
     def step(
-        self, sums: list[tf.Tensor | None], within_clip: tf.Tensor, key: tf.Tensor
+        self,
+        sums: list[tf.Tensor | None],
+        within_clip: tf.Tensor,
+        key: tf.Tensor,
+        stage: tf.Tensor | None = None,
     ) -> list[tf.Tensor | None]:
         """Adds noise to the sums, and moves the clip by a noisy count.
 
@@ -68,12 +73,14 @@ class AdaptiveClip:
           sums: Sums of gradients that were clipped to the current clip.
           within_clip: See `tfdp.clipping.ClippedSum`.
           key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
+          stage: Stage of the noise's schedule, if there is one.
 
         Returns:
           The noisy sums.
         """
         clip = self.value()
-        stddevs = [self.sum_noise * clip] * len(sums) + [self.count_noise]
+        sum_noise = at_stage(self.sum_noises, stage, tf.float32)
+        stddevs = [sum_noise * clip] * len(sums) + [at_stage(self.count_noises, stage)]
         *noisy, count = add_gaussian_noise([*sums, within_clip], stddevs, key)
         self._move(clip, tf.convert_to_tensor(count), noisy)
         return noisy
@@ -85,6 +92,7 @@ class AdaptiveClip:
         error: tf.Tensor,
         key: tf.Tensor,
         dtypes: Sequence[tf.DType],
+        stage: tf.Tensor | None = None,
     ) -> list[tf.Tensor | None]:
         """Takes the step of `step`, with the noise of `add_secure_noise`.
 
@@ -94,13 +102,17 @@ class AdaptiveClip:
           error: See `tfdp.clipping.ClippedSum`.
           key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
           dtypes: To which types the noisy sums are rounded.
+          stage: Stage of the noise's schedule, if there is one.
 
         Returns:
           The noisy sums.
         """
         clip = self.value()
-        noisy = add_secure_noise(sums, clip, self.sum_noise, error, key, dtypes)
-        self._move(clip, add_secure_noise_to_count(within_clip, self.count_noise, key), noisy)
+        sum_noise, count_noise = (
+            at_stage(noises, stage) for noises in (self.sum_noises, self.count_noises)
+        )
+        noisy = add_secure_noise(sums, clip, sum_noise, error, key, dtypes)
+        self._move(clip, add_secure_noise_to_count(within_clip, count_noise, key), noisy)
         return noisy
 
     def _move(self, clip: tf.Tensor, count: tf.Tensor, noisy: list[tf.Tensor | None]) -> None:

@@ -30,7 +30,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         together, in gradient units, from 1e-15 to 1e10 (or infinite: no clipping). Longer gradients
         are scaled down to it.
       noise_multiplier: Standard deviation of the noise, in units of the sensitivity of the clipped
-        sum (C; 2C with `num_microbatches`). 0 trains without privacy.
+        sum (C; 2C with `num_microbatches`). 0 trains without privacy. Or a schedule of
+        `tfdp.schedules`, by the number of the step.
       expected_batch_size: Expected number of examples in a logical batch; the noisy sum is divided
         by this public constant, never by the number of examples that were drawn. Not to be given
         together with `sampling`, which knows it.
@@ -60,8 +61,8 @@ ENGINES: dict[str, type[ClippingEngine]] = {
 
 
 def required(
-    optimizer: str, l2_norm_clip: float | None, noise_multiplier: float | None
-) -> tuple[float, float]:
+    optimizer: str, l2_norm_clip: float | None, noise_multiplier: Any
+) -> tuple[float, Any]:
     """Returns the clip and the noise; raises a ValueError that names those that were not given."""
     if l2_norm_clip is None or noise_multiplier is None:
         given = {"l2_norm_clip": l2_norm_clip, "noise_multiplier": noise_multiplier}

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _compat
+from tfdp import _compat, schedules
 from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
 from tfdp.optimizers.private_step import PrivateStep
+from tfdp.schedules import NoiseMultiplier
 
 _compat.use_keras_2()
 
@@ -38,7 +39,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def __init__(
         self,
         l2_norm_clip: float | None = None,
-        noise_multiplier: float | None = None,
+        noise_multiplier: NoiseMultiplier | None = None,
         expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
         gradient_accumulation_steps: int | None = None,
@@ -62,13 +63,15 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
             clipping_rule,
         )
         kwargs.setdefault("name", type(self).__name__)
-        super().__init__(l2_norm_clip, noise_multiplier, num_microbatches, **kwargs)
+        # TF-Privacy's own noise, which is never used, has no schedules.
+        super().__init__(l2_norm_clip, self._stages.values[0], num_microbatches, **kwargs)
 
     def __repr__(self) -> str:
         # Keras 3 shows it in the error for optimizers that it does not know.
+        noise = schedules.describe(self.noise_multiplier)
         return (
             f"<tfdp.{type(self).__name__}, for models of Keras 2 (`tf.keras`), with "
-            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={self.noise_multiplier:g}>"
+            f"l2_norm_clip={self.l2_norm_clip:g}, noise_multiplier={noise}>"
         )
 
     def minimize(

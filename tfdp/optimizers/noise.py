@@ -11,7 +11,7 @@ from tfdp.optimizers import replicas
 
 def add_gaussian_noise(
     tensors: list[tf.Tensor | None],
-    stddev: float | Sequence[float | tf.Tensor],
+    stddev: float | tf.Tensor | Sequence[float | tf.Tensor],
     key: tf.Tensor,
 ) -> list[tf.Tensor | None]:
     """Adds independent N(0, stddev^2) to every coordinate of tensors, summed over all replicas.
@@ -47,6 +47,21 @@ def add_gaussian_noise(
         for tensor, s in zip(tensors, stddevs, strict=True)
     ]
     return replicas.total(noisy)
+
+
+def at_stage(
+    values: Sequence[float], stage: tf.Tensor | None, dtype: tf.DType = tf.float64
+) -> float | tf.Tensor:
+    """Returns the value of a stage of a schedule, in the graph being built.
+
+    Args:
+      values: One value for each stage.
+      stage: Number of the stage, a scalar int64; None where there is one stage alone.
+      dtype: Type of the result, if it is a tensor.
+    """
+    if stage is None:
+        return values[0]
+    return tf.cast(tf.gather(tf.constant(values, tf.float64), stage), dtype)
 
 
 def _like(flat: tf.Tensor, tensor: tf.Tensor, stddev: float | tf.Tensor | None) -> tf.Tensor:

@@ -4,7 +4,9 @@ import dataclasses
 from typing import Any
 
 import dp_accounting
+import tensorflow as tf
 
+from tfdp import schedules
 from tfdp._random.key_streams import KeyStream
 from tfdp._validation import error
 from tfdp.accounting import PrivacyLedger
@@ -28,8 +30,10 @@ from tfdp.optimizers.arguments import (
     required,
     sampling_of,
 )
+from tfdp.optimizers.noise import at_stage
 from tfdp.optimizers.release_count import ReleaseRecord
 from tfdp.optimizers.state import PersistentState
+from tfdp.schedules import NoiseMultiplier
 
 
 class PrivacyParameters(PersistentState):
@@ -38,7 +42,7 @@ class PrivacyParameters(PersistentState):
     def _set_privacy(
         self,
         l2_norm_clip: float | None = None,
-        noise_multiplier: float | None = None,
+        noise_multiplier: NoiseMultiplier | dict[str, Any] | None = None,
         expected_batch_size: int | None = None,
         num_microbatches: int | None = None,
         gradient_accumulation_steps: int | None = None,
@@ -52,19 +56,23 @@ class PrivacyParameters(PersistentState):
         l2_norm_clip, noise_multiplier = required(
             self._public_name(), l2_norm_clip, noise_multiplier
         )
+        noise_multiplier = schedules.get(noise_multiplier)
+        self._stages = schedules.stages_of(noise_multiplier)
+        most_noise = max(self._stages.values)
         known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
         expected_batch_size, gradient_accumulation_steps, self._sampled = known
         check_privacy_arguments(
             l2_norm_clip,
-            noise_multiplier,
+            most_noise,
             expected_batch_size,
             num_microbatches,
             gradient_accumulation_steps,
             noise_seed,
         )
-        if noise_multiplier > 0:
+        if most_noise > 0:
             check_arithmetic()
-        self._noise_multiplier = noise_multiplier
+        self._given_noise = noise_multiplier
+        self._has_noise = most_noise > 0
         self._expected_batch_size = expected_batch_size
         self._dataset_size = None if self._sampled is None else self._sampled.dataset_size
         self._gradient_accumulation_steps = gradient_accumulation_steps
@@ -74,13 +82,14 @@ class PrivacyParameters(PersistentState):
         self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
         self._adaptive: AdaptiveClip | None = None
         if isinstance(rule, AdaptiveQuantileClipping):
-            self._adaptive = AdaptiveClip(rule, l2_norm_clip, noise_multiplier, expected_batch_size)
-        noises = (noise_multiplier, 0.0)
+            noises = self._stages.values
+            self._adaptive = AdaptiveClip(rule, l2_norm_clip, noises, expected_batch_size)
+        noises = (most_noise, 0.0)
         if self._adaptive is not None:
-            noises = (self._adaptive.sum_noise, self._adaptive.count_noise)
+            noises = (max(self._adaptive.sum_noises), max(self._adaptive.count_noises))
         check_secure_noise(secure_noise, *noises, self._sampled)
         self._secure_noise = secure_noise
-        self._clipping.wide_sums = secure_noise and noise_multiplier > 0
+        self._clipping.wide_sums = secure_noise and self._has_noise
         if self._sampled is not None:
             usual = -(-self._sampled.usual_batch_size // gradient_accumulation_steps)
             self._clipping.usual_rows = usual * self._sampled.rows_per_example
@@ -96,7 +105,7 @@ class PrivacyParameters(PersistentState):
         self._has_warned = False
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
-            self._kind(), self._privacy_parameters(), noise_seed is not None
+            self._kind(), self._privacy_parameters(), noise_seed is not None, self._stages
         )
 
     # What the optimizer is.
@@ -116,9 +125,21 @@ class PrivacyParameters(PersistentState):
         return self.l2_norm_clip if self._adaptive is None else float(self._adaptive.value())
 
     @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise, in units of the sensitivity of the clipped sum."""
-        return self._noise_multiplier
+    def noise_multiplier(self) -> NoiseMultiplier:
+        """Standard deviation of the noise, in units of the sensitivity; or its schedule."""
+        return self._given_noise
+
+    def _next_stage(self) -> int:
+        """Returns the stage of the next step, outside of graphs."""
+        return self._stages.of(self.scheduled_steps())
+
+    def scheduled_steps(self) -> int:
+        """Returns the number of the next step in the noise's schedule; 0 without one."""
+        return self._released.scheduled_steps() if len(self._stages.values) > 1 else 0
+
+    def _noise_now(self, stage: tf.Tensor | None) -> float | tf.Tensor:
+        """Returns the noise multiplier of the step being built, of this stage."""
+        return at_stage(self._stages.values, stage)
 
     @property
     def noise_stddev(self) -> float:
@@ -127,11 +148,12 @@ class PrivacyParameters(PersistentState):
         (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
         larger by less than 1%: see docs/noise.md.)
         """
-        if self._noise_multiplier == 0:
+        if not self._has_noise:
             return 0.0
+        stage = self._next_stage()
         if self._adaptive is not None:
-            return self._adaptive.sum_noise * self.current_l2_norm_clip
-        return self._noise_multiplier * self._clipping.sensitivity()
+            return self._adaptive.sum_noises[stage] * self.current_l2_norm_clip
+        return self._stages.values[stage] * self._clipping.sensitivity()
 
     @property
     def secure_noise(self) -> bool:
@@ -188,18 +210,35 @@ class PrivacyParameters(PersistentState):
 
     @property
     def release(self) -> Release:
-        """The release that the ledger records for each step.
+        """The release that the ledger will record for the next step.
+
+        Raises:
+          ValueError: The optimizer was not given `sampling`.
+        """
+        return self.next_releases(self.scheduled_steps(), 1)[0]
+
+    def next_releases(self, first: int, count: int) -> list[Release]:
+        """Returns the releases that the ledger will record for some of the steps to come.
+
+        Args:
+          first: Number of the first of them in the noise's schedule: `scheduled_steps()`.
+          count: How many steps.
 
         Raises:
           ValueError: The optimizer was not given `sampling`.
         """
         self._sampling(self._expected_batch_size)
-        return record_ledger.release_of(self._kind(), self._privacy_parameters())
+        kind, parameters = self._kind(), self._privacy_parameters()
+        releases = []
+        for noise, steps in self._stages.groups(first, count):
+            one = record_ledger.release_of(kind, {**parameters, "noise_multiplier": noise})
+            releases.append(dataclasses.replace(one, count=steps))
+        return releases
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The mechanism that one logical step applies to its batch: a Gaussian mechanism."""
-        return dp_accounting.GaussianDpEvent(self._noise_multiplier)
+        """The Gaussian mechanism that the next logical step applies to its batch."""
+        return dp_accounting.GaussianDpEvent(self._stages.values[self._next_stage()])
 
     def _kind(self) -> int:
         """Returns what a step is, as `record_table` says it."""
@@ -222,11 +261,12 @@ class PrivacyParameters(PersistentState):
     def _privacy_parameters(self) -> dict[str, float]:
         return {
             "l2_norm_clip": float(self.l2_norm_clip),
-            "noise_multiplier": float(self.noise_multiplier),
+            "noise_multiplier": self._stages.values[0],
             "expected_batch_size": float(self._expected_batch_size),
             "num_microbatches": float(self._clipping.num_microbatches or 0),
             "dataset_size": float(self._dataset_size or 0),
             "privacy_unit": float(0 if self._sampled is None else UNITS.index(self._sampled.unit)),
+            "noise_schedule": self._stages.fingerprint,
         }
 
     def _sampling_config(self) -> dict[str, Any]:
@@ -241,7 +281,7 @@ class PrivacyParameters(PersistentState):
         """Returns the arguments of `_set_privacy`, without the secret noise key."""
         return {
             "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self.noise_multiplier,
+            "noise_multiplier": schedules.serialize(self.noise_multiplier),
             **self._sampling_config(),
             "num_microbatches": self._clipping.num_microbatches,
             "noise_seed": self._noise.seed,

@@ -52,12 +52,14 @@ class _Step:
       variables: The variables to update.
       use: Draw that its batch is of.
       lock: The accumulator's lock, for a batch that is a part of a logical batch.
+      stage: Stage of the noise's schedule in which the step was counted, if there is a schedule.
     """
 
     clipped: ClippedSum
     variables: list[tf.Variable]
     use: draw_record.Use
     lock: tf.Tensor | None
+    stage: tf.Tensor | None
 
 
 class PrivateStep(PrivacyParameters):
@@ -135,9 +137,9 @@ class PrivateStep(PrivacyParameters):
             else:
                 clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
             with step_check.own_operations():
-                use, lock = self._count_before(clipped)
+                use, lock, stage = self._count_before(clipped)
                 clipped = clipped.unless(use.empty)
-        return _Step(clipped, variables, use, lock)
+        return _Step(clipped, variables, use, lock, stage)
 
     def _check_replicas(self) -> None:
         """Checks that a step can be taken by the replicas for which the graph is being built."""
@@ -149,6 +151,13 @@ class PrivateStep(PrivacyParameters):
                 "tfdp.data.distributed_poisson_batches(strategy, ...)`. Received: sampling of "
                 f"{self._sampled.parts} parts, with {replicas.count()} replicas."
             )
+        if len(self._stages.values) > 1 and replicas.several_workers():
+            raise error(
+                "noise_multiplier",
+                "a number under a MultiWorkerMirroredStrategy: each worker counts steps by itself, "
+                "and two that differ would add parts of different noise",
+                self.noise_multiplier,
+            )
         if self._clipping.num_microbatches is not None and replicas.count() > 1:
             raise error(
                 "num_microbatches",
@@ -158,27 +167,35 @@ class PrivateStep(PrivacyParameters):
 
     def _warn_without_sampling(self) -> None:
         """Warns once, at the first step, where training ends without an epsilon."""
-        if self._sampled is None and self._noise_multiplier > 0 and not self._has_warned:
+        if self._sampled is None and self._has_noise and not self._has_warned:
             self._has_warned = True
             warn_user(draw_use.NO_EPSILON.format(self._public_name()))
 
-    def _count_before(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
+    def _count_before(
+        self, clipped: ClippedSum
+    ) -> tuple[draw_record.Use, tf.Tensor | None, tf.Tensor | None]:
         """Checks and counts the release before anything that depends on the batch can fail.
 
         An operation that fails on an example, and so ends the step, is a release as well.
 
         Returns:
-          How the batch was drawn, and the accumulator's lock.
+          How the batch was drawn, the accumulator's lock, and the stage of the noise's schedule.
         """
         data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
         use, lock = self._use_of(clipped)
-        counted = replicas.once(self._count, use.fresh, use.chunk)
+        counted, stage = replicas.once(self._count, use.fresh, use.chunk)
         for op in data:
             op._add_control_input(counted.op)
-        return use, lock
+        return use, lock, stage
 
-    def _count(self, fresh: Sequence[tf.Tensor], chunks: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Counts a step whose batches, one for each replica, have these uses."""
+    def _count(
+        self, fresh: Sequence[tf.Tensor], chunks: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Counts a step whose batches, one for each replica, have these uses.
+
+        Returns:
+          A tensor that is there when the step is counted, and the stage that it is counted in.
+        """
         all_fresh = tf.reduce_all(tf.stack(fresh))
         begins = tf.reduce_any(tf.stack(chunks) == 0)
         checks = [self._released.check()]
@@ -186,9 +203,10 @@ class PrivateStep(PrivacyParameters):
             checks.append(check_now(all_fresh, _NOT_FRESH.format(self._sampled)))
             begins = tf.logical_or(begins, tf.logical_not(all_fresh))
         with tf.control_dependencies(checks):
-            counted = self._released.add(all_fresh, begins)
+            stage = self._released.stage(begins)
+            counted = self._released.add(all_fresh, begins, stage)
         with tf.control_dependencies([counted]):
-            return tf.identity(begins)
+            return tf.identity(begins), None if stage is None else tf.identity(stage)
 
     def _use_of(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
         """Returns the use of the batch: whether it is an unused draw, sampled as accounted for."""
@@ -231,7 +249,7 @@ class PrivateStep(PrivacyParameters):
             self._clipping, variables, seed, self._expected_batch_size, most_rows=rows
         )
         scales = [s for s in clipped.noise_scales or [] if isinstance(s, float)]
-        if self._noise_multiplier > 0 and not all(map(math.isfinite, scales)):
+        if self._has_noise and not all(map(math.isfinite, scales)):
             raise ValueError(
                 "Argument `batch_clip` must be finite when there is noise: an example's influence "
                 f"would not be bounded. Received: aggregation={loss.aggregation}."
@@ -272,7 +290,7 @@ class PrivateStep(PrivacyParameters):
           total: The sum over all of it.
           name: Name of the operation.
         """
-        noisy = self._add_noise(total, step.variables)
+        noisy = self._add_noise(total, step.variables, step.stage)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
@@ -289,26 +307,34 @@ class PrivateStep(PrivacyParameters):
         with step_check.pause_own_operations():  # Replicas meet in it.
             return self._update(gradients, name)
 
-    def _add_noise(self, total: ClippedSum, variables: list) -> list:
+    def _add_noise(self, total: ClippedSum, variables: list, stage: tf.Tensor | None) -> list:
         """Returns the noisy sums of a logical batch."""
         key = self._noise.next_key(self._position())
         if not self._clipping.wide_sums:
             if self._adaptive is not None:
-                return self._adaptive.step(total.gradients, total.within_clip, key)
-            return add_gaussian_noise(total.gradients, self._noise_stddevs(total), key)
+                return self._adaptive.step(total.gradients, total.within_clip, key, stage)
+            return add_gaussian_noise(total.gradients, self._noise_stddevs(total, stage), key)
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
         if self._adaptive is not None:
             return self._adaptive.secure_step(
-                total.gradients, total.within_clip, total.error, key, dtypes
+                total.gradients, total.within_clip, total.error, key, dtypes, stage
             )
-        sensitivity, noise = self._clipping.sensitivity(), self._noise_multiplier
+        sensitivity, noise = self._clipping.sensitivity(), self._noise_now(stage)
         return add_secure_noise(total.gradients, sensitivity, noise, total.error, key, dtypes)
 
-    def _noise_stddevs(self, clipped: ClippedSum) -> float | list[float | tf.Tensor]:
+    def _noise_stddevs(
+        self, clipped: ClippedSum, stage: tf.Tensor | None
+    ) -> float | tf.Tensor | list[float | tf.Tensor]:
         """Returns the standard deviation of the noise, or that of each variable."""
-        if self._noise_multiplier == 0 or clipped.noise_scales is None:
+        if not self._has_noise or (clipped.noise_scales is None and stage is None):
             return self.noise_stddev
-        return [self._noise_multiplier * scale for scale in clipped.noise_scales]
+        noise = self._noise_now(stage)
+        if clipped.noise_scales is None:
+            return noise * self._clipping.sensitivity()
+        return [
+            scale * (noise if isinstance(scale, float) else tf.cast(noise, scale.dtype))
+            for scale in clipped.noise_scales
+        ]
 
     def _position(self) -> tf.Tensor:
         """Returns the number of the step and of the replica, by which `noise_seed` counts."""

@@ -18,12 +18,14 @@ PARAMETERS = (
     "max_attempts",
     "selective_release",
     "privacy_unit",
+    "noise_schedule",
 )
 # Columns. The first three numbers after the uid never fall.
 UID, STEPS, NOT_POISSON, SHOWN, KIND, FIXED_SEED = range(6)
 COUNTS = slice(STEPS, SHOWN + 1)
 _PARAMETERS_FROM = FIXED_SEED + 1
 COLUMNS = _PARAMETERS_FROM + len(PARAMETERS)
+NOISE_SCHEDULE = _PARAMETERS_FROM + PARAMETERS.index("noise_schedule")
 # Rows of a table that is saved.
 ROWS = 256
 # Kinds of releases: a Gaussian mechanism on a padded batch (before tfdp 0.2, on any), a selective
@@ -70,7 +72,7 @@ def merge(known: tf.Tensor, incoming: tf.Tensor, own_uid: tf.Tensor) -> tf.Tenso
     Args:
       known: A table, float64 `[rows, COLUMNS]`.
       incoming: Another, of any number of rows.
-      own_uid: Rows of this uid are left out: they are counted elsewhere.
+      own_uid: Rows of these uids, `[n]` or a scalar, are left out: they are counted elsewhere.
 
     Returns:
       A table of the shape of `known`. Where it has too few rows, those of equal parameters are
@@ -78,7 +80,8 @@ def merge(known: tf.Tensor, incoming: tf.Tensor, own_uid: tf.Tensor) -> tf.Tenso
       from an older checkpoint, is then counted twice.
     """
     uids = incoming[:, UID]
-    uids = tf.where(uids == own_uid, tf.zeros_like(uids), uids)
+    own = tf.reduce_any(uids[:, tf.newaxis] == tf.reshape(own_uid, [1, -1]), axis=1)
+    uids = tf.where(own, tf.zeros_like(uids), uids)
     same = tf.logical_and(uids[:, tf.newaxis] == known[tf.newaxis, :, UID], uids[:, tf.newaxis] > 0)
     counts = tf.where(same[:, :, tf.newaxis], incoming[:, tf.newaxis, COUNTS], 0)
     counts = tf.maximum(known[:, COUNTS], tf.reduce_max(counts, axis=0))

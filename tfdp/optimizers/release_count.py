@@ -15,7 +15,8 @@ from tfdp._tf.shared_function import shared_function
 from tfdp.accounting import PrivacyParametersChangedError
 from tfdp.optimizers import lineage, record_table
 from tfdp.optimizers.lineage import Lineage, value_of
-from tfdp.optimizers.record_table import COLUMNS, COUNTS, ROWS, SHOWN, STEPS, UID
+from tfdp.optimizers.record_table import COLUMNS, COUNTS, NOISE_SCHEDULE, ROWS, SHOWN, STEPS, UID
+from tfdp.schedules import Stages
 
 RECORD = "privacy_record"
 _PARAMETERS = "privacy_parameters"
@@ -30,6 +31,9 @@ class ReleaseRecord:
     total, a checkpoint of another process is added to what was done here, and what was restored
     twice is counted once.
 
+    With a schedule of the noise, every stage has a row (and a uid) of its own. A step is counted in
+    the row of the stage whose noise it gets: both follow from one tensor.
+
     The rows are in one variable that is part of checkpoints, the own one first, and in variables
     that nothing restores. When both differ, a checkpoint was restored.
 
@@ -37,22 +41,40 @@ class ReleaseRecord:
       kind: Kind of step: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
       parameters: The privacy parameters by the names of their arguments.
       fixed_seed: Whether the noise has a seed that is known.
+      stages: Stages of the noise multiplier; None: it is the one of `parameters`.
     """
 
-    def __init__(self, kind: int, parameters: dict[str, float], fixed_seed: bool):
-        self._arguments = (kind, parameters, fixed_seed)
+    def __init__(
+        self,
+        kind: int,
+        parameters: dict[str, float],
+        fixed_seed: bool,
+        stages: Stages | None = None,
+    ):
+        self._arguments = (kind, parameters, fixed_seed, stages)
         self.parameters, self.fixed_seed = parameters, fixed_seed
-        self._facts = record_table.new_row(0, kind, fixed_seed, parameters)
+        self._stages = stages or Stages((), (parameters["noise_multiplier"],))
+        self._facts = np.stack(
+            [
+                record_table.new_row(0, kind, fixed_seed, {**parameters, "noise_multiplier": noise})
+                for noise in self._stages.values
+            ]
+        )
+        count = len(self._stages.values)
         self.variables: dict[str, tf.Variable] = {}
         self.lineages: list[Lineage] = []
         self._waiting: list[np.ndarray] = []
         self._taken: dict[float, np.ndarray] = {}
         with plain_variables():
-            self._uid = tf.Variable(_new_uid(), dtype=tf.float64, trainable=False)
-            # Steps on unused draws, other steps, and whether attempts were shown.
-            self._own = tf.Variable(tf.zeros([3], tf.int64), trainable=False)
+            self._uid = tf.Variable(_new_uids(count), dtype=tf.float64, trainable=False)
+            # Steps on unused draws, other steps, and whether attempts were shown; of each stage.
+            self._own = tf.Variable(tf.zeros([count, 3], tf.int64), trainable=False)
+            # Stage of the step that was begun last, which may be a logical batch in parts.
+            self._stage = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._others = tf.Variable(
-                tf.zeros([ROWS - 1, COLUMNS], tf.float64), trainable=False, name="other_releases"
+                tf.zeros([ROWS - count, COLUMNS], tf.float64),
+                trainable=False,
+                name="other_releases",
             )
         _live.add(self)
 
@@ -133,22 +155,57 @@ class ReleaseRecord:
         past = [t for r in [self, *others] for known in r.lineages for t in known.past]
         restored = [value_of(self.variables[RECORD])] if self.created else []
         rows = np.concatenate([*self._waiting, *tables, *past, *restored, np.zeros([0, COLUMNS])])
-        return [rows[rows[:, UID] != value_of(self._uid)]]
+        return [rows[~np.isin(rows[:, UID], value_of(self._uid))]]
 
     # Counting, in the graph being built.
 
-    def add(self, fresh: tf.Tensor, begins: tf.Tensor | bool = True) -> tf.Operation:
+    def stage(self, begins: tf.Tensor) -> tf.Tensor | None:
+        """Returns the stage of the schedule that a batch belongs to, before its step is counted.
+
+        Args:
+          begins: Whether the batch is the first of its step; a scalar bool. Later ones are of the
+            stage of the first.
+
+        Returns:
+          A scalar int64; None of noise that does not change.
+        """
+        if len(self._stages.values) == 1:
+            return None
+        with tf.control_dependencies([self._take_over_restored()]):
+            number = self._scheduled_steps(self._own.read_value(), self._others.read_value())
+        boundaries = tf.constant(self._stages.boundaries, tf.float64)
+        stage = tf.reduce_sum(tf.cast(number >= boundaries, tf.int64))
+        stage = tf.where(begins, stage, self._stage.read_value())
+        with tf.control_dependencies([self._stage.assign(stage, read_value=False)]):
+            return tf.identity(stage)
+
+    def _scheduled_steps(self, own: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+        """Returns how many steps were counted under an equal schedule, as a float64."""
+        equal = others[:, NOISE_SCHEDULE] == self._stages.fingerprint
+        before = tf.where(equal[:, tf.newaxis], others[:, STEPS:SHOWN], 0)
+        return tf.reduce_sum(before) + tf.cast(tf.reduce_sum(own[:, :2]), tf.float64)
+
+    def add(
+        self,
+        fresh: tf.Tensor,
+        begins: tf.Tensor | bool = True,
+        stage: tf.Tensor | None = None,
+    ) -> tf.Operation:
         """Counts one step.
 
         Args:
           fresh: Whether its batch is an unused draw, as accounted for; a scalar bool.
           begins: Whether it is the first batch of its step; a scalar bool.
+          stage: What `stage` returned for it.
         """
         with tf.name_scope("privacy_record"):
+            count = len(self._stages.values)
             one, fresh = tf.cast(begins, tf.int64), tf.cast(fresh, tf.int64)
-            one = tf.stack([one * fresh, one * (1 - fresh), 0])
-            in_row = tf.pad(tf.cast(one, tf.float64), [[STEPS, COLUMNS - SHOWN - 1]])
-            in_table = tf.pad(in_row[tf.newaxis], [[0, ROWS - 1], [0, 0]])
+            one = tf.stack([one * fresh, one * (1 - fresh), 0])[tf.newaxis]
+            if stage is not None:
+                one *= tf.one_hot(stage, count, dtype=tf.int64)[:, tf.newaxis]
+            in_rows = tf.pad(tf.cast(one, tf.float64), [[0, 0], [STEPS, COLUMNS - SHOWN - 1]])
+            in_table = tf.pad(in_rows, [[0, ROWS - count], [0, 0]])
             # Each addition is one atomic operation. The saved row comes first, so that it is never
             # below the own counts, unless a checkpoint was restored.
             with tf.control_dependencies([self._take_over_restored()]):
@@ -160,31 +217,31 @@ class ReleaseRecord:
         """Returns the number of all steps so far, an int64 scalar."""
         with tf.control_dependencies([self._take_over_restored()]):
             others = tf.reduce_sum(self._others.read_value()[:, STEPS:SHOWN])
-            return tf.cast(others, tf.int64) + tf.reduce_sum(self._own.read_value()[:2])
+            return tf.cast(others, tf.int64) + tf.reduce_sum(self._own.read_value()[:, :2])
 
     def _take_over_restored(self) -> tf.Tensor:
         """Merges what a checkpoint brought, if one was restored."""
         own = tf.cast(self._own.read_value(), tf.float64)
         uid = self._uid.read_value()
         with tf.control_dependencies([own, uid]):
-            first = self._saved.read_value()[0]
-        same = tf.logical_and(first[UID] == uid, tf.reduce_all(first[COUNTS] >= own))
+            first = self._saved.read_value()[: len(self._stages.values)]
+        same = tf.reduce_all(first[:, UID] == uid) & tf.reduce_all(first[:, COUNTS] >= own)
 
         def merge() -> tf.Tensor:
             saved, others = self._saved.read_value(), self._others.read_value()
             merged = self._others.assign(_merge(others, saved, uid))
-            self._saved.assign(tf.concat([self._own_row(own)[tf.newaxis], merged], axis=0))
+            self._saved.assign(tf.concat([self._own_rows(own), merged], axis=0))
             return tf.constant(True)
 
         return tf.cond(same, lambda: tf.constant(True), merge)
 
     def _table(self) -> tf.Tensor:
-        own = self._own_row(tf.cast(self._own.read_value(), tf.float64))
-        return tf.concat([own[tf.newaxis], self._others.read_value()], axis=0)
+        own = self._own_rows(tf.cast(self._own.read_value(), tf.float64))
+        return tf.concat([own, self._others.read_value()], axis=0)
 
-    def _own_row(self, counts: tf.Tensor) -> tf.Tensor:
-        facts = tf.constant(self._facts[SHOWN + 1 :])
-        return tf.concat([self._uid.read_value()[tf.newaxis], counts, facts], axis=0)
+    def _own_rows(self, counts: tf.Tensor) -> tf.Tensor:
+        facts = tf.constant(self._facts[:, SHOWN + 1 :])
+        return tf.concat([self._uid.read_value()[:, tf.newaxis], counts, facts], axis=1)
 
     @property
     def _saved(self) -> tf.Variable:
@@ -199,22 +256,22 @@ class ReleaseRecord:
 
     def show_attempts(self) -> None:
         """Notes that the number of attempts was shown."""
-        self._own.assign(tf.maximum(self._own, tf.constant([0, 0, 1], tf.int64)))
+        self._own.assign(tf.maximum(self._own, tf.constant([[0, 0, 1]], tf.int64)))
         self.refresh()
 
     def tables(self) -> list[np.ndarray]:
-        """Returns the rows that this record holds: the own one last."""
+        """Returns the rows that this record holds: the own ones last."""
         with tf.init_scope():
             restored = [value_of(self._saved)] if self.created else []
             own = self._facts.copy()
-            own[UID], own[COUNTS] = value_of(self._uid), value_of(self._own)
-            return [*self._waiting, value_of(self._others), *restored, own[np.newaxis]]
+            own[:, UID], own[:, COUNTS] = value_of(self._uid), value_of(self._own)
+            return [*self._waiting, value_of(self._others), *restored, own]
 
     def rows(self) -> np.ndarray:
-        """Returns the rows of all releases on which these steps depend, the own one last."""
+        """Returns the rows of all releases on which these steps depend, the own ones last."""
         with tf.init_scope():
             *others, own = self.tables()
-            others = [table[table[:, UID] != own[0, UID]] for table in others]
+            others = [table[~np.isin(table[:, UID], own[:, UID])] for table in others]
             return record_table.union([*others, *self._foreign(), own])
 
     def has_steps(self) -> bool:
@@ -224,7 +281,13 @@ class ReleaseRecord:
     def own_steps(self) -> int:
         """Returns the number of steps of this optimizer alone, in this process."""
         with tf.init_scope():
-            return int(value_of(self._own)[:2].sum())
+            return int(value_of(self._own)[:, :2].sum())
+
+    def scheduled_steps(self) -> int:
+        """Returns the number of the next step in the schedule, after taking over what is known."""
+        self.refresh()
+        with tf.init_scope():
+            return int(self._scheduled_steps(self._own, self._others).numpy())
 
     # The parameters.
 
@@ -247,6 +310,13 @@ class ReleaseRecord:
             if not self.created:
                 return
             restored = list(value_of(self.variables[_PARAMETERS]))
+        saved = dict(zip(self.parameters, restored, strict=False))
+        schedule = "noise_schedule"
+        if self.parameters.get(schedule, 0) != saved.get(schedule, 0):
+            raise PrivacyParametersChangedError(
+                "Argument `noise_multiplier` must stay the number or the schedule with which "
+                "training began. Received another one. Start a new training to change it."
+            )
         for (name, own), other in zip(self.parameters.items(), restored, strict=True):
             if own != other:
                 raise PrivacyParametersChangedError(
@@ -260,14 +330,16 @@ class ReleaseRecord:
         new = type(self)(*self._arguments)
         memo[id(self)] = new
         new.variables = copy.deepcopy(self.variables, memo)
+        new._stage.assign(self._stage)
         new.absorb(self.rows())
         return new
 
     def _renew(self) -> None:
-        """Starts a row of its own in a forked process, with no operation on large tensors."""
+        """Starts rows of its own in a forked process, with no operation on large tensors."""
         self._waiting.append(self.tables()[-1])
-        self._uid.assign(_new_uid())
-        self._own.assign([0, 0, 0])
+        count = len(self._stages.values)
+        self._uid.assign(_new_uids(count))
+        self._own.assign([[0, 0, 0]] * count)
 
 
 _merge = shared_function(record_table.merge)
@@ -276,6 +348,10 @@ _live: "weakref.WeakSet[ReleaseRecord]" = weakref.WeakSet()
 
 def _new_uid() -> float:
     return float(random.SystemRandom().randrange(1, record_table.LARGEST_UID))
+
+
+def _new_uids(count: int) -> list[float]:
+    return [_new_uid() for _ in range(count)]
 
 
 def _renew_all() -> None:

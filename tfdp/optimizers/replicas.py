@@ -30,6 +30,11 @@ def index() -> int:
     return int(tf.get_static_value(context.replica_id_in_sync_group)) if count() > 1 else 0
 
 
+def several_workers() -> bool:
+    """Returns whether the graph being built is for workers that may be other processes."""
+    return isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy)
+
+
 def check(name: str) -> None:
     """Checks that a step can be taken where the graph is being built.
 

@@ -56,7 +56,7 @@ def moved_sensitivity(
 def add_secure_noise(
     tensors: Sequence[tf.Tensor | None],
     sensitivity: float | tf.Tensor,
-    noise_multiplier: float,
+    noise_multiplier: float | tf.Tensor,
     error: float | tf.Tensor,
     key: tf.Tensor,
     dtypes: Sequence[tf.DType],
@@ -70,7 +70,8 @@ def add_secure_noise(
       tensors: The sums, float64, of any shapes; None is left as it is.
       sensitivity: l2 sensitivity of the exact sums, public.
       noise_multiplier: Standard deviation of the noise over what an example moves the sums by on
-        the grid, see `moved_sensitivity`; positive, at most `LARGEST_NOISE_MULTIPLIER`.
+        the grid, see `moved_sensitivity`; positive, at most `LARGEST_NOISE_MULTIPLIER`. A number
+        or a float64.
       error: A bound on the rounding of the sums, in units of the sensitivity, public. Beyond 1, the
         results are NaN.
       key: Secret key, int64 `[5]` or `[2]`; its use 0 is drawn here.
@@ -107,7 +108,9 @@ def _on_grid(steps: tf.Tensor, grid: float | tf.Tensor, dtype: tf.DType) -> tf.T
     return tf.cast(tf.multiply(steps, grid), dtype)
 
 
-def add_secure_noise_to_count(count: tf.Tensor, stddev: float, key: tf.Tensor) -> tf.Tensor:
+def add_secure_noise_to_count(
+    count: tf.Tensor, stddev: float | tf.Tensor, key: tf.Tensor
+) -> tf.Tensor:
     """Adds noise to a multiple of 1/2, a float32 scalar of at most 2^22, which is on its grid.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
-from tfdp._validation import error, is_integer
+from tfdp._validation import error, is_integer, is_number
 from tfdp.accounting.sampling import NONE
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -59,6 +59,13 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         noise_seed: int | None = None,
         **kwargs: Any,
     ):
+        if not is_number(noise_multiplier):
+            raise error(
+                "noise_multiplier",
+                "a number with selective release: the steps of a schedule are counted before it is "
+                "known whether they are released",
+                noise_multiplier,
+            )
         self._test = ValidationTest(
             validation_batch_size,
             validation_noise_multiplier,

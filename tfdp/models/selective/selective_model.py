@@ -264,7 +264,7 @@ class SelectiveModel(tf.keras.Model):
                 f"`augmentations`: the test clips the losses of rows. Received: {sampling}."
             )
         padding = None if optimizer.sampling is None else optimizer.sampling.padding
-        if optimizer.secure_noise and optimizer.noise_multiplier > 0:
+        if optimizer.secure_noise and optimizer.noise_stddev > 0:
             padding = FULL  # See `check_secure_noise`.
         for name, own in (
             ("dataset_size", optimizer.dataset_size),
