@@ -55,7 +55,7 @@ def prepare(
     epochs: int,
     target_epsilon: float,
     delta: float | None,
-    batch_size: int,
+    batch_size: int | None,
     optimizer: Any,
     learning_rate: Any,
     l2_norm_clip: float,
@@ -69,7 +69,8 @@ def prepare(
 ) -> PrivateTraining:
     """Does what `make_private` of each Keras says."""
     positive_integer("epochs", epochs)
-    positive_integer("batch_size", batch_size)
+    if batch_size is not None:
+        positive_integer("batch_size", batch_size)
     compiled = keras.compiled(model)
     loss = compiled.get("loss") if loss is None else loss
     if loss is None:
@@ -85,10 +86,10 @@ def prepare(
     elif compiled.get("jit_compile"):
         padding = BUCKETS if chunk_size is None else FULL
     batches = _batches(data, batch_size, chunk_size=chunk_size, padding=padding, **data_arguments)
-    size = batches.sampling.dataset_size
+    size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     keras.check(model, batches, loss)
-    steps = epochs * max(1, round(size / batch_size))
+    steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
     noise = calibrate_noise_multiplier(
@@ -96,7 +97,7 @@ def prepare(
         delta=delta,
         steps=steps,
         dataset_size=size,
-        expected_batch_size=batch_size,
+        expected_batch_size=expected,
         truncation_probability=batches.sampling.truncation_probability,
         prior=spent,
     )
@@ -126,7 +127,7 @@ def default_delta(dataset_size: int) -> float:
     return float(f"{math.floor(delta / digit) * digit:.1e}")
 
 
-def _batches(data: Any, batch_size: int, **kwargs: Any) -> PoissonBatches:
+def _batches(data: Any, batch_size: int | None, **kwargs: Any) -> PoissonBatches:
     if isinstance(data, PoissonBatches):
         raise ValueError(
             "Argument `data` must be the examples, from which batches are drawn here. Received "

@@ -144,6 +144,27 @@ def test_refused_arguments(optimizer, arguments, message):
         make(model(optimizer), **arguments)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("examples", "expected"), [(40, 4), (1, 1)])
+def test_a_small_data_set_needs_no_batch_size(capsys, examples, expected):
+    built = model("adam")
+    trained, batches, budget = tfdp.make_private(
+        built, (X[:examples], Y[:examples]), epochs=2, target_epsilon=3.0
+    )
+    assert f"{expected} examples expected" in capsys.readouterr().out
+    trained.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert trained.optimizer.ledger.steps == 2 * examples // expected
+    assert trained.optimizer.ledger.epsilon(budget.delta).epsilon <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, 1), (9, 1), (25, 2), (2559, 255), (2560, 256), (10**6, 256)]
+)
+def test_the_default_batch_is_a_tenth_of_few_examples(size, expected):
+    data = np.zeros([size, 1], "float32"), np.zeros([size], "int64")
+    assert tfdp.data.poisson_batches(data).sampling.expected_batch_size == expected
+
+
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])
 def test_default_delta(size):
     delta = _private_training.default_delta(size)

@@ -34,7 +34,7 @@ _sources = itertools.count()
 def poisson_batches(
     data: Any,
     *others: Any,
-    expected_batch_size: int,
+    expected_batch_size: int | None = None,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
     transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
@@ -73,7 +73,8 @@ def poisson_batches(
         there. A finite `tf.data.Dataset` of single examples, such as `tfds.load(...,
         as_supervised=True)`, is read into memory.
       *others: Must be empty: `(x, y)` is one argument.
-      expected_batch_size: Expected number of examples in a batch, B <= N.
+      expected_batch_size: Expected number of examples in a batch, B <= N. None: 256, or N / 10 if
+        that is less.
       chunk_size: Rows that are delivered at a time, if a whole batch does not fit in memory.
         `sampling.gradient_accumulation_steps` chunks then make one batch. None: whole batches.
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
@@ -122,6 +123,8 @@ def poisson_batches(
     source = source_of(data, others, seed, transform, features, label)
     source = _of_units(source, data, privacy_unit, examples_per_user, augmentations)
     dataset_size = source.dataset_size
+    if expected_batch_size is None:
+        expected_batch_size = default_batch_size(dataset_size)
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
@@ -150,6 +153,19 @@ def poisson_batches(
         return PoissonBatches(batches, sampling, source, make)
 
     return make(source)
+
+
+def default_batch_size(dataset_size: int) -> int:
+    """Returns the expected batch size where none is given: 256, or N / 10 if that is less.
+
+    Args:
+      dataset_size: Number of examples, N.
+
+    Example:
+      >>> [default_batch_size(size) for size in (60000, 200, 3)]
+      [256, 20, 1]
+    """
+    return max(1, min(256, dataset_size // 10))
 
 
 def _of_units(
