@@ -50,7 +50,7 @@ class FrontEnd(NamedTuple):
 def prepare(
     keras: FrontEnd,
     model: Any,
-    data: Any,
+    data: tuple,
     *,
     epochs: int,
     target_epsilon: float,
@@ -67,7 +67,7 @@ def prepare(
     optimizer_arguments: dict[str, Any],
     **data_arguments: Any,
 ) -> PrivateTraining:
-    """Does what `make_private` of each Keras says."""
+    """Does what `make_private` of each Keras says; `data` has all its positional arguments."""
     positive_integer("epochs", epochs)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
@@ -127,14 +127,14 @@ def default_delta(dataset_size: int) -> float:
     return float(f"{math.floor(delta / digit) * digit:.1e}")
 
 
-def _batches(data: Any, batch_size: int | None, **kwargs: Any) -> PoissonBatches:
-    if isinstance(data, PoissonBatches):
+def _batches(data: tuple, batch_size: int | None, **kwargs: Any) -> PoissonBatches:
+    if isinstance(data[0], PoissonBatches):
         raise ValueError(
             "Argument `data` must be the examples, from which batches are drawn here. Received "
             "Poisson batches: pass what they were made of."
         )
     try:
-        return poisson_batches(data, expected_batch_size=batch_size, **kwargs)
+        return poisson_batches(*data, expected_batch_size=batch_size, **kwargs)
     except ValueError as error:
         raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
 

@@ -62,6 +62,12 @@ def inference():
     return tf.keras.Model(inputs, layers.Dense(2)(base(inputs, training=False)))
 
 
+def words():
+    look_up = layers.StringLookup(output_mode="one_hot", input_shape=[1])
+    look_up.adapt(np.array(["red", "blue"]))
+    return tf.keras.Sequential([look_up, layers.Dense(2)])
+
+
 def two_outputs():
     inputs = tf.keras.Input([4])
     outputs = {"a": layers.Dense(2, name="a")(inputs), "b": layers.Dense(1, name="b")(inputs)}
@@ -78,6 +84,7 @@ def two_outputs():
         (support.small_model, None),
         (recurrent, "mae"),
         (inference, "mse"),
+        (words, "mse"),
         (two_outputs, {"a": "mse", "b": "mae"}),
     ],
 )

@@ -136,6 +136,12 @@ def test_all_problems_of_the_model_are_in_one_error():
         ("adam", {"optimizer": tfdp.DPSURSGD}, "must not be selective"),
         ("adam", {"optimizer": tfdp.DPSGD(1.0, 1.0, 5)}, "Pass optimizer=tfdp.DPSGD"),
         (tfdp.DPSGD(1.0, 1.0, 5), {}, "pass its class"),
+        ("adam", {"optimizer": KERAS.Adam}, "Received: the class Adam; pass an instance"),
+        (
+            tf.keras.mixed_precision.LossScaleOptimizer(KERAS.Adam()),
+            {},
+            "Use the policy mixed_bfloat16",
+        ),
         ("adam", {"optimizer": "adadelta"}, "Known: adam, sgd, signadam, signsgd"),
     ],
 )
@@ -163,6 +169,11 @@ def test_a_small_data_set_needs_no_batch_size(capsys, examples, expected):
 def test_the_default_batch_is_a_tenth_of_few_examples(size, expected):
     data = np.zeros([size, 1], "float32"), np.zeros([size], "int64")
     assert tfdp.data.poisson_batches(data).sampling.expected_batch_size == expected
+
+
+def test_two_arguments():
+    with pytest.raises(TypeError, match=r"one pair, `\(x, y\)`, in parentheses"):
+        tfdp.make_private(model("adam"), X, Y, epochs=2, target_epsilon=2.0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])

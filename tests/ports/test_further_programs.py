@@ -159,6 +159,29 @@ def test_program(build):
     assert_fast(optimizer.clipping.report())
 
 
+@pytest.mark.slow
+def test_one_call_for_a_table_with_words_and_two_outputs():
+    """Inputs by name, one of them a word, and weights of the examples for each output."""
+    words = np.array(["red", "green", "blue"])[ids(1)]
+    look_up = layers.StringLookup(output_mode="one_hot")
+    look_up.adapt(words)
+    inputs = {"size": layers.Input([1]), "color": layers.Input([1], dtype="string")}
+    hidden = layers.Concatenate()([inputs["size"], look_up(inputs["color"])])
+    outputs = {name: layers.Dense(1, name=name)(hidden) for name in ("price", "age")}
+    model = tf.keras.Model(inputs, outputs)
+    model.compile("adam", {"price": "mse", "age": "mae"}, metrics={"price": ["mae"]})
+    x = {"size": numbers(1), "color": words}
+    y = {"price": numbers(1), "age": numbers(1)}
+    weights = {"price": random.random(N), "age": np.zeros(N)}
+    model, batches, budget = tfdp.make_private(
+        model, (x, y, weights), epochs=2, target_epsilon=3.0, verbose=False
+    )
+    model.fit(batches, epochs=2, callbacks=[budget], validation_data=(x, y, weights), verbose=0)
+    assert model.optimizer.ledger.steps == 20
+    assert model.optimizer.ledger.epsilon(budget.delta).epsilon <= 3.0
+    assert_fast(model.optimizer.clipping.report())
+
+
 class Ctc(layers.Layer):
     """Adds the CTC loss, `[batch, 1]`."""
 

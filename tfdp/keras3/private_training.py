@@ -22,7 +22,7 @@ _LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
 def make_private(
     model: keras.Model,
     data: Any,
-    *,
+    *others: Any,
     epochs: int,
     target_epsilon: float,
     delta: float | None = None,
@@ -58,6 +58,7 @@ def make_private(
         which is made private.
       data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
         `tfdp.data.poisson_batches`.
+      *others: Must be empty: `(x, y)` is one argument.
       epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
@@ -110,7 +111,7 @@ def make_private(
     return prepare(
         FrontEnd(_compile_arguments, _choose, lambda *_: None, PrivacyBudget),
         model,
-        data,
+        (data, *others),
         epochs=epochs,
         target_epsilon=target_epsilon,
         delta=delta,

@@ -377,6 +377,7 @@ def _owners(model: Any) -> dict[int, tuple[tf.Variable, Any]]:
         id(v): (v, layer)
         for layer in model._flatten_layers()
         for v in [*layer._trainable_weights, *layer._non_trainable_weights, *_states(layer)]
+        if isinstance(v, tf.Variable)  # Vocabularies, which are tables, are among them.
     }
 
 

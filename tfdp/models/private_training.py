@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = {
 def make_private(
     model: tf.keras.Model,
     data: Any,
-    *,
+    *others: Any,
     epochs: int,
     target_epsilon: float,
     delta: float | None = None,
@@ -78,6 +78,7 @@ def make_private(
         learning rate and other parameters.
       data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
         `tfdp.data.poisson_batches`.
+      *others: Must be empty: `(x, y)` is one argument.
       epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
@@ -129,7 +130,7 @@ def make_private(
     return prepare(
         FrontEnd(_compile_arguments, _choose, _check_model, PrivacyBudget),
         model,
-        data,
+        (data, *others),
         epochs=epochs,
         target_epsilon=target_epsilon,
         delta=delta,
@@ -203,6 +204,14 @@ def _private_optimizer(
             f"instance. Pass optimizer=tfdp.{type(optimizer).__name__}."
         )
     kind = type(optimizer).__name__
+    if kind.startswith("LossScaleOptimizer"):
+        raise ValueError(
+            "Argument `optimizer` must not scale the loss, which would be clipped as scaled. "
+            f"Received: {kind}, as the policy mixed_float16 makes it. Use the policy "
+            "mixed_bfloat16, which needs no scaling."
+        )
+    if isinstance(optimizer, type):
+        kind = f"the class {optimizer.__name__}; pass an instance or a name"
     if kind not in _TAKEN_OVER or not type(optimizer).__module__.startswith("tf_keras."):
         raise ValueError(
             f"Argument `optimizer` must have a private counterpart. {known} Received: {kind}"
