@@ -127,7 +127,7 @@ def make_private(
       True
     """
     check_is_model(model)
-    return prepare(
+    training = prepare(
         FrontEnd(_compile_arguments, _choose, _check_model, PrivacyBudget),
         model,
         (data, *others),
@@ -151,6 +151,8 @@ def make_private(
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,
     )
+    _build_metrics(model, training.batches)
+    return training
 
 
 def _choose(
@@ -243,6 +245,23 @@ def _learning_rate(optimizer: Any) -> Any:
 def _check_model(model: Any, batches: PoissonBatches, loss: Any) -> None:
     """Raises an error with all that training would refuse; builds the model."""
     if not model.built or model.save_spec() is None:
-        x = batches.element_spec[0]
-        model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
+        model(_zeros(batches)[0])
     validate(model, loss, data=batches).check()
+
+
+def _build_metrics(model: Any, batches: PoissonBatches) -> None:
+    """Creates the variables of the metrics.
+
+    Keras creates them while it traces the first step, which is then traced a second time.
+    """
+    metrics = model.compiled_metrics
+    if metrics is not None and (metrics._user_metrics or metrics._user_weighted_metrics):
+        x, y, *_ = _zeros(batches)
+        metrics.build(model(x, training=False), y)
+
+
+def _zeros(batches: PoissonBatches) -> Any:
+    """Returns a batch of one row of zeros."""
+    return tf.nest.map_structure(
+        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), batches.element_spec
+    )
