@@ -113,6 +113,18 @@ def test_data_say_what_targets_are(n):
     assert tfdp.validate(support.small_model(), loss, data=batches).ok
 
 
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [("sparse_categorical_crossentropy", [3]), ("categorical_crossentropy", [])],
+)
+def test_targets_that_do_not_fit_the_loss(loss, shape):
+    data = np.zeros([5, 4], "float32"), np.zeros([5, *shape], "int32")
+    (finding,) = tfdp.validate(support.small_model(), loss, data=data).findings
+    assert finding.where == "the loss" and "Give targets of the shape" in finding.remedy
+    assert f"of targets {(5, *shape)}" in finding.problem
+    assert "outputs (5, 3)" in finding.problem
+
+
 def test_stateful_recurrent_layers():
     inputs = tf.keras.Input(batch_shape=[4, 5, 2])
     model = tf.keras.Model(inputs, layers.LSTM(3, stateful=True, name="memory")(inputs))

@@ -126,7 +126,7 @@ def recommender():
     user, item = layers.Input([], dtype="int64"), layers.Input([], dtype="int64")
     users = layers.Embedding(20, 4, embeddings_regularizer="l2")(user)
     model = tf.keras.Model([user, item], layers.Dot(1)([users, layers.Embedding(30, 4)(item)]))
-    return model, "mse", ((ids(below=20), ids(below=30)), numbers(1))
+    return model, "mse", ([ids(below=20), ids(below=30)], numbers(1))
 
 
 PROGRAMS = [

@@ -23,6 +23,7 @@ _SLOW = (
     "It trains, slower: use layers of `tf.keras.layers` with known rules, or add a rule with "
     "`tfdp.clipping.register_op_gradients`."
 )
+_FIT = "Give targets of the shape that the loss takes, or another loss."
 _REDUCTION = (
     "Leave the loss's `reduction` at its default: Keras cannot add a weight regularizer to losses "
     "that are not reduced."
@@ -279,11 +280,30 @@ def _of_loss(model: Any, outputs: Any, losses: Any, weights: Any, data: Any) -> 
         if error is None:
             return []
         errors.append(error)
+        misfit = None if data is None else _misfit(container, targets, outputs)
+        if misfit is not None:
+            return [Finding("the loss", misfit, _FIT)]
         if _is_ours(error):
             break
     error = next(filter(_is_ours, errors), errors[0])
     remedy = _REDUCTION if "equal rank" in str(error) and regularizers else ""
     return [Finding("the loss", _text(error), remedy)]
+
+
+def _misfit(container: Any, targets: Any, outputs: Any) -> str | None:
+    """Says why a loss cannot be computed of five rows of targets and outputs, if it cannot."""
+
+    def of_rows(spec: Any) -> tf.TensorSpec:
+        return tf.TensorSpec([5, *spec.shape[1:]], spec.dtype)
+
+    specs = tf.nest.map_structure(of_rows, (targets, outputs))
+    try:
+        tf.function(container, autograph=False).get_concrete_function(*specs)
+    except Exception as error:  # Of a loss, of whatever type.
+        y, p = (", ".join(str(s.shape) for s in tf.nest.flatten(part)) for part in specs)
+        said = _text(error).rstrip(".")
+        return f"it cannot be computed of targets {y} and outputs {p}: {said}."
+    return None
 
 
 def _targets(outputs: Any, losses: Any, data: Any) -> list[Any]:
