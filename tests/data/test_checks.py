@@ -4,6 +4,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tfdp.data import checks
 
 X, Y = support.small_data(20)
 
@@ -64,6 +65,14 @@ def test_data_of_other_kinds_are_refused_with_advice(data, message):
     with pytest.raises(ValueError, match=message) as error:
         poisson(data)
     assert len(str(error.value)) < 400
+
+
+def test_mutants_that_take_batches_have_another_unit_of_privacy(monkeypatch):
+    batched = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5, drop_remainder=True)
+    monkeypatch.setattr(checks, "_is_loader", lambda data: False)
+    monkeypatch.setattr(checks, "_OPENING", (*checks._OPENING, "Map"))
+    for data in (Loader(X, Y), batched.map(lambda x, y: (x / 2, y))):
+        assert poisson(data).sampling.dataset_size == 4  # Of 20 examples.
 
 
 def test_two_arguments():
