@@ -3,7 +3,8 @@
 tfdp takes its secret keys from the operating system, whatever is seeded, so that tests of what is
 drawn with them would fail by chance now and then. Here `os.urandom` gives tfdp numbers that follow
 from the name of the test: never the same twice within a test, and the same in every run. A test
-needs no seed of tfdp's for that, which would take another path through the code.
+needs no seed of tfdp's for that, which would take another path through the code. What several tests
+share, such as the fixture of a module, draws by its own name, whichever test needs it first.
 
 Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=explore` tries others.
 
@@ -75,6 +76,14 @@ def pytest_runtest_teardown():
     _run += 1
     if _run % _TESTS_PER_COLLECTION == 0:
         _collect()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    if fixturedef.scope == "function":
+        return (yield)
+    with ENTROPY.named(f"{fixturedef.baseid}::{fixturedef.argname} {request.param_index}"):
+        return (yield)
 
 
 def _collect():

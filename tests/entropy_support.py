@@ -1,5 +1,6 @@
 """Entropy that is the same in every run of a test; `tests/conftest.py` installs it."""
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -19,6 +20,16 @@ class RepeatableEntropy:
     def restart(self, name):
         """Makes what follows a function of `name`."""
         self._name, self._process, self._draws = name, os.getpid(), itertools.count()
+
+    @contextlib.contextmanager
+    def named(self, name):
+        """Makes what is drawn within a function of `name`, and goes on afterwards as before."""
+        before = self._name, self._process, self._draws
+        self.restart(name)
+        try:
+            yield
+        finally:
+            self._name, self._process, self._draws = before
 
     def __call__(self, size):
         package = sys._getframe(1).f_globals.get("__name__", "").split(".")[0]

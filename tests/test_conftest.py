@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 import tfdp
@@ -42,6 +43,30 @@ def test_draws_follow_from_the_name_of_the_test():
     assert first == again
     assert len({*first, *other}) == 4
     assert first[0].hex() == "4ee24d493f8d04d0"  # The same in any process.
+
+
+def test_what_is_drawn_for_a_fixture_does_not_change_what_the_test_draws():
+    entropy = RepeatableEntropy(os.urandom)
+    variables = {"__name__": "tfdp.data", "ask": entropy}
+    entropy.restart("a test")
+    exec("draws = [ask(8)]", variables)
+    with entropy.named("a fixture"):
+        exec("inner = [ask(8), ask(8)]", variables)
+    exec("draws.append(ask(8))", variables)
+    assert tuple(variables["draws"]) == asked("a test", RepeatableEntropy(os.urandom))
+    assert tuple(variables["inner"]) == asked("a fixture", RepeatableEntropy(os.urandom))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return tuple(drawn())
+
+
+@pytest.mark.parametrize("test", ["first", "second"])
+def test_a_shared_fixture_draws_by_its_own_name(shared, test):
+    """Whichever test needs it first."""
+    with os.urandom.named("tests/test_conftest.py::shared 0"):
+        assert tuple(drawn()) == shared
 
 
 def test_others_than_tfdp_and_forked_processes_get_real_entropy(monkeypatch):

@@ -39,7 +39,8 @@ def run_examples(path):
     """Runs the Python blocks of a page, one after the other."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
     x, y = support.small_data(2000)
-    names = {"x_train": x, "y_train": y, "x_test": x[:50], "__name__": "examples"}
+    names = {"x_train": x, "y_train": y, "__name__": "examples"}
+    names |= {"x_test": x[:50], "y_test": y[:50]}
     names["model"] = tf.keras.Sequential([tf.keras.layers.Dense(3)])  # The reader's.
     for block in blocks:
         exec(block, names)
@@ -58,6 +59,7 @@ PAGES = {
     "docs/private_selection.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
+    "docs/sharp_edges.md": 1,
     "docs/user_level.md": 1,
 }
 

@@ -1,7 +1,6 @@
 """The accountants against exact values, and in dp_accounting's own abstract test."""
 
 import math
-import time
 
 import dp_accounting
 import numpy as np
@@ -64,13 +63,6 @@ def test_default_orders_are_tight():
             assert ours <= best * 1.003, (sigma, delta)
     assert DEFAULT_RDP_ORDERS[0] < 1.03
     assert DEFAULT_RDP_ORDERS[-1] > 900
-
-
-@pytest.mark.parametrize(("q", "sigma"), [(0.5, 50.0), (0.5, 0.3), (0.004, 1.1), (0.01, 0.05)])
-def test_rdp_is_quick(q, sigma):
-    begin = time.process_time()
-    RdpAccountant().compose(sampled_gaussian(q, sigma * 1.0001), 1000).get_epsilon(1e-5)
-    assert time.process_time() - begin < 1.5  # dp_accounting's series: 3 s and more.
 
 
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 3.0, 30.0])

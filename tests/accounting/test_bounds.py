@@ -1,7 +1,6 @@
 """The tightest bound: the smaller of both accountants, and true in spite of truncation."""
 
 import math
-import time
 
 import dp_accounting
 import pytest
@@ -159,22 +158,16 @@ def test_an_unknown_observability_is_refused():
         tightest_epsilon([], _DELTA, "hidden")
 
 
-# Speed.
-
-
 @pytest.mark.parametrize(("q", "sigma"), [(0.5, 0.02), (0.5, 0.1), (0.9, 0.01), (1e-6, 0.02)])
-def test_large_losses_are_priced_quickly(q, sigma):
-    begin = time.process_time()
+def test_large_losses_have_a_pld(q, sigma):
     releases = (Release(sampled_gaussian(q, sigma), 10),)
-    epsilon = bounds.pld_epsilon(releases, _DELTA)
-    assert time.process_time() - begin < 3
-    assert epsilon <= bounds.rdp_epsilon(releases, _DELTA)
+    assert bounds.pld_epsilon(releases, _DELTA) <= bounds.rdp_epsilon(releases, _DELTA)
 
 
-def test_repeated_questions_are_free():
+def test_repeated_questions_are_answered_from_memory(monkeypatch):
     releases = [Release(_STEP, 12_345)]
-    tightest_epsilon(releases, _DELTA)
-    begin = time.process_time()
-    for _ in range(100):
-        tightest_epsilon(releases, _DELTA)
-    assert time.process_time() - begin < 0.1
+    first = tightest_epsilon(releases, _DELTA)
+    monkeypatch.delattr(bounds, "_composed")
+    assert tightest_epsilon(releases, _DELTA) == first
+    with pytest.raises(NameError, match="_composed"):
+        tightest_epsilon(releases, 2 * _DELTA)

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import time
 
 import dp_accounting
 import numpy as np
@@ -359,12 +358,6 @@ def test_more_noise_costs_less_and_all_else_costs_more(
     assert delta(q / factor, sigma, validation_q, log_spread) <= ours
     assert delta(q, sigma, validation_q / factor, log_spread) <= ours
     assert delta(q, sigma, validation_q, log_spread / factor) <= ours
-
-
-def test_is_quick():
-    begin = time.process_time()
-    module.dominating_pair(0.0341, 4.0001, 0.0043, 0.9)
-    assert time.process_time() - begin < 2  # Alone a twentieth of a second.
 
 
 # Mutants.

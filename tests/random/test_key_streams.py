@@ -10,9 +10,11 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import selective_support
 from tfdp._random import key_streams
 from tfdp._random.key_streams import KeyStream
 
@@ -206,3 +208,36 @@ def test_a_training_that_is_killed_and_resumed_twice_repeats_nothing(tmp_path):
     assert repeated("secret", "noise") == repeated("secret", "batch") == 0
     # With known seeds they do repeat: otherwise the test would say little.
     assert repeated("known", "noise") >= 4 and repeated("known", "batch") >= 4
+
+
+def streams_of_one_seed(monkeypatch):
+    """Streams that a selective training makes whose data and optimizer have the same test seed."""
+    made = []
+    initialize = KeyStream.__init__
+
+    def recorded(self, *args, **kwargs):
+        initialize(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(KeyStream, "__init__", recorded)
+    data = selective_support.batches(seed=7)
+    optimizer = selective_support.optimizer(data=data, noise_seed=7)
+    selective_support.compiled(optimizer).fit(data, verbose=0)
+    return [stream for stream in made if stream.seed == 7]
+
+
+def assert_purposes_share_no_secret(streams):
+    purposes = {stream.domain for stream in streams}
+    assert {"batches", "noise", "test_noise", "layers"} < purposes
+    assert len(purposes) == 6  # And two of attempts.
+    assert len({stream.secret().numpy().tobytes() for stream in streams}) == len(purposes)
+
+
+def test_one_seed_for_data_and_optimizer_gives_each_purpose_keys_of_its_own(monkeypatch):
+    assert_purposes_share_no_secret(streams_of_one_seed(monkeypatch))
+
+
+def test_secrets_that_follow_from_the_seed_alone_are_caught(monkeypatch):
+    monkeypatch.setattr(KeyStream, "_new_secret", lambda self: np.full([4], self.seed or 0))
+    with pytest.raises(AssertionError):
+        assert_purposes_share_no_secret(streams_of_one_seed(monkeypatch))
