@@ -80,6 +80,13 @@ def inference(keras, *more):
     return keras.Model(inputs, outputs)
 
 
+def words(keras):
+    look_up = keras.layers.StringLookup(output_mode="one_hot")
+    look_up.adapt(np.array(["red", "blue"]))
+    inputs = keras.Input([1], dtype="string")
+    return keras.Model(inputs, keras.layers.Dense(2)(look_up(inputs)))
+
+
 def two_outputs(keras):
     inputs, dense = keras.Input([4]), keras.layers.Dense
     return keras.Model(inputs, {"a": dense(2, name="a")(inputs), "b": dense(1, name="b")(inputs)})
@@ -114,6 +121,7 @@ def sums(keras):
         (small_model, sums),
         (small_model, lambda _: None),
         (recurrent, lambda _: "mae"),
+        (words, lambda _: "mse"),
         (two_outputs, lambda _: {"a": "mse", "b": "mae"}),
         (called, lambda _: "mse"),
     ],
@@ -150,6 +158,18 @@ def test_data_say_what_targets_are(front, n):
     assert front.tfdp.validate(small_model(front.keras), loss, data=data).ok
     batches = tfdp.data.poisson_batches(data, expected_batch_size=2)
     assert front.tfdp.validate(small_model(front.keras), loss, data=batches).ok
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [("sparse_categorical_crossentropy", [3]), ("categorical_crossentropy", [])],
+)
+def test_targets_that_do_not_fit_the_loss(front, loss, shape):
+    data = np.zeros([5, 4], "float32"), np.zeros([5, *shape], "int32")
+    (finding,) = front.tfdp.validate(small_model(front.keras), loss, data=data).findings
+    assert finding.where == "the loss" and "Give targets of the shape" in finding.remedy
+    assert f"of targets {(5, *shape)}" in finding.problem
+    assert "outputs (5, 3)" in finding.problem
 
 
 def test_stateful_recurrent_layers(front):

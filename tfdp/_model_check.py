@@ -22,6 +22,7 @@ _SLOW = (
     "It trains, slower: use layers of `{}.layers` with known rules, or add a rule with "
     "`tfdp.clipping.register_op_gradients`."
 )
+_FIT = "Give targets of the shape that the loss takes, or another loss."
 _REDUCTION = (
     "Leave the loss's `reduction` at its default: Keras cannot add a weight regularizer to losses "
     "that are not reduced."
@@ -182,6 +183,9 @@ class _Check:
             if error is None:
                 return []
             errors.append(error)
+            misfit = None if data is None else _misfit(compute, targets, self._outputs)
+            if misfit is not None:
+                return [Finding("the loss", misfit, _FIT)]
             if _is_ours(error):
                 break
         error = next(filter(_is_ours, errors), errors[0])
@@ -285,6 +289,22 @@ def _spec_of(data: Any, index: int) -> Any:
     return tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *tf.shape(t)[1:]], tf.as_dtype(t.dtype)), data[index]
     )
+
+
+def _misfit(compute: Callable[..., tf.Tensor], targets: Any, outputs: Any) -> str | None:
+    """Says why a loss cannot be computed of five rows of targets and outputs, if it cannot."""
+
+    def of_rows(spec: Any) -> tf.TensorSpec:
+        return tf.TensorSpec([5, *spec.shape[1:]], spec.dtype)
+
+    specs = tf.nest.map_structure(of_rows, (targets, outputs))
+    try:
+        tf.function(lambda y, p: compute(y, p, None), autograph=False).get_concrete_function(*specs)
+    except Exception as error:  # Of a loss, of whatever type.
+        y, p = (", ".join(str(s.shape) for s in tf.nest.flatten(part)) for part in specs)
+        said = _text(error).rstrip(".")
+        return f"it cannot be computed of targets {y} and outputs {p}: {said}."
+    return None
 
 
 def _targets(outputs: Any, losses: Any, data: Any) -> list[Any]:

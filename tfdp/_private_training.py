@@ -55,12 +55,12 @@ class FrontEnd(NamedTuple):
 def prepare(
     keras: FrontEnd,
     model: Any,
-    data: Any,
+    data: tuple,
     *,
     epochs: int,
     target_epsilon: float,
     delta: float | None,
-    batch_size: int,
+    batch_size: int | None,
     optimizer: Any,
     learning_rate: Any,
     l2_norm_clip: float,
@@ -72,9 +72,10 @@ def prepare(
     optimizer_arguments: dict[str, Any],
     **data_arguments: Any,
 ) -> PrivateTraining:
-    """Does what `make_private` of each Keras says."""
+    """Does what `make_private` of each Keras says; `data` has all its positional arguments."""
     positive_integer("epochs", epochs)
-    positive_integer("batch_size", batch_size)
+    if batch_size is not None:
+        positive_integer("batch_size", batch_size)
     compiled = keras.compiled(model)
     loss = compiled.get("loss") if loss is None else loss
     if loss is None:
@@ -90,13 +91,13 @@ def prepare(
     elif compiled.get("jit_compile"):
         padding = BUCKETS if chunk_size is None else FULL
     batches = _batches(data, batch_size, chunk_size=chunk_size, padding=padding, **data_arguments)
-    size = batches.sampling.dataset_size
+    size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     if not keras.is_built(model):
         x = batches.element_spec[0]
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     keras.validate(model, loss, data=batches).check()
-    steps = epochs * max(1, round(size / batch_size))
+    steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
     noise = calibrate_noise_multiplier(
@@ -104,7 +105,7 @@ def prepare(
         delta=delta,
         steps=steps,
         dataset_size=size,
-        expected_batch_size=batch_size,
+        expected_batch_size=expected,
         truncation_probability=batches.sampling.truncation_probability,
         prior=spent,
     )
@@ -134,14 +135,14 @@ def default_delta(dataset_size: int) -> float:
     return float(f"{math.floor(delta / digit) * digit:.1e}")
 
 
-def _batches(data: Any, batch_size: int, **kwargs: Any) -> PoissonBatches:
-    if isinstance(data, PoissonBatches):
+def _batches(data: tuple, batch_size: int | None, **kwargs: Any) -> PoissonBatches:
+    if isinstance(data[0], PoissonBatches):
         raise ValueError(
             "Argument `data` must be the examples, from which batches are drawn here. Received "
             "Poisson batches: pass what they were made of."
         )
     try:
-        return poisson_batches(data, expected_batch_size=batch_size, **kwargs)
+        return poisson_batches(*data, expected_batch_size=batch_size, **kwargs)
     except ValueError as error:
         raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
 

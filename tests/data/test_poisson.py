@@ -260,7 +260,7 @@ def test_bad_arguments(change, message):
         ((X, 3), "one positive length"),
         (X, r"pair \(x, y\)"),
         ((X, Y, Y, Y), "of length 4"),
-        ((X, Y, {"a": Y}), "numbers as its third part"),
+        ((X, Y, {"a": Y.astype(str)}), "numbers as its third part"),
         (tf.data.Dataset.range(3), r"examples \(x, y\)"),
         (tf.data.Dataset.from_tensors((1.0, 2)).repeat(), "infinite"),
         (

@@ -230,8 +230,8 @@ def test_many_rows_of_a_table(monkeypatch):
     ("example", "message"),
     [
         ((1.0, None), "of type NoneType"),
-        ((1.0, 1, "a"), "one array of numbers as its third part"),
-        ((1.0, 1, (1.0, 2.0)), "one array of numbers as its third part"),
+        ((1.0, 1, "a"), "an array of numbers as its third part"),
+        ((1.0, 1, (1.0, "a")), "an array of numbers as its third part"),
     ],
 )
 def test_examples_of_no_numbers_are_refused(example, message):

@@ -30,6 +30,13 @@ def test_training_costs_no_more_than_the_budget(capsys):
     assert again.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
 
 
+@pytest.mark.slow
+def test_without_a_batch_size_a_tenth_of_few_examples_is_expected():
+    model, batches, budget = make(small_model(), batch_size=None, verbose=False)
+    model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert batches.sampling.expected_batch_size == 20 and model.optimizer.ledger.steps == 20
+
+
 def test_what_the_model_was_compiled_with_is_kept():
     model = small_model()
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.2)

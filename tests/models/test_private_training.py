@@ -5,6 +5,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tfdp import _private_training
+from tfdp.models import private_training
 
 layers = tf.keras.layers
 X, Y = support.small_data(300)
@@ -46,6 +47,23 @@ def test_training_for_the_epochs_costs_the_budget(capsys):
     assert "PrivacyBudget" not in capsys.readouterr().out  # All epochs were trained.
     with pytest.raises(ValueError, match="allows no further step"):
         trained.fit(batches, epochs=1, callbacks=[budget], verbose=0)
+
+
+@pytest.mark.parametrize("is_built", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_step_with_metrics_is_traced_once(monkeypatch, is_built):
+    traced = []
+
+    class Counting(tf.keras.Sequential):
+        def train_step(self, data):
+            traced.append(data)
+            return super().train_step(data)
+
+    if not is_built:  # As Keras does it.
+        monkeypatch.setattr(private_training, "_build_metrics", lambda *_: None)
+    counting = Counting([layers.Dense(3)])
+    trained, batches, _ = make(counting, loss=support.crossentropy("auto"), metrics=["accuracy"])
+    trained.fit(batches.take(1), verbose=0)
+    assert len(traced) == (1 if is_built else 2)
 
 
 @pytest.mark.slow
@@ -136,12 +154,44 @@ def test_all_problems_of_the_model_are_in_one_error():
         ("adam", {"optimizer": tfdp.DPSURSGD}, "must not be selective"),
         ("adam", {"optimizer": tfdp.DPSGD(1.0, 1.0, 5)}, "Pass optimizer=tfdp.DPSGD"),
         (tfdp.DPSGD(1.0, 1.0, 5), {}, "pass its class"),
+        ("adam", {"optimizer": KERAS.Adam}, "Received: the class Adam; pass an instance"),
+        (
+            tf.keras.mixed_precision.LossScaleOptimizer(KERAS.Adam()),
+            {},
+            "Use the policy mixed_bfloat16",
+        ),
         ("adam", {"optimizer": "adadelta"}, "Known: adam, sgd, signadam, signsgd"),
     ],
 )
 def test_refused_arguments(optimizer, arguments, message):
     with pytest.raises(ValueError, match=message):
         make(model(optimizer), **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("examples", "expected"), [(40, 4), (1, 1)])
+def test_a_small_data_set_needs_no_batch_size(capsys, examples, expected):
+    built = model("adam")
+    trained, batches, budget = tfdp.make_private(
+        built, (X[:examples], Y[:examples]), epochs=2, target_epsilon=3.0
+    )
+    assert f"{expected} examples expected" in capsys.readouterr().out
+    trained.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert trained.optimizer.ledger.steps == 2 * examples // expected
+    assert trained.optimizer.ledger.epsilon(budget.delta).epsilon <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, 1), (9, 1), (25, 2), (2559, 255), (2560, 256), (10**6, 256)]
+)
+def test_the_default_batch_is_a_tenth_of_few_examples(size, expected):
+    data = np.zeros([size, 1], "float32"), np.zeros([size], "int64")
+    assert tfdp.data.poisson_batches(data).sampling.expected_batch_size == expected
+
+
+def test_two_arguments():
+    with pytest.raises(TypeError, match=r"one pair, `\(x, y\)`, in parentheses"):
+        tfdp.make_private(model("adam"), X, Y, epochs=2, target_epsilon=2.0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])

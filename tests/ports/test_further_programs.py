@@ -126,7 +126,7 @@ def recommender():
     user, item = layers.Input([], dtype="int64"), layers.Input([], dtype="int64")
     users = layers.Embedding(20, 4, embeddings_regularizer="l2")(user)
     model = tf.keras.Model([user, item], layers.Dot(1)([users, layers.Embedding(30, 4)(item)]))
-    return model, "mse", ((ids(below=20), ids(below=30)), numbers(1))
+    return model, "mse", ([ids(below=20), ids(below=30)], numbers(1))
 
 
 PROGRAMS = [
@@ -157,6 +157,29 @@ def test_program(build):
     assert model.optimizer.ledger.steps == 4
     assert "epsilon = " in tfdp.privacy_statement(model, delta=1e-3)
     assert_fast(optimizer.clipping.report())
+
+
+@pytest.mark.slow
+def test_one_call_for_a_table_with_words_and_two_outputs():
+    """Inputs by name, one of them a word, and weights of the examples for each output."""
+    words = np.array(["red", "green", "blue"])[ids(1)]
+    look_up = layers.StringLookup(output_mode="one_hot")
+    look_up.adapt(words)
+    inputs = {"size": layers.Input([1]), "color": layers.Input([1], dtype="string")}
+    hidden = layers.Concatenate()([inputs["size"], look_up(inputs["color"])])
+    outputs = {name: layers.Dense(1, name=name)(hidden) for name in ("price", "age")}
+    model = tf.keras.Model(inputs, outputs)
+    model.compile("adam", {"price": "mse", "age": "mae"}, metrics={"price": ["mae"]})
+    x = {"size": numbers(1), "color": words}
+    y = {"price": numbers(1), "age": numbers(1)}
+    weights = {"price": random.random(N), "age": np.zeros(N)}
+    model, batches, budget = tfdp.make_private(
+        model, (x, y, weights), epochs=2, target_epsilon=3.0, verbose=False
+    )
+    model.fit(batches, epochs=2, callbacks=[budget], validation_data=(x, y, weights), verbose=0)
+    assert model.optimizer.ledger.steps == 20
+    assert model.optimizer.ledger.epsilon(budget.delta).epsilon <= 3.0
+    assert_fast(model.optimizer.clipping.report())
 
 
 class Ctc(layers.Layer):

@@ -93,7 +93,13 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
         return self._make(dataclasses.replace(source, stored=Weighted(source.stored, map_func)))
     # Of the whole data set, so that a label without a weight is an error before training.
     given = [source.x, source.y, *([] if source.sample_weight is None else [source.sample_weight])]
-    weights = tf.cast(map_func(*given)[2], tf.float32)
+    try:
+        weights = tf.cast(map_func(*given)[2], tf.float32)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            "Argument `class_weight` must have a weight for each label. Received data with a label "
+            "that has none."
+        ) from error
     return self._make(dataclasses.replace(source, sample_weight=weights))
 
 

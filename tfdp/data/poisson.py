@@ -22,7 +22,7 @@ from tfdp.accounting.sampling import (
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
-from tfdp.data.checks import check_data
+from tfdp.data.checks import check_data, tuples_for_lists
 from tfdp.data.columns import Features, chosen
 from tfdp.data.source import PoissonSource
 from tfdp.data.stored import stored
@@ -34,7 +34,7 @@ _sources = itertools.count()
 def poisson_batches(
     data: Any,
     *others: Any,
-    expected_batch_size: int,
+    expected_batch_size: int | None = None,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
     transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
@@ -65,15 +65,17 @@ def poisson_batches(
 
     Args:
       data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
-        them, with N rows each. A weight multiplies the loss of its example, before the example's
-        gradient is clipped. Of memory-mapped arrays, HDF5 and Zarr, only the rows of a batch are
-        read. The same holds for random-access sources: what `tfdp.data.read_examples` opens, and
-        any object with `__len__` and `__getitem__(i)` (or `__getitems__(list)`) that returns such
-        examples. Threads call `__getitem__` at each draw; Python code that decodes or crops belongs
-        there. A finite `tf.data.Dataset` of single examples, such as `tfds.load(...,
-        as_supervised=True)`, is read into memory.
+        them, with N rows each. (A list of arrays is several inputs, as in Keras.) A weight
+        multiplies the loss of its example, before the example's gradient is clipped; each output of
+        a model can have weights of its own. Of memory-mapped arrays, HDF5 and Zarr, only the rows
+        of a batch are read. The same holds for random-access sources: what
+        `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
+        `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
+        Python code that decodes or crops belongs there. A finite `tf.data.Dataset` of single
+        examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: Must be empty: `(x, y)` is one argument.
-      expected_batch_size: Expected number of examples in a batch, B <= N.
+      expected_batch_size: Expected number of examples in a batch, B <= N. None: 256, or N / 10 if
+        that is less.
       chunk_size: Rows that are delivered at a time, if a whole batch does not fit in memory.
         `sampling.gradient_accumulation_steps` chunks then make one batch. None: whole batches.
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
@@ -122,6 +124,8 @@ def poisson_batches(
     source = source_of(data, others, seed, transform, features, label)
     source = _of_units(source, data, privacy_unit, examples_per_user, augmentations)
     dataset_size = source.dataset_size
+    if expected_batch_size is None:
+        expected_batch_size = default_batch_size(dataset_size)
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
@@ -150,6 +154,19 @@ def poisson_batches(
         return PoissonBatches(batches, sampling, source, make)
 
     return make(source)
+
+
+def default_batch_size(dataset_size: int) -> int:
+    """Returns the expected batch size where none is given: 256, or N / 10 if that is less.
+
+    Args:
+      dataset_size: Number of examples, N.
+
+    Example:
+      >>> [default_batch_size(size) for size in (60000, 200, 3)]
+      [256, 20, 1]
+    """
+    return max(1, min(256, dataset_size // 10))
 
 
 def _of_units(
@@ -184,12 +201,14 @@ def source_of(
     """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
     check_data(data, others)
     data = chosen(data, features, label)
+    if isinstance(data, (list, tuple)) and len(data) in (2, 3):
+        data = tuples_for_lists(data)
     examples = stored(data)
     if examples is None:
         (x, y, *weights), size = _load(data)
         source = PoissonSource(x, y, size, seed, transform, *weights)
     else:
-        for weight in examples.element_spec[2:]:
+        for weight in tf.nest.flatten(examples.element_spec[2:]):
             _check_weights(weight)
         source = PoissonSource(None, None, len(examples), seed, transform, stored=examples)
     if transform is not None:
@@ -247,10 +266,10 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None
             'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
             f"{padding=}, {chunk_size=}."
         )
-    if padding != NONE and weights and weights[0].shape.rank != 0:
+    if padding != NONE and weights and getattr(weights[0], "shape", None) != ():
         raise ValueError(
-            'Argument `padding` must be "none" with sample weights of several dimensions. '
-            f"Received: {padding=}, and sample weights of shape {weights[0].shape} each."
+            'Argument `padding` must be "none" unless each example has one sample weight. '
+            f"Received: {padding=}, and sample weights {weights[0]} of each."
         )
 
 
@@ -278,15 +297,22 @@ def _load(data: Any) -> tuple[tuple, int]:
     if isinstance(data, tf.data.Dataset):
         data = _read(data)
     if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
+        advice = ""
+        if isinstance(data, dict):
+            advice = " Of a dict, choose with `features` and `label`."
+        elif hasattr(data, "__next__"):
+            advice = (
+                " If it gives single examples, a finite number of them, make a dataset of it: "
+                "`tf.data.Dataset.from_generator`."
+            )
         raise ValueError(
             "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or a "
             f"tf.data.Dataset of such examples. Received: {type(data).__name__}"
-            + (f" of length {len(data)}." if isinstance(data, (tuple, list)) else ".")
-            + (" Of a dict, choose with `features` and `label`." if isinstance(data, dict) else "")
+            f"{f' of length {len(data)}' if isinstance(data, (tuple, list)) else ''}.{advice}"
         )
     with tf.device("cpu"):
         parts = [tf.nest.map_structure(tf.convert_to_tensor, part) for part in data]
-        parts[2:] = [_weights(part) for part in parts[2:]]
+        parts[2:] = [tf.nest.map_structure(_weights, part) for part in parts[2:]]
     shapes = [tensor.shape for tensor in tf.nest.flatten(parts)]
     lengths = {shape[0] if shape.rank else None for shape in shapes}
     if len(lengths) != 1 or not (length := lengths.pop()):
@@ -316,7 +342,8 @@ def _read(data: tf.data.Dataset) -> tuple:
     except ValueError as error:
         raise ValueError(
             "Argument `data` must hold examples of one shape. Received elements: "
-            f"{data.element_spec}."
+            f"{data.element_spec}. Where they are batches, call `unbatch()`; where examples have "
+            "several sizes, `map` them to one before, by padding, cropping or resizing."
         ) from error
 
 
@@ -356,8 +383,8 @@ def _check_weights(given: Any) -> None:
     dtype = getattr(given, "dtype", None)
     if not isinstance(dtype, tf.DType) or not (dtype.is_floating or dtype.is_integer):
         raise ValueError(
-            "Argument `data` must hold one array of numbers as its third part, the weights of the "
-            f"examples. Received: {given!r}."
+            "Argument `data` must hold an array of numbers as its third part, the weights of the "
+            f"examples (or one for each output of the model). Received: {given!r}."
         )
 
 

@@ -30,7 +30,8 @@ class PoissonSource:
       examples: Number of examples.
       seed: Seed that was given to `poisson_batches`.
       transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
-      sample_weight: Weights of the examples, `[examples, ...]`, floating; or None.
+      sample_weight: Weights of the examples, `[examples, ...]`, floating, or nested ones, one for
+        each output of the model; or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
       stored: Reads examples that are not in memory, or None.
       augmentations: Rows that each drawn example has.
@@ -42,7 +43,7 @@ class PoissonSource:
     examples: int
     seed: int | None
     transform: Transform | None = None
-    sample_weight: tf.Tensor | None = None
+    sample_weight: Any = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     stored: Examples | None = None
     augmentations: int = 1
@@ -63,7 +64,7 @@ class PoissonSource:
         """Types and shapes of the examples."""
         if self.stored is not None:
             x, y, *weights = self.stored.element_spec
-            return (x, y, *(tf.TensorSpec(weight.shape, tf.float32) for weight in weights))
+            return (x, y, *tf.nest.map_structure(_as_weights, weights))
         weights = () if self.sample_weight is None else (self.sample_weight,)
         return tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (self.x, self.y, *weights)
@@ -126,14 +127,18 @@ class PoissonSource:
         rows = self._gathered(indices)
         if weights is None:
             return rows
-        if len(rows) == 3:
-            weights = tf.reshape(weights, [-1] + [1] * (rows[2].shape.rank - 1)) * rows[2]
-        return (*rows[:2], weights)
+        if len(rows) == 2:
+            return (*rows, weights)
+
+        def of_output(given: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(weights, [-1] + [1] * (given.shape.rank - 1)) * given
+
+        return (*rows[:2], tf.nest.map_structure(of_output, rows[2]))
 
     def _gathered(self, indices: tf.Tensor) -> tuple:
         if self.stored is not None:
             x, y, *weights = self.stored.gather(indices)
-            rows = (x, y, *(tf.cast(weight, tf.float32) for weight in weights))
+            rows = (x, y, *tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights))
         else:
             weights = [] if self.sample_weight is None else [self.sample_weight]
             data = (self.x, self.y, *weights)
@@ -240,6 +245,10 @@ def _transformed(rows: tuple, transform: Transform) -> tuple:
     outputs = tf.function(transform).get_concrete_function(*specs).structured_outputs
     made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
     return tf.map_fn(lambda row: transform(*row), rows, fn_output_signature=made)
+
+
+def _as_weights(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, tf.float32)
 
 
 def _open(tensors: Any) -> Any:

@@ -23,11 +23,11 @@ _LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
 def make_private(
     model: keras.Model,
     data: Any,
-    *,
+    *others: Any,
     epochs: int,
     target_epsilon: float,
     delta: float | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     optimizer: Any = None,
     learning_rate: Any = None,
     l2_norm_clip: float = 1.0,
@@ -59,11 +59,13 @@ def make_private(
         which is made private.
       data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
         `tfdp.data.poisson_batches`.
-      epochs: Epochs that will be trained, of N / `batch_size` steps each.
+      *others: Must be empty: `(x, y)` is one argument.
+      epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
-      batch_size: Expected number of examples in a batch; at most N.
+      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
+        less.
       optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.keras3.DPSignAdam`;
         or any optimizer of Keras 3, which `tfdp.keras3.DPOptimizer` makes private. None: that of
         the compiled model, otherwise "adam".
@@ -109,7 +111,7 @@ def make_private(
     return prepare(
         FrontEnd(_compile_arguments, _choose, lambda model: model.built, validate, PrivacyBudget),
         model,
-        data,
+        (data, *others),
         epochs=epochs,
         target_epsilon=target_epsilon,
         delta=delta,

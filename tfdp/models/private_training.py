@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
 from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
+from tfdp.data.batches import PoissonBatches
 from tfdp.data.columns import Features
 from tfdp.models.keras_2 import check_is_model
 from tfdp.models.model_check import validate
@@ -42,11 +43,11 @@ _WITHOUT_EFFECT = {
 def make_private(
     model: tf.keras.Model,
     data: Any,
-    *,
+    *others: Any,
     epochs: int,
     target_epsilon: float,
     delta: float | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     optimizer: Any = None,
     learning_rate: Any = None,
     l2_norm_clip: float = 1.0,
@@ -78,11 +79,13 @@ def make_private(
         learning rate and other parameters.
       data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
         `tfdp.data.poisson_batches`.
-      epochs: Epochs that will be trained, of N / `batch_size` steps each.
+      *others: Must be empty: `(x, y)` is one argument.
+      epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
-      batch_size: Expected number of examples in a batch; at most N.
+      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
+        less.
       optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.DPSignAdam`; or an
         Adam or SGD of Keras, whose parameters are taken over. None: that of the compiled model,
         otherwise "adam".
@@ -125,10 +128,10 @@ def make_private(
       True
     """
     check_is_model(model)
-    return prepare(
+    training = prepare(
         FrontEnd(_compile_arguments, _choose, _is_built, validate, PrivacyBudget),
         model,
-        data,
+        (data, *others),
         epochs=epochs,
         target_epsilon=target_epsilon,
         delta=delta,
@@ -149,6 +152,8 @@ def make_private(
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,
     )
+    _build_metrics(model, training.batches)
+    return training
 
 
 def _choose(
@@ -202,6 +207,14 @@ def _private_optimizer(
             f"instance. Pass optimizer=tfdp.{type(optimizer).__name__}."
         )
     kind = type(optimizer).__name__
+    if kind.startswith("LossScaleOptimizer"):
+        raise ValueError(
+            "Argument `optimizer` must not scale the loss, which would be clipped as scaled. "
+            f"Received: {kind}, as the policy mixed_float16 makes it. Use the policy "
+            "mixed_bfloat16, which needs no scaling."
+        )
+    if isinstance(optimizer, type):
+        kind = f"the class {optimizer.__name__}; pass an instance or a name"
     if kind not in _TAKEN_OVER or not type(optimizer).__module__.startswith("tf_keras."):
         raise ValueError(
             f"Argument `optimizer` must have a private counterpart. {known} Received: {kind}"
@@ -232,3 +245,21 @@ def _learning_rate(optimizer: Any) -> Any:
 
 def _is_built(model: Any) -> bool:
     return model.built and model.save_spec() is not None
+
+
+def _build_metrics(model: Any, batches: PoissonBatches) -> None:
+    """Creates the variables of the metrics.
+
+    Keras creates them while it traces the first step, which is then traced a second time.
+    """
+    metrics = model.compiled_metrics
+    if metrics is not None and (metrics._user_metrics or metrics._user_weighted_metrics):
+        x, y, *_ = _zeros(batches)
+        metrics.build(model(x, training=False), y)
+
+
+def _zeros(batches: PoissonBatches) -> Any:
+    """Returns a batch of one row of zeros."""
+    return tf.nest.map_structure(
+        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), batches.element_spec
+    )

@@ -301,3 +301,24 @@ def test_eager_training_is_traced_all_the_same():
         model.fit(batches(), steps_per_epoch=3, verbose=0)
         results.append(flat(model))
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_for_each_output_are_refused():
+    inputs = tf.keras.Input([4])
+    outputs = {name: tf.keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    model = tfdp.SelectiveModel(tf.keras.Model(inputs, outputs))
+    ones = {"a": np.ones(20, "float32"), "b": np.ones(20, "float32")}
+    targets = {name: values[:, np.newaxis] for name, values in ones.items()}
+    data = np.zeros([20, 4], "float32"), targets, ones
+    batches = tfdp.data.poisson_batches(data, expected_batch_size=5)
+    optimizer = tfdp.DPSURSGD(
+        1.0,
+        1.0,
+        sampling=batches.sampling,
+        validation_batch_size=5,
+        validation_clip=1.0,
+        validation_noise_multiplier=1.0,
+    )
+    model.compile(optimizer, {"a": "mse", "b": "mse"})
+    with pytest.raises(ValueError, match=r"one weight for each example.*`loss_weights`"):
+        model.fit(batches, verbose=0)

@@ -29,6 +29,12 @@ class Attempts:
     def __init__(self, model: tf.keras.Model, data: PoissonSource, padding: str):
         self._model = model
         self.data = data
+        if any(map(tf.nest.is_nested, data.element_spec[2:])):
+            raise ValueError(
+                "Poisson batches for a SelectiveModel must have one weight for each example. "
+                f"Received weights for each output, {data.element_spec[2]}: use `loss_weights` in "
+                "`compile`."
+            )
         # With weights, by which a batch of no examples is told; and no random places are needed.
         padding = BUCKETS if padding == NONE else padding
         self._sampling = PoissonSampling(data.dataset_size, 1, padding=padding)
