@@ -174,9 +174,9 @@ def divided_by_drawn(monkeypatch):
     optimizer = arrangement.optimizer()
     add_noise, rows = optimizer._add_noise, []
 
-    def noting(total, variables):
+    def noting(total, *others):
         rows.append(tf.cast(tf.shape(total.batch[0])[0], tf.float32))
-        return add_noise(total, variables)
+        return add_noise(total, *others)
 
     optimizer._add_noise = noting
     optimizer._transform_private_gradient = lambda gradient: gradient * 20.0 / rows[-1]

@@ -20,6 +20,12 @@ def batches(**kwargs):
     return tfdp.data.poisson_batches((X, Y), expected_batch_size=16, steps_per_epoch=3, **kwargs)
 
 
+def test_a_batch_that_is_no_draw_is_not_an_empty_draw():
+    sampling = batches().sampling
+    use = tf.function(lambda x, y: draw_record.RECORD.take(sampling, None, [x, y]))(X[:9], Y[:9])
+    assert not use.fresh and not use.empty
+
+
 def trained(sampling, jit_compile=False):
     return support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=sampling), jit_compile=jit_compile)
 

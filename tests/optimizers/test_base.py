@@ -118,7 +118,7 @@ def test_noise_is_tied_to_the_sensitivity(cls, num_microbatches):
     assert optimizer.noise_stddev == 1.7 * 0.3 * (1 if num_microbatches is None else 2)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), num_microbatches=st.sampled_from([None, 2]))
 def test_sensitivity_of_a_step(seed, num_microbatches):
     """Without noise, neighbours' steps differ by the sensitivity over the public divisor."""

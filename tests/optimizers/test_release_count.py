@@ -8,15 +8,18 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tests import support
 from tests.optimizers.release_support import PARAMETERS, X, Y, batches, compiled, make, train
 from tfdp.accounting import PrivacyLedger
+from tfdp.clipping import ClippedSum
+from tfdp.data.draw_record import Use
 from tfdp.optimizers import release_count
 from tfdp.optimizers.record_table import (
     GAUSSIAN,
     STEPS,
     UID,
 )
-from tfdp.optimizers.release_count import ReleaseRecord
+from tfdp.optimizers.release_count import ReleaseRecord, check_now
 
 
 class Steps:
@@ -234,8 +237,8 @@ def counts_afterwards(self, clipped):
     """Mutant of `_count_before`: what the step evaluates comes first."""
     use, lock = self._use_of(clipped)
     with tf.control_dependencies(clipped.gradients):
-        self._released.add(use.fresh)
-    return use, lock, None
+        counted = self._released.add(use.fresh)
+    return use, lock, None, counted
 
 
 def test_a_step_that_fails_on_an_example_is_counted():
@@ -245,6 +248,38 @@ def test_a_step_that_fails_on_an_example_is_counted():
 def test_counting_after_what_can_fail_is_caught(monkeypatch):
     monkeypatch.setattr(tfdp.DPSGD, "_count_before", counts_afterwards)
     assert steps_that_failed() == (0, 0)
+
+
+def weights_after_a_refusal(monkeypatch, empty):
+    """Returns the weights before and after a step that is refused late, by a slow check."""
+
+    def slow_check(condition, message):
+        loop = (lambda i, _: i < 1000, lambda i, t: (i + 1, t @ t), (0, tf.eye(100)))
+        with tf.control_dependencies(tf.while_loop(*loop)):
+            return check_now(tf.identity(condition), message)
+
+    monkeypatch.setattr("tfdp.optimizers.private_step.check_now", slow_check)
+    if empty:
+        use = Use(*(tf.constant(fact) for fact in (False, 0, 0, True)))
+        monkeypatch.setattr("tfdp.optimizers.draw_use.use_of", lambda *_: use)
+    model = compiled()
+    before = model.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        model.fit(X, Y, batch_size=16, verbose=0)
+    assert model.optimizer.released_steps() == (0, 0)
+    return before, model.get_weights()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_refused_step_changes_nothing(monkeypatch, empty):
+    """Also where the sum is over no examples, and is there without the model's evaluation."""
+    np.testing.assert_array_equal(*map(support.flat, weights_after_a_refusal(monkeypatch, empty)))
+
+
+def test_an_update_that_does_not_wait_for_the_check_is_caught(monkeypatch):
+    monkeypatch.setattr(ClippedSum, "after", lambda self, _: self)
+    before, after = map(support.flat, weights_after_a_refusal(monkeypatch, empty=True))
+    assert not np.array_equal(before, after)
 
 
 # The view.

@@ -80,6 +80,21 @@ class ClippedSum:
         gradients = [None if g is None else next(left) for g in self.gradients]
         return dataclasses.replace(self, gradients=gradients, within_clip=within)
 
+    def after(self, operation: tf.Operation) -> "ClippedSum":
+        """Returns the same sum, which is there only once `operation` has run without an error."""
+
+        def later(tensor: tf.Tensor | None) -> tf.Tensor | None:
+            return None if tensor is None else tf.identity(tensor)
+
+        with tf.control_dependencies([operation]):
+            return dataclasses.replace(
+                self,
+                gradients=[later(g) for g in self.gradients],
+                regularizer_gradients=[later(g) for g in self.regularizer_gradients],
+                within_clip=later(self.within_clip),
+                error=later(self.error),
+            )
+
 
 class ClippingEngine(abc.ABC):
     """Engine that computes sums of clipped gradients and their sensitivity.

@@ -247,8 +247,10 @@ class DrawRecord:
             counted = uses.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), slot))
         with tf.control_dependencies([counted]):
             after = tf.gather(uses.read_value(), slot)
-        fresh = tf.logical_and(tf.reduce_any(found), after == unused + 1)
-        return fresh, facts[_DRAW], facts[_CHUNK], facts[_ROWS] == 0
+        is_known = tf.reduce_any(found)
+        fresh = tf.logical_and(is_known, after == unused + 1)
+        empty = tf.logical_and(is_known, facts[_ROWS] == 0)
+        return fresh, facts[_DRAW], facts[_CHUNK], empty
 
     def _made(self) -> tuple[tf.Variable, ...]:
         if not self._variables:

@@ -137,8 +137,9 @@ class PrivateStep(PrivacyParameters):
             else:
                 clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
             with step_check.own_operations():
-                use, lock, stage = self._count_before(clipped)
-                clipped = clipped.unless(use.empty)
+                use, lock, stage, counted = self._count_before(clipped)
+                # Parts of the sum that need no evaluation of the model wait for the check, too.
+                clipped = clipped.unless(use.empty).after(counted)
         return _Step(clipped, variables, use, lock, stage)
 
     def _check_replicas(self) -> None:
@@ -173,20 +174,21 @@ class PrivateStep(PrivacyParameters):
 
     def _count_before(
         self, clipped: ClippedSum
-    ) -> tuple[draw_record.Use, tf.Tensor | None, tf.Tensor | None]:
+    ) -> tuple[draw_record.Use, tf.Tensor | None, tf.Tensor | None, tf.Operation]:
         """Checks and counts the release before anything that depends on the batch can fail.
 
         An operation that fails on an example, and so ends the step, is a release as well.
 
         Returns:
-          How the batch was drawn, the accumulator's lock, and the stage of the noise's schedule.
+          How the batch was drawn, the accumulator's lock, the stage of the noise's schedule, and
+          the operation that counts.
         """
         data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
         use, lock = self._use_of(clipped)
         counted, stage = replicas.once(self._count, use.fresh, use.chunk)
         for op in data:
             op._add_control_input(counted.op)
-        return use, lock, stage
+        return use, lock, stage, counted.op
 
     def _count(
         self, fresh: Sequence[tf.Tensor], chunks: Sequence[tf.Tensor]
