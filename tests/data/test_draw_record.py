@@ -21,9 +21,15 @@ def batches(**kwargs):
 
 
 def test_a_batch_that_is_no_draw_is_not_an_empty_draw():
-    sampling = batches().sampling
-    use = tf.function(lambda x, y: draw_record.RECORD.take(sampling, None, [x, y]))(X[:9], Y[:9])
-    assert not use.fresh and not use.empty
+    record, sampling = draw_record.DrawRecord(), batches().sampling
+    record.prepare(3)
+
+    @tf.function
+    def look_up(*batch):
+        use = record.take(sampling, None, batch)
+        return use.fresh, use.empty
+
+    assert [bool(fact) for fact in look_up(X[:9], Y[:9])] == [False, False]
 
 
 def trained(sampling, jit_compile=False):
