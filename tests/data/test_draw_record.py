@@ -29,7 +29,13 @@ def test_a_batch_that_is_no_draw_is_not_an_empty_draw():
         use = record.take(sampling, None, batch)
         return use.fresh, use.empty
 
+    @tf.function
+    def enter_empty_draw():  # In the first place, where what is not found is looked up.
+        record.enter(sampling, 0, record.number(), 0, None, [X[:1], Y[:1]], rows=0)
+
+    enter_empty_draw()
     assert [bool(fact) for fact in look_up(X[:9], Y[:9])] == [False, False]
+    assert [bool(fact) for fact in look_up(X[:1], Y[:1])] == [True, True]
 
 
 def trained(sampling, jit_compile=False):
