@@ -1,4 +1,4 @@
-"""What a check of a model finds."""
+"""Findings of a check of a model."""
 
 import dataclasses
 

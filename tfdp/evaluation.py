@@ -65,7 +65,7 @@ class SubgroupReport:
 
     @property
     def gap(self) -> float:
-        """By how much the worst group is worse than the mean of all examples; at least 0."""
+        """Difference of the worst group to the mean of all examples, at least 0."""
         return abs(self.whole.value - self.worst.value)
 
     def __str__(self) -> str:

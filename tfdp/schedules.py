@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from tfdp._validation import error, is_integer, is_number, positive, positive_integer
 
@@ -184,8 +184,6 @@ class Stages:
       values: The noise multiplier in each stage.
     """
 
-    _NUMBER: ClassVar[float] = 0.0
-
     boundaries: tuple[int, ...]
     values: tuple[float, ...]
 
@@ -214,7 +212,7 @@ class Stages:
     def fingerprint(self) -> float:
         """Number by which records tell schedules apart, below 2^52; 0 for a single stage."""
         if len(self.values) == 1:
-            return self._NUMBER
+            return 0.0
         text = repr((self.boundaries, self.values)).encode()
         return float(int.from_bytes(hashlib.sha256(text).digest()[:6], "big") + 1)
 
