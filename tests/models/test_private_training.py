@@ -5,7 +5,6 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tfdp import _private_training
-from tfdp.models import private_training
 
 layers = tf.keras.layers
 X, Y = support.small_data(300)
@@ -47,23 +46,6 @@ def test_training_for_the_epochs_costs_the_budget(capsys):
     assert "PrivacyBudget" not in capsys.readouterr().out  # All epochs were trained.
     with pytest.raises(ValueError, match="allows no further step"):
         trained.fit(batches, epochs=1, callbacks=[budget], verbose=0)
-
-
-@pytest.mark.parametrize("is_built", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_step_with_metrics_is_traced_once(monkeypatch, is_built):
-    traced = []
-
-    class Counting(tf.keras.Sequential):
-        def train_step(self, data):
-            traced.append(data)
-            return super().train_step(data)
-
-    if not is_built:  # As Keras does it.
-        monkeypatch.setattr(private_training, "_build_metrics", lambda *_: None)
-    counting = Counting([layers.Dense(3)])
-    trained, batches, _ = make(counting, loss=support.crossentropy("auto"), metrics=["accuracy"])
-    trained.fit(batches.take(1), verbose=0)
-    assert len(traced) == (1 if is_built else 2)
 
 
 @pytest.mark.slow

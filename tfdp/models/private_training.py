@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
 from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
-from tfdp.data.batches import PoissonBatches
 from tfdp.data.columns import Features
 from tfdp.models.keras_2 import check_is_model
 from tfdp.models.model_check import validate
@@ -152,7 +151,6 @@ def make_private(
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,
     )
-    _build_metrics(model, training.batches)
     return training
 
 
@@ -245,21 +243,3 @@ def _learning_rate(optimizer: Any) -> Any:
 
 def _is_built(model: Any) -> bool:
     return model.built and model.save_spec() is not None
-
-
-def _build_metrics(model: Any, batches: PoissonBatches) -> None:
-    """Creates the variables of the metrics.
-
-    Keras creates them while it traces the first step, which is then traced a second time.
-    """
-    metrics = model.compiled_metrics
-    if metrics is not None and (metrics._user_metrics or metrics._user_weighted_metrics):
-        x, y, *_ = _zeros(batches)
-        metrics.build(model(x, training=False), y)
-
-
-def _zeros(batches: PoissonBatches) -> Any:
-    """Returns a batch of one row of zeros."""
-    return tf.nest.map_structure(
-        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), batches.element_spec
-    )

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _compat, schedules
+from tfdp._tf import first_trace
 from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
@@ -27,6 +29,11 @@ _ONLY_MINIMIZE = (
     "tape=tape)` with one loss per example. It adds noise to clipped sums that it computes itself; "
     "gradients from elsewhere, such as `tape.gradient`, are not private. (Loss scaling, as in the "
     "mixed_float16 policy, is not supported.) Received a call of `{1}`."
+)
+_DISCARDED = (
+    "This graph has no private step: it is the first trace of a function that creates variables, "
+    "which TensorFlow traces a second time. Create variables before, with initial values that do "
+    "not depend on the function's arguments."
 )
 
 
@@ -101,7 +108,17 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         if grad_loss is not None:
             raise ValueError("Argument `grad_loss` must be None: weights would undo the clipping.")
         self._was_dp_gradients_called = True
+        if self._is_traced_again():
+            return tf.debugging.Assert(False, [_DISCARDED])
         return self._take_step(loss, var_list, name)
+
+    def _is_traced_again(self) -> bool:
+        """Returns whether TensorFlow discards the trace that is being made: see `first_trace`."""
+        if tf.distribute.has_strategy():
+            return False
+        if first_trace.is_discarded():
+            return True
+        return _metrics_will_be_built() and first_trace.discard()
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
         """Raises an error: TensorFlow 1 style training is not supported."""
@@ -180,3 +197,16 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
 
 _compat.let_keras_save(PrivateOptimizerMixin)
+
+
+def _metrics_will_be_built() -> bool:
+    """Returns whether Keras creates metrics later in the function that is being traced."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        model = frame.f_locals.get("self")
+        if isinstance(model, tf.keras.Model):
+            metrics = model.compiled_metrics
+            given = metrics and (metrics._user_metrics or metrics._user_weighted_metrics)
+            return bool(given) and not metrics.built
+        frame = frame.f_back
+    return False

@@ -1,0 +1,42 @@
+"""Traces of a `tf.function` that TensorFlow discards.
+
+A function that creates variables in its first trace is traced a second time, without them. The
+second trace is the one that runs. Keras's training step creates variables so for a model that is
+not built, and for metrics: what is added to its first trace is built in vain.
+"""
+
+import inspect
+
+import tensorflow as tf
+
+# Of TensorFlow: the function that creates a variable in a first trace, and where it keeps it.
+_CREATOR, _CREATED = "variable_capturing_scope", "created_variables"
+_PRIORITY = 50  # Of the creators of functions.
+
+
+def is_discarded() -> bool:
+    """Returns whether the function that is being traced has created variables in this trace.
+
+    Where TensorFlow does not show that, the answer is no.
+    """
+    return bool(_created())
+
+
+def discard() -> bool:
+    """Makes TensorFlow discard this trace, if it is a first one; returns whether it does."""
+    if _created() is None:
+        return False
+    tf.Variable(0, trainable=False, name="discard_trace")
+    return is_discarded()
+
+
+def _created() -> list | None:
+    """Returns the variables that were created in this trace; None if it may create none."""
+    if tf.executing_eagerly():
+        return None
+    stack = tf.compat.v1.get_default_graph()._variable_creator_stack
+    of_functions = [creator for priority, creator in stack if priority == _PRIORITY]
+    if not of_functions or of_functions[-1].__name__ != _CREATOR:  # The last: the innermost one's.
+        return None
+    created = inspect.getclosurevars(of_functions[-1]).nonlocals.get(_CREATED)
+    return created if isinstance(created, list) else None
