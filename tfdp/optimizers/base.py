@@ -4,6 +4,7 @@ import copy
 import os
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -201,7 +202,7 @@ _compat.let_keras_save(PrivateOptimizerMixin)
 
 def _metrics_will_be_built() -> bool:
     """Returns whether Keras creates metrics later in the function that is being traced."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         model = frame.f_locals.get("self")
         if isinstance(model, tf.keras.Model):
