@@ -75,7 +75,7 @@ def test_examples_of_pages(path, capsys):
 
 def test_every_page_with_examples_is_run():
     """Pages of other tests are named below; the package's page is run from the wheel."""
-    others = {"accounting", "auditing", "guarantee", "vae", "package"}
+    others = {"accounting", "auditing", "guarantee", "survey", "vae", "package"}
     run = {pathlib.Path(path).stem for path in PAGES} | others
     # scaling.md needs several devices: tests/optimizers/test_replicas.py; others show excerpts.
     excerpts = {"scaling", "noise"}
@@ -169,3 +169,16 @@ def test_examples_of_auditing(capsys, monkeypatch, tmp_path):
     assert "8.0 1000 {'clopper_pearson': 2.13" in printed and "Attack on 8 models" in printed
     assert names["result"].steps == 88 and names["result"].lower_bound > 1
     assert {path.name for path in tmp_path.iterdir()} == {"audit.png", "audit.md", "lira.png"}
+
+
+@pytest.mark.slow
+def test_examples_of_the_survey(capsys):
+    tf.keras.utils.set_random_seed(0)  # Initial weights; keys are those of the test.
+    names = run_examples("docs/survey.md")
+    printed = capsys.readouterr().out
+    assert "as counted: epsilon = 4.11\none draw a step: epsilon = 329.44\n" in printed
+    assert names["sparse"].evaluate(names["x_test"], names["y_test"], verbose=0)[1] > 0.6
+    trained = sum(v.shape.num_elements() for v in names["sparse"].trainable_variables)
+    assert trained == 64 * 128 // 10 + 128 * 10 + 10
+    assert names["auc"] > 0.9
+    assert (names["similarity"].argmax(axis=1) == names["classes"]).sum() >= 8
