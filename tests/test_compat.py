@@ -77,7 +77,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ORDERS)
 def test_which_keras_an_order_of_imports_chooses(name):
     before, after, tf_keras, names = ORDERS[name]

@@ -140,6 +140,7 @@ def test_tutorials(name, monkeypatch):
             exec("".join(cell["source"]), names)
 
 
+@pytest.mark.slow
 def test_examples_of_batch_wise_losses(capsys):
     names = run_examples("docs/vae.md")
     assert names["decorrelated"].optimizer.ledger.steps == 40

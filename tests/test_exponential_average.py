@@ -157,6 +157,7 @@ def test_rejected_updates_do_not_enter_it(mode):
         assert sum(model.optimizer.released_steps()) > len(accepted)  # Some were rejected.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("order", [1, -1])
 def test_survives_an_interruption(tmp_path, order):
     whole = ExponentialMovingAverage(0.9)

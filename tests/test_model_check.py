@@ -147,6 +147,7 @@ def test_the_compiled_model_is_examined_with_its_loss(front):
     assert not front.tfdp.validate(model, "mse").notes
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("n", [1, 3])
 def test_data_say_what_targets_are(front, n):
     data = np.zeros([5, 4], "float32"), np.zeros([5, n], "int32")

@@ -62,6 +62,7 @@ def test_one_feature_is_the_input(name):
     assert_same(drawn(SOURCES[name](), features="a", label="y"), drawn((A, Y)))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", SOURCES)
 def test_several_features_are_a_dict(name):
     found = drawn(SOURCES[name](), features=["b", "a"], label="y")

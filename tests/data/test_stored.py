@@ -277,6 +277,7 @@ def classes(folder, labels, weights=()):
     return (np.load(folder / "x.npy", mmap_mode="r"), labels, *weights)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("labels", [Y % 3, np.eye(3)[Y % 3]])
 @pytest.mark.parametrize("weights", [(), (np.arange(N),)])
 def test_class_weights_are_those_of_data_in_memory(labels, weights, tmp_path):

@@ -262,7 +262,7 @@ def test_run_without_privacy_says_so(tmp_path, capsys):
     assert second["steps"] == result["steps"] // 3
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpsgd", "sgd"])
 def test_a_run_that_diverged_is_a_result(tmp_path, monkeypatch, method):
     # Fixed, as what such a model guesses right is chance; the setting would last for this process.
@@ -276,7 +276,7 @@ def test_a_run_that_diverged_is_a_result(tmp_path, monkeypatch, method):
     assert "nan" in (tmp_path / "metrics.csv").read_text()
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["conv", "linear"])
 def test_it_trains_on_features(tmp_path, head):
     result = classify_here(

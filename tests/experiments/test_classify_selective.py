@@ -65,6 +65,7 @@ def test_every_method_runs(method, tmp_path):
     assert 0 <= result["accuracy"] <= 1 and result["epsilon"] <= 3
 
 
+@pytest.mark.slow
 def test_observed_attempts_are_paid_for(tmp_path):
     result = classify_here(
         f"--output_dir={tmp_path}", "--epochs=1", "--selective_release=per_attempt", *FLAGS

@@ -126,6 +126,7 @@ def test_missing_data_is_refused_with_a_way_out(tmp_path, monkeypatch):
         datasets.load("mnist", data_dir=str(tmp_path))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_image_data_sets(name):

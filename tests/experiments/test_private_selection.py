@@ -101,6 +101,7 @@ def test_scores_have_the_noise_that_is_accounted_for(monkeypatch):
     assert 0.85 * 5 < noise.std() < 1.15 * 5  # Nine standard errors: not half of it, nor twice.
 
 
+@pytest.mark.slow
 def test_mutant_with_less_noise_than_is_accounted_for_is_caught():
     selection = _selection()
     released = selection._ledger()

@@ -148,6 +148,7 @@ def test_mutant_without_noise_is_caught(monkeypatch):
     assert scipy.stats.kstest(_of_noise(3.0), "norm").pvalue < 1e-9
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["DPSGD", "DPAdam", "DPSignSGD", "DPSignAdam"])
 def test_keras_2_and_3_make_the_same_update(name):
     """The same weights, data and noise key give the same weights, to rounding."""
@@ -169,6 +170,7 @@ def test_keras_2_and_3_make_the_same_update(name):
 # The ledger.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "kwargs",
     [{}, {"steps_per_execution": 3}, {"jit_compile": True, "padding": "buckets"}],

@@ -114,7 +114,7 @@ def compiled(model, x, y, loss=None, **kwargs):
     return model
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_step_is_the_sum_of_clipped_gradients(name):
     keras.utils.set_random_seed(0)

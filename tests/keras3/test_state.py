@@ -67,7 +67,7 @@ def pickled(first, folder):
     return pickle.loads(pickle.dumps(first))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", [keras_file, weights_file, checkpoint, pickled])
 def test_training_resumes_bit_for_bit(form, tmp_path):
     whole = compiled(make())
@@ -125,6 +125,7 @@ def test_a_copy_counts_for_itself_and_draws_other_noise(make_copy):
     assert not np.array_equal(other._noise.next_key(), model.optimizer._noise.next_key())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, pickle.loads])
 def test_copies_before_there_are_variables(make_copy):
     """Also of an optimizer that waits for variables to assign what it loaded."""

@@ -345,7 +345,7 @@ SCALARS = {
 }
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", SCALARS)
 def test_functions_that_return_a_scalar(name):
     """Keras sums the scalar, and divides it by one."""

@@ -162,6 +162,7 @@ def parse(*arguments):
     return values
 
 
+@pytest.mark.slow
 def test_command_prints_tables_and_draws(tmp_path, capsys):
     path = tmp_path / "new" / "picture.png"
     counterexample.run(parse("--updates=5,20", "--runs=1000", f"--plot={path}"))

@@ -86,6 +86,7 @@ def test_rounding_is_upwards():
     assert [rounded_up(x, 2) for x in (1.231, 1.23, 1.2300001)] == ["1.24", "1.23", "1.24"]
 
 
+@pytest.mark.slow
 def test_command_prints_tables_and_draws(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tables, "SETTINGS", (FASHION,))
     monkeypatch.setattr(tables, "_FEW_ORDERS", (8.0, 12.0))

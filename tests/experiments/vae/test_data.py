@@ -98,6 +98,7 @@ def test_padding_puts_black_around_an_image():
     assert np.count_nonzero(padded) == images.size
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_fashion_mnist_is_padded():
     data = vae_data.load("sparsity", data_dir=prepared_data(), eval_split="validation")
