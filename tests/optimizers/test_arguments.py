@@ -3,6 +3,7 @@ import pytest
 
 import tfdp
 from tests import support
+from tests.front_ends import with_both
 from tfdp.optimizers import arguments
 
 
@@ -16,6 +17,16 @@ def test_missing_arguments_are_named_for_the_users_class(cls, given, missing):
         ValueError, match=f"^Argument {missing} must be given to tfdp.{cls.__name__}"
     ):
         cls(**given)
+
+
+@with_both
+@pytest.mark.parametrize("name", [cls.__name__ for cls in support.OPTIMIZERS])
+def test_a_learning_rate_in_the_place_of_the_clip_is_named(front, name):
+    cls = getattr(front.tfdp, name)
+    message = rf"^Argument `l2_norm_clip` of {name} is the first .* `learning_rate=0.01`.* 0.01 by"
+    with pytest.raises(TypeError, match=message):
+        cls(0.01, l2_norm_clip=1.0, noise_multiplier=1.1)
+    assert cls(1.0, 1.1, 16, learning_rate=0.01).get_config()["l2_norm_clip"] == 1.0
 
 
 def test_models_of_keras_3_are_refused_with_advice():

@@ -9,7 +9,7 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
-from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, check_first_argument
 from tfdp.schedules import NoiseMultiplier
 
 # Arguments of Keras's optimizers that have another place here.
@@ -20,6 +20,10 @@ class _NamedOptimizer(DPOptimizer):
     """Base class of private optimizers that make their inner optimizer themselves."""
 
     _inner_class: ClassVar[Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        check_first_argument(cls, args, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,

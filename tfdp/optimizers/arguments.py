@@ -284,3 +284,19 @@ def check_variables(variables: Sequence[tf.Variable]) -> None:
                 "Argument `var_list` must hold real floating-point variables. Received: "
                 f"{variable.name} of type {variable.dtype.name}."
             )
+
+
+def check_first_argument(cls: type, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Checks that nothing but the clip is the first positional argument of an optimizer.
+
+    The first argument of Keras's optimizers is the learning rate.
+
+    Raises:
+      TypeError: The clip is given by name, and something else by position.
+    """
+    if args and "l2_norm_clip" in kwargs:
+        raise TypeError(
+            f"Argument `l2_norm_clip` of {cls.__name__} is the first positional argument, as in "
+            f"TF-Privacy; give a learning rate by name, `learning_rate={args[0]!r}`. Received: "
+            f"{args[0]!r} by position and l2_norm_clip={kwargs['l2_norm_clip']!r}."
+        )

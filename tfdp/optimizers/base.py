@@ -15,6 +15,7 @@ from tfdp._tf import first_trace
 from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
+from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
 
@@ -43,6 +44,10 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
     `PrivateStep` says what a step is. The private optimizers' docstrings describe the arguments.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        check_first_argument(cls, args, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
