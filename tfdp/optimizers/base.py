@@ -46,6 +46,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an optimizer that `__init__` sets up; checks what is given by position."""
         check_first_argument(cls, args, kwargs)
         return super().__new__(cls)
 
