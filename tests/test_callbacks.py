@@ -67,6 +67,7 @@ def test_a_short_last_call_of_an_epoch_is_no_reason_to_overspend(epsilon):
     assert allowed_steps(epsilon) - 4 < model.optimizer.ledger.steps <= allowed_steps(epsilon)
 
 
+@pytest.mark.slow
 def test_stopping_only_after_epochs_is_caught():
     model, _ = train(Overspends(2.0, DELTA))
     assert model.optimizer.ledger.steps > allowed_steps(2.0)

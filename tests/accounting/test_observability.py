@@ -104,6 +104,7 @@ def test_no_argument_accepts_the_published_cost(name):
         _TAKERS[name]("published")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _TAKERS)
 def test_mutant_that_accepts_the_published_cost_is_caught(name, monkeypatch):
     modes = (*selective_release.OBSERVABILITY, "published")

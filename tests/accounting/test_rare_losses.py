@@ -62,7 +62,7 @@ def test_two_steps_are_enclosed(case):
     _check_two_steps(*case)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", _HARD)
 def test_bounds_are_near_each_other(case):
     q, sigma, steps, delta = case
@@ -180,6 +180,7 @@ def test_mutant_that_forgets_pairs_is_caught(monkeypatch):
         assert RareLosses(directions, False, case[2], 3 * exact).epsilon(case[2]) < exact
 
 
+@pytest.mark.slow
 def test_mutant_whose_losses_are_independent_of_the_others_is_caught(monkeypatch):
     """Losses of all steps beside the rare one, and not of all others."""
     _mutant(monkeypatch, lambda self: setattr(self, "_rest", None))

@@ -372,10 +372,12 @@ def _is_caught(case=_STRONG, epsilons=(-0.3, 0.3)):
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_caught_without_a_mutant():
     assert not _is_caught()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [_STRONG, _EXTREME[2]])
 def test_mutant_that_proves_levels_but_not_what_is_between_them_is_caught(case, monkeypatch):
     """The best price of each end, and the polygon is inscribed."""

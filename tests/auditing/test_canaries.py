@@ -216,7 +216,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutants_are_found(mutant, monkeypatch):
     arrangement, optimizer = mutant(monkeypatch)

@@ -31,6 +31,7 @@ def test_program_has_a_parameter_for_each_array(folder, name):
     assert weights == problem("mnist_cnn").parameters
 
 
+@pytest.mark.slow
 def test_private_program_draws_noise_and_updates_more_than_the_plain_one(folder):
     plain, private = ((folder / f"{name}.stablehlo").read_text() for name in ("plain", "private"))
     # The rotations of ChaCha20.

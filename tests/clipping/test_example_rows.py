@@ -158,6 +158,7 @@ def test_short_gradients_are_means(engine):
     np.testing.assert_allclose(found, looped(model, x, y, WEIGHTS, 100.0), atol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [OnePassEngine, VectorizedEngine])
 def test_mutant_that_takes_no_mean_is_caught(monkeypatch, engine):
     monkeypatch.setattr("tfdp.clipping.loss_graph.reading.LossGraph.averaged", lambda g, rows: g)

@@ -122,7 +122,7 @@ def test_printing_is_said_to_show_private_data():
     refused("shows private data: remove `tf.print`", lambda: (Training(print_rows), None))
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [remember_in_python, remember_in_python_without_saying_so])
 def test_a_list_without_python_code_is_caught(factor, monkeypatch):
     monkeypatch.setattr(step_check, "check_type", lambda op: None)

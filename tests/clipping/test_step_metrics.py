@@ -90,6 +90,7 @@ def test_metrics_may_be_written_and_shown():
     assert np.any(update(training, call)) and metric.result() == 1
 
 
+@pytest.mark.slow
 def test_reads_of_metrics_that_are_not_noticed_are_caught(monkeypatch):
     monkeypatch.setattr(data_flow, "READS", frozenset())
     assert_leaks(lambda: (Training(factor_of(gathered), "vectorized"), None))

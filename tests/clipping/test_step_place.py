@@ -166,6 +166,7 @@ def test_the_finished_graph_shows_the_branch_as_well(monkeypatch):
     refused("must decide whether the update is made", lambda: at(chosen_update))
 
 
+@pytest.mark.slow
 def test_not_looking_for_branches_is_caught(monkeypatch):
     monkeypatch.setattr(step_check, "_is_branch_or_loop", lambda graph: False)
     monkeypatch.setattr(step_check, "check_graph", lambda graph: None)
@@ -180,6 +181,7 @@ def test_not_following_what_is_captured_is_caught(place, monkeypatch):
     assert_leaks(lambda: at(place))
 
 
+@pytest.mark.slow
 def test_a_scalar_that_is_let_in_is_caught(monkeypatch):
     monkeypatch.setattr(step_check, "_check_source", lambda tensor: None)
     monkeypatch.setattr(step_check, "_check_passed", lambda op, inputs: None)

@@ -86,6 +86,7 @@ def test_sensitivity_of_one_example():
     assert moves[4, 0] == moves[5, 0] == 0
 
 
+@pytest.mark.slow
 def test_mutants_without_clips_are_caught():
     descent = descend()
     descent._engine = support.UnclippedEngine(CLIP)
@@ -317,6 +318,7 @@ def test_what_is_run_is_what_is_paid_for():
     assert descent.budget.guarantee.epsilon == 12.0
 
 
+@pytest.mark.slow
 def test_mutant_that_does_not_pay_is_caught():
     with pytest.raises(AssertionError):
         descend(Forgetful, epsilon=12.0).run()

@@ -369,6 +369,7 @@ def test_rejected_attempts_draw_new_numbers(numbers):
     assert len(set(numbers)) == 12
 
 
+@pytest.mark.slow
 def test_numbers_that_are_rolled_back_with_a_rejected_attempt_are_caught(numbers, monkeypatch):
     """Mutant: the counter of the numbers is set back with the rest."""
     monkeypatch.setattr(tfdp.DPSURSGD, "kept_variables", lambda self: [])

@@ -152,6 +152,7 @@ def in_order(key, dataset_size, sampling_probability, rows):
     return sample_indices(words, dataset_size, sampling_probability)
 
 
+@pytest.mark.slow
 def test_places_in_order_are_caught(monkeypatch):
     monkeypatch.setattr(f"{__name__}.sample_places", in_order)
     with pytest.raises(AssertionError):

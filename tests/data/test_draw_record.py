@@ -148,7 +148,7 @@ class LooksAtMasksOnly(draw_record.DrawRecord):
         return super().take(sampling, mask, [], following, part)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "name"), [(Forgets, "used twice"), (LooksAtMasksOnly, "normalised by the batch")]
 )

@@ -389,6 +389,7 @@ def test_killed_computation_is_resumed(torn, tmp_path, monkeypatch):
     np.testing.assert_array_equal(found, scattering(images, num_groups=27))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pairs")
 def test_a_torn_batch_that_is_kept_is_caught(tmp_path, monkeypatch):
     """Mutant: what was written is kept whole, batches that are not complete included."""

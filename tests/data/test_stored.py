@@ -294,6 +294,7 @@ def test_class_weights_are_those_of_data_in_memory(labels, weights, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_weights_of_other_rows_are_caught(monkeypatch, tmp_path):
     """Mutant: an example gets the weight of the one before."""
     original = stored.Weighted._weighted

@@ -37,6 +37,7 @@ def test_it_trains_with_the_parameters_of_the_flags(finished):
     assert optimizer.ledger.steps == result["steps"]
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_true_bound(finished):
     _, result = finished
     ledger = tfdp.accounting.PrivacyLedger.from_dict(result["ledger"])

@@ -42,6 +42,7 @@ def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
         model.fit(batches(), callbacks=[tfdp.keras3.PrivacyBudget(2.0, DELTA)], verbose=0)
 
 
+@pytest.mark.slow
 def test_stopping_only_after_epochs_is_caught():
     model, _ = train(Overspends(2.0, DELTA))
     assert model.optimizer.ledger.epsilon(DELTA).epsilon > 2.0

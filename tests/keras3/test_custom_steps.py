@@ -194,6 +194,7 @@ def break_guard(monkeypatch, method, old, new):
     monkeypatch.setattr(tfdp.keras3.DPOptimizer, method, defined[method])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_broken_guards_are_caught(name, monkeypatch):
     assert is_refused(CAUGHT_BY[name])

@@ -79,6 +79,7 @@ def test_streams_are_secret(name):
     assert_secret(name)
 
 
+@pytest.mark.slow
 def test_known_streams_are_caught(monkeypatch):
     monkeypatch.setattr(random_streams, "make_secret", lambda loss, stream: None)
     with pytest.raises(AssertionError):

@@ -166,7 +166,7 @@ def test_mmds_are_unbiased(divergence, truth):
     assert deviation(values, 0.0) > 20 and deviation(values, truth / 3) > 12
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("divergence", "truth"), TRUTHS, ids=lambda part: getattr(part, "__name__", str(part))
 )

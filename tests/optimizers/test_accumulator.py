@@ -67,7 +67,7 @@ def test_what_is_broken_off_is_dropped(broken_off_after):
     steps_equal_to_uninterrupted(broken_off_after)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("broken_off_after", [1, 3])
 def test_mixing_two_logical_batches_is_caught(broken_off_after, monkeypatch):
     monkeypatch.setattr("tfdp.optimizers.private_step.Accumulator", NeverDrops)

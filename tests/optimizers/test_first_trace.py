@@ -37,6 +37,7 @@ def changes(model, run):
     return (model.trainable_variables[0].numpy() != before).all()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("padding", ["none", "buckets"])
 @pytest.mark.parametrize("metrics", [[], ["accuracy"]], ids=["plain", "metrics"])
 @pytest.mark.parametrize("is_built", [True, False], ids=["built", "deferred"])

@@ -63,6 +63,7 @@ def test_models_of_several_distribution_strategies():
     assert steps_of_a_copy("mirrored", "one device") == [1, 2]
 
 
+@pytest.mark.slow
 def test_records_that_belong_to_a_strategy_are_caught(monkeypatch):
     monkeypatch.setattr(release_count, "plain_variables", tf.init_scope)
     with pytest.raises((RuntimeError, ValueError), match=r"Mixing different|MirroredVariable"):
@@ -76,6 +77,7 @@ def test_batches_drawn_from_mirrored_streams_are_caught(monkeypatch):
         steps_of_a_copy("mirrored", "one device")
 
 
+@pytest.mark.slow
 def test_not_asking_the_variables_is_caught(monkeypatch):
     model = compiled()
     train(model)
@@ -123,6 +125,7 @@ def test_the_ledger_charges_the_truncation_of_what_ran(padding, tmp_path):
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_mutant_that_charges_padded_batches_as_others_is_caught(monkeypatch, tmp_path):
     monkeypatch.setattr(PrivateOptimizerMixin, "_kind", lambda self: GAUSSIAN_UNPADDED)
     with pytest.raises(AssertionError):

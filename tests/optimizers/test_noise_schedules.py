@@ -164,6 +164,7 @@ def one_step_late(self, own, others):
 _scheduled_steps, _add = ReleaseRecord._scheduled_steps, ReleaseRecord.add
 
 
+@pytest.mark.slow
 def test_a_change_one_step_late_is_caught(monkeypatch):
     monkeypatch.setattr(ReleaseRecord, "_scheduled_steps", one_step_late)
     model, noise = trained(make(), batches())
@@ -176,6 +177,7 @@ def records_the_first(self, fresh, begins=True, stage=None):
     return _add(self, fresh, begins, tf.zeros_like(stage))
 
 
+@pytest.mark.slow
 def test_a_record_of_the_first_value_alone_is_caught(monkeypatch):
     monkeypatch.setattr(ReleaseRecord, "add", records_the_first)
     model, _ = trained(make(), batches())

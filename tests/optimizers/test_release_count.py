@@ -245,6 +245,7 @@ def test_a_step_that_fails_on_an_example_is_counted():
     assert steps_that_failed() == (1, 0)
 
 
+@pytest.mark.slow
 def test_counting_after_what_can_fail_is_caught(monkeypatch):
     monkeypatch.setattr(tfdp.DPSGD, "_count_before", counts_afterwards)
     assert steps_that_failed() == (0, 0)
@@ -276,6 +277,7 @@ def test_a_refused_step_changes_nothing(monkeypatch, empty):
     np.testing.assert_array_equal(*map(support.flat, weights_after_a_refusal(monkeypatch, empty)))
 
 
+@pytest.mark.slow
 def test_an_update_that_does_not_wait_for_the_check_is_caught(monkeypatch):
     monkeypatch.setattr(ClippedSum, "after", lambda self, _: self)
     before, after = map(support.flat, weights_after_a_refusal(monkeypatch, empty=True))

@@ -172,6 +172,7 @@ def test_full_noise_of_each_replica_is_caught(monkeypatch):
     assert p_value(noise_of_one_step(2), 1.3 * CLIP) < 1e-9
 
 
+@pytest.mark.slow
 def test_one_key_for_the_slices_of_all_replicas_is_caught(monkeypatch):
     """Mutant."""
     monkeypatch.setattr(

@@ -221,6 +221,7 @@ def test_kinds_of_steps(kwargs):
     sums_are_on_the_grid(**kwargs)
 
 
+@pytest.mark.slow
 def test_noise_in_float32_is_caught():
     with pytest.raises(AssertionError):
         sums_are_on_the_grid(NoGrid)

@@ -66,6 +66,7 @@ def test_all_examples_of_a_user_move_the_sum_by_the_clip_at_most(extreme):
     assert 0.05 * CLIP < np.linalg.norm(moved) <= CLIP * (1 + 1e-4)
 
 
+@pytest.mark.slow
 def test_mutant_that_clips_examples_of_users_apart_is_caught(monkeypatch):
     monkeypatch.setattr(OnePassEngine, "rows_per_example", property(lambda s: 1, lambda s, v: None))
     with pytest.raises(AssertionError):
@@ -137,6 +138,7 @@ def test_units_are_never_mixed():
         )
 
 
+@pytest.mark.slow
 def test_mutant_that_forgets_the_unit_is_caught(monkeypatch):
     monkeypatch.setattr(record_ledger, "_unit_of", lambda row: "example")
     with pytest.raises(AssertionError):

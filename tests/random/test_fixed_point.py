@@ -50,6 +50,7 @@ def test_functions_are_right_to_275_places(jit_compile):
     assert np.all(largest_errors(jit_compile) < 2.0**-275)
 
 
+@pytest.mark.slow
 def test_a_series_that_is_cut_short_is_caught(monkeypatch):
     for name, terms in (("_COSINE", 8), ("_EXPONENTIAL", 16), ("_LOG", 8)):
         with monkeypatch.context() as patch:

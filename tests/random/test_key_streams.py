@@ -237,6 +237,7 @@ def test_one_seed_for_data_and_optimizer_gives_each_purpose_keys_of_its_own(monk
     assert_purposes_share_no_secret(streams_of_one_seed(monkeypatch))
 
 
+@pytest.mark.slow
 def test_secrets_that_follow_from_the_seed_alone_are_caught(monkeypatch):
     monkeypatch.setattr(KeyStream, "_new_secret", lambda self: np.full([4], self.seed or 0))
     with pytest.raises(AssertionError):

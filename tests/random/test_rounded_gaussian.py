@@ -211,6 +211,7 @@ def test_what_is_settled_is_what_float64_finds_where_it_can(jit_compile, monkeyp
     np.testing.assert_array_equal(draw(KEY), expected)
 
 
+@pytest.mark.slow
 def test_numbers_that_stay_open_are_caught(monkeypatch):
     monkeypatch.setattr(
         rounded_gaussian, "rounded_exactly", lambda *_: tf.constant(0.0, tf.float64)

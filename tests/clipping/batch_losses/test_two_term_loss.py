@@ -254,7 +254,7 @@ def related_keys(key, count, dtype=tf.int64):
     return [tf.stack([keys[0][0], k[1]]) for k in keys]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [cast_keys, one_key, related_keys])
 def test_seeds_with_public_or_shared_bits_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(two_term_loss, "split_key", mutant)

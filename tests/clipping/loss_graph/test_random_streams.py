@@ -89,7 +89,7 @@ def test_streams_are_secret_under_xla(name):
     assert_secret(name, jit_compile=True)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout", "stateless uniform", "generator"])
 def test_known_streams_are_caught(name, monkeypatch):
     monkeypatch.setattr(random_streams, "make_secret", lambda loss, stream: None)
@@ -291,6 +291,7 @@ def test_streams_of_a_two_term_loss_are_secret():
     assert_two_term_streams_are_secret()
 
 
+@pytest.mark.slow
 def test_known_streams_of_a_two_term_loss_are_caught(monkeypatch):
     monkeypatch.setattr(random_streams, "make_secret", lambda loss, stream: None)
     with pytest.raises(AssertionError):

@@ -175,7 +175,7 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", MUTANTS, ids=str)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_mutants_are_caught(kind, change):

@@ -355,6 +355,7 @@ def test_functions_that_return_a_scalar(name):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_signs_that_are_lost_are_caught(monkeypatch):
     """Mutant: a difference is read as a sum."""
     monkeypatch.setattr(tf, "negative", tf.identity)

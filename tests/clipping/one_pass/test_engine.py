@@ -160,6 +160,7 @@ def test_sums_of_norms_are_caught(name, monkeypatch):
         assert_equals_loop(OnePassEngine(CLIP), *FAST[name])
 
 
+@pytest.mark.slow
 def test_comparing_the_engines_notices_a_wrong_rule(monkeypatch):
     make, x = FAST["dense"]
     engine = support.ComparedClipping(CLIP)

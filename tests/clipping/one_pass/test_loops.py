@@ -65,6 +65,7 @@ def test_random_loops_are_on_the_fast_path(options):
     assert engine.report().fast_fraction == 1
 
 
+@pytest.mark.slow
 def test_other_random_numbers_are_caught(monkeypatch):
     drawing = {"RandomUniform", "StatelessRandomUniformV2"}
     monkeypatch.setattr(loop_recordings, "REPEATABLE", loop_recordings.REPEATABLE | drawing)
@@ -167,6 +168,7 @@ def test_gradients_of_entries_that_are_read_again_are_added(monkeypatch):
         assert_equals_loop(OnePassEngine(CLIP), classifier(Nested), SEQUENCES)
 
 
+@pytest.mark.slow
 def test_steps_in_the_wrong_order_are_caught(monkeypatch):
     original = Loop._along_steps
 

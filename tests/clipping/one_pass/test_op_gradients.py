@@ -179,6 +179,7 @@ def test_a_wrong_rule_is_caught(key, monkeypatch):
         assert_equals_loop(OnePassEngine(CLIP), *FAST[RULE_MODELS[key]])
 
 
+@pytest.mark.slow
 def test_a_wrong_generic_rule_is_caught(monkeypatch):
     monkeypatch.delitem(registry._RULES, ("RealDiv", 1), raising=False)  # If it ever gets a rule.
     original = op_gradients.generic.generic

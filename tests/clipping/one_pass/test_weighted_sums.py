@@ -80,7 +80,7 @@ def test_bad_rows_contribute_nothing(engine_class, case):
     np.testing.assert_allclose(found, expected, atol=3e-6)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 def test_bad_rows_that_are_not_cleaned_are_caught(engine_class, case, monkeypatch):
     """Mutant: zero times NaN."""
     monkeypatch.setattr(weighted_sums, "cleaned", lambda tensors, bad: list(tensors))

@@ -58,6 +58,7 @@ def test_lower_bound_is_below_the_exact_epsilon_of_a_gaussian_and_near(updates):
     assert exact - 7e-3 <= least_epsilon(UNSELECTED, updates, 1e-5) <= exact
 
 
+@pytest.mark.slow
 def test_mutant_that_rounds_losses_up_is_caught(monkeypatch):
     monkeypatch.setattr(np, "floor", np.ceil)
     with pytest.raises(AssertionError):

@@ -35,6 +35,7 @@ def off_the_grid(sums, rng):
     return np.float32(sums + secure(np.zeros_like(sums), rng))
 
 
+@pytest.mark.slow
 def test_a_sum_that_is_not_on_the_grid_is_caught(monkeypatch):
     monkeypatch.setitem(attacks.MECHANISMS, "secure", off_the_grid)
     with pytest.raises(AssertionError):

@@ -84,6 +84,7 @@ def test_live_variables_hold_released_values_only(monkeypatch, threshold):
     check_only_released_values(during, after)
 
 
+@pytest.mark.slow
 def test_live_variables_that_hold_attempts_are_caught(monkeypatch):
     """Mutant: attempts are made in the variables, and rejected ones are set back."""
     right_init, right_handle = Shadows.__init__, Shadows.handle

@@ -238,6 +238,7 @@ def test_every_attempt_draws_new_batches_and_new_noise(monkeypatch):
     assert model.optimizer._test_noise.count == attempts
 
 
+@pytest.mark.slow
 def test_noise_that_is_rolled_back_with_the_rest_is_caught(monkeypatch):
     monkeypatch.setattr(tfdp.DPSURSGD, "kept_variables", lambda self: [])
     monkeypatch.setattr(key_streams, "all_variables", lambda: [])
