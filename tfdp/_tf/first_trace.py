@@ -36,7 +36,8 @@ def _created() -> list | None:
         return None
     stack = tf.compat.v1.get_default_graph()._variable_creator_stack
     of_functions = [creator for priority, creator in stack if priority == _PRIORITY]
-    if not of_functions or of_functions[-1].__name__ != _CREATOR:  # The last: the innermost one's.
+    innermost = of_functions[-1] if of_functions else None
+    if getattr(innermost, "__name__", None) != _CREATOR:
         return None
-    created = inspect.getclosurevars(of_functions[-1]).nonlocals.get(_CREATED)
+    created = inspect.getclosurevars(innermost).nonlocals.get(_CREATED)
     return created if isinstance(created, list) else None
