@@ -37,7 +37,7 @@ def _created() -> list | None:
     stack = tf.compat.v1.get_default_graph()._variable_creator_stack
     of_functions = [creator for priority, creator in stack if priority == _PRIORITY]
     innermost = of_functions[-1] if of_functions else None
-    if getattr(innermost, "__name__", None) != _CREATOR:
+    if innermost is None or getattr(innermost, "__name__", None) != _CREATOR:
         return None
     created = inspect.getclosurevars(innermost).nonlocals.get(_CREATED)
     return created if isinstance(created, list) else None
