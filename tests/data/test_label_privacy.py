@@ -25,7 +25,7 @@ def probabilities(num_classes, epsilon):
 
 
 def exceeds(ratio, epsilon):
-    """Whether a rational number is larger than exp(epsilon), by 100 digits."""
+    """Returns whether a rational number is larger than exp(epsilon), by 100 digits."""
     with decimal.localcontext(decimal.Context(prec=100)):
         quotient = decimal.Decimal(ratio.numerator) / decimal.Decimal(ratio.denominator)
         return quotient > decimal.Decimal(epsilon).exp()

@@ -31,7 +31,7 @@ def sequential(is_built=True):
 
 
 def changes(model, run):
-    """Whether a training changes the weights."""
+    """Returns whether a training changes the weights."""
     before = model.trainable_variables[0].numpy()
     run()
     return (model.trainable_variables[0].numpy() != before).all()
@@ -156,7 +156,7 @@ def test_concrete_functions(steps_built):
 
 
 def test_without_a_known_creator_every_step_is_built(steps_built, monkeypatch):
-    """As with a TensorFlow that names it otherwise."""
+    """Mimics a TensorFlow that names it otherwise."""
     monkeypatch.setattr(first_trace, "_CREATOR", "renamed")
     model = sequential()
     model.compile(make(), support.crossentropy(), metrics=["accuracy"])
