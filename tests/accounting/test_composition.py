@@ -121,7 +121,7 @@ def test_delta_is_the_inverse(case):
         assert module.delta(parts, module.epsilon(parts, delta)) == pytest.approx(delta, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("q", [1e-7, 1e-3, 1 - 1e-9, 1.0])
 @pytest.mark.parametrize("sigma", [0.02, 1.0, 1e5])
 def test_extremes_are_bounded_in_the_right_order(q, sigma):

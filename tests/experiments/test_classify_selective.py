@@ -37,7 +37,6 @@ def test_it_trains_with_the_parameters_of_the_flags(finished):
     assert optimizer.ledger.steps == result["steps"]
 
 
-@pytest.mark.slow
 def test_epsilon_is_the_true_bound(finished):
     _, result = finished
     ledger = tfdp.accounting.PrivacyLedger.from_dict(result["ledger"])
@@ -66,7 +65,6 @@ def test_every_method_runs(method, tmp_path):
     assert 0 <= result["accuracy"] <= 1 and result["epsilon"] <= 3
 
 
-@pytest.mark.slow
 def test_observed_attempts_are_paid_for(tmp_path):
     result = classify_here(
         f"--output_dir={tmp_path}", "--epochs=1", "--selective_release=per_attempt", *FLAGS

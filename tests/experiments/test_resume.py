@@ -162,7 +162,6 @@ def test_a_run_killed_after_its_last_epoch_is_only_finished(tmp_path, monkeypatc
     assert float(rows[-1]["epsilon"]) == result["epsilon"]
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_refuses_other_privacy_parameters(tmp_path, monkeypatch):
     folder = f"--output_dir={tmp_path}"
     interrupt(monkeypatch, 1, folder, "--epochs=3")

@@ -127,7 +127,7 @@ def make_private(
       True
     """
     check_is_model(model)
-    training = prepare(
+    return prepare(
         FrontEnd(_compile_arguments, _choose, _is_built, validate, PrivacyBudget),
         model,
         (data, *others),
@@ -151,7 +151,6 @@ def make_private(
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,
     )
-    return training
 
 
 def _choose(

@@ -243,7 +243,6 @@ def test_figures_are_drawn(pinwheel):
     assert_drawn(folder / "purity.png")
 
 
-@pytest.mark.slow
 def test_nothing_of_the_training_set_is_drawn(pinwheel):
     folder, _, _ = pinwheel
     data = vae_data.load("pinwheel")
