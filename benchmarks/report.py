@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,9 +20,9 @@ _COLORS = {"keras": "#3b6fb6", "torch": "#d9822b", "jax": "#4f9d69"}
 def step_table(measurements: Sequence[Measurement]) -> str:
     """Returns a Markdown table of measurements on one network, batch by batch."""
     lines = [
-        "| rows | step | median ms | quartiles ms | × own plain step | × plain Keras | "
-        "first step s | peak MiB | peak − before MiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| rows | step | median ms | quartiles ms | CPU time ms | × own plain step | "
+        "× plain Keras | first step s | peak MiB | peak − before MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for batch, group in by_batch(measurements).items():
         for m in group:
@@ -40,12 +41,13 @@ def by_batch(measurements: Iterable[Measurement]) -> dict[int, list[Measurement]
 
 def _cells(m: Measurement, group: Sequence[Measurement]) -> list[str]:
     if not m.seconds:
-        return [m.reason or "not measured", *[NOTHING] * 6]
+        return [m.reason or "not measured", *[NOTHING] * 7]
     low, median, high = (1e3 * value for value in m.quartiles)
     keras = next((other for other in group if other.contestant == "keras_sgd"), None)
     return [
         f"{median:.1f}",
         f"{low:.1f} to {high:.1f}",
+        f"{1e3 * statistics.median(m.cpu):.1f}" if m.cpu else NOTHING,
         ratio(m, plain_of(CONTESTANTS[m.contestant], group)),
         ratio(m, keras),
         f"{m.first:.2f}",
@@ -73,16 +75,24 @@ def ratio_table(measurements: Sequence[Measurement]) -> str:
         ("DPSUR attempt / DP-SGD step", "tfdp_dpsur", "tfdp_one_pass"),
     ]
     lines = [
-        f"| rows | {' | '.join(name for name, _, _ in names)} | "
+        f"| rows | {' | '.join(name for name, _, _ in names)} | private / plain Keras, CPU time | "
         "peak memory, private / plain | peak − before, private / plain |",
-        "|---|" + "---|" * (len(names) + 2),
+        "|---|" + "---|" * (len(names) + 3),
     ]
     for batch, group in by_batch(measurements).items():
         found = {m.contestant: m for m in group}
         cells = [ratio(found.get(above), found.get(below)) for _, above, below in names]
-        cells += memory_ratios(found.get("tfdp_one_pass"), found.get("keras_sgd"))
+        private, plain = found.get("tfdp_one_pass"), found.get("keras_sgd")
+        cells += [cpu_ratio(private, plain), *memory_ratios(private, plain)]
         lines.append(f"| {batch} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def cpu_ratio(m: Measurement | None, base: Measurement | None) -> str:
+    """Returns the median of the ratios of CPU time, turn by turn, where both were measured."""
+    if m is None or base is None or not m.cpu or not base.cpu:
+        return NOTHING
+    return f"{statistics.median(a / b for a, b in zip(m.cpu, base.cpu, strict=True)):.2f}"
 
 
 def memory_ratios(m: Measurement | None, base: Measurement | None) -> tuple[str, str]:

@@ -4,14 +4,30 @@ Processes that train the same network alone differ by up to a factor of two on s
 stay so; a ratio of times within one process does not depend on that.
 """
 
+import dataclasses
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.settings import StepSettings
 
 _MOST_STEPS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Seconds for each step: on the clock, and of all processors."""
+
+    wall: float
+    cpu: float
+
+
+def timed(run: Callable[[int], Any], steps: int) -> Turn:
+    """Runs so many steps, and returns the time of each."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run(steps)
+    return Turn((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
 
 
 def take_turns(
@@ -21,7 +37,7 @@ def take_turns(
     repeats: int,
     turn_seconds: float,
     timeout: float,
-) -> dict[str, list[float]]:
+) -> dict[str, list[Turn]]:
     """Measures contestants in a new process.
 
     Args:
@@ -33,7 +49,7 @@ def take_turns(
       timeout: Longest wait for all of them, in seconds.
 
     Returns:
-      Seconds a step, of each turn, by contestant.
+      The turns, by contestant.
 
     Raises:
       TimeoutError: It took too long.
@@ -70,17 +86,11 @@ def _measure(
     steps = {}
     for name, contestant in contestants.items():
         contestant.run(1)
-        seconds = min(_seconds(contestant, 1) for _ in range(3))
+        seconds = min(timed(contestant.run, 1).wall for _ in range(3))
         steps[name] = max(1, min(_MOST_STEPS, round(turn_seconds / seconds)))
-    turns: dict[str, list[float]] = {name: [] for name in names}
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
     for _ in range(repeats):
         for name, contestant in contestants.items():
             contestant.run(1)  # It brings the caches back.
-            turns[name].append(_seconds(contestant, steps[name]))
+            turns[name].append(timed(contestant.run, steps[name]))
     sender.send(turns)
-
-
-def _seconds(contestant: Any, steps: int) -> float:
-    start = time.perf_counter()
-    contestant.run(steps)
-    return (time.perf_counter() - start) / steps

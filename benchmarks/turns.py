@@ -37,6 +37,7 @@ class Measurement:
       problem: Name of the network.
       settings: Settings of the steps.
       seconds: Seconds per step, one number per turn.
+      cpu: Seconds of all processors per step, one number per turn; of contestants of Keras.
       first: Seconds of the first step, with tracing and compilation.
       peak: Most memory of the process, in MiB.
       growth: Its peak from the first step on, less what it held before, in MiB.
@@ -50,6 +51,7 @@ class Measurement:
     problem: str
     settings: StepSettings
     seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu: list[float] = dataclasses.field(default_factory=list)
     first: float | None = None
     peak: float | None = None
     growth: float | None = None
@@ -213,13 +215,15 @@ class Rounds:
             names = [measurement.contestant for measurement in group]
             limits = (self.repeats, self.turn_seconds, self.timeout * len(names))
             try:
-                seconds = together.take_turns(names, problem_name, settings, *limits)
+                turns = together.take_turns(names, problem_name, settings, *limits)
             except (RuntimeError, TimeoutError) as error:
                 for measurement in group:
                     measurement.seconds, measurement.reason = [], f"failed: {error}"
                 continue
             for measurement in group:
-                measurement.seconds = seconds[measurement.contestant]
+                own = turns[measurement.contestant]
+                measurement.seconds = [turn.wall for turn in own]
+                measurement.cpu = [turn.cpu for turn in own]
 
     def _take_turns(self, measurements: Sequence[Measurement], repeats: int) -> None:
         workers: list[Worker] = []

@@ -5,9 +5,7 @@ an epoch are part of the time. All trainings take turns in one process: processe
 same network alone differ by up to a factor of two on some machines.
 """
 
-import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,17 +14,10 @@ from benchmarks import networks
 from benchmarks.keras_steps import KerasSteps, make_optimizer
 from benchmarks.problems import Problem
 from benchmarks.settings import StepSettings
+from benchmarks.together import Turn, timed
 from experiments.front_ends import front_end
 
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
-
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """Seconds for each step: on the clock, and of all processors."""
-
-    wall: float
-    cpu: float
 
 
 Result = dict[str, list[Turn]]
@@ -77,16 +68,16 @@ def take_turns(
     slowest = 0.0
     for train in trainings.values():
         for _ in range(2):  # The first traces.
-            last = _timed(train, 1)
+            last = timed(train, 1)
         for _ in range(2):  # Shapes are new in the first steps.
-            last = _timed(train, max(1, min(8, round(turn_seconds / last.wall))))
+            last = timed(train, max(1, min(8, round(turn_seconds / last.wall))))
         slowest = max(slowest, last.wall)
     # As many for all: the start of `fit` is part of the time.
     steps = max(2, min(steps_per_epoch, round(turn_seconds / slowest)))
     result: Result = {name: [] for name in trainings}
     for _ in range(repeats):
         for name, train in trainings.items():
-            result[name].append(_timed(train, steps))
+            result[name].append(timed(train, steps))
     return result
 
 
@@ -117,12 +108,6 @@ def _compiled(problem: Problem, optimizer: Any, jit: bool, keras: int) -> Any:
     loss = package.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=jit)
     return model
-
-
-def _timed(train: Callable[[int], Any], steps: int) -> Turn:
-    wall, cpu = time.perf_counter(), time.process_time()
-    train(steps)
-    return Turn((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
 
 
 def table(results: dict[int, Result]) -> str:

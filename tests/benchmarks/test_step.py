@@ -91,7 +91,7 @@ def test_table_of_a_run_has_a_row_for_everyone_and_reasons_for_the_missing(capsy
     for row in found[:2]:
         cells = " ".join(cell for key, cell in row.items() if key != "step")
         numbers = [float(number) for number in re.findall(r"\d+\.?\d*", cells)]
-        assert len(numbers) == 9 and all(number > 0 for number in numbers), row
+        assert len(numbers) == 10 and all(number > 0 for number in numbers), row
     assert found[0]["× plain Keras"] == found[0]["× own plain step"] == "1.00"
     assert found[2]["median ms"] == "not run: slow; --slow_batch 8 runs it"
     assert found[3]["median ms"].startswith("not installed: No module named ")
@@ -187,6 +187,16 @@ def test_ratios_are_of_medians_at_the_same_batch():
     assert small["Opacus ghost / tfdp"] == "2.00" and large["Opacus ghost / tfdp"] == "–"
 
 
+def test_ratios_of_cpu_time_are_taken_turn_by_turn():
+    done = [
+        measured("keras_sgd", [1.0], cpu=[0.1, 0.2, 0.4]),
+        measured("tfdp_one_pass", [9.0], cpu=[0.15, 0.4, 0.6]),
+    ]
+    assert rows(report.step_table(done))[1]["CPU time ms"] == "400.0"
+    assert rows(report.ratio_table(done))[0]["private / plain Keras, CPU time"] == "1.50"
+    assert report.cpu_ratio(done[1], measured("keras_sgd", [1.0])) == "–"
+
+
 def test_busy_machine_is_reported():
     idle = report.versions([measured("keras_sgd", [1.0], others=0.01)])
     busy = report.versions([measured("keras_sgd", [1.0], others=0.5)])
@@ -221,4 +231,5 @@ def test_time_per_step_is_a_finite_number_of_seconds():
     Rounds(1, turn_seconds=0.01).measure(measurements)
     for m in measurements:
         assert m.reason is None and 0 < m.median < 5 and math.isfinite(m.first)
+        assert len(m.cpu) == 1 and 0 < m.cpu[0] < 5
         assert 0 <= m.growth < m.peak

@@ -170,35 +170,74 @@ def test_distribution_of_what_comes_in_parts():
     check_distribution(chacha.normals(KEY, 600_000).numpy())
 
 
-def tail(words):
-    """P-value of the radii of pairs, given that the first 32 bits are zero: beyond 6.66."""
-    numbers = np.random.default_rng(0).integers(0, 2**32, [6, 40_000], np.uint32)
+def tail(words, further=None):
+    """P-value of the radii of pairs, given that the first words of their bits are zero.
+
+    The largest of 40,000 numbers is returned, too.
+    """
+    rng = np.random.default_rng(0)
+    numbers, more = rng.integers(0, 2**32, [2, 4, 40_000], np.uint32)
     numbers[:words] = 0
-    pairs = chacha.box_muller(tf.constant(numbers)).numpy().reshape(2, -1)
+    if words == 2:
+        numbers[3] &= 2**32 - 2**11  # Its last 11 bits are the radius's: 75 bits are zero.
+    further = more[:2] if further is None else further
+    pairs = chacha.box_muller(tf.constant(numbers), tf.constant(further)).numpy().reshape(2, -1)
     radii = np.hypot(*pairs)
-    # exp(-r^2 / 2) is uniform below 2^(-32 words).
-    log_uniform = -(radii**2) / 2 + 32 * words * np.log(2)
+    # exp(-r^2 / 2) is uniform below the place value of the last zero.
+    log_uniform = -(radii**2) / 2 + (0, 32, 75)[words] * np.log(2)
     return scipy.stats.kstest(np.exp(log_uniform), "uniform").pvalue, np.abs(pairs).max()
 
 
-@pytest.mark.parametrize(("words", "farthest"), [(0, 4), (1, 7.5), (2, 10), (3, 12)])
+@pytest.mark.parametrize(("words", "farthest"), [(0, 4), (1, 7.5), (2, 10.5)])
 def test_the_tail_is_right_far_beyond_what_is_ever_drawn(words, farthest):
     p_value, most = tail(words)
     assert p_value > 1e-4
     assert most > farthest
 
 
+def test_a_tail_without_further_bits_is_caught():
+    assert tail(2, np.full([2, 40_000], 2**31, np.uint32))[0] < 1e-9
+
+
 def test_a_tail_of_32_bits_is_caught(monkeypatch):
     """Mutant: what `tf.random.stateless_normal` does."""
     right = chacha.box_muller
 
-    def short(words):
-        rest = tf.fill(tf.shape(words[1:4]), tf.constant(2**31, tf.uint32))
-        return right(tf.concat([words[:1], rest, words[4:]], axis=0))
+    def short(words, further):
+        first, second, *angle = tf.unstack(words)
+        middle = tf.fill(tf.shape(second), tf.constant(2**31, tf.uint32))
+        return right(tf.stack([first, middle, *angle]), further)
 
     monkeypatch.setattr(chacha, "box_muller", short)
     with pytest.raises(AssertionError):
         test_the_tail_is_right_far_beyond_what_is_ever_drawn(1, 7.5)
+
+
+@pytest.fixture
+def traced_anew():
+    """Makes functions be traced with what the test replaces, and then forgotten."""
+    chacha._drawing_normals.cache_clear()
+    yield
+    chacha._drawing_normals.cache_clear()
+
+
+@pytest.mark.parametrize("few_bits", [2.0**-22, 0.0])
+def test_a_part_with_a_small_uniform_number_gets_further_bits(few_bits, traced_anew, monkeypatch):
+    """They are words of another use of the key; no pair has a number below 2^-22 by itself here."""
+
+    def first_words(words, further=None):
+        numbers = [words[0], words[0] if further is None else further[0]]
+        return tf.cast(tf.concat(numbers, 0), tf.float64)
+
+    if few_bits:
+        monkeypatch.setattr(chacha, "radius_uniform", lambda _: tf.constant([1.0, few_bits / 2]))
+    monkeypatch.setattr(chacha, "box_muller", first_words)
+    drawn, size = chacha.normals(KEY, 5000).numpy(), 672
+    uses = tf.constant([0, 2**31], tf.uint32)
+    same, other = (chacha.words_of_pairs(KEY, use, use * 0, size)[0].numpy() for use in uses)
+    np.testing.assert_array_equal(drawn[: 4 * size], same)
+    further = drawn[4 * size :]
+    np.testing.assert_array_equal(further, (other if few_bits else same)[: len(further)])
 
 
 def on_the_grid_of_float32(key):

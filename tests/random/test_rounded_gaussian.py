@@ -68,31 +68,44 @@ def fraction(words):
     return mpmath.mpf(2 * bits + 1) / mpmath.mpf(2) ** (32 * len(words) + 1)
 
 
+def uniforms_of(words, further=()):
+    """The uniform numbers of a pair's radius and angle, bit by bit: the middle of what is open."""
+    bits = "".join(f"{int(word):032b}" for word in words)
+    radius, angle = bits[:64] + bits[117:], bits[64:117]
+    more = "".join(f"{int(word):032b}" for word in further)
+    # The 21 bits that complete a word, then words; and 11 of the angle, then words.
+    numbers = radius + more[:21] + more[32:192], angle + more[192:203] + more[224:416]
+    return [mpmath.mpf(2 * int(n, 2) + 1) / mpmath.mpf(2) ** (len(n) + 1) for n in numbers]
+
+
 def exact_pair(u, v):
     radius = mpmath.sqrt(-2 * mpmath.log(u))
     return radius, [radius * f(2 * mpmath.pi * v) for f in (mpmath.cos, mpmath.sin)]
 
 
-def six_words():
+def four_words():
     """Words of any pairs, of radii next to 0 and far out, and of angles next to quarters."""
-    words = np.random.default_rng(0).integers(0, 2**32, [6, 600], np.uint32)
+    words = np.random.default_rng(0).integers(0, 2**32, [4, 600], np.uint32)
     words[0, :100] = 2**32 - 1 - words[0, :100] % 2 ** np.arange(100).clip(0, 31)
-    words[0, 100:200] = words[0, 100:200] % 2 ** np.arange(100).clip(0, 31)
-    words[4, 200:300] = 2**30 * (words[4, 200:300] % 4) + words[4, 200:300] % 3 - 1
-    words[5, 250:300] %= 2**10
+    words[0, 100:200] = words[0, 100:200] % 2 ** np.arange(100).clip(9, 31)
+    words[2, 200:300] = 2**30 * (words[2, 200:300] % 4) + words[2, 200:300] % 3 - 1
+    words[3, 250:300] %= 2**13
     return words
 
 
 def largest_doubt():
-    """The largest error over the radius plus its inverse."""
-    words = six_words()
+    """The largest error over the radius plus its inverse, whatever the bits that follow are."""
+    words = four_words()
     found = chacha.box_muller(tf.constant(words)).numpy().reshape(2, -1)
     most = 0.0
     with mpmath.workprec(BITS):
         for column, pair in zip(words.T, found.T, strict=True):
-            radius, exact = exact_pair(fraction(column[:4]), fraction(column[4:]))
-            for a, b in zip(pair, exact, strict=True):
-                most = max(most, float(abs(mpmath.mpf(a) - b) / (radius + 1 / radius)))
+            for word in (0, 2**32 - 1):
+                radius, exact = exact_pair(*uniforms_of(column, [word] * 13))
+                if radius**2 > rounded_gaussian._FARTHEST:
+                    continue
+                for a, b in zip(pair, exact, strict=True):
+                    most = max(most, float(abs(mpmath.mpf(a) - b) / (radius + 1 / radius)))
     return most
 
 
@@ -134,14 +147,26 @@ def next_to_halves(count=60):
     return cases
 
 
+def split(radius, angle):
+    """The words of a pair, and further ones, that hold the bits of eight words each."""
+    bits = [int.from_bytes(np.asarray(w, ">u4").tobytes(), "big") for w in (radius, angle)]
+    radius, angle = (f"{number:0256b}" for number in bits)
+    drawn = radius[:64] + angle[:53] + radius[64:75]
+    further = radius[75:96] + "0" * 11 + radius[96:] + angle[53:64] + "0" * 21 + angle[64:]
+    return [
+        np.array([int(text[i : i + 32], 2) for i in range(0, len(text), 32)], np.uint32)
+        for text in (drawn, further)
+    ]
+
+
 def wrong_numbers(round_exactly, off=0):
     """How many are rounded to another integer, from an estimate that is `off`."""
     wrong = 0
     for u, v, is_sine, scale, below, beyond in next_to_halves():
-        six, further = np.concatenate([u[:4], v[:2]]), np.concatenate([u[4:], v[2:]])
+        words, further = split(u, v)
         about = max(0, below + off)
         found = round_exactly(
-            tf.constant(six),
+            tf.constant(words),
             tf.constant(further),
             tf.constant(is_sine),
             tf.constant(scale, tf.float64),
@@ -179,15 +204,13 @@ def test_other_numbers_are_caught(mutant):
 @pytest.mark.slow
 def test_a_radius_of_which_float64_loses_all_is_rounded_exactly():
     """Next to u = 1, float64 finds a radius of 0; scaled, the number may be far from 0."""
-    words = np.array([[2**32 - 1], [2**32 - 1], [0], [0], [2**29], [0]], np.uint32)
+    words = np.array([[2**32 - 1], [2**32 - 1], [2**29], [0]], np.uint32)
     scale = tf.constant(2.0**39, tf.float64)
     drawn, is_open = rounded_gaussian.round_pairs(tf.constant(words), scale)
     assert np.all(is_open) and np.all(np.abs(drawn) == 0.5)
     further = np.zeros(16, np.uint32)
     with mpmath.workprec(BITS):
-        u = fraction(np.concatenate([words[:4, 0], further[:4]]))
-        v = fraction(np.concatenate([words[4:, 0], further[4:10]]))
-        _, exact = exact_pair(u, v)
+        _, exact = exact_pair(*uniforms_of(words[:, 0], further))
         expected = [int(mpmath.nint(mpmath.mpf(2) ** 39 * z)) for z in exact]
     assert min(expected) > 50
     found = [
@@ -204,7 +227,7 @@ def test_what_is_settled_is_what_float64_finds_where_it_can(jit_compile, monkeyp
     count = 30_000
     expected = rounded_normals(KEY, count, SCALE).numpy()
     monkeypatch.setattr(rounded_gaussian, "_DOUBT", 2.0**-36)
-    words = tf.reshape(chacha.random_words(KEY, 6 * 5000), [6, -1])
+    words = tf.reshape(chacha.random_words(KEY, 4 * 5000), [4, -1])
     _, is_open = rounded_gaussian.round_pairs(words, tf.constant(SCALE, tf.float64), 2.0**-36)
     assert 1 <= np.sum(is_open) <= 30
     draw = tf.function(lambda key: rounded_normals(key, count, SCALE), jit_compile=jit_compile)
@@ -224,8 +247,8 @@ def test_numbers_that_stay_open_are_caught(monkeypatch):
         rounded_gaussian._settling.cache_clear()
 
 
-def test_radii_of_which_128_bits_say_little_are_left_open():
-    words = np.random.default_rng(0).integers(0, 2**32, [6, 50], np.uint32)
-    words[:2, :25] = 0
+def test_radii_of_which_75_bits_say_little_are_left_open():
+    words = np.random.default_rng(0).integers(0, 2**32, [4, 50], np.uint32)
+    words[0, :25] %= 2**8
     _, is_open = rounded_gaussian.round_pairs(tf.constant(words), tf.constant(SCALE, tf.float64))
     assert np.all(np.reshape(is_open, [2, 50])[:, :25]) and np.sum(is_open) == 50

@@ -18,13 +18,21 @@ _CONSTANTS = {
     8: (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574),
 }
 _WORDS = 16  # Of a block, of 32 bits each.
-# Words that two normal numbers are made of: 128 bits for their radius, 64 for their angle.
-_WORDS_OF_PAIR = 6
+# Words that two normal numbers are made of: 75 bits for their radius, 53 for their angle.
+_WORDS_OF_PAIR = 4
+NUMBERS_OF_BLOCK = 2 * _WORDS // _WORDS_OF_PAIR
+_LAST_BITS = 2**11 - 1  # The bits of the last word that belong to the radius.
+# A radius of a smaller uniform number gets more bits: fewer than 53 of its own are significant.
+_FEW_BITS = 2.0**-22
+# A use of the key stream for further bits of the numbers that another use draws.
+FURTHER = 2**31
 # The bits of the square root of 1/2.
 _ROOT_OF_HALF = 0x3FE6A09E667F3BCD
 _ONE = 2.0**-32  # The place value of the first word of a number in [0, 1).
 # Blocks that are computed at once: at least, at most, and where their number is not known before.
-_FEWEST, _MOST, _PART = 2**6, 2**12, 2**8
+_FEWEST, _MOST, _PART = 2**6, 9 * 2**9, 2**8
+# Blocks that each size has in addition: rows a power of two apart would share few cache lines.
+_ODD = 2**5
 
 
 def blocks(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
@@ -121,22 +129,22 @@ def normals(
 ) -> tf.Tensor:
     """Draws independent standard normal numbers, by the Box-Muller transform in float64.
 
-    The radius is made of 128 bits and the angle of 64, as far as float64 holds them. The tail is
-    accurate to 13.3 standard deviations, where the distribution ends; a normal number lies beyond
-    with probability 2e-40. (`tf.random.stateless_normal` ends at 5.7.)
+    A pair's angle is made of 53 random bits, and its radius of 75; where fewer than 53 of these are
+    significant, of 64 more. The tail is accurate to 13.9 standard deviations, where the
+    distribution ends; a normal number lies beyond with probability 1e-42.
+    (`tf.random.stateless_normal` ends at 5.7.)
 
     Args:
       key: See `random_words`.
       count: Number of values.
-      use: See `random_words`.
+      use: See `random_words`; below 2^31.
       dtype: To which type they are rounded.
 
     Returns:
       `[count]`, of that type.
     """
-    per_block = 2 * _WORDS // _WORDS_OF_PAIR
     drawing = functools.partial(_drawing_normals, dtype)
-    return _in_parts(key, count, use, drawing, per_block, dtype)
+    return _in_parts(key, count, use, drawing, NUMBERS_OF_BLOCK, dtype)
 
 
 def _in_parts(
@@ -165,10 +173,10 @@ def _in_parts(
 
 
 def _rounded(size: int) -> int:
-    """Rounds a number of blocks up to four binary digits, at least `_FEWEST`."""
+    """Rounds a number of blocks up: to four binary digits, at least `_FEWEST`, and `_ODD` more."""
     size = max(_FEWEST, size)
     unit = 2 ** (size.bit_length() - 4)
-    return -(-size // unit) * unit
+    return -(-size // unit) * unit + _ODD
 
 
 def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
@@ -192,29 +200,66 @@ def _drawing_words(size: int) -> Callable[..., tf.Tensor]:
 @functools.cache
 def _drawing_normals(dtype: tf.DType, size: int) -> Callable[..., tf.Tensor]:
     """Returns the function that draws normal numbers of `size` blocks, from a first one on."""
-    pairs = size * _WORDS // _WORDS_OF_PAIR
 
-    def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        words = tf.reshape(_stream(key, use, first, size), [-1])
-        words = tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])
-        return tf.cast(box_muller(words), dtype)
+    def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        words = words_of_pairs(key, use, first, size)
+        has_few_bits = tf.reduce_any(radius_uniform(words) < _FEW_BITS)
+        return tf.cast(box_muller(words), dtype), has_few_bits
 
-    return shared_function(draw, jit_compile=True)
+    def draw_finely(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        words = words_of_pairs(key, use, first, size)
+        use = use + tf.constant(FURTHER, tf.uint32)
+        further = words_of_pairs(key, use, first, size)
+        return tf.cast(box_muller(words, further), dtype)
+
+    draw = shared_function(draw, jit_compile=True)
+    draw_finely = shared_function(draw_finely, jit_compile=True)
+
+    def draw_all(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        drawn, has_few_bits = draw(key, use, first)
+        return tf.cond(has_few_bits, lambda: draw_finely(key, use, first), lambda: drawn)
+
+    return draw_all
 
 
-def box_muller(words: tf.Tensor) -> tf.Tensor:
-    """Makes two normal numbers of each six words.
+def words_of_pairs(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the words that pairs of normal numbers are made of, of `size` blocks: `[4, n]`."""
+    return tf.reshape(_stream(key, use, first, size), [_WORDS_OF_PAIR, -1])
+
+
+def box_muller(words: tf.Tensor, further: tf.Tensor | None = None) -> tf.Tensor:
+    """Makes two normal numbers of each four words.
 
     Args:
-      words: uint32 `[6, n]`, of uniform bits.
+      words: uint32 `[4, n]`, of uniform bits.
+      further: Words that continue the bits of the radius, uint32 `[2, n]` or more; without them,
+        it is that of the middle of the numbers that begin with these bits.
 
     Returns:
       float64 `[2 n]`.
     """
-    numbers = tf.cast(words, tf.float64)
-    radius = tf.sqrt(-2 * _log(_uniform(numbers[:4])))
-    cosine, sine = _on_circle(numbers[4] * _ONE + numbers[5] * _ONE**2)
+    radius = tf.sqrt(-2 * _log(radius_uniform(words, further)))
+    # Turns between -1/2 and 1/2: float64 holds the middle of 53 bits exactly.
+    high, low = tf.bitcast(words[2], tf.int32), words[3] - _last_bits(words)
+    middle = (_LAST_BITS + 1) / 2
+    turn = tf.cast(high, tf.float64) * _ONE + (tf.cast(low, tf.float64) + middle) * _ONE**2
+    cosine, sine = _on_circle(turn)
     return tf.concat([radius * cosine, radius * sine], axis=0)
+
+
+def radius_uniform(words: tf.Tensor, further: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns the uniform numbers in (0, 1] of pairs' radii, float64 `[n]`. See `box_muller`."""
+    numbers = tf.cast(words[:2], tf.float64)
+    rest: tf.Tensor | float = 0.5
+    if further is not None:
+        rest = tf.cast(further[0], tf.float64) * _ONE
+        rest += (tf.cast(further[1], tf.float64) + 0.5) * _ONE**2
+    last = tf.cast(_last_bits(words), tf.float64) + rest
+    return numbers[0] * _ONE + (numbers[1] * _ONE**2 + last * 2.0**-75)
+
+
+def _last_bits(words: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.bitwise_and(words[3], tf.constant(_LAST_BITS, tf.uint32))
 
 
 def _log(x: tf.Tensor) -> tf.Tensor:
@@ -231,7 +276,7 @@ def _log(x: tf.Tensor) -> tf.Tensor:
 
 
 def _on_circle(turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes cosine and sine of an angle in [0, 1] turns, by series that XLA vectorises."""
+    """Computes cosine and sine of an angle in [-1, 1] turns, by series that XLA vectorises."""
     quarter = tf.round(4 * turn)
     x = (4 * turn - quarter) * (math.pi / 2)  # At most pi / 4 from 0: below 5e-17 is left out.
     square = x * x

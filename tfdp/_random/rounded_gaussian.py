@@ -15,12 +15,8 @@ from tfdp._tf.shared_function import shared_function
 
 # `box_muller` is wrong by at most half of this, times the radius plus its inverse.
 _DOUBT = 2.0**-48
-# Squared radii beyond this are of so small a uniform number that its 128 bits are too coarse.
-_FARTHEST = 80.0
-_WORDS = 16  # Of a block of the key stream.
-_WORDS_OF_PAIR = 6
-# A use of the key stream for the further bits of the numbers that another use draws.
-_FURTHER = 2**31
+# Squared radii beyond this are of so small a uniform number that its 75 bits are too coarse.
+_FARTHEST = 33.0
 LARGEST_SCALE = 2.0**40
 _UNIT = 2.0**-16  # Scales are multiples of it.
 
@@ -63,8 +59,7 @@ def rounded_normals(
 
         return draw_all
 
-    per_block = 2 * _WORDS // _WORDS_OF_PAIR
-    return chacha._in_parts(key, count, use, drawing, per_block, tf.float64)
+    return chacha._in_parts(key, count, use, drawing, chacha.NUMBERS_OF_BLOCK, tf.float64)
 
 
 def float64(number: float | tf.Tensor) -> tf.Tensor:
@@ -79,27 +74,21 @@ def _drawing(size: int, doubt: float) -> Callable[..., tf.Tensor]:
     """Makes the function that draws numbers of `size` blocks, and says how many are left open."""
 
     def draw(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        drawn, is_open = round_pairs(_words_of_pairs(key, use, first, size), scale, doubt)
+        words = chacha.words_of_pairs(key, use, first, size)
+        drawn, is_open = round_pairs(words, scale, doubt)
         left = tf.reduce_sum(tf.cast(is_open, tf.float64))
         return tf.concat([drawn, left[tf.newaxis]], 0)
 
     return shared_function(draw, jit_compile=True)
 
 
-def _words_of_pairs(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the words of the pairs that `size` blocks yield, from the first on: `[6, pairs]`."""
-    pairs = size * _WORDS // _WORDS_OF_PAIR
-    words = tf.reshape(chacha._stream(key, use, first, size), [-1])
-    return tf.reshape(words[: pairs * _WORDS_OF_PAIR], [_WORDS_OF_PAIR, pairs])
-
-
 def round_pairs(
     words: tf.Tensor, scale: tf.Tensor, doubt: float = _DOUBT
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Makes two rounded normal numbers of each six words, where float64 can.
+    """Makes two rounded normal numbers of each four words, where float64 can.
 
     Args:
-      words: uint32 `[6, n]`, of uniform bits.
+      words: uint32 `[4, n]`, of uniform bits.
       scale: The standard deviation before rounding.
       doubt: Twice the largest error of a normal number, over its radius plus its inverse.
 
@@ -125,12 +114,12 @@ def round_pairs(
 @functools.cache
 def _settling(size: int) -> Callable[..., tf.Tensor]:
     """Makes the function that rounds the first number that `_drawing(size)` left open."""
-    pairs = size * _WORDS // _WORDS_OF_PAIR
+    pairs = size * chacha.NUMBERS_OF_BLOCK // 2
 
     def words_of(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, pair: tf.Tensor) -> tuple:
-        number = first * 3 + tf.cast(pair, tf.uint32)  # A block has fewer than three pairs.
-        further = chacha._stream(key, use + tf.constant(_FURTHER, tf.uint32), number, 1)
-        words = tf.gather(_words_of_pairs(key, use, first, size), pair, axis=1)
+        number = first * (chacha.NUMBERS_OF_BLOCK // 2) + tf.cast(pair, tf.uint32)
+        further = chacha._stream(key, use + tf.constant(chacha.FURTHER, tf.uint32), number, 1)
+        words = tf.gather(chacha.words_of_pairs(key, use, first, size), pair, axis=1)
         return words, tf.reshape(further, [-1])
 
     look_up = shared_function(words_of, jit_compile=True)
@@ -159,8 +148,8 @@ def rounded_exactly(
     from `about` on until two neighbours are found between which the absolute value lies.
 
     Args:
-      words: The pair's words, uint32 `[6]`.
-      further: Ten words or more that continue them.
+      words: The pair's words, uint32 `[4]`.
+      further: The 13 words or more that continue them.
       is_sine: Whether it is the second number of the pair, a scalar bool.
       scale: s, a multiple of 2^-16 of at most 2^40, float64.
       about: An integer near the absolute value, at least 0, float64.
@@ -168,14 +157,14 @@ def rounded_exactly(
     Returns:
       The integer, a float64 scalar.
     """
-    u = tf.concat([words[:4], further[:4]], 0)
-    v = fixed_point.of_words(tf.concat([words[4:], further[4:10]], 0))
+    radius, angle = continued(words, further)
+    v = fixed_point.of_words(angle)
     cosine = fixed_point.cosine_of_turns(fixed_point.fraction(v + v))
     one = fixed_point.of_integer(tf.constant(2**48, tf.int64))
     factor = one + tf.where(is_sine, -cosine, cosine)
     # Both sides times 2^-64, so that no integer part is too large.
     s = fixed_point.of_integer(tf.cast(scale / _UNIT, tf.int64))
-    square = fixed_point.product(fixed_point.logarithm(u), factor)
+    square = fixed_point.product(fixed_point.logarithm(radius), factor)
     square = fixed_point.product(square, fixed_point.product(s, s))
 
     def step(n: tf.Tensor, at_most: tf.Tensor, at_least: tf.Tensor) -> tuple:
@@ -190,6 +179,26 @@ def rounded_exactly(
     n, _, _ = tf.while_loop(
         lambda _, at_most, at_least: ~(at_most & at_least), step, (about, unknown, about == 0)
     )
-    quarter = tf.bitwise.right_shift(words[4], tf.constant(30, tf.uint32))
+    quarter = tf.bitwise.right_shift(angle[0], tf.constant(30, tf.uint32))
     is_negative = tf.where(is_sine, quarter >= 2, (quarter == 1) | (quarter == 2))
     return tf.where(is_negative, -n, n)
+
+
+def continued(words: tf.Tensor, further: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the first 256 bits of a pair's uniform numbers, of its radius and of its angle.
+
+    Args:
+      words: See `rounded_exactly`; their bits come first.
+      further: See `rounded_exactly`.
+
+    Returns:
+      uint32 `[8]` each.
+    """
+    shift_left, shift_right = tf.bitwise.left_shift, tf.bitwise.right_shift
+    eleven, others = tf.constant(11, tf.uint32), tf.constant(21, tf.uint32)
+    # The last word's first 21 bits are the angle's, and its last 11 the radius's.
+    of_radius = shift_left(words[3], others) + shift_right(further[0], eleven)
+    of_angle = shift_left(shift_right(words[3], eleven), eleven) + shift_right(further[6], others)
+    radius = tf.concat([words[:2], of_radius[tf.newaxis], further[1:6]], 0)
+    angle = tf.concat([words[2:3], of_angle[tf.newaxis], further[7:13]], 0)
+    return radius, angle
