@@ -16,7 +16,7 @@ from tfdp.clipping.engine import Factors
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, OuterProducts, weighted_sum
 
 # Gradients of at most so many weights are put side by side: copying larger ones would cost more.
-_SMALL = 2**13
+_SMALL = 2**12
 # Parts of fewer rows do not pay: then all rows are worked on at once, in at most so many times the
 # memory of a part.
 _FEWEST_ROWS, _MOST_PARTS = 8, 64
