@@ -1,10 +1,11 @@
-"""Datasets without the tuning of `tf.data`, whose iterators are slow to drop.
+"""Datasets that `tf.data` does not tune: iterators of tuned ones can be slow to drop.
 
-An iterator of a dataset that is tuned has a thread that sleeps between rounds of tuning, from 10
-milliseconds at first, twice as long each time, to one minute (`Model::OptimizeLoop` of TensorFlow).
-Dropping the iterator wakes this thread before the flag is set by which it sees that it must end
-(`CancellationManager::StartCancel`). A thread that looks too early sleeps again, and the iterator's
-destructor waits for it: at the end of an epoch, or in a pass of Python's garbage collector.
+Each iterator of a tuned dataset has a thread that sleeps between rounds of tuning, 10 milliseconds
+at first, then twice as long each time, up to a minute (TensorFlow's `Model::OptimizeLoop`).
+Dropping the iterator wakes the thread first, and only then sets the flag that tells it to end
+(`CancellationManager::StartCancel`). If the thread looks at the flag too early, it sleeps again,
+and the iterator's destructor waits for it: at the end of an epoch, or in a pass of Python's garbage
+collector.
 """
 
 import tensorflow as tf
