@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error
 from tfdp.accounting.sampling import (
     BUCKETS,
@@ -255,7 +256,8 @@ def drawn_batches(
 
     batches = tf.data.Dataset.range(steps).flat_map(draw)
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
+    batches = batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
+    return without_autotuning(batches)
 
 
 def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:

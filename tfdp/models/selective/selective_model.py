@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
@@ -161,7 +162,7 @@ class SelectiveModel(tf.keras.Model):
                 callbacks.append(Progress(steps, self.optimizer.selective_release))
             with exclusive_training(self.variables), self._failures_counted():
                 return super().fit(
-                    tf.data.Dataset.range(steps),
+                    without_autotuning(tf.data.Dataset.range(steps)),
                     epochs=epochs,
                     verbose=0,
                     callbacks=self._callback_list(callbacks, epochs, steps),

@@ -1,0 +1,83 @@
+"""Training on tfdp's datasets starts no tuning of `tf.data`, which makes iterators slow to drop."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests import selective_support, support
+from tfdp._tf.autotuning import without_autotuning
+
+X, Y = support.small_data(40)
+
+
+def poisson(data=(X, Y), **kwargs):
+    return tfdp.data.poisson_batches(data, expected_batch_size=10, **kwargs)
+
+
+def is_tuned(dataset):
+    """Whether the dataset's options let an iterator start the thread that tunes it."""
+    return dataset.options().autotune.enabled is not False
+
+
+def test_it_is_turned_off_in_what_is_made_of_the_dataset():
+    plain = tf.data.Dataset.range(3)
+    assert is_tuned(plain)
+    off = without_autotuning(plain)
+    assert not is_tuned(off)
+    assert not is_tuned(off.map(lambda i: i, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2))
+
+
+class Source:
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
+BATCHES = {
+    "arrays": poisson,
+    "read": lambda: poisson(Source()),
+    "chunks": lambda: poisson(chunk_size=4),
+    "repeated": lambda: poisson().repeat(2).skip(1).take(1).prefetch(1),
+    "options": lambda: poisson().with_options(tf.data.Options()),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_poisson_batches_are_not_tuned(name):
+    assert not is_tuned(BATCHES[name]())
+
+
+def test_users_can_turn_it_on():
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    assert is_tuned(poisson().with_options(options))
+
+
+def test_batches_for_replicas_are_not_tuned(monkeypatch):
+    made = []
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def distribute(function):
+        made.append(function(tf.distribute.InputContext()))
+        return types.SimpleNamespace()
+
+    monkeypatch.setattr(strategy, "distribute_datasets_from_function", distribute)
+    tfdp.data.distributed_poisson_batches(
+        strategy,
+        lambda index, count: (X[index::count], Y[index::count]),
+        dataset_size=len(X),
+        expected_batch_size=10,
+    )
+    assert [is_tuned(dataset) for dataset in made] == [False]
+
+
+def test_the_steps_of_selective_models_are_not_tuned(monkeypatch):
+    model = selective_support.compiled(selective_support.optimizer())
+    taken = []
+    monkeypatch.setattr(tf.keras.Model, "fit", lambda self, x, **kwargs: taken.append(x))
+    model.fit(selective_support.batches())
+    assert [is_tuned(dataset) for dataset in taken] == [False]

@@ -1,0 +1,22 @@
+"""Datasets that `tf.data` does not tune: iterators of tuned ones can be slow to drop.
+
+Each iterator of a tuned dataset has a thread that sleeps between rounds of tuning, 10 milliseconds
+at first, then twice as long each time, up to a minute (TensorFlow's `Model::OptimizeLoop`).
+Dropping the iterator wakes the thread first, and only then sets the flag that tells it to end
+(`CancellationManager::StartCancel`). If the thread looks at the flag too early, it sleeps again,
+and the iterator's destructor waits for it: at the end of an epoch, or in a pass of Python's garbage
+collector.
+"""
+
+import tensorflow as tf
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset with `tf.data`'s tuning turned off, there and in what is made of it.
+
+    `num_parallel_calls=tf.data.AUTOTUNE` then stays what it begins with: the number of threads, at
+    most 16.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
