@@ -302,6 +302,26 @@ def test_what_the_inner_optimizer_does_is_set_by_either():
         optimizer.gradient_accumulation_steps = 2
 
 
+def test_an_inner_optimizer_that_reads_the_weights_needs_some():
+    """ScheduleFreeAdamW begins with a copy of them; after the error, the same model can train."""
+
+    def private(inner, *first):
+        optimizer = tfdp.keras3.DPOptimizer(inner, float("inf"), 0.0, 32)
+        return compiled(optimizer, keras.Sequential([*first, layers.Dense(3)]))
+
+    inner = keras.optimizers.ScheduleFreeAdamW
+    model = private(inner(0.1))
+    with pytest.raises(ValueError, match="The model must have weights before .* `keras.Input`"):
+        model.fit(open_batches(X, Y, 32), verbose=0)
+    expected = private(inner(0.1), keras.Input([4]))
+    model.build([None, 4])
+    model.set_weights(expected.get_weights())
+    compiled(model.optimizer, model)  # After any failure in a first step, Keras needs it.
+    for one in (model, expected):
+        one.fit(open_batches(X, Y, 32), epochs=2, verbose=0)
+    np.testing.assert_allclose(weights(model), weights(expected), rtol=1e-5)
+
+
 def test_each_keras_names_the_other():
     with pytest.raises(ValueError, match=r"models of Keras 3 \(`import keras`\)"):
         support.compiled(private())

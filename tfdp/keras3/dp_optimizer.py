@@ -266,8 +266,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
           variables: The variables that will be trained: `model.trainable_variables`.
 
         Raises:
-          ValueError: It was built with other variables, or they hold no real numbers that are
-            updated by gradients.
+          ValueError: It was built with other variables, they hold no real numbers that are
+            updated by gradients, or they have no values yet and the inner optimizer needs them.
         """
         variables = list(variables)
         values = [tf_variable(variable) for variable in variables]
@@ -278,12 +278,28 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             self._check_workers(values)
             with tf.init_scope():
                 if not self.inner_optimizer.built:
-                    self.inner_optimizer.build(variables)
+                    self._build_inner(variables)
                 self._create_record(self._add_weight)
             self.built = True
         with tf.init_scope():  # Once, and not in each step.
             self._assign_loaded()
             self._released.trains(values)
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        try:
+            self.inner_optimizer.build(variables)
+        except Exception as cause:
+            if all(tf_variable(variable).is_initialized() for variable in variables):
+                raise
+            # A new one: this one is half built, and would be taken for one that is.
+            inner = self.inner_optimizer
+            self.inner_optimizer = type(inner).from_config(inner.get_config())
+            raise ValueError(
+                f"The model must have weights before it is trained with "
+                f"{type(self.inner_optimizer).__name__}, which reads them to make its own state. "
+                "Received a model that makes them in its first step. Give it a `keras.Input`, or "
+                "call `model.build(input_shape)` or the model itself on a batch before `fit`."
+            ) from cause
 
     def _add_weight(self, name: str, shape: Any, dtype: Any, initializer: Any, **_: Any) -> Any:
         dtype = tf.as_dtype(dtype).name
