@@ -71,19 +71,22 @@ def planned(
     """
     declared.check_asked((), values.rows)
     epsilons = tune.numbers("epsilons", values.epsilons)
+    asked = set(values.rows or declared.rows)
     cells: dict[tuple[str, str, float | None], None] = {}
+    # No private cell without its control.
     for table in tables.values():
         for row in table.rows:
-            cells[table.dataset, declared.counterparts[row], None] = None
+            control = declared.counterparts[row]
+            if {row, control} & asked:
+                cells[table.dataset, control, None] = None
     for table in tables.values():
         for row in table.rows:
             for epsilon in epsilons or table.epsilons:
-                cells[table.dataset, row, epsilon] = None
+                if row in asked:
+                    cells[table.dataset, row, epsilon] = None
     found, missing = [], {}
     for dataset, row, epsilon in cells:
         if values.datasets and dataset not in values.datasets:
-            continue
-        if values.rows and row not in values.rows:
             continue
         try:
             given = (

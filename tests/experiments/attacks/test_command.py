@@ -188,6 +188,15 @@ def test_controls_come_first_and_every_cell_gets_a_run(folder, at_once):
     assert (private.epochs, private.learning_rate) == (1, 0.2)
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [("SGD", ["SGD"]), ("DPSGD", ["SGD", "DPSGD"]), ("SGD,DPSGD", ["SGD", "DPSGD"])],
+)
+def test_no_private_row_is_run_without_its_control(folder, at_once, rows, expected):
+    assert command.run(flags_in(folder, f"--rows={rows}", "--epsilons=1")) == []
+    assert [job.row for job in at_once] == expected
+
+
 def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folder, at_once):
     assert command.run(flags_in(folder, "--epsilons=1", "--seeds=2")) == []
     assert command.run(flags_in(folder, "--rows=SGD", "--lira_models=4")) == []
