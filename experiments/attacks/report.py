@@ -95,13 +95,16 @@ def checked(lines: Sequence[dict[str, Any]]) -> None:
     """Checks that runs may be rendered.
 
     Raises:
-      ValueError: See `experiments.tables.runs.check`; runs of tests are refused, too.
+      ValueError: See `experiments.tables.runs.check`; or runs used parts of other sizes.
     """
     for models in {line["lira_models"] for line in lines}:
         check([line for line in lines if line["lira_models"] == models])
     sizes = {line["examples"] for line in lines}
     if len(sizes) > 1:
-        raise ValueError(f"These runs have different --examples: {sorted(map(str, sizes))}.")
+        raise ValueError(
+            f"These runs have different --examples: {', '.join(sorted(map(str, sizes)))}. Runs of "
+            "one folder must have the same."
+        )
 
 
 def versions(lines: Sequence[dict[str, Any]]) -> str:

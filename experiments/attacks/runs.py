@@ -63,16 +63,20 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
       `attacks`: for each attack what `attackers.success` returns.
     """
     jobs.forget_models()
-    whole = jobs.load_data(job.settings, places)
-    x = np.concatenate([whole.train_x, whole.eval_x])
-    y = np.concatenate([whole.train_y, whole.eval_y])
-    target, shadow = split(x, y, job.settings.seed, job.examples)
+    target, shadow = _split(job, places)
     attack = _papers_attacks if job.lira_models is None else _likelihood_ratios
     result, found = attack(job, target, shadow, places)
     line = {**jobs.line(job, result), **found}
     line |= {"examples": job.examples, "lira_models": job.lira_models}
     line["versions"] |= {"scikit-learn": sklearn.__version__}
     return line
+
+
+def _split(job: Job, places: jobs.Places) -> tuple[Data, Data]:
+    whole = jobs.load_data(job.settings, places)
+    x = np.concatenate([whole.train_x, whole.eval_x])
+    y = np.concatenate([whole.train_y, whole.eval_y])
+    return split(x, y, job.settings.seed, job.examples)
 
 
 def _papers_attacks(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments import networks
 from experiments.attacks import attackers
 from experiments.attacks.attackers import Observed
 from experiments.datasets import Data
@@ -61,7 +62,8 @@ def normals(difference, size=400, seed=0):
     )
 
 
-@pytest.mark.parametrize("attacker", attackers.ATTACKERS)
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("attacker", ["forest", "network"])
 def test_attackers_learn_what_distinguishes_members(attacker, monkeypatch):
     """The best accuracy for two normal distributions 2 sqrt(2) apart is 0.921."""
     monkeypatch.setattr(attackers, "ATTACKERS", {attacker: attackers.ATTACKERS[attacker]})
@@ -139,6 +141,17 @@ def test_internals_are_losses_activations_and_gradients(width):
         gradients = np.linalg.norm(kernels, axis=1)
     expected = np.column_stack([losses, np.eye(CLASSES)[y], hidden, biases, gradients])
     np.testing.assert_allclose(rest, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_every_network_of_the_tables_can_be_attacked(name):
+    model = networks.NETWORKS[name](networks.make_activation("relu"))
+    x = np.ones([3, *model.input_shape[1:]], np.float32)
+    rows = attackers.internals(model, x, np.array([0, 1, 1]))
+    classes, width = model.output_shape[1], model.layers[-1].input.shape[1]
+    gradients = width * classes if width * classes <= 1000 else classes
+    assert rows.shape == (3, 3 * classes + 2 + width + gradients)
 
 
 def test_what_is_wide_is_given_by_its_norm():
