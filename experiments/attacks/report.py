@@ -50,10 +50,9 @@ def largest_accuracy(epsilon: float, delta: float, changed: int = 1) -> float:
       - Kairouz, Oh, Viswanath, 2015, The Composition Theorem for Differential Privacy, Theorem 2.1.
       - Dwork and Roth, 2014, Theorem 2.2 (groups).
     """
-    delta *= sum(math.exp(i * epsilon) for i in range(changed))
-    epsilon *= changed
-    # Divided by e^epsilon, which may be too large a number.
-    return min(1.0, (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
+    # Numerator and denominator are divided by e^(changed epsilon), which may be too large a number.
+    excess = delta * sum(math.exp((i - changed) * epsilon) for i in range(changed))
+    return min(1.0, (1 + excess) / (1 + math.exp(-changed * epsilon)))
 
 
 def section(table: Table, counterparts: dict[str, str], lines: Sequence[dict[str, Any]]) -> str:
@@ -144,7 +143,7 @@ def _line(cell: Sequence[dict[str, Any]], attack: str, table: Table) -> tuple[st
         *(row, epsilon, " / ".join(accuracies)),
         _NAMES.get(attack, f"LiRA, {first['lira_models']} models"),
         means("accuracy"),
-        *("–" if number is None else f"{number}", allowed),
+        *("–" if number is None else f"{number:.3f}", allowed),
         *(means("auc"), means("tpr"), f"{len(cell)}"),
     )
 

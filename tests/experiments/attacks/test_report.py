@@ -44,4 +44,4 @@ def test_of_a_group_of_two_it_is_that_of_two_steps():
 
 def test_a_large_epsilon_allows_everything():
     assert report.largest_accuracy(1e4, 1e-5) == 1.0
-    assert report.largest_accuracy(400.0, 1e-5, 1) == 1.0
+    assert report.largest_accuracy(1e4, 1e-5, 2) == 1.0
