@@ -77,8 +77,7 @@ def posteriors(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
       - Salem et al., 2019, ML-Leaks.
     """
     logs = _log_posteriors(model.predict(x, batch_size=_BATCH, verbose=0))
-    right = logs.argmax(axis=1) == y
-    return np.column_stack([-np.sort(-logs, axis=1), right]).astype(np.float32)
+    return _sorted(logs, y).astype(np.float32)
 
 
 def internals(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -109,8 +108,7 @@ def internals(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         by_kernel = (hidden[:, :, None] * by_bias[:, None, :]).reshape(len(y), -1)
     return np.column_stack(
         [
-            *(-np.sort(-logs, axis=1), logs.argmax(axis=1) == y),
-            *(-(logs * classes).sum(axis=1), classes),
+            *(_sorted(logs, y), -(logs * classes).sum(axis=1), classes),
             *(hidden if hidden.shape[1] <= _MOST_NUMBERS else length, by_bias, by_kernel),
         ]
     ).astype(np.float32)
@@ -124,6 +122,11 @@ def observe(view: View, model: Any, data: Data) -> Observed:
 def _log_posteriors(logits: np.ndarray) -> np.ndarray:
     logs = tf.nn.log_softmax(logits.astype(np.float64)).numpy()
     return np.maximum(logs, np.log(_LEAST_PROBABILITY))
+
+
+def _sorted(logs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns posteriors, the largest first, and whether the largest is that of the right class."""
+    return np.column_stack([-np.sort(-logs, axis=1), logs.argmax(axis=1) == y])
 
 
 # How they guess.
