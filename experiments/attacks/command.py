@@ -7,10 +7,10 @@
 A data set is split at random, 2:1:2:1, into what a target model and a shadow model are trained and
 tested on. A black-box attacker sees posteriors, and learns from the shadow model; a white-box
 attacker sees losses, activations and gradients of the target, and learns from half of its members.
-Each run is a line of JSON in OUTPUT_DIR/runs.jsonl, with the ledger's epsilon; what is found there
-is not run again, and a run that was killed resumes from its last epoch. Hyperparameters are those
-of the papers' tables (--searches). Rows without privacy are controls, which are trained until they
-fit their training sets: where an attack does not see their members, it says nothing about others.
+Each run is a line of JSON in OUTPUT_DIR/attacks.jsonl, with the ledger's epsilon; what is found
+there is not run again, and a run that was killed resumes from its last epoch. Hyperparameters are
+those of the papers' tables (--searches). Rows without privacy are controls, which are trained until
+they fit their training sets: an attack that does not see their members says nothing about others.
 
 Writes OUTPUT_DIR/attacks.md. What attacks find is no part of any epsilon: it reads the members.
 """
@@ -149,7 +149,7 @@ def run(values: flags.FlagValues) -> list[str]:
             known = ", ".join(everything.tables)
             raise RefusedError(f"--table must be one of {known}. Received: --table={name}.")
     folder = Path(values.output_dir)
-    record = folder / "runs.jsonl"
+    record = folder / "attacks.jsonl"
     failures = []
     if not values.render_only:
         tables = {name: everything.tables[name] for name in asked}

@@ -1,6 +1,7 @@
 """The published tables of membership inference, and how their controls are trained."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from experiments.settings import RefusedError
 from experiments.tables import declarations, grid
 
+BLACK_BOX, WHITE_BOX = ATTACKS = ("black_box", "white_box")
 FILE = Path(__file__).with_name("tables.toml")
 
 
@@ -59,7 +61,7 @@ class Tables:
         found = declarations.parsed(path)
         self._grid = declared
         controls = enumerate(found.get("control", []), 1)
-        self._controls = [declarations.search(f"[[control]] {i}", each) for i, each in controls]
+        self._controls = [self._control(f"[[control]] {i}", each) for i, each in controls]
         self.tables = {
             name: self._table(name, each) for name, each in found.get("tables", {}).items()
         }
@@ -75,15 +77,31 @@ class Tables:
                 return each.fixed
         raise RefusedError(f"[[control]] must have {row} on {dataset}.")
 
+    def _control(self, name: str, found: dict[str, Any]) -> declarations.Search:
+        # Of the same form as a search, with nothing to choose from.
+        control = declarations.search(name, found)
+        if control.grid or control.epsilons:
+            raise RefusedError(f"{name} must have no grid and no epsilons.")
+        for dataset, row in itertools.product(control.datasets, control.rows):
+            if row not in self._grid.rows:
+                raise RefusedError(f"{name}: [rows] must have {row}.")
+            if self._grid.job(dataset, row, None, 0, control.fixed).settings.private:
+                raise RefusedError(f"{name} must have rows without privacy. Received: {row}.")
+        return control
+
     def _table(self, name: str, found: dict[str, Any]) -> Table:
         place = f"tables.{name}"
         dataset = declarations.get(found, "dataset", place)
         # Of the same form as tables of accuracy, with attacks in the place of data sets.
         table = declarations.table(name, found)
-        for rows in table.accuracy.values():
+        for attack, rows in table.accuracy.items():
+            if attack not in ATTACKS:
+                raise RefusedError(
+                    f"{place}: published must have {' and '.join(ATTACKS)}. Received: {attack}."
+                )
             for row, numbers in rows.items():
-                if row not in self._grid.rows:
-                    raise RefusedError(f"{place}: [rows] must have {row}.")
+                if row not in self._grid.counterparts:
+                    raise RefusedError(f"{place}: [rows.{row}] must have non_private.")
                 if len(numbers) != len(table.epsilons):
                     raise RefusedError(
                         f"{place}: {row} must have {len(table.epsilons)} numbers. Received: "

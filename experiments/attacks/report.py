@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.attacks.declarations import Table
+from experiments.attacks.declarations import BLACK_BOX, WHITE_BOX, Table
 from experiments.attacks.runs import LIRA
 from experiments.output import markdown
 from experiments.tables.runs import TITLES, check
@@ -21,7 +21,7 @@ example is in / where another takes its place if it is out, as in a split into p
 The accuracy of LiRA is that of the best threshold for its own scores.\
 """
 
-_NAMES = {"black_box": "black box", "white_box": "white box"}
+_NAMES = {BLACK_BOX: "black box", WHITE_BOX: "white box"}
 _TITLES = (
     *("model", "ε", "accuracy on members / others", "attack"),
     *("network / forest", "published", "allowed", "AUC", "TPR at 0.1% FPR", "runs"),

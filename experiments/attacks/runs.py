@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from experiments import jobs
 from experiments.attacks import attackers
+from experiments.attacks.declarations import BLACK_BOX, WHITE_BOX
 from experiments.attacks.splits import split
 from experiments.datasets import Data
 from experiments.methods import make_training
@@ -18,7 +19,7 @@ from experiments.settings import Settings
 from experiments.tables import grid
 from tfdp import auditing
 
-BLACK_BOX, WHITE_BOX, LIRA = "black_box", "white_box", "lira"
+LIRA = "lira"
 
 # The seed decides the split and the target; shadow models have others, so that they begin with
 # other weights.
@@ -42,7 +43,9 @@ class Job(grid.Job):
     def key(self) -> str:
         """Name of its folder."""
         more = {"examples": self.examples, LIRA: self.lira_models}
-        return super().key + "".join(f"_{name}{n}" for name, n in more.items() if n is not None)
+        return f"attack_{super().key}" + "".join(
+            f"_{name}{n}" for name, n in more.items() if n is not None
+        )
 
     def matches(self, line: dict[str, Any]) -> bool:
         """Returns whether a record's line is about this run."""

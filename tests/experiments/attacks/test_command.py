@@ -12,13 +12,13 @@ import pytest
 import tfdp
 from experiments import jobs, records, training
 from experiments.attacks import attackers, command, runs
-from experiments.attacks.declarations import FILE, Tables
+from experiments.attacks.declarations import ATTACKS, FILE, Tables
 from experiments.settings import RefusedError
 from experiments.tables import grid
 from tests.experiments.jobs_support import TABLES, WorkersHere, line, parse
 
 ROOT = Path(__file__).absolute().parents[3]
-ATTACKS = """
+DECLARED = """
 [[control]]
 rows = ["SGD"]
 datasets = ["digits"]
@@ -58,7 +58,7 @@ def here(monkeypatch):
 def folder(tmp_path):
     """The files of tables, and the record of a search that has been made."""
     (tmp_path / "tables.toml").write_text(TINY)
-    (tmp_path / "attacks.toml").write_text(ATTACKS)
+    (tmp_path / "attacks.toml").write_text(DECLARED)
     for trial in grid.Grid(tmp_path / "tables.toml").trials((), ("DPSGD",), ()):
         records.append(tmp_path / "searches.jsonl", line(trial, 0.5))
     return tmp_path
@@ -74,7 +74,7 @@ def at_once(here, monkeypatch):
 
     def run(job, places):
         success = {"accuracy": 0.5, "auc": 0.51, "tpr": 0.002}
-        attacks = (runs.BLACK_BOX, runs.WHITE_BOX) if job.lira_models is None else (runs.LIRA,)
+        attacks = ATTACKS if job.lira_models is None else (runs.LIRA,)
         both = {"network": success, "forest": {**success, "accuracy": 0.6}}
         return {
             **{**line(job, 0.8), "evaluated_on": "test", "delta": 1e-5, "versions": {"b": "1"}},
@@ -98,7 +98,7 @@ def test_from_a_split_to_a_table(folder, here, monkeypatch):
     """The whole way, with training; the second call does not run again what the first ran."""
     arguments = [f"--examples={TINY_EXAMPLES}", "--epsilons=1"]
     assert command.run(flags_in(folder, *arguments)) == []
-    control, private = records.read(folder / "results" / "runs.jsonl")
+    control, private = records.read(folder / "results" / "attacks.jsonl")
     assert (control["row"], private["row"]) == ("SGD", "DPSGD")
     assert control["epsilon"] is None and control["settings"]["epochs"] == 2
     ledger = tfdp.accounting.PrivacyLedger.from_dict(private["ledger"])
@@ -146,7 +146,7 @@ def test_models_that_were_trained_are_not_trained_again(folder, here, monkeypatc
 def test_likelihood_ratios_attack_models_of_the_same_row(folder, here):
     arguments = [f"--examples={TINY_EXAMPLES}", "--epsilons=1", "--lira_models=4"]
     assert command.run(flags_in(folder, *arguments)) == []
-    control, private = records.read(folder / "results" / "runs.jsonl")
+    control, private = records.read(folder / "results" / "attacks.jsonl")
     assert set(control["attacks"]) == set(private["attacks"]) == {"lira"}
     assert control["members"] == 75 and private["epsilon"] <= 1.0
     assert "| LiRA, 4 models |" in report_in(folder)
@@ -223,12 +223,15 @@ def test_runs_of_other_sizes_or_attacks_are_other_runs(folder, at_once):
     assert [(job.examples, job.lira_models) for job in at_once] == [
         *((None, None), (300, None), (None, 4)),
     ]
-    assert len({job.key for job in at_once}) == 3
+    # Nor do they share a folder with a training for the tables of accuracy.
+    job = at_once[0]
+    training = grid.Job(job.dataset, job.row, job.target_epsilon, job.settings)
+    assert len({*(job.key for job in at_once), training.key}) == 4
 
 
 def test_runs_that_do_not_count_are_refused(folder, at_once):
     command.run(flags_in(folder, "--epsilons=1"))
-    record = folder / "results" / "runs.jsonl"
+    record = folder / "results" / "attacks.jsonl"
     found = records.read(record)
     for change, complaint in (
         ({"epsilon": 1.5}, "spent ε = 1.5"),
@@ -306,12 +309,22 @@ def test_the_module_runs_from_the_command_line(folder):
         ('dataset = "digits"\n', "", r"tables\.tiny must have dataset"),
         ("[0.501, 0.502]", "[0.501]", r"tables\.tiny: DPSGD must have 2 numbers"),
         ("[0.501, 0.502]", "[0.501, -1]", "must be positive numbers"),
-        ("DPSGD = [0.503", "DPSDG = [0.503", r"tables\.tiny: \[rows\] must have DPSDG"),
+        (
+            "DPSGD = [0.503",
+            "DPSDG = [0.503",
+            r"tables\.tiny: \[rows\.DPSDG\] must have non_private",
+        ),
+        ("DPSGD = [0.503", "SGD = [0.503", r"tables\.tiny: \[rows\.SGD\] must have non_private"),
+        ("published.white_box", "published.gray_box", r"white_box\. Received: gray_box"),
+        ('rows = ["SGD"]', 'rows = ["DPSGD"]', "1 must have rows without privacy.*: DPSGD"),
+        ('rows = ["SGD"]', 'rows = ["SDG"]', r"1: \[rows\] must have SDG"),
+        ("fixed = {", "epsilons = [1.0]\nfixed = {", "1 must have no grid and no epsilons"),
+        ("learning_rate = 0.1", "learning_rat = 0.1", "learning_rat"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(folder, old, new, complaint):
     path = folder / "attacks.toml"
-    path.write_text(ATTACKS.replace(old, new))
+    path.write_text(DECLARED.replace(old, new))
     with pytest.raises(RefusedError, match=complaint):
         Tables(path, grid.Grid(folder / "tables.toml"))
 
@@ -348,8 +361,8 @@ def test_the_committed_tables_can_be_run(committed):
 
 
 def test_the_committed_report_is_what_the_committed_runs_say(committed, tmp_path):
-    folder = ROOT / "docs" / "results" / "attacks"
-    lines = records.read(folder / "runs.jsonl")
+    folder = ROOT / "docs" / "results"
+    lines = records.read(folder / "attacks.jsonl")
     command.render(grid.Grid(), committed.tables, lines, tmp_path)
     text = (tmp_path / "attacks.md").read_text()
     assert (folder / "attacks.md").read_text() == text
@@ -379,7 +392,7 @@ def test_published_numbers_are_those_of_the_papers(committed):
     assert set(committed.tables) == set(PRINTED)
     for name, text in PRINTED.items():
         table = committed.tables[name]
-        assert list(table.accuracy) == [runs.BLACK_BOX, runs.WHITE_BOX]
+        assert list(table.accuracy) == list(ATTACKS)
         numbers = [
             number for rows in table.accuracy.values() for row in rows.values() for number in row
         ]
