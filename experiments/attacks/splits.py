@@ -32,9 +32,10 @@ def split(
     """
     size = len(y) if examples is None else examples
     parts = sum(_SHARES)
-    if not parts <= size <= len(y):
+    # At least two examples in each part, of which an attacker may know one.
+    if not 2 * parts <= size <= len(y):
         raise DataError(
-            f"--examples must be in [{parts}, {len(y)}], the size of the data set. Received: "
+            f"--examples must be in [{2 * parts}, {len(y)}], the size of the data set. Received: "
             f"--examples={size}."
         )
     order = np.random.default_rng(seed).permutation(len(y))

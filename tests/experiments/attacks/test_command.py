@@ -277,7 +277,7 @@ def test_bad_flag_is_refused_with_a_sentence(folder, argument):
 
 def test_a_number_of_examples_that_does_not_fit_is_told(folder, here):
     (failure,) = command.run(flags_in(folder, "--rows=SGD", "--examples=5000"))
-    assert "--examples must be in [6, 1797]" in failure
+    assert "--examples must be in [12, 1797]" in failure
 
 
 def test_an_argument_that_is_no_flag_is_refused():

@@ -26,7 +26,7 @@ def problems(found, size):
     return wrong
 
 
-@pytest.mark.parametrize(("examples", "size"), [(None, 16), (100, 16), (96, 16), (13, 2), (6, 1)])
+@pytest.mark.parametrize(("examples", "size"), [(None, 16), (100, 16), (96, 16), (13, 2), (12, 2)])
 def test_parts_are_disjoint_and_of_the_printed_ratio(examples, size):
     assert problems(parts(*split(X, Y, 0, examples)), size) == []
 
@@ -58,9 +58,9 @@ def test_the_split_is_random_and_follows_from_the_seed():
     assert few.max() > 12  # They are not the first ones.
 
 
-@pytest.mark.parametrize("examples", [0, 5, 101])
+@pytest.mark.parametrize("examples", [0, 11, 101])
 def test_a_number_that_does_not_fit_is_refused(examples):
     with pytest.raises(
-        DataError, match=rf"--examples must be in \[6, 100\].*--examples={examples}\."
+        DataError, match=rf"--examples must be in \[12, 100\].*--examples={examples}\."
     ):
         split(X, Y, 0, examples)
