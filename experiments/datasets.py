@@ -14,8 +14,13 @@ import numpy as np
 
 import tfdp
 
-DATASETS = ("digits", "mnist", "fashion_mnist", "imdb_reviews")
-IMAGES = {"digits": (8, 8, 1), "mnist": (28, 28, 1), "fashion_mnist": (28, 28, 1)}
+DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "imdb_reviews")
+IMAGES = {
+    "digits": (8, 8, 1),
+    "mnist": (28, 28, 1),
+    "fashion_mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+}
 FEATURES = ("none", "scattering")
 
 VOCABULARY_SIZE = 20_000
@@ -35,8 +40,8 @@ class Data:
     """Examples to train on and examples to evaluate on; they share none.
 
     Attributes:
-      train_x: Images `[N, height, width, 1]` float32 in [0, 1], their features `[N, height / 4,
-        width / 4, 81]` float32, or token ids `[N, tokens]` int32.
+      train_x: Images `[N, height, width, channels]` float32 in [0, 1], their features `[N, height /
+        4, width / 4, 81 channels]` float32, or token ids `[N, tokens]` int32.
       train_y: Classes `[N]`, int64.
       eval_x: Like `train_x`.
       eval_y: Like `train_y`.

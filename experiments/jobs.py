@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import tqdm
 
 from experiments import records
+from experiments.settings import Settings
 from experiments.tables import grid
 
 OUT_OF_TIME = "--budget_minutes is used up"
@@ -51,6 +52,10 @@ class Places:
     features_dir: str | None
 
 
+# Function of a process of its own: makes a run, and returns its line for the record.
+Run = Callable[[grid.Job, Places], dict[str, Any]]
+
+
 def outstanding(jobs: Sequence[grid.Job], record: Path) -> list[grid.Job]:
     """Returns the jobs that have no line in the record, each once, in their order."""
     lines = records.read(record)
@@ -64,6 +69,7 @@ def run_all(
     *,
     processes: int = 1,
     budget_minutes: float | None = None,
+    run: Run | None = None,
 ) -> list[str]:
     """Runs what is outstanding, and adds a line to the record for each run that ends.
 
@@ -74,6 +80,7 @@ def run_all(
       places: Folders and files.
       processes: Number that run at a time; they share the cores.
       budget_minutes: No run is begun that is expected to end later; None: all are.
+      run: What a run is: a function of a module. None: one training.
 
     Returns:
       What could not be run, and why, a sentence each.
@@ -87,7 +94,7 @@ def run_all(
     hidden = any(job.settings.selective for job in waiting)
     running: dict[concurrent.futures.Future, tuple[grid.Job, float]] = {}
     with (
-        _Workers(processes) as workers,
+        _Workers(processes, run or _run) as workers,
         tqdm.tqdm(
             total=len(waiting), unit="run", bar_format=_BAR if hidden else _WITH_TIMES
         ) as bar,
@@ -116,8 +123,9 @@ def run_all(
 class _Workers:
     """Processes that run jobs; when one dies, all are replaced."""
 
-    def __init__(self, processes: int):
+    def __init__(self, processes: int, run: Run):
         self._processes = processes
+        self._run = run
         self._pool = self._new()
 
     def __enter__(self) -> "_Workers":
@@ -129,10 +137,10 @@ class _Workers:
     def begin(self, job: grid.Job, places: Places) -> concurrent.futures.Future:
         """Begins a run."""
         try:
-            return self._pool.submit(_run, job, places)
+            return self._pool.submit(self._run, job, places)
         except BrokenProcessPool:
             self._pool = self._new()
-            return self._pool.submit(_run, job, places)
+            return self._pool.submit(self._run, job, places)
 
     def _new(self) -> concurrent.futures.ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
@@ -199,34 +207,48 @@ def _data(dataset: str, eval_split: str, held_out: int, features: str, places: P
     )
 
 
-def _run(job: grid.Job, places: Places) -> dict[str, Any]:
-    """In a process of its own: trains, and returns the line for the record."""
-    import tensorflow as tf
+def load_data(settings: Settings, places: Places) -> Any:
+    """Returns the data of a run; the last one's is kept in memory."""
+    return _data(
+        settings.dataset,
+        settings.eval_split,
+        settings.validation_examples or 0,
+        settings.features,
+        places,
+    )
 
-    from experiments.methods import make_training
-    from experiments.report import RunFolder
+
+def forget_models() -> None:
+    """Frees the memory of models that are not used any more."""
+    import tensorflow as tf
 
     tf.keras.backend.clear_session()
     gc.collect()  # The last run's data is in graphs, which hold each other.
-    settings = job.settings
+
+
+def line(job: grid.Job, result: dict[str, Any]) -> dict[str, Any]:
+    """Returns the line for the record of a run whose training left `result`."""
+    return {
+        **{"dataset": job.dataset, "row": job.row, "target_epsilon": job.target_epsilon},
+        **{"seed": job.settings.seed, "settings": dataclasses.asdict(job.settings)},
+        **{name: result[name] for name in _KEPT if name in result},
+    }
+
+
+def _run(job: grid.Job, places: Places) -> dict[str, Any]:
+    """In a process of its own: trains, and returns the line for the record."""
+    from experiments.methods import make_training
+    from experiments.report import RunFolder
+
+    forget_models()
     folder = RunFolder(places.runs / job.key)
     result = folder.result()
     if result is None:
-        data = _data(
-            settings.dataset,
-            settings.eval_split,
-            settings.validation_examples or 0,
-            settings.features,
-            places,
-        )
+        data = load_data(job.settings, places)
         # A table needs the last model only.
-        training = make_training(settings, data, folder, progress=False, every_epoch=False)
+        training = make_training(job.settings, data, folder, progress=False, every_epoch=False)
         result = training.run()
-    return {
-        **{"dataset": job.dataset, "row": job.row, "target_epsilon": job.target_epsilon},
-        **{"seed": settings.seed, "settings": dataclasses.asdict(settings)},
-        **{name: result[name] for name in _KEPT if name in result},
-    }
+    return line(job, result)
 
 
 def tell(failures: Sequence[str]) -> None:

@@ -119,6 +119,31 @@ def mnist(activation: Activation, centred: bool = True, keras: Any = tf.keras) -
     )
 
 
+def cifar10(activation: Activation, keras: Any = tf.keras) -> Any:
+    """Logits `[batch, 10]` of images `[batch, 32, 32, 3]`, by 550,570 parameters.
+
+    The network of the published tables for CIFAR-10 (Papernot et al., 2021,
+    https://arxiv.org/abs/2007.14191, table 2; Tramer and Boneh, 2021).
+    """
+    layers = keras.layers
+    blocks = []
+    for filters in (32, 64, 128):
+        for _ in range(2):
+            blocks += [layers.Conv2D(filters, 3, padding="same"), activation()]
+        blocks.append(layers.MaxPooling2D(2))
+    return keras.Sequential(
+        [
+            layers.Input((32, 32, 3)),
+            *blocks,
+            layers.Flatten(),
+            layers.Dense(128),
+            activation(),
+            layers.Dense(10),
+        ],
+        name="cifar10",
+    )
+
+
 def imdb(activation: Activation, keras: Any = tf.keras) -> Any:
     """Logits `[batch, 2]` of token ids `[batch, 80]`."""
     layers = keras.layers
@@ -172,4 +197,10 @@ def head_on_features(
     )
 
 
-NETWORKS = {"digits": digits, "mnist": mnist, "fashion_mnist": mnist, "imdb_reviews": imdb}
+NETWORKS = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion_mnist": mnist,
+    "cifar10": cifar10,
+    "imdb_reviews": imdb,
+}

@@ -199,6 +199,8 @@ DEFAULTS = {
     ),
 }
 DEFAULTS["fashion_mnist"] = dataclasses.replace(DEFAULTS["mnist"])
+# Values to start from.
+DEFAULTS["cifar10"] = dataclasses.replace(DEFAULTS["mnist"], chunk_size=256)
 
 
 def resolve(given: dict[str, Any]) -> Settings:

@@ -6,7 +6,7 @@ import json
 
 from absl import flags
 
-from experiments import jobs, reproduce
+from experiments import jobs, tune
 
 TABLES = """
 [rows.DPSGD]
@@ -50,8 +50,9 @@ fixed = { epochs = 1, expected_batch_size = 719 }
 class WorkersHere:
     """In the place of `jobs._Workers`: runs jobs in this process, which has TensorFlow already."""
 
-    def __init__(self, processes):
+    def __init__(self, processes, run=None):
         self.ran = []
+        self.run = run
 
     def __enter__(self):
         return self
@@ -63,14 +64,14 @@ class WorkersHere:
         self.ran.append(job)
         future = concurrent.futures.Future()
         try:
-            future.set_result(jobs._run(job, places))
+            future.set_result((self.run or jobs._run)(job, places))
         except Exception as error:
             future.set_exception(error)
         return future
 
 
 def parse(module, folder, *arguments):
-    """Flags of `tune` or `reproduce`, everything under `folder`, its tables in tables.toml."""
+    """Flags of a command that runs jobs, everything under `folder`, its tables in tables.toml."""
     values = flags.FlagValues()
     module.define_flags(values)
     places = [
@@ -79,7 +80,7 @@ def parse(module, folder, *arguments):
         f"--runs_dir={folder / 'unfinished'}",
         f"--features_dir={folder / 'features'}",
     ]
-    if module is reproduce:
+    if module is not tune:
         places.append(f"--output_dir={folder / 'results'}")
     values([module.__name__, *places, *arguments])
     return values

@@ -29,7 +29,10 @@ from tests.experiments.classify_support import classify_here, parse, start
 @pytest.mark.parametrize(
     ("argument", "complaint"),
     [
-        ("--dataset=cifar100", "should be one of <digits|mnist|fashion_mnist|imdb_reviews>"),
+        (
+            "--dataset=cifar100",
+            "should be one of <digits|mnist|fashion_mnist|cifar10|imdb_reviews>",
+        ),
         ("--method=rmsprop", "should be one of <dpsgd|"),
         ("--activation=gelu", "should be one of <relu|"),
         ("--features=sift", "should be one of <none|scattering>"),
@@ -329,7 +332,8 @@ def test_importance_sampling_has_the_ledger_of_the_method_below(tmp_path, method
 
 def test_the_help_has_the_defaults():
     text = classify._default("expected_batch_size")
-    assert text == "Default: 256 (digits); 2048 (mnist, fashion_mnist); 1024 (imdb_reviews)."
+    both = "2048 (mnist, fashion_mnist, cifar10)"
+    assert text == f"Default: 256 (digits); {both}; 1024 (imdb_reviews)."
     assert classify._default("delta") == "Default: 1e-05."
 
 

@@ -42,7 +42,7 @@ def places_in(folder):
 def here(monkeypatch):
     """Runs jobs in this process; returns those that were begun."""
     workers = WorkersHere(1)
-    monkeypatch.setattr(jobs, "_Workers", lambda processes: workers)
+    monkeypatch.setattr(jobs, "_Workers", lambda *_: workers)
     return workers.ran
 
 

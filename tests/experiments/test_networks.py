@@ -14,6 +14,8 @@ from experiments.settings import make_network, resolve
         ("digits", 6_090),
         ("mnist", 26_010),
         ("fashion_mnist", 26_010),
+        # Two convolutions of each width; 4 x 4 of the last are left.
+        ("cifar10", 28 * 32 + 289 * (32 + 64) + 577 * (64 + 128) + 1153 * 128 + 2049 * 128 + 1290),
         # Embedding, dense, two LSTMs (4 gates of 32 x (32 + 32 + 1)), dense, dense.
         ("imdb_reviews", 20_000 * 100 + 101 * 32 + 2 * 4 * 32 * 65 + 65 * 16 + 17 * 2),
     ],
@@ -29,6 +31,7 @@ def test_every_dataset_has_a_network_of_its_input_shape():
     relu = networks.make_activation("relu")
     assert networks.digits(relu)(np.zeros([3, 8, 8, 1], "float32")).shape == (3, 10)
     assert networks.mnist(relu)(np.zeros([3, 28, 28, 1], "float32")).shape == (3, 10)
+    assert networks.cifar10(relu)(np.zeros([3, 32, 32, 3], "float32")).shape == (3, 10)
     assert networks.imdb(relu)(np.zeros([3, 80], "int32")).shape == (3, 2)
 
 

@@ -20,7 +20,7 @@ ONE_TRIAL = TABLES.replace("[0.002, 0.2]", "[0.01]")
 def here(monkeypatch):
     """Runs jobs in this process; returns those that were begun."""
     workers = WorkersHere(1)
-    monkeypatch.setattr(jobs, "_Workers", lambda processes: workers)
+    monkeypatch.setattr(jobs, "_Workers", lambda *_: workers)
     return workers.ran
 
 

@@ -1,0 +1,1 @@
+"""Membership inference against trained classifiers, as in the papers' tables."""
