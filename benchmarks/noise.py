@@ -3,7 +3,7 @@
     python -m benchmarks.noise --peer_python peers/bin/python
 
 Prints a Markdown table: sums of so many parameters to which noise is added, with normal numbers of
-`tf.random.stateless_normal` (Philox), with those of tfdp (ChaCha20, 128 bits each), both in
+`tf.random.stateless_normal` (Philox), with those of tfdp (ChaCha20, 64 bits each), both in
 float32, and with secure noise, of a float64 sum. Then those of other libraries, which run in
 `--peer_python`, each in a process of its own: Opacus with `secure_mode`, and JAX-Privacy, whose
 noise is `jax.random.normal`. All take turns. For whole steps see `benchmarks.step`, contestants

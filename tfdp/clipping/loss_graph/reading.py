@@ -253,7 +253,8 @@ def _holds_batch_size(error: ValueError) -> ValueError:
         "The model cannot be evaluated on one example at a time: its graph holds the size of the "
         "batch. Leave the batch dimension open: train on `tfdp.data.poisson_batches` (arrays in "
         "`fit` have a fixed batch size), or batch your dataset with `drop_remainder=False`; give "
-        "no `batch_size` to `Input`; use -1 or `tf.shape` in reshapes. TensorFlow said: "
+        "no `batch_size` to `Input`; use -1 or `tf.shape` in reshapes; make sparse tensors dense. "
+        "TensorFlow said: "
         f"{error}"
     )
 
