@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.selective_support import ALWAYS, NEVER, X, batches, compiled, optimizer
-from tfdp.models.selective.shadows import Shadows
+from tfdp._selective.shadows import Shadows
 
 layers = tf.keras.layers
 
