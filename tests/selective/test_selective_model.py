@@ -1,5 +1,7 @@
 """Attempts, tests and rollbacks, through `fit`."""
 
+import functools
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,19 +9,23 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tests.front_ends import FRONT_ENDS, with_both
 from tests.selective_support import (
     ALWAYS,
-    CLASSES,
+    CLASSES_OF_BOTH,
     NEVER,
     X,
     Y,
     batches,
     compiled,
+    front_of,
     optimizer,
+    small_model,
     state,
 )
 from tfdp._random import key_streams
 from tfdp.clipping import step_check
+from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 layers = tf.keras.layers
 
@@ -37,114 +43,142 @@ def flat(model):
 # A rejected attempt leaves no trace.
 
 
-class Remembers(layers.Layer):
-    """Keeps a count and a moving average of a weight, as layers do that are not of the batch."""
+def remembers(front):
+    """A layer with a count and a moving average of a weight, which are not of the batch."""
 
-    def build(self, shape):
-        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
-        self.calls = self.add_weight("calls", [], trainable=False, initializer="zeros")
-        self.average = self.add_weight("average", shape[-1:], trainable=False, initializer="ones")
+    class Remembers(front.keras.layers.Layer):
+        def build(self, shape):
+            weight = functools.partial(self.add_weight, shape=shape[-1:], initializer="ones")
+            self.scale = weight(name="scale")
+            self.calls = weight(name="calls", trainable=False)
+            self.average = weight(name="average", trainable=False)
 
-    def call(self, inputs, training=None):
-        if training:
-            self.calls.assign_add(1.0)
-            self.average.assign(0.9 * self.average + 0.1 * self.scale)
-        return inputs * self.scale
+        def call(self, inputs, training=None):
+            if training:
+                self.calls.assign_add(tf.ones_like(self.calls))
+                self.average.assign(0.9 * self.average + 0.1 * self.scale)
+            return inputs * self.scale
+
+    return Remembers()
 
 
-def with_states():
+def with_states(front):
+    """A model whose layers have states, of random generators as well."""
+    layers = front.keras.layers
     tf.keras.backend.experimental.enable_tf_random_generator()
     try:
         tf.keras.utils.set_random_seed(1)
-        return tf.keras.Sequential(
-            [layers.Input([4]), layers.Dense(5), Remembers(), layers.Dropout(0.5), layers.Dense(3)]
+        return front.keras.Sequential(
+            [
+                layers.Input([4]),
+                layers.Dense(5),
+                remembers(front),
+                layers.Dropout(0.5),
+                layers.Dense(3),
+            ]
         )
     finally:
         tf.keras.backend.experimental.disable_tf_random_generator()
 
 
 def generator_state(model):
-    return model.base_model.layers[2]._random_generator._generator.state.numpy()
+    dropout = model.base_model.layers[2]
+    if model._front_end.keras is tf.keras:
+        return dropout._random_generator._generator.state.numpy()
+    return dropout.seed_generator.state.numpy()
 
 
 KINDS = {
-    "sgd": (tfdp.DPSURSGD, {"momentum": 0.9}),
-    "adam": (tfdp.DPSURAdam, {"amsgrad": True}),
-    "sign_sgd": (tfdp.DPSURSignSGD, {"momentum": 0.9}),
-    "sign_adam": (tfdp.DPSURSignAdam, {}),
-    "adaptive": (tfdp.DPSURSGD, {"clipping_rule": "adaptive_quantile"}),
+    "sgd": ("DPSURSGD", {"momentum": 0.9}),
+    "adam": ("DPSURAdam", {"amsgrad": True}),
+    "sign_sgd": ("DPSURSignSGD", {"momentum": 0.9}),
+    "sign_adam": ("DPSURSignAdam", {}),
+    "adaptive": ("DPSURSGD", {"clipping_rule": "adaptive_quantile"}),
 }
 
 
-def reject(kind, selective_release="conditional", threshold=NEVER):
+def reject(front, kind, selective_release="conditional", threshold=NEVER):
     """A model before and after attempts that are all rejected, trained a little before."""
-    cls, more = KINDS[kind]
+    name, more = KINDS[kind]
+    cls, data = getattr(front.tfdp, name), batches(padding="full")  # Layers draw by their states.
     more = {**more, "noise_seed": None, "selective_release": selective_release}
-    model = compiled(optimizer(cls, threshold=0.0, **more), with_states())
-    model.fit(batches(), steps_per_epoch=3, verbose=0)
-    twin = compiled(optimizer(cls, threshold=threshold, **more), model.base_model)
+    model = compiled(optimizer(cls, data, threshold=0.0, **more), with_states(front))
+    model.fit(data, steps_per_epoch=3, verbose=0)
+    twin = compiled(optimizer(cls, data, threshold=threshold, **more), model.base_model)
     twin.optimizer.build(twin.trainable_variables)
-    for own, other in zip(twin.optimizer.variables(), model.optimizer.variables(), strict=True):
+    states = (one.optimizer._state_variables() for one in (twin, model))
+    for own, other in zip(*states, strict=True):
         if "privacy" not in own.name:
             own.assign(other)
     before = {**state(twin), "generator": generator_state(twin)}
     if selective_release == "conditional":
         with pytest.raises(tfdp.models.TooManyAttemptsError, match="max_attempts=3"):
-            twin.fit(batches(), steps_per_epoch=1, verbose=0)
+            twin.fit(data, steps_per_epoch=1, verbose=0)
     else:
-        twin.fit(batches(), steps_per_epoch=3, verbose=0)
+        twin.fit(data, steps_per_epoch=3, verbose=0)
     return twin, before, {**state(twin), "generator": generator_state(twin)}
 
 
-@pytest.mark.quick_cases(1)
+@with_both
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rejected_attempt_leaves_no_trace_bit_for_bit(kind):
-    model, before, after = reject(kind)
+def test_a_rejected_attempt_leaves_no_trace_bit_for_bit(front, kind):
+    model, before, after = reject(front, kind)
     assert_same(before, after)
     # That it ended is seen, and charged; before came the three steps of the other optimizer.
     assert model.optimizer.released_steps() == (3 + 1, 0)
 
 
+@with_both
 @pytest.mark.slow
-def test_observed_attempts_leave_only_their_count():
-    model, before, after = reject("sgd", "per_attempt")
+def test_observed_attempts_leave_only_their_count(front):
+    model, before, after = reject(front, "sgd", "per_attempt")
     assert_same(before, after)
     assert model.optimizer.released_steps() == (3 + 3, 0)
 
 
-@pytest.mark.slow
-def test_a_slot_that_keeps_the_rejected_update_is_caught(monkeypatch):
+@with_both
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("kept", ["momentum", "iter"])
+def test_a_slot_that_keeps_the_rejected_update_is_caught(front, kept, monkeypatch):
     """Mutant: momentum keeps the rejected update, as in the paper's public code."""
-    right = tfdp.DPSURSGD.kept_variables
+    right = SelectiveUpdateMixin.kept_variables
 
     def wrong(self):
-        return [*right(self), *(v for v in self.variables() if "momentum" in v.name)]
+        return [*right(self), *(v for v in self._state_variables() if kept in v.name)]
 
-    monkeypatch.setattr(tfdp.DPSURSGD, "kept_variables", wrong)
-    _, before, after = reject("sgd")
+    monkeypatch.setattr(SelectiveUpdateMixin, "kept_variables", wrong)
+    _, before, after = reject(front, "sgd")
     with pytest.raises(AssertionError):
         assert_same(before, after)
 
 
+@with_both
 @pytest.mark.slow
-def test_an_accepted_update_stays():
-    _, before, after = reject("sgd", "per_attempt", threshold=ALWAYS)
-    assert any(np.any(before[name] != after[name]) for name in before)
+def test_an_accepted_update_stays(front):
+    _, before, after = reject(front, "sgd", "per_attempt", threshold=ALWAYS)
+    changed = [name for name in before if np.any(before[name] != after[name])]
+    for part in ("momentum", "iter", "calls", "average", "generator"):
+        assert any(part in name for name in changed), part
 
 
 # What an accepted update is.
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("cls", CLASSES_OF_BOTH)
 def test_if_all_is_accepted_it_is_the_optimizer_below(cls):
     """On batches of all examples, where the sampling makes no difference."""
     data = batches(expected_batch_size=64)
     arguments = {"noise_multiplier": 0.0, "learning_rate": 0.05}
     ours = compiled(optimizer(cls, data, threshold=ALWAYS, **arguments))
     ours.fit(data, steps_per_epoch=4, verbose=0)
-    below = getattr(tfdp, cls.__name__.replace("DPSUR", "DP"))
-    plain = support.compiled(below(l2_norm_clip=0.5, **arguments, sampling=data.sampling))
+    front = front_of(cls)
+    below = getattr(front.tfdp, cls.__name__.replace("DPSUR", "DP"))
+    plain = small_model(front)
+    plain.compile(
+        below(l2_norm_clip=0.5, **arguments, sampling=data.sampling), front.crossentropy("none")
+    )
     plain.fit(data, epochs=4, verbose=0)
     np.testing.assert_allclose(flat(ours), flat(plain), rtol=1e-5, atol=1e-6)
 
@@ -218,7 +252,9 @@ def test_another_distribution_is_told_from_it(changes):
 # What an attempt draws.
 
 
-def test_every_attempt_draws_new_batches_and_new_noise(monkeypatch):
+@with_both
+@pytest.mark.quick_cases(2)
+def test_every_attempt_draws_new_batches_and_new_noise(front, monkeypatch):
     keys, draw = [], tfdp.data.poisson.PoissonSource.draw
 
     def recorded(self, key, sampling):
@@ -228,7 +264,7 @@ def test_every_attempt_draws_new_batches_and_new_noise(monkeypatch):
         return draw(self, key, sampling)
 
     monkeypatch.setattr(tfdp.data.poisson.PoissonSource, "draw", recorded)
-    model = compiled(optimizer(noise_seed=None), diagnostics=True)
+    model = compiled(optimizer(front.tfdp.DPSURSGD, noise_seed=None), diagnostics=True)
     history = model.fit(batches(seed=None), steps_per_epoch=20, verbose=0).history
     attempts = round(20 * history["non_private_attempts"][0])
     assert attempts > 20
@@ -238,11 +274,12 @@ def test_every_attempt_draws_new_batches_and_new_noise(monkeypatch):
     assert model.optimizer._test_noise.count == attempts
 
 
+@with_both
 @pytest.mark.slow
-def test_noise_that_is_rolled_back_with_the_rest_is_caught(monkeypatch):
-    monkeypatch.setattr(tfdp.DPSURSGD, "kept_variables", lambda self: [])
+def test_noise_that_is_rolled_back_with_the_rest_is_caught(front, monkeypatch):
+    monkeypatch.setattr(SelectiveUpdateMixin, "kept_variables", lambda self: [])
     monkeypatch.setattr(key_streams, "all_variables", lambda: [])
-    model = compiled(optimizer(noise_seed=None), diagnostics=True)
+    model = compiled(optimizer(front.tfdp.DPSURSGD, noise_seed=None), diagnostics=True)
     history = model.fit(batches(seed=None), steps_per_epoch=20, verbose=0).history
     attempts = round(20 * history["non_private_attempts"][0])
     assert model.optimizer._noise.count < 2 * attempts
@@ -276,18 +313,20 @@ def test_the_batches_are_poisson_samples():
     assert 5.5 < np.var(sizes) < 10  # n q (1 - q) = 7.5
 
 
-def test_the_test_sees_no_dropout_and_one_batch(monkeypatch):
+@with_both
+def test_the_test_sees_no_dropout_and_one_batch(front, monkeypatch):
     """Both losses are of one batch and of the same network: equal weights, equal losses."""
-    seen, accepts = [], tfdp.DPSURSGD.accepts
+    seen, accepts = [], SelectiveUpdateMixin.accepts
+    layers = front.keras.layers
 
     def spy(self, old, new, mask, position):
         tf.numpy_function(lambda a, b: seen.append((a, b)), [old.rows, new.rows], [])
         return accepts(self, old, new, mask, position)
 
-    monkeypatch.setattr(tfdp.DPSURSGD, "accepts", spy)
+    monkeypatch.setattr(SelectiveUpdateMixin, "accepts", spy)
     tf.random.set_seed(None)
-    base = tf.keras.Sequential([layers.Dense(5), layers.Dropout(0.5), layers.Dense(3)])
-    model = compiled(optimizer(learning_rate=0.0), base)
+    base = front.keras.Sequential([layers.Dense(5), layers.Dropout(0.5), layers.Dense(3)])
+    model = compiled(optimizer(front.tfdp.DPSURSGD, learning_rate=0.0), base)
     model.fit(batches(), steps_per_epoch=3, verbose=0)
     for old, new in seen:
         np.testing.assert_array_equal(old, new)
@@ -297,14 +336,15 @@ def test_the_test_sees_no_dropout_and_one_batch(monkeypatch):
 # What is shown.
 
 
-def test_nothing_tells_how_many_attempts_there_were(capsys):
+@with_both
+def test_nothing_tells_how_many_attempts_there_were(front, capsys):
     seen = []
 
-    class Logs(tf.keras.callbacks.Callback):
+    class Logs(front.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             seen.append(dict(logs or {}))
 
-    model = compiled(optimizer(), weighted_metrics=["accuracy"])
+    model = compiled(optimizer(front.tfdp.DPSURSGD), weighted_metrics=["accuracy"])
     history = model.fit(
         batches(), epochs=2, steps_per_epoch=2, validation_data=(X, Y), callbacks=[Logs()]
     )
@@ -316,34 +356,72 @@ def test_nothing_tells_how_many_attempts_there_were(capsys):
         "Epoch 2/2: 2 accepted updates",
     ]
     assert "ms/step" not in "".join(lines) and "ETA" not in "".join(lines)
-    assert model.optimizer.iterations.numpy() == 4
+    assert int(model.optimizer.iterations) == 4
 
 
-def test_keras_keeps_no_mean_of_private_numbers():
-    inputs = layers.Input([4])
-    base = tf.keras.Model(inputs, layers.Dense(3)(inputs))
-    base.add_metric(tf.reduce_mean(inputs), name="mean")
-    model = compiled(optimizer(), base)
+class OwnMetric:
+    """Part of a model that has a mean of what it sees."""
+
+    def __init__(self, metric):
+        super().__init__()
+        self.mean, self.dense = metric, None
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, inputs):
+        self.mean.update_state(inputs)
+        return self.dense(inputs)
+
+
+def private_means(front, kind):
+    """A model with a metric in it."""
+    keras = front.keras
+    if kind == "add_metric":
+        inputs = keras.layers.Input([4])
+        base = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+        base.add_metric(tf.reduce_mean(inputs), name="mean")
+        return base
+    parent = keras.Model if kind == "model" else keras.layers.Layer
+    part = type("Part", (OwnMetric, parent), {})(keras.metrics.Mean(name="mean"))
+    part.dense = keras.layers.Dense(3)
+    return part if kind == "model" else keras.Sequential([part])
+
+
+KEEPERS = [(FRONT_ENDS[0], "add_metric")]
+KEEPERS += [(front, kind) for front in FRONT_ENDS for kind in ("model", "layer")]
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize(("front", "kind"), KEEPERS)
+def test_keras_keeps_no_mean_of_private_numbers(front, kind):
+    base = private_means(front, kind)
+    model = compiled(optimizer(front.tfdp.DPSURSGD), base)
     model.fit(batches(), steps_per_epoch=2, verbose=0)
-    assert model.metrics
-    for metric in model.metrics:
+    means = [layer for layer in [base, *base.layers] if hasattr(layer, "mean")]
+    metrics = [*model.metrics, *(layer.mean for layer in means)]
+    assert len(metrics) > 1
+    for metric in metrics:
         for variable in metric.variables:
             assert float(variable) == 0
 
 
+@with_both
 @pytest.mark.slow
-def test_diagnostics_are_named_and_noted():
-    model = compiled(optimizer(), diagnostics=True)
+def test_diagnostics_are_named_and_noted(front):
+    cls = front.tfdp.DPSURSGD
+    model = compiled(optimizer(cls), diagnostics=True)
     history = model.fit(batches(), epochs=2, steps_per_epoch=5, verbose=0).history
     assert set(history) == {"accepted_updates", "non_private_attempts"}
     assert all(value >= 1 for value in history["non_private_attempts"])
     assert "number of attempts" in tfdp.privacy_statement(model, 1e-3)
-    assert "number of attempts" not in tfdp.privacy_statement(compiled(optimizer()), 1e-3)
+    assert "number of attempts" not in tfdp.privacy_statement(compiled(optimizer(cls)), 1e-3)
 
 
-def test_observed_attempts_are_all_paid_for():
-    model = compiled(optimizer(selective_release="per_attempt"))
+@with_both
+def test_observed_attempts_are_all_paid_for(front):
+    model = compiled(optimizer(front.tfdp.DPSURSGD, selective_release="per_attempt"))
     history = model.fit(batches(), steps_per_epoch=30, verbose=0).history
     assert 0 < history["accepted"][0] < 1
-    assert model.optimizer.iterations.numpy() == round(30 * history["accepted"][0])
+    assert int(model.optimizer.iterations) == round(30 * history["accepted"][0])
     assert model.optimizer.ledger.steps == 30
