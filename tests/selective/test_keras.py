@@ -130,6 +130,14 @@ def test_loss_scaling_is_refused(front):
 
 
 @with_both
+def test_several_replicas_are_refused(front):
+    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+        model = compiled(optimizer(front.tfdp.DPSURSGD), front.keras.Sequential())
+    with pytest.raises(ValueError, match=r"on one replica.* of 2 replicas"):
+        model.fit(batches())
+
+
+@with_both
 def test_an_optimizer_without_the_model_is_refused(front):
     model = small_model(front)
     model.compile(optimizer(front.tfdp.DPSURSGD), front.crossentropy("none"))

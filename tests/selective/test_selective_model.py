@@ -12,6 +12,7 @@ from tests import support
 from tests.front_ends import FRONT_ENDS, with_both
 from tests.selective_support import (
     ALWAYS,
+    CLASSES,
     CLASSES_OF_BOTH,
     NEVER,
     X,
@@ -25,6 +26,7 @@ from tests.selective_support import (
 )
 from tfdp._random import key_streams
 from tfdp.clipping import step_check
+from tfdp.optimizers import selection_test
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 layers = tf.keras.layers
@@ -425,3 +427,104 @@ def test_observed_attempts_are_all_paid_for(front):
     assert 0 < history["accepted"][0] < 1
     assert int(model.optimizer.iterations) == round(30 * history["accepted"][0])
     assert model.optimizer.ledger.steps == 30
+
+
+@with_both
+@pytest.mark.slow
+def test_an_attempt_that_is_not_counted_is_caught(front, monkeypatch):
+    """Mutant: the count of a rejected attempt is rolled back with the rest."""
+    right = SelectiveUpdateMixin.kept_variables
+
+    def wrong(self):
+        counters = set(map(id, self._released.counters))
+        return [variable for variable in right(self) if id(variable) not in counters]
+
+    monkeypatch.setattr(SelectiveUpdateMixin, "kept_variables", wrong)
+    with pytest.raises(AssertionError):
+        test_observed_attempts_are_all_paid_for(front)
+
+
+# The noise of the test.
+
+
+def acceptance_of_equal_losses(front):
+    """P-value of how many attempts are accepted where the update changes nothing."""
+    changes = {"learning_rate": 0.0, "threshold": 0.5, "selective_release": "per_attempt"}
+    model = compiled(optimizer(front.tfdp.DPSURSGD, noise_seed=None, **changes))
+    history = model.fit(batches(seed=None), steps_per_epoch=200, verbose=0).history
+    expected = scipy.stats.norm.cdf(0.5 / 2)  # The noise is 2 C_v, the threshold 0.5 C_v.
+    return scipy.stats.binomtest(round(200 * history["accepted"][0]), 200, expected).pvalue
+
+
+@with_both
+def test_equal_losses_are_accepted_as_often_as_the_noise_says(front):
+    assert acceptance_of_equal_losses(front) > 1e-9
+
+
+@with_both
+def test_a_test_without_noise_is_caught(front, monkeypatch):
+    monkeypatch.setattr(selection_test, "add_gaussian_noise", lambda sums, *_: sums)
+    assert acceptance_of_equal_losses(front) < 1e-9
+
+
+# Both front ends are one implementation.
+
+
+def trajectory(front, name, monkeypatch, **changes):
+    """What the test decided of each attempt, the weights after each update, and the ledger."""
+    decided, weights, right = [], [], SelectiveUpdateMixin.accepts
+
+    def accepts(self, *arguments):
+        accepted = right(self, *arguments)
+        tf.numpy_function(lambda value: decided.append(bool(value)), [accepted], [])
+        return accepted
+
+    monkeypatch.setattr(SelectiveUpdateMixin, "accepts", accepts)
+    more = {"momentum": 0.9, "nesterov": True} if name.endswith("SGD") else {}
+    more |= {"learning_rate": 0.02, **changes}
+    data = batches(padding="full") if more.get("secure_noise") else batches()
+    model = compiled(optimizer(getattr(front.tfdp, name), data, **more))
+
+    def note(*_, **__):
+        weights.append(flat(model))
+
+    callback = front.keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    model.fit(data, epochs=2, steps_per_epoch=4, verbose=0, callbacks=[callback])
+    monkeypatch.setattr(SelectiveUpdateMixin, "accepts", right)
+    return decided, np.array(weights), model.optimizer.ledger.to_dict()
+
+
+def check_front_ends_agree(name, monkeypatch, **changes):
+    (decided, weights, ledger), *others = (
+        trajectory(front, name, monkeypatch, **changes) for front in FRONT_ENDS
+    )
+    assert True in decided and False in decided
+    for other in others:
+        assert other[0] == decided
+        np.testing.assert_allclose(other[1], weights, rtol=1e-4, atol=2e-6)
+        assert other[2] == ledger
+    assert np.abs(weights[0] - weights[-1]).max() > 1e-3
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", [cls.__name__ for cls in CLASSES])
+@pytest.mark.parametrize(
+    "changes", [{}, {"selective_release": "per_attempt"}, {"secure_noise": True}]
+)
+def test_keras_2_and_3_accept_the_same_updates(name, changes, monkeypatch):
+    """The same weights, data and keys: one sequence of decisions, and the same weights."""
+    check_front_ends_agree(name, monkeypatch, **changes)
+
+
+@pytest.mark.slow
+def test_a_front_end_that_differs_is_caught(monkeypatch):
+    """Mutant: one of them tests without noise."""
+    noise, calls = selection_test.add_gaussian_noise, []
+
+    def only_once(sums, *arguments):
+        calls.append(sums)
+        return noise(sums, *arguments) if len(calls) == 1 else sums
+
+    monkeypatch.setattr(selection_test, "add_gaussian_noise", only_once)
+    with pytest.raises(AssertionError):
+        check_front_ends_agree("DPSURSGD", monkeypatch)

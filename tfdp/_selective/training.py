@@ -217,6 +217,12 @@ class SelectiveTraining(_Model):
                 "mixed_float16, too, which puts a LossScaleOptimizer around it: use "
                 "mixed_bfloat16.)"
             )
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                "SelectiveModel must be trained on one replica: each update is tested on one batch "
+                f"of the whole data set. Received a distribution strategy of {replicas} replicas."
+            )
         tensor_board = self._front_end.keras.callbacks.TensorBoard
         watching = any(isinstance(callback, tensor_board) for callback in callbacks)
         if watching and optimizer.selective_release == CONDITIONAL:

@@ -67,3 +67,8 @@ class SelectiveModel(SelectiveTraining, keras.Model):
         """Returns the values of the metrics, which `evaluate` computes; `fit` computes none."""
         metrics = self._compile_metrics
         return {} if metrics is not None and not metrics.built else super().get_metrics_result()
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds what evaluations need, in a distribution strategy; `fit` needs nothing of it."""
+        if not tf.is_tensor(data_batch):  # The number of a step, which `fit` iterates over.
+            super()._symbolic_build(iterator, data_batch)
