@@ -119,6 +119,15 @@ def test_metrics_are_those_of_evaluations():
     assert set(history) == {"accepted_updates", "val_loss", "val_accuracy"}
 
 
+@pytest.mark.slow
+def test_it_is_exported(tmp_path):
+    model = compiled(optimizer(SGD))
+    model.fit(batches(), steps_per_epoch=1, verbose=0)
+    model.export(tmp_path / "exported", verbose=False)
+    served = tf.saved_model.load(tmp_path / "exported").serve(X)
+    np.testing.assert_allclose(served, model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
 def test_each_keras_names_the_other():
     with pytest.raises(ValueError, match=r"models of Keras 3 \(`import keras`\)"):
         support.compiled(optimizer(SGD))

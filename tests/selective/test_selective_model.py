@@ -25,6 +25,7 @@ from tests.selective_support import (
     state,
 )
 from tfdp._random import key_streams
+from tfdp._selective.shadows import Shadows
 from tfdp.clipping import step_check
 from tfdp.optimizers import selection_test
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -406,6 +407,16 @@ def test_keras_keeps_no_mean_of_private_numbers(front, kind):
     for metric in metrics:
         for variable in metric.variables:
             assert float(variable) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("front", "kind"), KEEPERS)
+def test_a_mean_that_is_kept_is_caught(front, kind, monkeypatch):
+    """Mutant: a commit sets metrics, too."""
+    right = Shadows.commit
+    monkeypatch.setattr(Shadows, "commit", lambda self, last, without: right(self, last))
+    with pytest.raises(AssertionError):
+        test_keras_keeps_no_mean_of_private_numbers(front, kind)
 
 
 @with_both

@@ -223,12 +223,13 @@ class SelectiveTraining(_Model):
                 "SelectiveModel must be trained on one replica: each update is tested on one batch "
                 f"of the whole data set. Received a distribution strategy of {replicas} replicas."
             )
-        tensor_board = self._front_end.keras.callbacks.TensorBoard
-        watching = any(isinstance(callback, tensor_board) for callback in callbacks)
+        known = self._front_end.keras.callbacks
+        watching = [c for c in callbacks if isinstance(c, (known.ProgbarLogger, known.TensorBoard))]
         if watching and optimizer.selective_release == CONDITIONAL:
             raise ValueError(
-                "Argument `callbacks` must have no TensorBoard, which writes how long attempts "
-                "took. Received one, with selective_release='conditional'."
+                "Argument `callbacks` must have no TensorBoard and no ProgbarLogger, which show "
+                f"how long attempts took. Received a {type(watching[0]).__name__}, with "
+                "selective_release='conditional'."
             )
         sampling: Any = getattr(batches, "sampling", None)
         if not isinstance(getattr(batches, "source", None), PoissonSource):

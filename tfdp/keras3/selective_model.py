@@ -68,6 +68,10 @@ class SelectiveModel(SelectiveTraining, keras.Model):
         metrics = self._compile_metrics
         return {} if metrics is not None and not metrics.built else super().get_metrics_result()
 
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports the base model, which computes the same; the arguments are those of Keras."""
+        self.base_model.export(*args, **kwargs)
+
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds what evaluations need, in a distribution strategy; `fit` needs nothing of it."""
         if not tf.is_tensor(data_batch):  # The number of a step, which `fit` iterates over.
