@@ -57,6 +57,7 @@ def test_seeds_of_layers_are_rolled_back():
     assert not np.array_equal(after[name], accepted[name])
 
 
+@pytest.mark.slow
 def test_the_seed_of_all_layers_is_rolled_back():
     class Noise(layers.Layer):
         def call(self, x, training=None):
@@ -74,6 +75,7 @@ def test_the_seed_of_all_layers_is_rolled_back():
     np.testing.assert_array_equal(*seeds)
 
 
+@pytest.mark.slow
 def test_a_strategy_of_one_device():
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         base = keras.Sequential([keras.Input([4]), layers.Dense(3)])

@@ -90,9 +90,9 @@ def check_only_released_values(during, after):
     assert all(any(same(values, released) for released in after[:-1]) for values in during)
 
 
-@with_both
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("threshold", [ALWAYS, 0.0])
+@with_both
 def test_live_variables_hold_released_values_only(front, monkeypatch, threshold):
     during, after = watched_fit(front, monkeypatch, 4, threshold=threshold)
     assert len(during) >= 4 and len(after) == 5
@@ -224,9 +224,9 @@ def pairs(front):
     }
 
 
-@with_both
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "optimizer", "layer"])
+@with_both
 def test_two_threads_that_train_the_same_are_refused(front, kind):
     first, second = pairs(front)[kind]
     (error,) = fit_within_fit(first, second)

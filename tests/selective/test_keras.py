@@ -31,10 +31,10 @@ def flat(model):
 # Any model, any way to run it.
 
 
-@with_both
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
+@with_both
 def test_any_keras_model(front, kind, steps_per_execution):
     make, x = MODELS[kind]
     own = optimizer(front.tfdp.DPSURSGD)
@@ -86,6 +86,7 @@ def test_compiled_anew_it_uses_what_it_was_given(front):
     assert not np.array_equal(flat(model), before)
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_weight_regularisers(front):
     dense = front.keras.layers.Dense(3, kernel_regularizer=front.keras.regularizers.L2(0.1))
@@ -95,9 +96,9 @@ def test_weight_regularisers(front):
     assert model.optimizer.ledger.steps == 3
 
 
-@with_both
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
+@with_both
 def test_budget_stops_in_time(front, steps_per_execution):
     """Also where the last call of an epoch is a short one."""
     opt = optimizer(front.tfdp.DPSURSGD, noise_multiplier=2.0)
@@ -202,9 +203,9 @@ def test_a_fixed_dropout_seed_is_refused():
     assert model.optimizer.ledger.steps == 2
 
 
-@with_both
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("jit_compile", [False, True])
+@with_both
 def test_a_cap_that_is_reached_is_an_error_and_charged(front, jit_compile):
     data = batches(padding="full" if jit_compile else "none")
     opt = optimizer(front.tfdp.DPSURSGD, data, threshold=NEVER, max_attempts=2)
@@ -252,11 +253,11 @@ def _counts_in_a_table():
     return count
 
 
-@with_both
 @pytest.mark.parametrize(
     ("make", "match"),
     [(lambda: _fixed_in_tests, "fixed seed"), (_counts_in_a_table, "no side effects")],
 )
+@with_both
 def test_layers_that_cannot_be_set_back_are_refused(front, make, match):
     function = make()
 
@@ -300,8 +301,8 @@ def test_a_model_is_not_built_on_an_example():
     np.testing.assert_array_equal(layer.first.numpy(), np.zeros(4))
 
 
-@with_both
 @pytest.mark.parametrize("name", ["train_step", "test_step", "compute_loss"])
+@with_both
 def test_a_training_step_that_would_not_be_used_is_refused(front, name):
     own = type("Own", (front.keras.Sequential,), {name: lambda self, *args, **kwargs: None})
     with pytest.raises(ValueError, match=rf"`base_model` .* `{name}`"):
@@ -320,8 +321,8 @@ def test_diagnostics_must_be_asked_for_clearly(front):
         front.tfdp.SelectiveModel(small_model(front), "False")
 
 
-@with_both
 @pytest.mark.parametrize("name", ["TensorBoard", "ProgbarLogger"])
+@with_both
 def test_callbacks_that_would_show_times_are_refused(front, name):
     callback = getattr(front.keras.callbacks, name)()
     with pytest.raises(ValueError, match=f"Received a {name}"):

@@ -122,9 +122,9 @@ def reject(front, kind, selective_release="conditional", threshold=NEVER):
     return twin, before, {**state(twin), "generator": generator_state(twin)}
 
 
-@with_both
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
+@with_both
 def test_a_rejected_attempt_leaves_no_trace_bit_for_bit(front, kind):
     model, before, after = reject(front, kind)
     assert_same(before, after)
@@ -140,9 +140,9 @@ def test_observed_attempts_leave_only_their_count(front):
     assert model.optimizer.released_steps() == (3 + 3, 0)
 
 
-@with_both
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kept", ["momentum", "iter"])
+@with_both
 def test_a_slot_that_keeps_the_rejected_update_is_caught(front, kept, monkeypatch):
     """Mutant: momentum keeps the rejected update, as in the paper's public code."""
     right = SelectiveUpdateMixin.kept_variables
@@ -472,6 +472,7 @@ def test_equal_losses_are_accepted_as_often_as_the_noise_says(front):
     assert acceptance_of_equal_losses(front) > 1e-9
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_a_test_without_noise_is_caught(front, monkeypatch):
     monkeypatch.setattr(selection_test, "add_gaussian_noise", lambda sums, *_: sums)
@@ -517,7 +518,7 @@ def check_front_ends_agree(name, monkeypatch, **changes):
     assert np.abs(weights[0] - weights[-1]).max() > 1e-3
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [cls.__name__ for cls in CLASSES])
 @pytest.mark.parametrize(
     "changes", [{}, {"selective_release": "per_attempt"}, {"secure_noise": True}]

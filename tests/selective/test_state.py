@@ -72,9 +72,9 @@ def test_training_resumes_bit_for_bit(cls, form, tmp_path):
     assert resumed.optimizer.ledger.steps == 6
 
 
-@with_both
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", MODELS)
+@with_both
 def test_any_model_is_saved_whole_and_alone(front, kind, tmp_path):
     make, x = MODELS[kind]
     model = compiled(optimizer(front.tfdp.DPSURSGD), make(front))
@@ -111,9 +111,9 @@ CHANGES = [
 ]
 
 
-@with_both
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), CHANGES)
+@with_both
 def test_resuming_with_other_privacy_parameters_is_refused(front, name, value, tmp_path):
     model = compiled(optimizer(front.tfdp.DPSURSGD))
     train(model)
