@@ -126,8 +126,8 @@ def test_it_is_exported(tmp_path):
     model = compiled(optimizer(SGD))
     model.fit(batches(), steps_per_epoch=1, verbose=0)
     model.export(tmp_path / "exported", verbose=False)
-    served = tf.saved_model.load(tmp_path / "exported").serve(X)
-    np.testing.assert_allclose(served, model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    exported = tf.saved_model.load(tmp_path / "exported")
+    np.testing.assert_allclose(exported.serve(X), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_each_keras_names_the_other():
