@@ -125,7 +125,7 @@ def make_optimizer(
         optimizer_class = getattr(optimizers, name)
         return optimizer_class(**privacy, num_microbatches=batch, learning_rate=LEARNING_RATE)
     name, engine = _TFDP[contestant]
-    optimizer_class = getattr(front_end(keras).optimizers, name)
+    optimizer_class = getattr(front_end(keras).private, name)
     batches = {"expected_batch_size": batch} if sampling is None else {"sampling": sampling}
     if contestant == _SELECTIVE:
         # Every step is one attempt, and a small test of the same kind as the paper's.

@@ -12,17 +12,17 @@ VERSIONS = (2, 3)
 
 @dataclasses.dataclass(frozen=True)
 class FrontEnd:
-    """A Keras, and the private optimizers and callbacks for its models.
+    """A Keras, and the private optimizers, models and callbacks for it.
 
     Attributes:
       keras: The package, `tf.keras` or `keras`.
-      optimizers: The module of `DPSGD` and the other private optimizers.
+      private: The part of tfdp for it, with `DPSGD` and others.
       budget: The class of `PrivacyBudget`.
       packages: Packages on which results depend.
     """
 
     keras: Any
-    optimizers: Any
+    private: Any
     budget: Any
     packages: tuple[str, ...]
 

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import tfdp
 from experiments import datasets, networks
 from experiments.front_ends import FrontEnd, front_end
 from experiments.schedules import SCHEDULES_OF_KERAS
@@ -17,7 +16,7 @@ METHODS = (
     *SELECTIVE_METHODS,
     *NON_PRIVATE_METHODS,
 )
-KERAS_3_METHODS = (*_PLAIN_STEPS, *NON_PRIVATE_METHODS)
+KERAS_3_METHODS = (*_PLAIN_STEPS, *SELECTIVE_METHODS, *NON_PRIVATE_METHODS)
 OBSERVABILITY = ("conditional", "per_attempt")
 
 
@@ -336,4 +335,6 @@ def make_network(settings: Settings):
         height, width, channels = datasets.IMAGES[settings.dataset]
         shape = (height // 4, width // 4, 81 * channels)
         network = networks.head_on_features(shape, settings.head, activation, keras)
-    return tfdp.SelectiveModel(network) if settings.selective else network
+    if settings.selective:
+        return settings.front_end.private.SelectiveModel(network)
+    return network

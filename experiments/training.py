@@ -237,7 +237,7 @@ class Training:
         selection = {name: getattr(self.settings, name) for name in names}
         if method.startswith("dpis"):
             selection["clipping_rule"] = tfdp.contrib.ImportanceSamplingClipping()
-        return getattr(self._keras.optimizers, _PRIVATE_OPTIMIZERS[method])(
+        return getattr(self._keras.private, _PRIVATE_OPTIMIZERS[method])(
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=self.noise_multiplier,
             num_microbatches=self.settings.num_microbatches,

@@ -20,6 +20,7 @@ from tfdp.accounting.ledger import (
 )
 from tfdp.accounting.sampling import EXAMPLE
 from tfdp.optimizers import record_ledger
+from tfdp.optimizers.selective import SelectiveUpdateMixin
 from tfdp.schedules import NoiseSchedule
 
 
@@ -70,7 +71,8 @@ class BudgetCallback:
         self._is_first = True
         sampling = optimizer.sampling
         padded = sampling is not None and sampling.has_padding
-        if padded and self._has_metrics():
+        selective = isinstance(optimizer, SelectiveUpdateMixin)  # Which shows no metrics.
+        if padded and not selective and self._has_metrics():
             warnings.warn(
                 "Keras computes `metrics` over the padding of the batches too. Pass "
                 "`weighted_metrics` to `model.compile` instead.",

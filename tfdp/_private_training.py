@@ -15,6 +15,7 @@ from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers import record_ledger
+from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 
 class PrivateTraining(NamedTuple):
@@ -84,6 +85,11 @@ def prepare(
             "one, or not at all. Received: loss=None."
         )
     given = optimizer if optimizer is not None else compiled.get("optimizer") or "adam"
+    if isinstance(given, type) and issubclass(given, SelectiveUpdateMixin):
+        raise ValueError(
+            "Argument `optimizer` must not be selective, whose test has a noise of its own. "
+            f"Received: {given.__name__}: use SelectiveModel and PrivacyBudget."
+        )
     make, parameters = keras.choose(given, optimizer is None, learning_rate, optimizer_arguments)
     padding = NONE
     if parameters.get("secure_noise"):

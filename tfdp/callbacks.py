@@ -5,7 +5,6 @@ import tensorflow as tf
 from tfdp._exponential_average import ExponentialMovingAverage  # noqa: F401  # Public here.
 from tfdp._privacy_budget import BudgetCallback
 from tfdp.optimizers.base import PrivateOptimizerMixin  # Which chooses Keras 2.
-from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 
 class PrivacyBudget(BudgetCallback, tf.keras.callbacks.Callback):
@@ -35,8 +34,6 @@ class PrivacyBudget(BudgetCallback, tf.keras.callbacks.Callback):
     _package = "tfdp"
 
     def _has_metrics(self) -> bool:
-        if isinstance(self.model.optimizer, SelectiveUpdateMixin):
-            return False  # It shows none.
         return bool(getattr(self.model.compiled_metrics, "_user_metrics", None))
 
     def _batches_per_call(self) -> int:

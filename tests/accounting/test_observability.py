@@ -9,6 +9,7 @@ import dp_accounting
 import pytest
 
 import tfdp
+from tfdp._selective.progress import Progress
 from tfdp.accounting import (
     PldAccountant,
     PrivacyLedger,
@@ -19,7 +20,6 @@ from tfdp.accounting import (
     selective_release,
 )
 from tfdp.accounting.budget import Budget
-from tfdp.models.selective.progress import Progress
 
 EVENT = dp_accounting.GaussianDpEvent(1.0)
 
@@ -62,7 +62,11 @@ _TAKERS = {
     "tfdp.accounting.ledger.as_seen": lambda v: ledger.as_seen(EVENT, v, PrivacyLedger()),
     "tfdp.accounting.ledger.compose_ledgers": lambda v: ledger.compose_ledgers([], v),
     "tfdp.accounting.selective_calibration.calibrate_selective_release": _calibrate,
-    "tfdp.models.selective.progress.Progress": lambda v: Progress(1, v),
+    "tfdp._selective.progress.Progress": lambda v: Progress(1, 1, v),
+    "tfdp.keras3.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.keras3.DPSURSGD, v),
+    "tfdp.keras3.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.keras3.DPSURAdam, v),
+    "tfdp.keras3.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.keras3.DPSURSignSGD, v),
+    "tfdp.keras3.dpsur.DPSURSignAdam": lambda v: _optimizer(tfdp.keras3.DPSURSignAdam, v),
     "tfdp.optimizers.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.DPSURSGD, v),
     "tfdp.optimizers.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.DPSURAdam, v),
     "tfdp.optimizers.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.DPSURSignSGD, v),

@@ -330,5 +330,5 @@ def test_each_keras_names_the_other():
 
 
 def test_names_that_keras_3_does_not_have_yet_say_so():
-    with pytest.raises(AttributeError, match=r"for Keras 2 alone, as tfdp\.SelectiveModel"):
-        tfdp.keras3.SelectiveModel  # noqa: B018
+    with pytest.raises(AttributeError, match=r"for Keras 2 alone, as tfdp\.TermWiseVAE"):
+        tfdp.keras3.TermWiseVAE  # noqa: B018

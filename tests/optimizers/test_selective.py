@@ -5,34 +5,38 @@ import math
 import dp_accounting
 import pytest
 import scipy.stats
-import tensorflow as tf
 
 import tfdp
-from tests.selective_support import CLASSES, optimizer
+from tests.front_ends import with_both
+from tests.selective_support import CLASSES_OF_BOTH, front_of, optimizer
 from tfdp.accounting import SelectiveReleaseDpEvent, acceptance_bounds
 from tfdp.accounting.sampling import PoissonSampling
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", CLASSES_OF_BOTH)
 def test_it_is_a_subclass_of_the_optimizer_below(cls):
-    below = getattr(tfdp, cls.__name__.replace("DPSUR", "DP"))
+    front = front_of(cls)
+    below = getattr(front.tfdp, cls.__name__.replace("DPSUR", "DP"))
     assert issubclass(cls, below)
     assert f"`{below.__name__}` with selective update" in cls.__doc__
+    assert f"optimizer={front.part}.{cls.__name__}(" in cls.__doc__
     assert "{" not in cls.__doc__
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", CLASSES_OF_BOTH)
 def test_config_round_trip(cls):
+    optimizers = front_of(cls).keras.optimizers
     own = optimizer(cls, validation_clip=0.5, threshold=-0.3, selective_release="per_attempt")
-    copy = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(own))
+    copy = optimizers.deserialize(optimizers.serialize(own))
     assert type(copy) is cls
     assert copy.get_config() == own.get_config()
     assert (copy.validation_clip, copy.threshold, copy.validation_batch_size) == (0.5, -0.3, 8)
     assert copy.selective_release == "per_attempt"
 
 
-def test_an_accepted_update_is_one_event():
-    release = optimizer(noise_multiplier=2.0, threshold=-1.0).release
+@with_both
+def test_an_accepted_update_is_one_event(front):
+    release = optimizer(front.tfdp.DPSURSGD, noise_multiplier=2.0, threshold=-1.0).release
     assert release.event == SelectiveReleaseDpEvent(
         update=dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(2.0)),
         selection=dp_accounting.PoissonSampledDpEvent(0.125, dp_accounting.GaussianDpEvent(1.0)),
@@ -92,6 +96,7 @@ def test_what_is_not_known_is_not_charged():
         ({"l2_norm_clip": -1.0}, "`l2_norm_clip` must be"),
     ],
 )
-def test_bad_arguments_are_named(changes, match):
+@with_both
+def test_bad_arguments_are_named(front, changes, match):
     with pytest.raises(ValueError, match=match):
-        optimizer(**changes)
+        optimizer(front.tfdp.DPSURSGD, **changes)

@@ -4,32 +4,37 @@ from tfdp import _compat
 
 _compat.use_keras_3()
 
+from tfdp._selective.progress import TooManyAttemptsError  # noqa: E402
 from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
+from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD  # noqa: E402
 from tfdp.keras3.model_check import validate  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
+from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
 
 __all__ = [
     "DPSGD",
+    "DPSURSGD",
     "DPAdam",
     "DPOptimizer",
+    "DPSURAdam",
+    "DPSURSignAdam",
+    "DPSURSignSGD",
     "DPSignAdam",
     "DPSignSGD",
     "PrivacyBudget",
+    "SelectiveModel",
+    "TooManyAttemptsError",
     "make_private",
     "replace_batch_normalization",
     "validate",
 ]
 
-_KERAS_2_ONLY = (
-    *("DPSURSGD", "DPSURAdam", "DPSURSignAdam", "DPSURSignSGD", "SelectiveModel", "TermWiseVAE"),
-)
-
 
 def __getattr__(name: str) -> object:
     advice = ""
-    if name in _KERAS_2_ONLY:
+    if name == "TermWiseVAE":
         advice = f": it is there for Keras 2 alone, as tfdp.{name}"
     raise AttributeError(f"module 'tfdp.keras3' has no attribute {name!r}{advice}")

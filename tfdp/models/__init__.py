@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from tfdp import _compat, _lazy
 
 if TYPE_CHECKING:
+    from tfdp._selective.progress import TooManyAttemptsError
     from tfdp.models import divergences, likelihoods, priors
     from tfdp.models.batch_normalization import replace_batch_normalization
     from tfdp.models.model_check import validate
     from tfdp.models.private_training import make_private
-    from tfdp.models.selective.progress import TooManyAttemptsError
-    from tfdp.models.selective.selective_model import SelectiveModel
+    from tfdp.models.selective_model import SelectiveModel
     from tfdp.models.term_wise_vae import TermWiseVAE
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
 __getattr__, __dir__ = _lazy.attributes(
     __name__,
     {
-        "SelectiveModel": "tfdp.models.selective.selective_model",
+        "SelectiveModel": "tfdp.models.selective_model",
         "TermWiseVAE": "tfdp.models.term_wise_vae",
-        "TooManyAttemptsError": "tfdp.models.selective.progress",
+        "TooManyAttemptsError": "tfdp._selective.progress",
         "divergences": "tfdp.models.divergences",
         "likelihoods": "tfdp.models.likelihoods",
         "make_private": "tfdp.models.private_training",

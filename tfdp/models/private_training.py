@@ -13,7 +13,6 @@ from tfdp.models.keras_2 import check_is_model
 from tfdp.models.model_check import validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
-from tfdp.optimizers.selective import SelectiveUpdateMixin
 
 _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "adam": DPAdam,
@@ -184,11 +183,6 @@ def _private_optimizer(
             return _BY_NAME[optimizer.lower()], {}
         raise ValueError(
             f"Argument `optimizer` must have a private counterpart. {known} Received: {optimizer=}."
-        )
-    if isinstance(optimizer, type) and issubclass(optimizer, SelectiveUpdateMixin):
-        raise ValueError(
-            "Argument `optimizer` must not be selective, whose test has a noise of its own. "
-            f"Received: {optimizer.__name__}: use tfdp.SelectiveModel and PrivacyBudget."
         )
     if isinstance(optimizer, type) and issubclass(optimizer, PrivateOptimizerMixin):
         return optimizer, {}

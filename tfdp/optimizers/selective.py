@@ -1,8 +1,8 @@
 """Selective update and release: the part that all DPSUR optimizers share."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,10 +20,11 @@ from tfdp.accounting.selective_release import (
 from tfdp.clipping import ClippedSum
 from tfdp.data.draw_record import Use
 from tfdp.optimizers import record_table, replicas
-from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.private_step import PrivateStep
 from tfdp.optimizers.selection_test import ValidationLoss, ValidationTest
 
-SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v in the Poisson
+_ARGUMENTS = """validation_batch_size: Expected number of examples B_v in the Poisson
         batch of the training set on which an update is tested.
       validation_noise_multiplier: sigma_v: standard deviation of the test's noise, over the range
         2 C_v of what it is added to.
@@ -36,13 +37,111 @@ SELECTIVE_ARGUMENTS = """validation_batch_size: Expected number of examples B_v 
 
 _MOST_ATTEMPTS = 10**6
 
+_DOC = """`{base}` with selective update and release (DPSUR).
 
-class SelectiveUpdateMixin(PrivateOptimizerMixin):
+    Each attempt is a step of `{base}`, from the last accepted state w to w'. It is tested on a
+    fresh Poisson batch of the training set, by the mean loss J of that batch,
+
+        clip(J(w') - J(w), -C_v, C_v) + N(0, (2 C_v sigma_v)^2) < beta C_v
+
+    with C_v = `validation_clip`, sigma_v = `validation_noise_multiplier` and beta = `threshold`,
+    and kept, or rolled back without a trace: variables, slots, iterations and layer states. The
+    optimizer works in a `{part}.SelectiveModel`, which makes the attempts. The loss is any of
+    Keras, also a mean.
+
+    Formal guarantee: T accepted updates are T adaptively composed
+    `tfdp.accounting.SelectiveReleaseDpEvent`s, under add-or-remove-one; `ledger` counts them. What
+    is not released with `selective_release="conditional"`: rejected attempts, how many they were,
+    and the time they took. (The epsilon of the paper's Theorem 5.6 is smaller, and is not an
+    upper bound: see docs/selective_release.md.)
+
+    Args:
+      {private_arguments}
+        Here `gradient_accumulation_steps` must be 1.
+      {selective_arguments}
+      **kwargs: As for `{base}`.
+
+    Raises:
+      ValueError: An argument is out of its range.
+      RuntimeError: While training: the model is not a `SelectiveModel`.
+
+    Example:
+      >>> import {imports}
+      >>> x, y = np.random.rand(1000, 20).astype("float32"), np.random.randint(0, 2, 1000)
+      >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=100)
+      >>> model = {part}.SelectiveModel({keras}.Sequential([{keras}.layers.Dense(2)]))
+      >>> model.compile(
+      ...     optimizer={part}.{name}(
+      ...         l2_norm_clip=1.0,
+      ...         noise_multiplier=2.0,
+      ...         validation_batch_size=50,
+      ...         validation_noise_multiplier=1.3,
+      ...         learning_rate={rate},
+      ...         sampling=batches.sampling,
+      ...     ),
+      ...     loss={keras}.losses.SparseCategoricalCrossentropy(from_logits=True),
+      ... )
+      >>> history = model.fit(batches, steps_per_epoch=5, verbose=0)  # five accepted updates
+      >>> model.optimizer.ledger.steps
+      5
+
+    References:
+      - Fu et al., DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using
+        Selective Update and Release, Algorithm 2. (It divides by the realised batch size, which
+        is private.)
+    """
+
+
+def documented(part: str, keras: str, imports: str, rate: float) -> Callable[[type], type]:
+    """Returns a decorator that gives a DPSUR optimizer its docstring.
+
+    Args:
+      part: Name of the part of tfdp that has it.
+      keras: Name of its Keras in the example.
+      imports: What the example imports.
+      rate: The learning rate of the example.
+    """
+
+    def add_docstring(cls: type) -> type:
+        cls.__doc__ = _DOC.format(
+            name=cls.__name__,
+            base=cls.__mro__[2].__name__,
+            part=part,
+            keras=keras,
+            imports=imports,
+            rate=rate,
+            private_arguments=PRIVATE_ARGUMENTS,
+            selective_arguments=_ARGUMENTS,
+        )
+        return cls
+
+    return add_docstring
+
+
+if TYPE_CHECKING:
+
+    class _PrivateOptimizer(PrivateStep):
+        """What the mixin expects after it: a private optimizer of any Keras."""
+
+        def __init__(self, *args: Any, **kwargs: Any): ...
+
+        def get_config(self) -> dict[str, Any]: ...
+
+else:
+    _PrivateOptimizer = PrivateStep
+
+
+class SelectiveUpdateMixin(_PrivateOptimizer):
     """Mixin that makes every step an attempt, which is tested and kept or rolled back.
 
-    `tfdp.SelectiveModel` makes and rolls back the attempts. This class holds the parameters, the
-    noise and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
+    A DPSUR optimizer of any Keras is a class of this mixin and a private optimizer.
+    `SelectiveModel` makes and rolls back the attempts. This class holds the parameters, the noise
+    and the ledger. The docstrings of the DPSUR optimizers describe the arguments.
     """
+
+    _test: ValidationTest
+    _selective_release: str
+    _max_attempts: int
 
     def __init__(
         self,
@@ -66,16 +165,17 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
                 "known whether they are released",
                 noise_multiplier,
             )
-        self._test = ValidationTest(
+        test = ValidationTest(
             validation_batch_size,
             validation_noise_multiplier,
             validation_clip,
             threshold,
             secure_noise=bool(kwargs.get("secure_noise", False)),
         )
-        self._selective_release = check_observability(selective_release)
-        self._least_acceptance, _ = acceptance_bounds(validation_noise_multiplier, threshold)
-        self._max_attempts = self._check_max_attempts(max_attempts)
+        observed = check_observability(selective_release)
+        # The base class needs them, and before it Keras 3 lets no attribute be set.
+        vars(self).update(_test=test, _selective_release=observed)
+        vars(self).update(_max_attempts=self._check_max_attempts(max_attempts))
         super().__init__(
             l2_norm_clip, noise_multiplier, expected_batch_size, noise_seed=noise_seed, **kwargs
         )
@@ -131,19 +231,19 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         self._released.show_attempts()
 
     def _check_replicas(self) -> None:
-        super()._check_replicas()
         if replicas.count() > 1:
             raise ValueError(
                 f"{type(self).__name__} must run on one replica: each update is tested on "
                 "one batch of the whole data set. Received a distribution strategy of "
                 f"{replicas.count()} replicas."
             )
+        super()._check_replicas()
 
     # One attempt.
 
     @contextlib.contextmanager
     def attempt(self, position: tf.Tensor) -> Iterator[None]:
-        """Allows `minimize` meanwhile; `SelectiveModel` rolls back what it must.
+        """Allows a step meanwhile; `SelectiveModel` rolls back what it must.
 
         Args:
           position: Number of the attempt, int64, by which a test's `noise_seed` counts.
@@ -175,7 +275,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
             kept += self._released.counters
         return kept
 
-    def minimize(self, *args: Any, **kwargs: Any) -> tf.Operation:
+    def _take_step(self, loss: Any, var_list: Any, name: str | None = None) -> Any:
         """Makes the update that will be tested; see the base class.
 
         Raises:
@@ -183,11 +283,12 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
         """
         self._check_replicas()
         if self._attempt is None:
+            model = f"{self._public_name().rpartition('.')[0]}.SelectiveModel"
             raise RuntimeError(
-                f"{type(self).__name__} must be used in a `tfdp.SelectiveModel`, which tests every "
-                "update: `model = tfdp.SelectiveModel(your_model); model.compile(optimizer, ...)`."
+                f"{type(self).__name__} must be used in a `{model}`, which tests every update: "
+                f"`model = {model}(your_model); model.compile(optimizer, ...)`."
             )
-        return super().minimize(*args, **kwargs)
+        return super()._take_step(loss, var_list, name)
 
     def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
         """Returns the batch is a draw of the attempt's own, made in the same graph."""
@@ -203,7 +304,7 @@ class SelectiveUpdateMixin(PrivateOptimizerMixin):
 
     def _check_max_attempts(self, max_attempts: int | None) -> int:
         if max_attempts is None:
-            chance = self._least_acceptance
+            chance, _ = acceptance_bounds(self.validation_noise_multiplier, self.threshold)
             most = default_max_attempts(chance) if chance > 0 else _MOST_ATTEMPTS + 1
             if most > _MOST_ATTEMPTS:
                 raise ValueError(

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp._random import key_streams
-from tfdp.models.selective.shadows import Shadows
+from tfdp._selective.shadows import Shadows
 
 
 class Everything:

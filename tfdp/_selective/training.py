@@ -1,93 +1,51 @@
-"""A Keras model that keeps only the updates that pass a noisy test (DPSUR)."""
+"""Training of a Keras model by selective update and release, for every Keras."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
+from tfdp._selective.attempts import Attempts
+from tfdp._selective.exclusive import exclusive_training
+from tfdp._selective.front_end import FrontEnd
+from tfdp._selective.progress import AttemptsCap, EpochMeans, Progress
 from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
 from tfdp.data.source import PoissonSource
-from tfdp.models.selective.attempts import Attempts
-from tfdp.models.selective.exclusive import exclusive_training
-from tfdp.models.selective.progress import AttemptsCap, EpochMeans, Progress
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
-_STEPS = {
-    name: getattr(tf.keras.Model, name) for name in ("train_step", "test_step", "compute_loss")
-}
+if TYPE_CHECKING:
+    from tensorflow.keras import Model as _Model
+else:
+    _Model = object
+
+# What a base model would be trained by, if the model around it were not.
+_STEPS = ("train_step", "test_step", "compute_loss")
 
 # Attempts are numbered by what has been released before, and by how many came since.
 _ATTEMPTS_PER_RELEASE = 2**32
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
-class SelectiveModel(tf.keras.Model):
-    """Model that trains a Keras model by selective update and release (DPSUR).
+class SelectiveTraining(_Model):
+    """Base class of the models `SelectiveModel` of every Keras, which are its `Model`s, too.
 
-    A step of `fit` is one accepted update. Attempts are made until one is accepted, each with one
-    fresh Poisson batch for the update and another for the test. All of this is one call of the
-    graph, with the data on the device. `steps_per_epoch` therefore counts accepted updates, and
-    `steps_per_execution` makes several of them in one call.
-
-    A rejected attempt leaves no trace: weights, slots, iterations, and states of layers are what
-    they were before, bit for bit. Attempts are made on copies, so all variables hold released
-    values at any time: other threads may read, evaluate, and save the model while it trains. (A
-    reader of several variables may see some of them before an update and some after it.)
-
-    The number of attempts, their time and their losses are private: `history`, callbacks and
-    printed lines do not show them. The time that training takes is private as well. With
-    `selective_release="per_attempt"` in the optimizer, epsilon covers all of this: a step of `fit`
-    is then one attempt, and `history` has the share that was accepted.
-
-    Args:
-      base_model: The model to train: functional, sequential or subclassed. It can still be used and
-        saved by itself.
-      non_private_diagnostics: Whether `history` and the progress show `non_private_attempts`, the
-        mean number of attempts per accepted update. Epsilon does not cover it.
-      **kwargs: `name` and others, as in `tf.keras.Model`.
-
-    Raises:
-      TypeError: `base_model` is not a Keras model.
-      ValueError: It has a `train_step`, `test_step` or `compute_loss` of its own.
-
-    Example:
-      >>> import numpy as np, tensorflow as tf, tfdp
-      >>> x, y = np.random.rand(1000, 20).astype("float32"), np.random.randint(0, 2, 1000)
-      >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=100)
-      >>> model = tfdp.SelectiveModel(tf.keras.Sequential([tf.keras.layers.Dense(2)]))
-      >>> model.compile(
-      ...     optimizer=tfdp.DPSURAdam(
-      ...         l2_norm_clip=1.0,
-      ...         noise_multiplier=2.0,
-      ...         validation_batch_size=50,
-      ...         validation_noise_multiplier=1.3,
-      ...         sampling=batches.sampling,
-      ...     ),
-      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      ... )
-      >>> history = model.fit(batches, epochs=2, steps_per_epoch=3, verbose=0)
-      >>> model.optimizer.ledger.steps
-      6
-
-    References:
-      - Fu et al., DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using
-        Selective Update and Release, Algorithm 2. (Here the old loss is computed anew on every
-        validation batch, and nothing of a rejected attempt stays in the optimizer's slots.)
+    The docstrings of these describe the arguments.
     """
 
-    def __init__(
-        self, base_model: tf.keras.Model, non_private_diagnostics: bool = False, **kwargs: Any
-    ):
-        if not isinstance(base_model, tf.keras.Model):
+    _front_end: ClassVar[FrontEnd]
+
+    def __init__(self, base_model: Any, non_private_diagnostics: bool = False, **kwargs: Any):
+        model_class = self._front_end.keras.Model
+        if not isinstance(base_model, model_class):
             raise TypeError(
-                f"Argument `base_model` must be a Keras model. Received: base_model={base_model!r}."
+                f"Argument `base_model` must be a model of {self._front_end.name}. Received: "
+                f"base_model={base_model!r}."
             )
-        own = [name for name in _STEPS if getattr(type(base_model), name) is not _STEPS[name]]
+        own = [s for s in _STEPS if getattr(type(base_model), s) is not getattr(model_class, s)]
         if own:
             raise ValueError(
                 "Argument `base_model` must be trained by the compiled loss. Received a model with "
@@ -99,14 +57,11 @@ class SelectiveModel(tf.keras.Model):
         super().__init__(**kwargs)
         self.base_model = base_model
         self.built = base_model.built
-        spec = base_model.save_spec(dynamic_batch=True) if base_model.built else None
-        if spec is not None:  # So that it can be saved before it is called.
-            self._set_save_spec(spec[0][0])
         self._non_private_diagnostics = non_private_diagnostics
         self._attempts: Any = None
         self.train_function: Any = None
         self._cap = AttemptsCap()
-        self._shown = EpochMeans("non_private_attempts", "accepted")
+        self._shown = EpochMeans(self._front_end.keras, "non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Returns the base model's output; Keras passes `training` to models that take it."""
@@ -125,7 +80,7 @@ class SelectiveModel(tf.keras.Model):
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
-    ) -> tf.keras.callbacks.History:
+    ) -> Any:
         """Trains until `steps_per_epoch` updates have been accepted in each epoch.
 
         Args:
@@ -157,16 +112,14 @@ class SelectiveModel(tf.keras.Model):
         positive_integer("steps_per_epoch", steps)
         with exclusive_training([self, self.optimizer]):
             self._prepare(x.source, x.sampling.padding)
-            callbacks = [self._cap, self._shown.reset_callback(), *callbacks]
-            if verbose:
-                callbacks.append(Progress(steps, self.optimizer.selective_release))
             with exclusive_training(self.variables), self._failures_counted():
                 return super().fit(
                     without_autotuning(tf.data.Dataset.range(steps)),
                     epochs=epochs,
                     verbose=0,
-                    callbacks=self._callback_list(callbacks, epochs, steps),
+                    callbacks=self._callback_list(callbacks, epochs, steps, bool(verbose)),
                     validation_data=validation_data,
+                    shuffle=False,
                     initial_epoch=initial_epoch,
                     validation_steps=validation_steps,
                     validation_batch_size=validation_batch_size,
@@ -186,7 +139,7 @@ class SelectiveModel(tf.keras.Model):
         """Makes what the training step needs."""
         # `compile` drops the function that was traced; ours hold the optimizer and the data.
         if self.train_function is None or self._attempts.data is not source:
-            self._attempts = Attempts(self, source, padding)
+            self._attempts = Attempts(self._front_end, self, source, padding)
             self.train_function = None
             self._attempts.traced_step = tf.function(self._step, autograph=False)
         self.optimizer.build(self.trainable_variables)
@@ -194,13 +147,29 @@ class SelectiveModel(tf.keras.Model):
         if self._non_private_diagnostics:
             self.optimizer.show_attempts()
 
-    def _callback_list(
-        self, callbacks: list, epochs: int, steps: int
-    ) -> tf.keras.callbacks.CallbackList:
-        made = tf.keras.callbacks.CallbackList(
-            callbacks, add_history=True, model=self, verbose=0, epochs=epochs, steps=steps
+    def _callback_list(self, given: list, epochs: int, steps: int, verbose: bool) -> Any:
+        callbacks = self._front_end.keras.callbacks
+
+        def check_cap(batch: int, logs: Any = None) -> None:
+            self._cap.check(self.optimizer.max_attempts)
+
+        def reset_means(epoch: int, logs: Any = None) -> None:
+            self._shown.reset()
+
+        own = callbacks.LambdaCallback(on_epoch_begin=reset_means, on_train_batch_end=check_cap)
+        last = []
+        if verbose:
+            progress = Progress(steps, epochs, self.optimizer.selective_release)
+            last = [callbacks.LambdaCallback(on_epoch_end=progress.print_line)]
+        made = callbacks.CallbackList(
+            [own, *given, *last],
+            add_history=True,
+            model=self,
+            verbose=0,
+            epochs=epochs,
+            steps=steps,
         )
-        made._check_timing = False  # It logs how long batches took.
+        made._check_timing = False  # Keras 2 logs how long batches took.
         return made
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -225,7 +194,7 @@ class SelectiveModel(tf.keras.Model):
             lambda i, accepted: (i + 1, make_attempt(first + i)),
             (tf.constant(0, tf.int64), tf.constant(False)),
         )
-        logs = {"accepted_updates": tf.identity(optimizer.iterations)}
+        logs = {"accepted_updates": tf.cast(optimizer.iterations, tf.int64)}
         if optimizer.selective_release == PER_ATTEMPT:
             logs["accepted"] = self._shown.mean("accepted", accepted)
         else:
@@ -238,20 +207,30 @@ class SelectiveModel(tf.keras.Model):
     def _give_up(self) -> None:
         # That an accepted update is missing is seen, too.
         self.optimizer.charge()
-        self._cap.reached.assign(True)
+        self._cap.note()
 
     def _check(self, batches: Any, callbacks: list) -> None:
         optimizer = getattr(self, "optimizer", None)
         if not isinstance(optimizer, SelectiveUpdateMixin):
             raise ValueError(
-                "SelectiveModel must be compiled with tfdp.DPSURSGD, DPSURAdam, DPSURSignSGD or "
-                f"DPSURSignAdam. Received: {optimizer=}."
+                f"SelectiveModel must be compiled with {self._front_end.part}.DPSURSGD, DPSURAdam, "
+                f"DPSURSignSGD or DPSURSignAdam. Received: {optimizer=}. (Of the policy "
+                "mixed_float16, too, which puts a LossScaleOptimizer around it: use "
+                "mixed_bfloat16.)"
             )
-        watching = [c for c in callbacks if isinstance(c, tf.keras.callbacks.TensorBoard)]
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                "SelectiveModel must be trained on one replica: each update is tested on one batch "
+                f"of the whole data set. Received a distribution strategy of {replicas} replicas."
+            )
+        known = self._front_end.keras.callbacks
+        watching = [c for c in callbacks if isinstance(c, (known.ProgbarLogger, known.TensorBoard))]
         if watching and optimizer.selective_release == CONDITIONAL:
             raise ValueError(
-                "Argument `callbacks` must have no TensorBoard, which writes how long attempts "
-                "took. Received one, with selective_release='conditional'."
+                "Argument `callbacks` must have no TensorBoard and no ProgbarLogger, which show "
+                f"how long attempts took. Received a {type(watching[0]).__name__}, with "
+                "selective_release='conditional'."
             )
         sampling: Any = getattr(batches, "sampling", None)
         if not isinstance(getattr(batches, "source", None), PoissonSource):
@@ -283,12 +262,12 @@ class SelectiveModel(tf.keras.Model):
         """Returns the arguments that construct this model."""
         return {
             "name": self.name,
-            "base_model": tf.keras.layers.serialize(self.base_model),
+            "base_model": self._front_end.keras.layers.serialize(self.base_model),
             "non_private_diagnostics": self._non_private_diagnostics,
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveModel":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveTraining":
         """Returns the model that a config of `get_config` describes."""
-        base_model = tf.keras.layers.deserialize(config["base_model"], custom_objects)
+        base_model = cls._front_end.keras.layers.deserialize(config["base_model"], custom_objects)
         return cls(**{**config, "base_model": base_model})

@@ -33,7 +33,8 @@ def check_randomness(function: Any, compiled_by_xla: bool = False) -> None:
             raise ValueError(
                 f"The model draws random numbers of a fixed seed ('{node.name}'), by which an "
                 "accepted update would show how many were rejected before. Give no `seed` to "
-                "layers such as Dropout, call no `tf.keras.utils.set_random_seed`, and compile "
-                "without XLA; or make their state one that can be rolled back, with "
-                "`tf.keras.backend.experimental.enable_tf_random_generator()`."
+                "layers such as Dropout, call no `set_random_seed`, and compile without XLA; or "
+                "make their state one that can be rolled back: in Keras 2 with "
+                "`tf.keras.backend.experimental.enable_tf_random_generator()`, in Keras 3 with "
+                "`keras.random` instead of `tf.random`."
             )

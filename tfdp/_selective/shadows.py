@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random import key_streams
+from tfdp.clipping.loss_graph import batch_state
 
 # Operations that only read the variable, or the table, that they are given.
 _READING_VARIABLES = frozenset(
@@ -62,6 +63,11 @@ class Shadows:
                 "resource that is not a variable."
             )
         return bool(writing)
+
+    def originals(self) -> list[tf.Variable]:
+        """Returns the variables that have copies, as far as their handles tell."""
+        found = [batch_state.variable_with(handle) for handle, _ in self._copies.values()]
+        return [variable for variable in found if variable is not None]
 
     def handle(self, handle: Any) -> Any:
         """Returns the handle that stands for that of a variable."""

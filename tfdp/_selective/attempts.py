@@ -6,12 +6,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._selective.front_end import FrontEnd
+from tfdp._selective.rollback import check_randomness
+from tfdp._selective.shadows import Shadows
 from tfdp.accounting.sampling import BUCKETS, NONE, PoissonSampling
 from tfdp.clipping import step_check
+from tfdp.clipping.loss_graph import batch_state
 from tfdp.clipping.loss_graph.reading import read_loss
 from tfdp.data.source import PoissonSource
-from tfdp.models.selective.rollback import check_randomness
-from tfdp.models.selective.shadows import Shadows
 from tfdp.optimizers.selection_test import ValidationLoss
 
 
@@ -21,13 +23,14 @@ class Attempts:
     Not a Keras object, so that what it holds is part of no saved model.
 
     Args:
+      front_end: That of the Keras of the model.
       model: A model with one of the DPSUR optimizers.
       data: The training set.
       padding: Padding of the batches; see `PoissonSampling`.
     """
 
-    def __init__(self, model: tf.keras.Model, data: PoissonSource, padding: str):
-        self._model = model
+    def __init__(self, front_end: FrontEnd, model: Any, data: PoissonSource, padding: str):
+        self._front_end, self._model = front_end, model
         self.data = data
         if any(map(tf.nest.is_nested, data.element_spec[2:])):
             raise ValueError(
@@ -45,9 +48,8 @@ class Attempts:
         use = next(data.uses)
         self._learning = KeyStream(data.seed, f"attempts {use}: learning")
         self._testing = KeyStream(data.seed, f"attempts {use}: testing")
-        if not model.built:  # On zeros: a layer must not see an example when it is made.
-            spec = data.element_spec[0]
-            model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape], s.dtype), spec))
+        if not model.built:
+            front_end.build(model, data.element_spec[0])
         batch = tf.nest.map_structure(_open_spec, data.element_spec)
         if len(batch) == 2:
             batch = (*batch, tf.TensorSpec([None], tf.bool))
@@ -108,25 +110,19 @@ class Attempts:
 
     def _commit(self, candidate: Shadows) -> None:
         """Releases the candidate: what it is of the metrics, means of private losses, never."""
-        model = self._model
-        metrics = [variable for metric in model.metrics for variable in metric.variables]
+        metrics = [v for v in candidate.originals() if batch_state.is_metric(v)]
         # Who sees the new weights sees that they are counted.
-        candidate.commit(last=model.variables, without=metrics)
+        candidate.commit(last=self._front_end.variables(self._model), without=metrics)
 
-    def _make_update(self, *arguments: Any) -> None:
+    def _make_update(self, x: Any, y: Any, weights: Any, position: tf.Tensor) -> None:
         model = self._model
-        *batch, position = arguments
-        x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        with tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=True), weights)
+        loss = self._front_end.loss(model, x, y, weights, True)
         with model.optimizer.attempt(position):
-            model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+            model.optimizer.minimize(loss, model.trainable_variables)
 
-    def _validation_loss(self, *batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def _validation_loss(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of the rows, without dropout, and the regulariser."""
-        model = self._model
-        x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        loss = read_loss(model.compute_loss(x, y, model(x, training=False), weights))
+        loss = read_loss(self._front_end.loss(self._model, x, y, weights, False))
         regularizer = tf.zeros([]) if loss.regularizer is None else loss.regularizer
         return tf.add_n(loss.vectors), regularizer
 

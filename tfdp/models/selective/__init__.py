@@ -1,1 +1,0 @@
-"""Training that keeps only the updates that pass a noisy test (DPSUR)."""
