@@ -311,7 +311,7 @@ def test_an_inner_optimizer_that_reads_the_weights_needs_some():
 
     inner = keras.optimizers.ScheduleFreeAdamW
     model = private(inner(0.1))
-    with pytest.raises(ValueError, match="The model must have weights before .* `keras.Input`"):
+    with pytest.raises(ValueError, match=r"The model must have weights before .* `keras\.Input`"):
         model.fit(open_batches(X, Y, 32), verbose=0)
     expected = private(inner(0.1), keras.Input([4]))
     model.build([None, 4])
