@@ -16,12 +16,18 @@ _DELTA = 1e-5
 _SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussian(0.005, 1.3))
 
 
+def about(value):
+    """The value to rounding: NumPy's last bits depend on where its arrays lie in memory."""
+    return pytest.approx(value, rel=1e-12)
+
+
 def test_is_the_smaller_of_both_and_says_which():
     bound = tightest_epsilon([Release(_STEP, 1000)], _DELTA)
     rdp = RdpAccountant().compose(_STEP, 1000).get_epsilon(_DELTA)
     pld = PldAccountant().compose(_STEP, 1000).get_epsilon(_DELTA)
-    assert bound.by_accountant == {"RDP": rdp, "PLD": pld}
-    assert (bound.accountant, bound.epsilon, bound.delta) == ("PLD", pld, _DELTA)
+    assert bound.by_accountant == about({"RDP": rdp, "PLD": pld})
+    assert (bound.accountant, bound.delta) == ("PLD", _DELTA)
+    assert bound.epsilon == bound.by_accountant["PLD"]
     assert pld < rdp
 
 
@@ -139,7 +145,7 @@ def test_selective_release_is_priced_by_what_can_be_observed():
         bound = tightest_epsilon(releases, _DELTA, mode)
         assert set(bound.by_accountant) == {"RDP", "PLD"}
         rdp = RdpAccountant(selective_release=mode).compose(_SELECTIVE, 100)
-        assert bound.by_accountant["RDP"] == rdp.get_epsilon(_DELTA)
+        assert bound.by_accountant["RDP"] == about(rdp.get_epsilon(_DELTA))
     assert tightest_epsilon(releases, _DELTA) == tightest_epsilon(releases, _DELTA, "conditional")
 
 
@@ -148,7 +154,7 @@ def test_nested_selective_release_is_priced_as_its_parts():
     for mode in ("conditional", "per_attempt"):
         bound = tightest_epsilon([Release(nested, 1), Release(_STEP, 10)], _DELTA, mode)
         rdp = RdpAccountant(selective_release=mode).compose(_SELECTIVE, 100).compose(_STEP, 10)
-        assert bound.by_accountant["RDP"] == pytest.approx(rdp.get_epsilon(_DELTA), rel=1e-12)
+        assert bound.by_accountant["RDP"] == about(rdp.get_epsilon(_DELTA))
     ordinary = tightest_epsilon([Release(_STEP, 10)], _DELTA, "per_attempt")
     assert ordinary == tightest_epsilon([Release(_STEP, 10)], _DELTA)
 

@@ -18,7 +18,7 @@ def test_takes_past_and_observability_from_the_ledger():
     ledger.record(_STEP, 3)
     budget = Budget.check(1.0, 1e-5, ledger)
     assert budget == Budget(1.0, 1e-5, ledger.releases, "per_attempt")
-    assert budget.epsilon() == ledger.epsilon(1e-5).epsilon
+    assert budget.epsilon() == pytest.approx(ledger.epsilon(1e-5).epsilon, rel=1e-12)
     assert Budget.check(1.0, 1e-5, None) == Budget(1.0, 1e-5, (), "conditional")
     with pytest.raises(ValueError, match="Argument `prior` must be a PrivacyLedger"):
         Budget.check(1.0, 1e-5, {})
