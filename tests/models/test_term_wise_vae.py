@@ -181,7 +181,7 @@ def test_activity_regularisers_are_refused(aggregation):
 
 def test_the_noise_of_a_step():
     """All that a step does where the noise is far larger than the gradients."""
-    sigma, latent = 1e5, 100
+    sigma, latent = 1e5, 300
     networks = {"encoder": network(6, 2 * latent), "decoder": network(latent, 6)}
     model = vae(prior=priors.StandardNormal(latent), **networks)
     compiled(model, learning_rate=1.0, noise_seed=SEED, noise_multiplier=sigma)
