@@ -24,7 +24,7 @@ _LEAST_PROBABILITY = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """What an attacker sees of members and of others.
+    """Features that an attacker sees of members and of others.
 
     Attributes:
       inside: Features of members, `[n, features]`.

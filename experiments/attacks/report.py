@@ -1,4 +1,4 @@
-"""What attacks found, beside the published numbers and what the guarantee allows."""
+"""Tables of attacks, beside the published numbers and what the guarantee allows."""
 
 import math
 from collections.abc import Iterable, Sequence

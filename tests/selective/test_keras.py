@@ -52,7 +52,7 @@ def test_any_keras_model(front, kind, steps_per_execution):
 @with_both
 @pytest.mark.slow
 def test_under_xla_it_is_the_same(front):
-    """Where nothing is drawn at random, as XLA has random numbers of its own."""
+    """Compares steps in which nothing is random: XLA has random numbers of its own."""
     results, data = [], batches(expected_batch_size=64, padding="full")
     for jit_compile in (False, True):
         opt = optimizer(front.tfdp.DPSURSGD, data, threshold=ALWAYS, noise_multiplier=0.0)

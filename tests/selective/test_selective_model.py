@@ -204,7 +204,7 @@ class Peak(tf.keras.losses.Loss):
 
 
 def accepted_weights(n=1000, **changes):
-    """Where the weight is after one accepted update from zero, many times."""
+    """Returns the weight after one accepted update from zero, many times."""
     x, y = np.zeros([4, 1], "float32"), np.zeros([4], "float32")
     data = tfdp.data.poisson_batches((x, y), expected_batch_size=4)
     arguments = {
@@ -483,7 +483,7 @@ def test_a_test_without_noise_is_caught(front, monkeypatch):
 
 
 def trajectory(front, name, monkeypatch, **changes):
-    """What the test decided of each attempt, the weights after each update, and the ledger."""
+    """Returns each attempt's decision, the weights after each update, and the ledger."""
     decided, weights, right = [], [], SelectiveUpdateMixin.accepts
 
     def accepts(self, *arguments):

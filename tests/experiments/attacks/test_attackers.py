@@ -155,7 +155,7 @@ def test_every_network_of_the_tables_can_be_attacked(name):
 
 
 def test_what_is_wide_is_given_by_its_norm():
-    """As the inputs of a linear classifier: they are no activations."""
+    """Takes them for inputs of a linear classifier: they are no activations."""
     model = tf.keras.Sequential([tf.keras.layers.Input([1500]), tf.keras.layers.Dense(2)])
     x = np.random.default_rng(0).normal(size=(3, 1500)).astype(np.float32)
     rows = attackers.internals(model, x, np.array([0, 1, 1]))

@@ -1,4 +1,4 @@
-"""What attacks found stands beside what the guarantee allows."""
+"""Results of attacks stand beside what the guarantee allows."""
 
 import numpy as np
 import pytest

@@ -14,7 +14,7 @@ def parts(target, shadow):
 
 
 def problems(found, size):
-    """What is wrong with a split of `X`."""
+    """Says what is wrong with a split of `X`."""
     wrong = []
     if [len(part) for part in found] != [2 * size, size, 2 * size, size]:
         wrong.append("sizes")
