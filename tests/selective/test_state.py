@@ -33,7 +33,7 @@ def train(model, epochs=1):
 
 
 def restored(form, first, make, folder):
-    """What a way of saving makes of a model: a new one, or one of `make` that it restores."""
+    """Saves a model one way; returns a new one, or one of `make` that is restored from it."""
     keras = first._front_end.keras
     if form == "pickle":
         return pickle.loads(pickle.dumps(first))

@@ -17,7 +17,7 @@ def poisson(data=(X, Y), **kwargs):
 
 
 def is_tuned(dataset):
-    """Whether the dataset's options let an iterator start the thread that tunes it."""
+    """Returns whether the dataset's options let an iterator start the thread that tunes it."""
     return dataset.options().autotune.enabled is not False
 
 

@@ -1,4 +1,4 @@
-"""What training shows, in which only accepted updates may be seen."""
+"""Progress of a training, in which only accepted updates may be seen."""
 
 from typing import Any
 

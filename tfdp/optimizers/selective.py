@@ -121,7 +121,7 @@ def documented(part: str, keras: str, imports: str, rate: float) -> Callable[[ty
 if TYPE_CHECKING:
 
     class _PrivateOptimizer(PrivateStep):
-        """What the mixin expects after it: a private optimizer of any Keras."""
+        """Private optimizer of any Keras, which the mixin expects after it."""
 
         def __init__(self, *args: Any, **kwargs: Any): ...
 
