@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.optimizers.test_noise import assert_normal
 from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
+from tfdp._tf import one_loop
 from tfdp.optimizers.noise import add_gaussian_noise
 
 KEY = tf.constant([1, 2], tf.int64)
@@ -37,23 +38,65 @@ VECTORS = [
 ]
 
 
-def stream(key, nonce, number, count=1, **kwargs):
+def plain(*args):
+    return chacha.blocks(*args)
+
+
+def compiled(*args):
+    return tf.function(lambda *tensors: chacha.blocks(*tensors, args[-1]), jit_compile=True)(
+        *args[:-1]
+    )
+
+
+def in_one_loop(*args):
+    compute = tf.function(
+        lambda *tensors: chacha.blocks_in_one_loop(*tensors, args[-1]), jit_compile=True
+    )
+    return compute(*args[:-1])
+
+
+def stream(key, nonce, number, count=1, blocks=plain):
     words = [tf.constant(np.frombuffer(part, "<u4")) for part in (key, nonce)]
-    compute = tf.function(lambda k, n: chacha.blocks(k, n, tf.constant(number, tf.uint32), count))
-    compute = tf.function(compute, **kwargs)
-    return compute(*words).numpy().T.astype("<u4").tobytes().hex()
+    drawn = blocks(*words, tf.constant(number, tf.uint32), count)
+    return drawn.numpy().T.astype("<u4").tobytes().hex()
 
 
-@pytest.mark.quick_cases(5)
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.quick_cases(7)
+@pytest.mark.parametrize("blocks", [plain, compiled, in_one_loop])
 @pytest.mark.parametrize(("key", "nonce", "number", "expected"), VECTORS)
-def test_vectors_of_the_rfc(key, nonce, number, expected, jit_compile):
-    assert stream(key, bytes.fromhex(nonce), number, jit_compile=jit_compile) == expected
+def test_vectors_of_the_rfc(key, nonce, number, expected, blocks):
+    assert stream(key, bytes.fromhex(nonce), number, blocks=blocks) == expected
 
 
-def test_blocks_follow_each_other():
+@pytest.mark.parametrize("blocks", [plain, in_one_loop])
+def test_blocks_follow_each_other(blocks):
     (_, nonce, _, first), (*_, second) = VECTORS[1:]
-    assert stream(bytes(32), bytes.fromhex(nonce), 0, count=2) == first + second
+    assert stream(bytes(32), bytes.fromhex(nonce), 0, 2, blocks) == first + second
+
+
+@pytest.mark.parametrize("words_of_key", [4, 8])
+def test_one_loop_gives_the_same_blocks(words_of_key):
+    rng = np.random.default_rng(0)
+    key, nonce = (tf.constant(rng.integers(0, 2**32, n, np.uint32)) for n in (words_of_key, 3))
+    first = tf.constant(2**32 - 300, tf.uint32)  # The counter passes its end.
+    expected = compiled(key, nonce, first, 1000)
+    np.testing.assert_array_equal(in_one_loop(key, nonce, first, 1000), expected)
+
+
+def test_words_are_the_same_with_and_without_one_loop(monkeypatch):
+    drawn = []
+    for is_fast in (lambda: False, lambda: True):
+        monkeypatch.setattr(one_loop, "is_fast", is_fast)
+        chacha._drawing_words.cache_clear()
+        drawn.append(chacha.random_words(KEY, 16 * chacha._MANY).numpy())
+    chacha._drawing_words.cache_clear()
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_a_diagonal_that_is_left_out_is_caught(monkeypatch):
+    monkeypatch.setattr(chacha, "_DIAGONALS", chacha._DIAGONALS[:3])
+    with pytest.raises(AssertionError):
+        test_vectors_of_the_rfc(*VECTORS[0], in_one_loop)
 
 
 @pytest.mark.parametrize("rounds", [8, 12])
@@ -62,7 +105,7 @@ def test_fewer_rounds_are_caught(rounds, monkeypatch):
     fewer = lambda _, body, start: loop(lambda i, *_: i < rounds // 2, body, start)  # noqa: E731
     monkeypatch.setattr(tf, "while_loop", fewer)
     with pytest.raises(AssertionError):
-        test_vectors_of_the_rfc(*VECTORS[0], jit_compile=False)
+        test_vectors_of_the_rfc(*VECTORS[0], plain)
 
 
 # Keys.
