@@ -87,11 +87,20 @@ def _initial(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor, count: int) -> 
 def _block(initial: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     words = list(initial)
     for _ in range(10):
-        for places in _COLUMNS + _DIAGONALS:
-            mixed = _quarter_rounds(*(words[place] for place in places))
-            for place, word in zip(places, mixed, strict=True):
-                words[place] = word
+        words = _double_round(*words)
     return [x + y for x, y in zip(words, initial, strict=True)]
+
+
+def _mixed(*words: tf.Tensor) -> list[tf.Tensor]:
+    mixed = list(words)
+    for places in _COLUMNS + _DIAGONALS:
+        results = _quarter_rounds(*(mixed[place] for place in places))
+        for place, word in zip(places, results, strict=True):
+            mixed[place] = word
+    return mixed
+
+
+_double_round = shared_function(_mixed)  # Traced once, not ten times.
 
 
 def _quarter_rounds(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tuple:
