@@ -165,12 +165,10 @@ def by_class(accuracies: dict[str, float]) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for; what cannot be done ends with a sentence."""
+    refusals = (RefusedError, datasets.DataError, tfdp.models.TooManyAttemptsError)
     try:
-        if len(argv) > 1:
-            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
-        run(flags.FLAGS)
-    except (RefusedError, datasets.DataError, tfdp.models.TooManyAttemptsError) as refusal:
-        sys.exit(f"classify: {refusal}")
+        with cli.refusing("classify", argv, *refusals):
+            run(flags.FLAGS)
     except KeyboardInterrupt:
         print("\nclassify: interrupted; run the same command again to resume.", file=sys.stderr)
         sys.exit(_INTERRUPTED)

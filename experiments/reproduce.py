@@ -16,7 +16,6 @@ Writes OUTPUT_DIR/tables.md, with all that the record holds, and pictures beside
 from experiments import startup  # noqa: F401  # It comes first.
 
 # isort: split
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +175,8 @@ def run(values: flags.FlagValues) -> list[str]:
 
 def main(argv: list[str]) -> None:
     """Does what the command line asks for; what cannot be done ends with a sentence."""
-    try:
-        if len(argv) > 1:
-            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
+    with cli.refusing("reproduce", argv, RefusedError):
         jobs.tell(run(flags.FLAGS))
-    except RefusedError as refusal:
-        sys.exit(f"reproduce: {refusal}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from experiments import startup  # noqa: F401  # It comes first.
 # isort: split
 import math
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +137,11 @@ def summary(declared: grid.Grid, trials: list[grid.Job], lines: list[dict[str, A
 
 def main(argv: list[str]) -> None:
     """Does what the command line asks for; what cannot be done ends with a sentence."""
-    try:
-        if len(argv) > 1:
-            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
+    with cli.refusing("tune", argv, RefusedError, datasets.DataError):
         if flags.FLAGS.private_selection:
             private_selection.run(flags.FLAGS)
         else:
             jobs.tell(run(flags.FLAGS))
-    except (RefusedError, datasets.DataError) as refusal:
-        sys.exit(f"tune: {refusal}")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ they fit their training sets: an attack that does not see their members says not
 Writes OUTPUT_DIR/attacks.md. What attacks find is no part of any epsilon: it reads the members.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from experiments import datasets, jobs, records, reproduce, tune
+from experiments import cli, datasets, jobs, records, reproduce, tune
 from experiments.attacks import report, runs
 from experiments.attacks.declarations import FILE, Table, Tables
 from experiments.settings import RefusedError
@@ -174,9 +173,5 @@ def run(values: flags.FlagValues) -> list[str]:
 
 def main(argv: list[str]) -> None:
     """Does what the command line asks for; what cannot be done ends with a sentence."""
-    try:
-        if len(argv) > 1:
-            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
+    with cli.refusing("attacks", argv, RefusedError, datasets.DataError):
         jobs.tell(run(flags.FLAGS))
-    except (RefusedError, datasets.DataError) as refusal:
-        sys.exit(f"attacks: {refusal}")

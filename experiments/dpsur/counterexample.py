@@ -21,7 +21,6 @@ from experiments import startup  # noqa: F401  # It comes first.
 import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -314,9 +313,8 @@ def run(values: flags.FlagValues) -> None:
 
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for."""
-    if len(argv) > 1:
-        sys.exit(f"dpsur_counterexample: Every argument must be a flag. Received: {argv[1]}")
-    run(flags.FLAGS)
+    with cli.refusing("dpsur_counterexample", argv):
+        run(flags.FLAGS)
 
 
 def critical_distance(runs: int) -> float:

@@ -21,7 +21,6 @@ import csv
 import dataclasses
 import io
 import statistics
-import sys
 from pathlib import Path
 
 from absl import flags, logging
@@ -262,12 +261,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for; what cannot be done ends with a sentence."""
-    try:
-        if len(argv) > 1:
-            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
+    with cli.refusing("dpsur_sweep", argv, RefusedError, datasets.DataError):
         sweep(flags.FLAGS)
-    except (RefusedError, datasets.DataError) as refusal:
-        sys.exit(f"dpsur_sweep: {refusal}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ update needs, for different tests. The picture has the paper's figure 6, and wha
 
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -331,9 +330,8 @@ def run(values: flags.FlagValues) -> None:
 
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for."""
-    if len(argv) > 1:
-        sys.exit(f"dpsur_tables: Every argument must be a flag. Received: {argv[1]}")
-    run(flags.FLAGS)
+    with cli.refusing("dpsur_tables", argv):
+        run(flags.FLAGS)
 
 
 if __name__ == "__main__":

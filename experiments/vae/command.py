@@ -26,7 +26,6 @@ import dataclasses
 import io
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from experiments import datasets
+from experiments import cli, datasets
 from experiments.settings import RefusedError
 from experiments.vae import data as vae_data
 from experiments.vae import figures as vae_figures
@@ -293,9 +292,5 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for; what cannot be done ends with a sentence."""
-    try:
-        if len(argv) > 1:
-            raise RefusedError(f"Every argument must be a flag, --name=value. Received: {argv[1]}")
+    with cli.refusing("vae", argv, RefusedError, datasets.DataError):
         run(flags.FLAGS)
-    except (RefusedError, datasets.DataError) as refusal:
-        sys.exit(f"vae: {refusal}")

@@ -28,6 +28,19 @@ def test_the_exit_code_of_a_program_stays(monkeypatch):
         assert end.value.code == code
 
 
+def refused(arguments, error):
+    with pytest.raises(SystemExit) as end, cli.refusing("tool", arguments, ValueError):
+        raise error
+    return end.value.code
+
+
+def test_what_cannot_be_done_ends_with_a_sentence():
+    assert refused(["tool"], ValueError("No data.")) == "tool: No data."
+    assert "tool: Every argument must be a flag" in refused(["tool", "x"], ValueError("No data."))
+    with pytest.raises(KeyError), cli.refusing("tool", ["tool"], ValueError):
+        raise KeyError
+
+
 @pytest.mark.parametrize("folder", ["experiments", "benchmarks"])
 def test_flags_of_what_is_written_mean_one_thing(folder):
     """`--output_dir` is a folder, by default in results/; `--plot` a picture; `--output` JSON."""
