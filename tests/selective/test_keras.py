@@ -187,6 +187,8 @@ def test_batches_of_its_own_are_not_taken(front):
     model = compiled(optimizer(front.tfdp.DPSURSGD))
     with pytest.raises(NotImplementedError):
         model.train_on_batch(X, Y)
+    with pytest.raises(ValueError, match=r"`y` must be None, and `x` what `tfdp\.data\.poisson_b"):
+        model.fit(X, Y)
     with pytest.raises(ValueError, match="must be trained with `fit`"):
         front.keras.Model.fit(model, batches(), verbose=0)
     with pytest.raises(ValueError, match="must be compiled"):

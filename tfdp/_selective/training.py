@@ -70,6 +70,7 @@ class SelectiveTraining(_Model):
     def fit(
         self,
         x: Any = None,
+        y: None = None,
         *,
         epochs: int = 1,
         verbose: Any = "auto",
@@ -85,6 +86,7 @@ class SelectiveTraining(_Model):
 
         Args:
           x: Result of `tfdp.data.poisson_batches`.
+          y: Nothing: targets are in `x`.
           epochs: See Keras.
           verbose: 0: silent; otherwise a line per epoch, without times.
           callbacks: See Keras.
@@ -101,12 +103,17 @@ class SelectiveTraining(_Model):
           Keras's `History`.
 
         Raises:
-          ValueError: The optimizer is not one of the DPSUR optimizers, or `x` is something else, or
-            not sampled as the optimizer says.
+          ValueError: The optimizer is not one of the DPSUR optimizers; or `x` is something else, or
+            not sampled as the optimizer says; or `y` is given.
           RuntimeError: Another thread trains the same variables, or with the same optimizer.
           tfdp.models.TooManyAttemptsError: `max_attempts` attempts in a row were rejected.
         """
         callbacks = tf.nest.flatten(callbacks or [])
+        if y is not None:
+            raise ValueError(
+                "Argument `y` must be None, and `x` what `tfdp.data.poisson_batches((x, y), ...)` "
+                f"returned. Received: y of type {type(y).__name__}."
+            )
         self._check(x, callbacks)
         steps = len(x) if steps_per_epoch is None else steps_per_epoch
         positive_integer("steps_per_epoch", steps)
