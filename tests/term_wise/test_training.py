@@ -229,8 +229,8 @@ def test_dropout_is_active_in_training_alone(front, fixed):
 
 def trained_alike(front, **changes):
     """Weights after two noisy steps on two batches, with the weights and keys of Keras 2."""
-    model = compiled(vae(front, hidden=5, **changes), "DPAdam", noise_seed=SEED)
-    model.set_weights(vae(hidden=5, **changes).get_weights())
+    model = compiled(vae(front, **changes), "DPAdam", noise_seed=SEED)
+    model.set_weights(vae(**changes).get_weights())
     model.fit(batches(), verbose=0)
     return flat(model)
 

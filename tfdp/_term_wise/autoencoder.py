@@ -127,13 +127,15 @@ class Autoencoder(_Model):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
         encoded = self.encoder(x if condition is None else [x, condition], training=training)
+        encoded = _of_full_precision(encoded)
         loc, raw = tf.split(encoded, 2, axis=-1)
         return loc, tf.nn.softplus(raw) + _LEAST_SCALE
 
     def _decode(
         self, z: tf.Tensor, condition: tf.Tensor | None, training: bool = False
     ) -> tf.Tensor:
-        return self.decoder(z if condition is None else [z, condition], training=training)
+        decoded = self.decoder(z if condition is None else [z, condition], training=training)
+        return _of_full_precision(decoded)
 
     def _log_likelihood_at(
         self, x: tf.Tensor, condition: tf.Tensor | None, codes: tf.Tensor, training: bool = False
@@ -282,6 +284,11 @@ class Autoencoder(_Model):
     def _not_built(self, name: str, network: Any) -> ValueError:
         how = "that is built (give it an Input layer, or call it once)"
         return error(name, f"a model of {self._front_end.name} {how}", network)
+
+
+def _of_full_precision(output: tf.Tensor) -> tf.Tensor:
+    """Returns what a network returned in float32, if it is bfloat16 or float16."""
+    return tf.cast(output, tf.float32) if output.dtype.size < 4 else output
 
 
 def _parts(x: Any, y: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

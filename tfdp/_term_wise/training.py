@@ -156,11 +156,17 @@ class TermWiseTraining(Autoencoder):
             allowed = self._front_end.optimizers
             if self.aggregation is None:
                 allowed = "an ordinary Keras optimizer"
-            raise error(
+            message = error(
                 "optimizer",
                 f"{allowed} with aggregation={self._options['aggregation']!r}",
                 optimizer,
             )
+            if "LossScaleOptimizer" in type(optimizer).__name__:
+                message = ValueError(
+                    f"{message} The policy mixed_float16 puts a LossScaleOptimizer around an "
+                    "optimizer: use mixed_bfloat16."
+                )
+            raise message
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a model that was loaded, as Keras asks for where `compile` has arguments."""

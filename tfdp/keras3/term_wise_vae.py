@@ -51,7 +51,7 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
     """A variational autoencoder (VAE), trained with differential privacy (PriVAE).
 
     It does for models of Keras 3 what `tfdp.TermWiseVAE` does for those of Keras 2, by the same
-    code: see there for the loss, its clipping, and for references.
+    code: see there for the loss, its clipping, an example, and references.
 
     Compile it with `tfdp.keras3.DPOptimizer`, `DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam`, and
     fit it on `tfdp.data.poisson_batches`. `history` shows only the number of `updates`, and nothing
@@ -84,27 +84,6 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
 
     Raises:
       ValueError: An argument is out of its range, or does not go with another.
-
-    Example:
-      >>> import keras, numpy as np, tfdp.keras3
-      >>> x = np.random.rand(500, 8).astype("float32")
-      >>> batches = tfdp.data.poisson_batches((x, x), expected_batch_size=50)
-      >>> dense = keras.layers.Dense
-      >>> model = tfdp.keras3.TermWiseVAE(
-      ...     encoder=keras.Sequential([keras.Input([8]), dense(16, "relu"), dense(4)]),
-      ...     decoder=keras.Sequential([keras.Input([2]), dense(16, "relu"), dense(8)]),
-      ...     prior=tfdp.keras3.priors.SpikeAndSlab(latent_dim=2),
-      ...     divergence="mmd",
-      ...     alpha=10.0,
-      ...     batch_clip=0.1,
-      ...     num_groups=5,
-      ... )
-      >>> model.compile(tfdp.keras3.DPAdam(1.0, 1.1, sampling=batches.sampling))
-      >>> history = model.fit(batches, epochs=2, verbose=0)
-      >>> model.optimizer.ledger.steps
-      20
-      >>> model.generate(3).shape
-      (3, 8)
     """
 
     _front_end = FrontEnd(
