@@ -93,8 +93,10 @@ def use_keras_2() -> None:
     except (AttributeError, ImportError):
         has_legacy_optimizers = False
     if not has_legacy_optimizers:
-        if before is None:
+        if before != "1":
             _choose_keras_2(False)
+        if before is not None:  # The user's choice, by which what is loaded later follows it.
+            os.environ[_VARIABLE] = before
         raise ImportError(
             "This part of tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before. For "
             "models of Keras 3 use `tfdp.keras3`. For Keras 2, import tfdp before anything "
