@@ -94,11 +94,14 @@ except ImportError as error:
     print("ImportError", error)
 import keras
 print(keras.optimizers.get(tfdp.keras3.DPSGD(1.0, 1.0, 1)))
+print(tfdp.keras3.priors.StandardNormal(2).distribution().sample(3).shape)
+print(tf.compat.v2.keras.layers.Dense is tf.keras.layers.Dense)
 """
     result = run(program)
     assert result.returncode == 0, result.stderr[-2000:]
-    module, same, keras_2, keras_3 = result.stdout.splitlines()
-    assert (module.startswith(tf_keras), same) == (True, "True"), result.stdout
+    module, same, keras_2, keras_3, drawn, unchanged = result.stdout.splitlines()
+    assert (module.startswith(tf_keras), same, unchanged) == (True, "True", "True"), result.stdout
+    assert drawn == "(3, 2)"  # By TensorFlow Probability.
     assert keras_3.startswith("<tfdp.keras3.DPSGD")
     if names == "keras3":
         assert keras_2.startswith("ImportError") and "use `tfdp.keras3`" in keras_2

@@ -83,11 +83,10 @@ def groups_of(x, y, mask, num_groups, capacity):
 
 def gradient(model, function) -> np.ndarray:
     """The gradient of a scalar by all variables, a flat vector."""
+    variables = [v if isinstance(v, tf.Variable) else v.value for v in model.trainable_variables]
     with tf.GradientTape() as tape:
         value = function()
-    return support.flat(
-        tape.gradient(value, model.trainable_variables, unconnected_gradients="zero")
-    )
+    return support.flat(tape.gradient(value, variables, unconnected_gradients="zero"))
 
 
 def clip(vector: np.ndarray, limit: float) -> np.ndarray:

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp import TermWiseVAE
+from tests.front_ends import FRONT_ENDS
 from tfdp.models import divergences, likelihoods, priors
 
-layers = tf.keras.layers
+KERAS_2 = FRONT_ENDS[0]
 
 N, SEED = 64, 3
 C1, C2, B, M = 10.0, 0.8, 32, 4
@@ -22,33 +22,41 @@ NOISE = np.random.default_rng(2).normal(size=(N, 20, 2)).astype("float32")
 PRIOR = np.random.default_rng(3).normal(size=(N, 2)).astype("float32")
 
 
-def network(inputs, outputs, hidden=None, **first):
+def front_of(model):
+    """The front end that has a model's class, or a class that it is derived from."""
+    return next(front for front in FRONT_ENDS if isinstance(model, front.tfdp.TermWiseVAE))
+
+
+def network(inputs, outputs, hidden=None, front=KERAS_2, **first):
+    layers = front.keras.layers
     hidden = [layers.Dense(hidden, "tanh", **first)] if hidden else []
-    return tf.keras.Sequential([layers.Input([inputs]), *hidden, layers.Dense(outputs)])
+    return front.keras.Sequential([layers.Input([inputs]), *hidden, layers.Dense(outputs)])
 
 
-def vae(cls=TermWiseVAE, hidden=None, seed=0, **changes):
+def vae(front=KERAS_2, cls=None, hidden=None, seed=0, **changes):
     """A small one, with a divergence that is traced quickly."""
-    tf.keras.utils.set_random_seed(seed)
+    front.keras.utils.set_random_seed(seed)
     arguments = {
-        "encoder": network(6, 4, hidden),
-        "decoder": network(2, 6, hidden),
+        "encoder": network(6, 4, hidden, front),
+        "decoder": network(2, 6, hidden, front),
         "prior": priors.StandardNormal(2),
         "likelihood": likelihoods.Normal(0.7),
         "divergence": divergences.RbfMMD([1.0]),
         "batch_clip": C2,
         "num_groups": M,
     }
-    return cls(**{**arguments, **changes})
+    return (cls or front.tfdp.TermWiseVAE)(**{**arguments, **changes})
 
 
-def conditional(**changes):
+def conditional(front=KERAS_2, **changes):
+    layers = front.keras.layers
+
     def network(inputs, outputs):
         both = [layers.Input([inputs]), layers.Input([3])]
-        return tf.keras.Model(both, layers.Dense(outputs)(layers.Concatenate()(both)))
+        return front.keras.Model(both, layers.Dense(outputs)(layers.Concatenate()(both)))
 
-    tf.keras.utils.set_random_seed(0)
-    return vae(encoder=network(6, 4), decoder=network(2, 6), num_classes=3, **changes)
+    front.keras.utils.set_random_seed(0)
+    return vae(front, encoder=network(6, 4), decoder=network(2, 6), num_classes=3, **changes)
 
 
 def batches(y=X, steps=2, first_step=0, padding="none"):
@@ -67,8 +75,8 @@ def optimizer(cls=tfdp.DPSGD, **changes):
     return cls(**{**arguments, "sampling": batches().sampling, **changes})
 
 
-def compiled(model, cls=tfdp.DPSGD, **changes):
-    model.compile(optimizer(cls, **changes))
+def compiled(model, name="DPSGD", **changes):
+    model.compile(optimizer(getattr(front_of(model).tfdp, name), **changes))
     return model
 
 
@@ -92,7 +100,7 @@ class Table:
 
 
 def tables(self):
-    """As `TermWiseVAE._draws`."""
+    """As `_draws` of a VAE."""
     return [Table(NOISE[:, : self.num_samples]), Table(PRIOR)]
 
 

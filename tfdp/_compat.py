@@ -1,6 +1,6 @@
 """Compatibility of TensorFlow, Keras and TensorFlow Privacy. Nothing else in tfdp handles it.
 
-Five facts are dealt with here:
+Six facts are dealt with here:
 
 1. TensorFlow Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which only Keras 2
    (`tf-keras`) has. TensorFlow picks the Keras version when `tf.keras` is first touched, and where
@@ -13,7 +13,9 @@ Five facts are dealt with here:
    a SavedModel. A private optimizer must not forget what has been released, so its state goes
    into both.
 4. AutoGraph rewrites whatever a tf.function calls, except what it knows to need no rewriting.
-5. TensorFlow writes lines about the machine to standard error when it is imported, from C++, and
+5. TensorFlow Probability 0.22, which TensorFlow Privacy asks for, needs Keras 2 as `tf.keras` when
+   it is imported: for layers of its own, which tfdp does not use.
+6. TensorFlow writes lines about the machine to standard error when it is imported, from C++, and
    before its log level is read.
 """
 
@@ -91,8 +93,10 @@ def use_keras_2() -> None:
     except (AttributeError, ImportError):
         has_legacy_optimizers = False
     if not has_legacy_optimizers:
-        if before is None:
+        if before != "1":
             _choose_keras_2(False)
+        if before is not None:  # The user's choice, by which what is loaded later follows it.
+            os.environ[_VARIABLE] = before
         raise ImportError(
             "This part of tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before. For "
             "models of Keras 3 use `tfdp.keras3`. For Keras 2, import tfdp before anything "
@@ -128,6 +132,17 @@ def use_keras_3() -> None:
             "environment variable KERAS_BACKEND=tensorflow before Keras is imported. Received: "
             f"the backend {keras.backend.backend()!r}."
         )
+
+
+def import_tensorflow_probability() -> None:
+    """Imports TensorFlow Probability, whatever `tf.keras` is, and leaves `tf.keras` as it was."""
+    seen_by_it: Any = importlib.import_module("tensorflow.compat.v2")
+    before = vars(seen_by_it)["keras"]  # Not loaded yet, perhaps.
+    seen_by_it.keras = importlib.import_module("tf_keras.api._v2.keras")
+    try:
+        importlib.import_module("tensorflow_probability.python.distributions")
+    finally:
+        seen_by_it.keras = before
 
 
 def _choose_keras_2(chosen: bool) -> None:

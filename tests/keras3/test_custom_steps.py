@@ -163,8 +163,8 @@ def test_apply_needs_variables():
 # Mutants: each guard is broken in one place.
 
 MUTANTS = {
-    "takes a second loss": ("scale_loss", "if replicas.index() in scaled", "if False"),
-    "does not watch": ("scale_loss", "step_check.watch(", "bool("),
+    "takes a second loss": ("_keep", "if replicas.index() in scaled", "if False"),
+    "does not watch": ("_keep", "step_check.watch(", "bool("),
     "needs no loss": ("apply", "if loss is None", "if False"),
     "keeps the loss": ("apply", ".pop(", ".get("),
     "takes other gradients": ("apply", "if any(", "if False and any("),

@@ -327,8 +327,3 @@ def test_each_keras_names_the_other():
         support.compiled(private())
     with pytest.raises(ValueError, match="models of Keras 2"):
         compiled(tfdp.DPSGD(1.0, 1.0, 32))
-
-
-def test_names_that_keras_3_does_not_have_yet_say_so():
-    with pytest.raises(AttributeError, match=r"for Keras 2 alone, as tfdp\.TermWiseVAE"):
-        tfdp.keras3.TermWiseVAE  # noqa: B018

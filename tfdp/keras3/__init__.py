@@ -3,8 +3,10 @@
 from tfdp import _compat
 
 _compat.use_keras_3()
+_compat.import_tensorflow_probability()
 
 from tfdp._selective.progress import TooManyAttemptsError  # noqa: E402
+from tfdp._term_wise import divergences, likelihoods, priors  # noqa: E402
 from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
@@ -13,6 +15,7 @@ from tfdp.keras3.model_check import validate  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
 from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
+from tfdp.keras3.term_wise_vae import TermWiseVAE  # noqa: E402
 
 __all__ = [
     "DPSGD",
@@ -26,15 +29,12 @@ __all__ = [
     "DPSignSGD",
     "PrivacyBudget",
     "SelectiveModel",
+    "TermWiseVAE",
     "TooManyAttemptsError",
+    "divergences",
+    "likelihoods",
     "make_private",
+    "priors",
     "replace_batch_normalization",
     "validate",
 ]
-
-
-def __getattr__(name: str) -> object:
-    advice = ""
-    if name == "TermWiseVAE":
-        advice = f": it is there for Keras 2 alone, as tfdp.{name}"
-    raise AttributeError(f"module 'tfdp.keras3' has no attribute {name!r}{advice}")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp import schedules
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.clipping import ClippingRule, step_check
+from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
@@ -149,7 +149,17 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
           ValueError: It is called outside of a `tf.function`, or twice before `apply`.
         """
         self._check_traced()
+        if isinstance(loss, TwoTermLoss):
+            raise ValueError(
+                f"Argument `loss` of {type(self).__name__}.scale_loss must be a tensor. Received a "
+                "TwoTermLoss: give it to `minimize`."
+            )
         loss = tf.convert_to_tensor(loss)
+        self._keep(loss)
+        return tf.stop_gradient(loss)
+
+    def _keep(self, loss: tf.Tensor | TwoTermLoss) -> None:
+        """Keeps the loss of the graph being built for `apply`."""
         scaled = self._scaled_losses()
         if replicas.index() in scaled:
             raise ValueError(
@@ -159,7 +169,6 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         scaled[replicas.index()] = loss
         # Also a step that never gives it to `apply` must write nothing that depends on data.
         step_check.watch(tf.compat.v1.get_default_graph())
-        return tf.stop_gradient(loss)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Takes a private step of the loss that `scale_loss` got: clips, sums, adds noise, updates.
@@ -198,13 +207,14 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         """Takes a private step of a loss, without a tape.
 
         Args:
-          loss: See `scale_loss`.
+          loss: See `scale_loss`; or a `tfdp.clipping.TwoTermLoss`.
           trainable_variables: The variables to update.
 
         Raises:
           ValueError: The step would not be private, or is not taken in a `tf.function`.
         """
-        self.scale_loss(loss)
+        self._check_traced()
+        self._keep(loss if isinstance(loss, TwoTermLoss) else tf.convert_to_tensor(loss))
         variables = list(trainable_variables)
         self.apply([None] * len(variables), variables)
 
@@ -216,7 +226,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `stateless_apply`.")
 
-    def _take_step_of(self, loss: tf.Tensor, variables: list) -> None:
+    def _take_step_of(self, loss: tf.Tensor | TwoTermLoss, variables: list) -> None:
         self._check_replicas()
         replicas.once(lambda: self.build(variables))
         self._take_step(loss, [tf_variable(variable) for variable in variables])
@@ -229,7 +239,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 "or decorate your training step with `@tf.function`."
             )
 
-    def _scaled_losses(self) -> dict[int, tf.Tensor]:
+    def _scaled_losses(self) -> dict[int, tf.Tensor | TwoTermLoss]:
         """Returns the losses of the graph being built that wait for `apply`, by replica."""
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, _SCALED):

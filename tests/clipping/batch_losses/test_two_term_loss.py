@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+from tensorflow_probability import distributions as tfd
 
 import tfdp
 from tests.two_term_support import SEED, Codes, data
@@ -13,7 +14,6 @@ from tfdp.clipping.batch_losses.two_term_loss import split_key
 from tfdp.contrib import ImportanceSamplingClipping
 
 B = 32
-tfd = tfdp.models.priors.tfd
 
 
 def summed(make_loss, jit_compile=False):

@@ -1,5 +1,7 @@
 """Variational autoencoders in Keras: what training costs and shows, evaluation, saving."""
 
+import functools
+import json
 import os
 
 import dp_accounting
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tests.front_ends import FRONT_ENDS, with_both
 from tests.vae_support import (
     MASK,
     NOISE,
@@ -21,6 +24,7 @@ from tests.vae_support import (
     compiled,
     conditional,
     flat,
+    front_of,
     negative_elbo,
     not_private,
     one_batch,
@@ -29,38 +33,41 @@ from tests.vae_support import (
     tables,
     vae,
 )
-from tfdp import TermWiseVAE
+from tfdp._term_wise.training import TermWiseTraining
 
 
 @pytest.fixture
 def fixed(monkeypatch):
     """The random numbers of a batch are those of the tables."""
-    monkeypatch.setattr(TermWiseVAE, "_draws", tables)
+    monkeypatch.setattr(TermWiseTraining, "_draws", tables)
 
 
 # Private training.
 
 
-class Logs(tf.keras.callbacks.Callback):
-    """Everything that callbacks get to see of the training."""
+def logs_of(front, seen):
+    """A callback that appends to `seen` everything that it gets to see of the training."""
 
-    def __init__(self):
-        super().__init__()
-        self.seen = []
+    def append(number, logs=None):
+        seen.append(dict(logs or {}))
 
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(dict(logs or {}))
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.seen.append(dict(logs or {}))
+    return front.keras.callbacks.LambdaCallback(on_epoch_end=append, on_train_batch_end=append)
 
 
-@pytest.fixture(scope="module", params=support.OPTIMIZERS, ids=lambda cls: cls.__name__)
+KERAS_2 = FRONT_ENDS[0]
+# Each optimizer, by turns of the two Kerases.
+TRAINED = [
+    (FRONT_ENDS[i // 2 % len(FRONT_ENDS)], cls.__name__) for i, cls in enumerate(support.OPTIMIZERS)
+]
+
+
+@pytest.fixture(scope="module", params=TRAINED, ids=lambda case: f"{case[0].part}.{case[1]}")
 def trained(request):
     """A model that was trained for four steps, and what was shown."""
-    logs, model = Logs(), compiled(vae(), request.param)
-    history = model.fit(batches(), epochs=2, verbose=0, callbacks=[logs])
-    return model, history, logs
+    front, name = request.param
+    seen, model = [], compiled(vae(front), name)
+    history = model.fit(batches(), epochs=2, verbose=0, callbacks=[logs_of(front, seen)])
+    return model, history, seen
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +78,7 @@ def without_divergence():
     return model.optimizer.ledger
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 def test_the_divergence_costs_no_epsilon(trained, without_divergence):
     """Whichever the optimizer: it is one Gaussian mechanism with its noise multiplier."""
     own = trained[0].optimizer.ledger
@@ -89,34 +96,34 @@ def test_the_divergence_costs_no_epsilon(trained, without_divergence):
     assert own.epsilon(1e-5).epsilon == priced.epsilon(1e-5).epsilon
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 def test_it_was_trained(trained):
     model, _, _ = trained
     assert np.all(np.isfinite(flat(model)))
-    assert np.mean(flat(model) == flat(vae())) < 0.7
+    assert np.mean(flat(model) == flat(vae(front_of(model)))) < 0.7
 
 
-def shows_nothing(history, logs, model):
+def shows_nothing(history, seen, model):
     values = [m.result().numpy() for m in model.metrics]
-    public = [history.history, *logs.seen]
+    public = [history.history, *seen]
     return all(set(shown) <= {"updates"} for shown in public) and not any(values)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 def test_training_shows_nothing(trained):
-    model, history, logs = trained
-    assert len(logs.seen) > 0 and shows_nothing(history, logs, model)
+    model, history, seen = trained
+    assert len(seen) > 0 and shows_nothing(history, seen, model)
     assert [m.name for m in model.metrics] == ["loss", "negative_elbo", "divergence"]
 
 
-class ShowsTheLoss(TermWiseVAE):
+class ShowsTheLoss:
     """Mutant: the loss of the batch is returned."""
 
     def train_step(self, data):
         return {**super().train_step(data), "loss": self._terms(*self._drawn_rows(data), True)[0]}
 
 
-class CountsTheLoss(TermWiseVAE):
+class CountsTheLoss:
     """Mutant: the metrics of evaluation see the training batches."""
 
     def train_step(self, data):
@@ -124,19 +131,21 @@ class CountsTheLoss(TermWiseVAE):
         return super().train_step(data)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("mutant", [ShowsTheLoss, CountsTheLoss])
-def test_a_step_that_shows_something_would_be_seen(mutant):
-    logs, model = Logs(), not_private(vae(mutant, aggregation="none"))
-    history = model.fit(X, verbose=0, callbacks=[logs])
-    assert not shows_nothing(history, logs, model)
+@with_both
+def test_a_step_that_shows_something_would_be_seen(front, mutant):
+    cls = type(mutant.__name__, (mutant, front.tfdp.TermWiseVAE), {})
+    seen, model = [], not_private(vae(front, cls, aggregation="none"))
+    history = model.fit(X, verbose=0, callbacks=[logs_of(front, seen)])
+    assert not shows_nothing(history, seen, model)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 def test_generating_uses_the_weights_alone(trained):
     """What sees no data costs no epsilon: a model that never saw any says the same."""
     model, _, _ = trained
-    other = vae(seed=5)
+    other = vae(front_of(model), seed=5)
     other.set_weights(model.get_weights())
     for sample in (False, True):
         np.testing.assert_array_equal(
@@ -164,8 +173,9 @@ def test_diagnostics_of_private_training():
     assert np.all(np.isfinite(history["non_private_loss"]))
 
 
-def test_other_batches_are_refused():
-    model = compiled(vae(divergence=None))
+@with_both
+def test_other_batches_are_refused(front):
+    model = compiled(vae(front, divergence=None))
     with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
         model.fit(X, X, batch_size=16, verbose=0)
     assert model.optimizer.released_steps() == (0, 0)
@@ -183,27 +193,31 @@ def test_under_xla_other_batches_show_nothing_and_get_no_epsilon():
         model.optimizer.ledger.epsilon(1e-5)
 
 
-def test_weights_are_those_of_the_networks():
+@with_both
+def test_weights_are_those_of_the_networks(front):
     """And not the sums of the last evaluation, which files would otherwise show."""
-    model = not_private(vae(aggregation="none"))
+    model = not_private(vae(front, aggregation="none"))
     model.evaluate(X, verbose=0)
+    assert len(model.variables) == len(model.weights)
     assert len(model.weights) == len(model.encoder.weights) + len(model.decoder.weights)
 
 
 # Evaluation.
 
 
-def test_validation_is_evaluation(fixed):
-    model, held_out = not_private(vae(aggregation="none", alpha=3.0)), (X + 1, X + 1)
+@with_both
+def test_validation_is_evaluation(front, fixed):
+    model, held_out = not_private(vae(front, aggregation="none", alpha=3.0)), (X + 1, X + 1)
     history = model.fit(X, verbose=0, validation_data=held_out).history
     found = model.evaluate(*held_out, verbose=0, return_dict=True)
     expected = {f"val_{name}": [value] for name, value in found.items()}
     assert {"updates": history["updates"], **expected} == history
-    assert list(expected) == ["val_loss", "val_negative_elbo", "val_divergence"]
+    assert expected.keys() == {"val_loss", "val_negative_elbo", "val_divergence"}
 
 
-def test_evaluation_is_the_loss_of_the_rows_that_exist(fixed):
-    model = not_private(vae(aggregation="none", alpha=3.0))
+@with_both
+def test_evaluation_is_the_loss_of_the_rows_that_exist(front, fixed):
+    model = not_private(vae(front, aggregation="none", alpha=3.0))
     found = model.evaluate(one_batch(), verbose=0, return_dict=True)
     samples = float(tf.reduce_mean(tf.boolean_mask(negative_elbo(model, X, NOISE), MASK)))
     weighted = float(penalty(model, X, NOISE, PRIOR, MASK))
@@ -216,9 +230,10 @@ def test_evaluation_is_the_loss_of_the_rows_that_exist(fixed):
     assert found == model.evaluate(one_batch(absent, absent), verbose=0, return_dict=True)
 
 
-def test_batches_count_by_their_examples(fixed):
+@with_both
+def test_batches_count_by_their_examples(front, fixed):
     """Also those without any, which say nothing."""
-    model = not_private(vae(aggregation="none", alpha=3.0))
+    model = not_private(vae(front, aggregation="none", alpha=3.0))
     parts = [(10, 10), (10, 2), (10, 0)]
     arrays = [(X[:n], X[:n], np.arange(n) < k) for n, k in parts]
     data = tf.data.Dataset.from_generator(
@@ -249,6 +264,25 @@ def test_masks_of_evaluation_are_no_reason_for_a_warning(caplog, capfd):
     assert "weighted_metrics" not in caplog.text + "".join(capfd.readouterr())
 
 
+@with_both
+def test_networks_of_half_precision(front, fixed):
+    """Their outputs are added up in full precision; loss scaling is refused."""
+    model = not_private(vae(front, aggregation="none"))
+    expected = model.evaluate(one_batch(), verbose=0)
+    policy = front.keras.mixed_precision.global_policy()
+    try:
+        front.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        half = not_private(vae(front, aggregation="none"))
+        front.keras.mixed_precision.set_global_policy("mixed_float16")
+        with pytest.raises(ValueError, match="use mixed_bfloat16"):
+            compiled(vae(front))
+    finally:
+        front.keras.mixed_precision.set_global_policy(policy)
+    half.set_weights(model.get_weights())
+    np.testing.assert_allclose(half.evaluate(one_batch(), verbose=0), expected, rtol=0.1)
+    assert half.generate(2).dtype == np.float32
+
+
 # Conditional ones.
 
 
@@ -266,8 +300,9 @@ def test_a_conditional_one_is_trained_with_labels(tmp_path):
     np.testing.assert_array_equal(loaded.generate(5, 1, seed=2), model.generate(5, 1, seed=2))
 
 
-def test_a_conditional_one_needs_labels():
-    model = not_private(conditional(aggregation="none"))
+@with_both
+def test_a_conditional_one_needs_labels(front):
+    model = not_private(conditional(front, aggregation="none"))
     with pytest.raises(ValueError, match="`y` must be labels for a conditional VAE"):
         model.fit(X, verbose=0)
     with pytest.raises(ValueError, match="`y` must be labels for a conditional VAE"):
@@ -282,54 +317,65 @@ def train(model, first_step=0):
     return flat(model)
 
 
-def seeded():
-    return compiled(vae(), momentum=0.9, noise_seed=SEED)
+def seeded(front):
+    return compiled(vae(front), momentum=0.9, noise_seed=SEED)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A model saved in every form after two steps, and its weights after two more."""
-    folder = tmp_path_factory.mktemp("saved")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TermWiseVAE, "_draws", tables)
-        model = seeded()
+    """For each Keras: a model saved in every form after two steps; its weights after two more."""
+
+    @functools.cache
+    def save(front):
+        folder = tmp_path_factory.mktemp("saved")
+        model = seeded(front)
         train(model)
         predicted = model.predict(X, verbose=0)
         model.save(folder / "model.keras")
-        model.save(folder / "model", save_format="tf")
-        model.save_weights(folder / "weights.h5")
+        if front is KERAS_2:
+            model.save(folder / "model", save_format="tf")
+        model.save_weights(folder / "model.weights.h5")
         tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(folder / "checkpoint")
         return folder, model.get_config(), predicted, train(model, first_step=2)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TermWiseTraining, "_draws", tables)
+        yield save
 
-def restored(form, folder):
-    if form in ("keras", "tf"):
-        return tf.keras.models.load_model(
-            os.path.join(folder, "model.keras" if form == "keras" else "model")
-        )
-    model = seeded()
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    checkpoint.restore(tf.train.latest_checkpoint(folder))
-    return model
+
+def restored(form, front, folder):
+    if form == "checkpoint":
+        model = seeded(front)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        checkpoint.restore(tf.train.latest_checkpoint(folder))
+        return model
+    return front.keras.models.load_model(
+        os.path.join(folder, "model.keras" if form == "keras" else "model")
+    )
+
+
+# SavedModels of Keras 3 are not trained further.
+FILES = [(KERAS_2, "tf"), *((front, "keras") for front in FRONT_ENDS)]
+FORMS = [(KERAS_2, "tf"), (FRONT_ENDS[-1], "keras"), (FRONT_ENDS[-1], "checkpoint")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["keras", "tf", "checkpoint"])
-def test_training_resumes_bit_for_bit(form, saved, fixed):
-    folder, _, predicted, expected = saved
-    model = restored(form, folder)
+@pytest.mark.parametrize(("front", "form"), FORMS)
+def test_training_resumes_bit_for_bit(front, form, saved, fixed):
+    folder, _, predicted, expected = saved(front)
+    model = restored(form, front, folder)
     np.testing.assert_array_equal(model.predict(X, verbose=0), predicted)
-    assert type(model.optimizer) is tfdp.DPSGD
+    assert type(model.optimizer) is front.tfdp.DPSGD
     np.testing.assert_array_equal(train(model, first_step=2), expected)
     assert model.optimizer.ledger.steps == 4
 
 
-@pytest.mark.parametrize("form", ["keras", "tf"])
-def test_a_loaded_model_is_the_same_one(form, saved):
-    folder, config, predicted, _ = saved
-    model = restored(form, folder)
-    assert type(model) is TermWiseVAE
-    assert model.get_config() == config
+@pytest.mark.parametrize(("front", "form"), FILES)
+def test_a_loaded_model_is_the_same_one(front, form, saved):
+    folder, config, predicted, _ = saved(front)
+    model = restored(form, front, folder)
+    assert type(model) is front.tfdp.TermWiseVAE
+    assert json.dumps(model.get_config()) == json.dumps(config)
     np.testing.assert_array_equal(model.reconstruct(X), predicted)
     assert model.log_likelihood(X[:3], num_samples=2).shape == (3,)
     assert model.generate(3).shape == (3, 6)
@@ -337,10 +383,11 @@ def test_a_loaded_model_is_the_same_one(form, saved):
     assert model.optimizer.ledger.steps == 2  # Known as soon as it is loaded.
 
 
-def test_weights_alone(saved):
-    folder, _, predicted, _ = saved
-    model = vae(seed=5)
-    model.load_weights(folder / "weights.h5")
+@with_both
+def test_weights_alone(front, saved):
+    folder, _, predicted, _ = saved(front)
+    model = vae(front, seed=5)
+    model.load_weights(folder / "model.weights.h5")
     np.testing.assert_array_equal(model.reconstruct(X), predicted)
 
 
@@ -348,7 +395,7 @@ def test_it_is_saved_before_it_is_called(tmp_path):
     model, inputs = conditional(), [X, tf.one_hot(Y, 3)]
     model.save(tmp_path / "model", save_format="tf")
     loaded = tf.keras.models.load_model(tmp_path / "model")
-    assert type(loaded) is TermWiseVAE
+    assert type(loaded) is tfdp.TermWiseVAE
     np.testing.assert_array_equal(
         loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
     )

@@ -7,8 +7,8 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tfdp.models import priors
-from tfdp.models.priors import GaussianMixture, SpikeAndSlab, StandardNormal
+from tfdp._term_wise import priors
+from tfdp._term_wise.priors import GaussianMixture, SpikeAndSlab, StandardNormal
 
 tfd = priors.tfd  # TensorFlow Probability must not be imported before tfdp.
 

@@ -7,8 +7,8 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tfdp.models import likelihoods
-from tfdp.models.likelihoods import Bernoulli, Laplace, Likelihood, Normal
+from tfdp._term_wise import likelihoods
+from tfdp._term_wise.likelihoods import Bernoulli, Laplace, Likelihood, Normal
 
 tfd = likelihoods.tfd  # TensorFlow Probability must not be imported before tfdp.
 

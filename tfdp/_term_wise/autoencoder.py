@@ -1,24 +1,30 @@
-"""Autoencoders with a latent distribution: generation and evaluation."""
+"""Autoencoders with a latent distribution, for every Keras: generation and evaluation."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._term_wise import likelihoods, priors
+from tfdp._term_wise.front_end import FrontEnd
+from tfdp._term_wise.likelihoods import Likelihood
+from tfdp._term_wise.priors import Prior
 from tfdp._validation import error, is_integer
-from tfdp.models import likelihoods, priors
-from tfdp.models.likelihoods import Likelihood
-from tfdp.models.priors import Prior
+
+if TYPE_CHECKING:
+    from tensorflow.keras import Model as _Model
+else:
+    _Model = object
 
 # Latent codes that are worked on at the same time.
 _CODES_AT_A_TIME = 4096
 _LEAST_SCALE = 1e-4
 
 
-class Autoencoder(tf.keras.Model):
-    """Encoder q(z|x), prior p(z) and decoder p(x|z).
+class Autoencoder(_Model):
+    """Encoder q(z|x), prior p(z) and decoder p(x|z): a model of some Keras.
 
     Args:
       encoder: See `tfdp.TermWiseVAE`.
@@ -26,16 +32,18 @@ class Autoencoder(tf.keras.Model):
       prior: Likewise.
       likelihood: Likewise.
       num_classes: Likewise.
-      **kwargs: `name` and others, as in `tf.keras.Model`.
+      **kwargs: `name` and others, as in `keras.Model`.
 
     Raises:
       ValueError: An argument is not what it must be.
     """
 
+    _front_end: ClassVar[FrontEnd]
+
     def __init__(
         self,
-        encoder: tf.keras.Model,
-        decoder: tf.keras.Model,
+        encoder: Any,
+        decoder: Any,
         prior: Prior,
         likelihood: Likelihood | str,
         num_classes: int | None,
@@ -43,12 +51,8 @@ class Autoencoder(tf.keras.Model):
     ):
         super().__init__(**kwargs)
         for name, network in (("encoder", encoder), ("decoder", decoder)):
-            if not (isinstance(network, tf.keras.Model) and network.built):
-                raise error(
-                    name,
-                    "a Keras model that is built (give it an Input layer, or call it once)",
-                    network,
-                )
+            if not (isinstance(network, self._front_end.keras.Model) and network.built):
+                raise self._not_built(name, network)
         if not (num_classes is None or (is_integer(num_classes) and num_classes >= 1)):
             raise error("num_classes", "a positive integer or None", num_classes)
         self.encoder = encoder
@@ -58,8 +62,10 @@ class Autoencoder(tf.keras.Model):
         self.num_classes = num_classes
         self._event_shape = self._checked_event_shape()
         self.built = True
-        # So that it can be saved before it is called.
-        self._set_save_spec(encoder.save_spec(dynamic_batch=True)[0][0])
+        self._make_saveable()
+
+    def _make_saveable(self) -> None:
+        """Does what the Keras needs to save a model that has not been called."""
 
     def encode(self, x: Any, y: Any = None) -> tfd.Distribution:
         """Returns the approximate posterior q(z|x).
@@ -121,13 +127,15 @@ class Autoencoder(tf.keras.Model):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns locations and standard deviations of q(z|x), `[rows, latent_dim]` each."""
         encoded = self.encoder(x if condition is None else [x, condition], training=training)
+        encoded = _of_full_precision(encoded)
         loc, raw = tf.split(encoded, 2, axis=-1)
         return loc, tf.nn.softplus(raw) + _LEAST_SCALE
 
     def _decode(
         self, z: tf.Tensor, condition: tf.Tensor | None, training: bool = False
     ) -> tf.Tensor:
-        return self.decoder(z if condition is None else [z, condition], training=training)
+        decoded = self.decoder(z if condition is None else [z, condition], training=training)
+        return _of_full_precision(decoded)
 
     def _log_likelihood_at(
         self, x: tf.Tensor, condition: tf.Tensor | None, codes: tf.Tensor, training: bool = False
@@ -244,8 +252,8 @@ class Autoencoder(tf.keras.Model):
     def _checked_event_shape(self) -> list[int]:
         """Returns the shape of an example; makes sure that the networks fit together."""
         latent_dim = self.prior.latent_dim
-        x, encoded = _signature("encoder", self.encoder)
-        z, decoded = _signature("decoder", self.decoder)
+        x, encoded = self._signature("encoder", self.encoder)
+        z, decoded = self._signature("decoder", self.decoder)
         if encoded.rank != 2 or encoded[1] != 2 * latent_dim:
             raise ValueError(
                 "Argument `encoder` must return [rows, 2 * latent_dim], "
@@ -264,17 +272,23 @@ class Autoencoder(tf.keras.Model):
             )
         return decoded[1:].as_list()
 
+    def _signature(self, name: str, network: Any) -> tuple[tf.TensorShape, tf.TensorShape]:
+        """Returns the shapes of what a network takes first, and of what it returns."""
+        taken = self._front_end.takes(network)
+        if taken is None:
+            raise self._not_built(name, network)
+        with tf.init_scope():
+            returned = tf.function(network).get_concrete_function(taken)
+        return tf.nest.flatten(taken)[0].shape, tf.nest.flatten(returned.output_shapes)[0]
 
-def _signature(name: str, network: tf.keras.Model) -> tuple[tf.TensorShape, tf.TensorShape]:
-    """Returns the shapes of what a network takes first, and of what it returns."""
-    spec = network.save_spec(dynamic_batch=True)
-    if spec is None:
-        raise error(
-            name, "a Keras model that is built (give it an Input layer, or call it once)", network
-        )
-    with tf.init_scope():
-        returned = tf.function(network).get_concrete_function(*spec[0], **spec[1])
-    return tf.nest.flatten(spec[0])[0].shape, tf.nest.flatten(returned.output_shapes)[0]
+    def _not_built(self, name: str, network: Any) -> ValueError:
+        how = "that is built (give it an Input layer, or call it once)"
+        return error(name, f"a model of {self._front_end.name} {how}", network)
+
+
+def _of_full_precision(output: tf.Tensor) -> tf.Tensor:
+    """Returns what a network returned in float32, if it is bfloat16 or float16."""
+    return tf.cast(output, tf.float32) if output.dtype.size < 4 else output
 
 
 def _parts(x: Any, y: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

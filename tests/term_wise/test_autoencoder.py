@@ -7,9 +7,11 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdp.models import autoencoder, likelihoods, priors
-from tfdp.models.autoencoder import Autoencoder
+from tests.front_ends import FRONT_ENDS, with_both
+from tfdp._term_wise import autoencoder as source
+from tfdp._term_wise import likelihoods, priors
 
+KERAS_2 = FRONT_ENDS[0]
 layers = tf.keras.layers
 
 NOISE = 0.5  # Standard deviation of the linear model's examples, given their codes.
@@ -19,34 +21,43 @@ DISTRIBUTION = scipy.stats.multivariate_normal(OFFSET, WEIGHTS.T @ WEIGHTS + NOI
 X = DISTRIBUTION.rvs(30, random_state=0).astype("float32")
 
 
-def dense(inputs, outputs):
-    return tf.keras.Sequential([layers.Input([inputs]), layers.Dense(outputs)])
+def dense(inputs, outputs, front=KERAS_2):
+    layers = front.keras.layers
+    return front.keras.Sequential([layers.Input([inputs]), layers.Dense(outputs)])
 
 
-def linear(wrong=0.0, likelihood=None, prior=None):
+def autoencoder(encoder, decoder, prior, likelihood, num_classes, front=KERAS_2):
+    """What is asked of one does not depend on how it is trained."""
+    arguments = {"prior": prior, "likelihood": likelihood, "num_classes": num_classes}
+    return front.tfdp.TermWiseVAE(encoder, decoder, aggregation="none", **arguments)
+
+
+def linear(wrong=0.0, likelihood=None, prior=None, front=KERAS_2):
     """p(x) is `DISTRIBUTION`: x = z WEIGHTS + OFFSET + noise. `wrong` is the encoder's error.
     As the rows of WEIGHTS are orthogonal, the codes are independent given x.
     """
     variance = 1 / (1 + (WEIGHTS**2).sum(axis=1) / NOISE**2)
-    encoder, decoder = dense(4, 4), dense(2, 4)
+    encoder, decoder = dense(4, 4, front), dense(2, 4, front)
     decoder.set_weights([WEIGHTS, OFFSET])
     to_loc = WEIGHTS.T * variance / NOISE**2
-    raw = np.log(np.expm1(np.sqrt(variance) - autoencoder._LEAST_SCALE))
+    raw = np.log(np.expm1(np.sqrt(variance) - source._LEAST_SCALE))
     kernel = np.concatenate([to_loc, np.zeros([4, 2])], axis=1)
     encoder.set_weights([kernel, np.concatenate([-OFFSET @ to_loc + wrong, raw + wrong])])
     likelihood = likelihood or likelihoods.Normal(NOISE)
-    return Autoencoder(encoder, decoder, prior or priors.StandardNormal(2), likelihood, None)
+    prior = prior or priors.StandardNormal(2)
+    return autoencoder(encoder, decoder, prior, likelihood, None, front)
 
 
-def conditional(classes=3):
+def conditional(classes=3, front=KERAS_2):
+    layers = front.keras.layers
+
     def network(inputs, outputs):
         both = [layers.Input([inputs]), layers.Input([classes])]
-        return tf.keras.Model(both, layers.Dense(outputs)(layers.Concatenate()(both)))
+        return front.keras.Model(both, layers.Dense(outputs)(layers.Concatenate()(both)))
 
-    tf.keras.utils.set_random_seed(0)
-    return Autoencoder(
-        network(4, 4), network(2, 4), priors.StandardNormal(2), likelihoods.Normal(NOISE), classes
-    )
+    front.keras.utils.set_random_seed(0)
+    parts = priors.StandardNormal(2), likelihoods.Normal(NOISE), classes
+    return autoencoder(network(4, 4), network(2, 4), *parts, front)
 
 
 def for_class(model, label):
@@ -56,7 +67,7 @@ def for_class(model, label):
         kernel, bias = given.get_weights()
         inputs = plain.input_shape[1]
         plain.set_weights([kernel[:inputs], bias + kernel[inputs + label]])
-    return Autoencoder(*networks, model.prior, model.likelihood, None)
+    return autoencoder(*networks, model.prior, model.likelihood, None)
 
 
 # Encoding and decoding.
@@ -108,7 +119,7 @@ def test_images():
     tf.keras.utils.set_random_seed(0)
     encoder = [layers.Input([4, 4, 1]), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(4)]
     decoder = [layers.Input([2]), layers.Dense(16), layers.Reshape([4, 4, 1])]
-    model = Autoencoder(
+    model = autoencoder(
         *map(tf.keras.Sequential, (encoder, decoder)), priors.SpikeAndSlab(2), "bernoulli", None
     )
     images = np.random.default_rng(0).integers(0, 2, [5, 4, 4, 1])
@@ -131,7 +142,7 @@ def test_with_the_exact_posterior_any_number_of_samples_is_exact(num_samples):
 def test_work_in_parts_changes_nothing(monkeypatch):
     model = linear()
     whole, images = model.log_likelihood(X), model.reconstruct(X)
-    monkeypatch.setattr(autoencoder, "_CODES_AT_A_TIME", 7)
+    monkeypatch.setattr(source, "_CODES_AT_A_TIME", 7)
     np.testing.assert_allclose(model.log_likelihood(X), whole, atol=1e-3)
     np.testing.assert_allclose(model.reconstruct(X), images, atol=1e-5)
     many = model.generate(16, seed=1)
@@ -232,7 +243,7 @@ def test_none_at_all():
 @pytest.mark.parametrize("cls", [priors.StandardNormal, priors.SpikeAndSlab])
 def test_codes_have_the_distribution_of_the_prior(cls):
     """With a decoder that returns the code itself."""
-    model = Autoencoder(dense(2, 4), dense(2, 2), cls(2), likelihoods.Normal(NOISE), None)
+    model = autoencoder(dense(2, 4), dense(2, 2), cls(2), likelihoods.Normal(NOISE), None)
     model.decoder.set_weights([np.eye(2), np.zeros(2)])
     codes = model.generate(4000, seed=1).ravel()
     spikes = scipy.stats.kstest(codes, "norm").pvalue
@@ -274,7 +285,7 @@ def test_labels_of_synthetic_examples():
 def test_labels_are_cut_as_the_examples_are(monkeypatch):
     model, labels = conditional(), np.arange(30) % 3
     whole = model.reconstruct(X, labels)
-    monkeypatch.setattr(autoencoder, "_CODES_AT_A_TIME", 7)
+    monkeypatch.setattr(source, "_CODES_AT_A_TIME", 7)
     np.testing.assert_allclose(model.reconstruct(X, labels), whole, atol=1e-5)
     found = model.generate(30, labels, seed=1)
     for label in range(3):
@@ -344,40 +355,68 @@ def test_numbers_of_numpy_are_numbers():
     assert model.log_likelihood(X, num_samples=np.int32(2)).shape == (30,)
 
 
-def made(**changes):
+def made(front=KERAS_2, **changes):
     arguments = {
-        "encoder": dense(4, 4),
-        "decoder": dense(2, 4),
+        "encoder": dense(4, 4, front),
+        "decoder": dense(2, 4, front),
         "prior": priors.StandardNormal(2),
         "likelihood": "normal",
         "num_classes": None,
+        "front": front,
     }
-    return Autoencoder(**{**arguments, **changes})
+    return autoencoder(**{**arguments, **changes})
 
 
-class Subclassed(tf.keras.Model):
-    def __init__(self, units):
-        super().__init__()
-        self.dense = layers.Dense(units)
+def subclassed(front, units):
+    class Subclassed(front.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = front.keras.layers.Dense(units)
 
-    def call(self, inputs):
-        return self.dense(inputs)
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    return Subclassed()
 
 
-UNBUILT = tf.keras.Sequential([layers.Dense(4)])
+def unbuilt(front):
+    return front.keras.Sequential([front.keras.layers.Dense(4)])
+
+
+def of_the_other(front):
+    """A network of the other Keras; None, if there is none."""
+    return next((dense(4, 4, other) for other in FRONT_ENDS if other is not front), None)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        unbuilt,
+        lambda front: subclassed(front, 4),
+        lambda front: front.keras.layers.Dense(4),
+        of_the_other,
+        lambda front: None,
+    ],
+    ids=["unbuilt", "never called", "layer", "other Keras", "none"],
+)
+@with_both
+def test_networks_that_are_no_built_models_are_refused(front, make, name):
+    message = f"`{name}` must be a model of Keras [23] that is built .*Received: {name}"
+    with pytest.raises(ValueError, match=message):
+        made(front, **{name: make(front)})
+
+
+@with_both
+def test_encoders_that_do_not_fit_the_prior_are_refused(front):
+    message = r"`encoder` must return .*\[rows, 4\] for this prior. Received .*\(None, 6\)"
+    with pytest.raises(ValueError, match=message):
+        made(front, encoder=dense(4, 6, front))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoder": UNBUILT}, r"`encoder` must be a Keras model that is built .*Received: enc"),
-        ({"decoder": UNBUILT}, r"`decoder` must be a Keras model that is built .*Received: dec"),
-        ({"encoder": layers.Dense(4)}, "`encoder` must be a Keras model"),
-        ({"decoder": None}, "`decoder` must be a Keras model .* Received: decoder=None"),
-        (
-            {"encoder": dense(4, 6)},
-            r"`encoder` must return .*\[rows, 4\] for this prior. Received .*\(None, 6\)",
-        ),
         ({"prior": "normal"}, "`prior` must be a .*Received: prior='normal'"),
         ({"likelihood": "poisson"}, "`likelihood` must be .*Received: likelihood='poisson'"),
         ({"num_classes": 0}, "`num_classes` must be a positive integer or None. Received: .*=0"),
@@ -389,34 +428,38 @@ def test_arguments_are_checked(changes, message):
         made(**changes)
 
 
-def test_decoders_of_unknown_shape_are_refused():
-    codes = layers.Input([2])
-    length = tf.keras.Model(codes, layers.Lambda(lambda z: tf.boolean_mask(z, z[0] > 0, 1))(codes))
+@with_both
+def test_decoders_of_unknown_shape_are_refused(front):
+    class Shortens(front.keras.layers.Layer):
+        def call(self, z):
+            return tf.boolean_mask(z, z[0] > 0, 1)
+
+        def compute_output_shape(self, shape):
+            return (shape[0], None)
+
+    length = front.keras.Sequential([front.keras.layers.Input([2]), Shortens()])
     with pytest.raises(ValueError, match=r"`decoder` must return .*Received .*\(None, None\)"):
-        made(decoder=length)
+        made(front, decoder=length)
 
 
 @pytest.mark.parametrize(
-    "decoder", [dense(2, 1), dense(2, 5), dense(3, 4)], ids=["broadcast", "wider", "codes"]
+    ("inputs", "outputs"), [(2, 1), (2, 5), (3, 4)], ids=["broadcast", "wider", "codes"]
 )
-def test_a_decoder_that_does_not_fit_is_refused(decoder):
+@with_both
+def test_a_decoder_that_does_not_fit_is_refused(front, inputs, outputs):
     """One value would otherwise stand for all of an example, without a word."""
     with pytest.raises(ValueError, match="`decoder`"):
-        made(decoder=decoder)
+        made(front, decoder=dense(inputs, outputs, front))
 
 
-def test_networks_may_be_built_in_any_way():
-    called, built = (tf.keras.Sequential([layers.Dense(4)]) for _ in range(2))
+@with_both
+def test_networks_may_be_built_in_any_way(front):
+    called, built, own = unbuilt(front), unbuilt(front), subclassed(front, 4)
     called(tf.zeros([1, 4]))
     built.build([None, 4])
-    for encoder in (called, built):
-        assert made(encoder=encoder).reconstruct(X).shape == (30, 4)
-
-
-def test_subclassed_networks_that_were_called_are_accepted():
-    encoder = Subclassed(4)
-    encoder(tf.zeros([1, 4]))
-    assert made(encoder=encoder).reconstruct(X).shape == (30, 4)
+    own(tf.zeros([1, 4]))
+    for encoder in (called, built, own):
+        assert made(front, encoder=encoder).reconstruct(X).shape == (30, 4)
 
 
 def test_inputs_of_any_number_type():
@@ -440,3 +483,26 @@ def test_the_entropy_of_the_exact_model_is_that_of_its_examples():
     model = linear()
     found = model.log_likelihood(model.generate(4000, sample=True, seed=3), num_samples=1).mean()
     assert found == pytest.approx(-DISTRIBUTION.entropy(), abs=5 * math.sqrt(2 / 4000))
+
+
+def answers(model, *y):
+    """Everything that can be asked of a model, with seeds."""
+    return [
+        *(model.encode(X, *y).mean(), model.encode(X, *y).stddev()),
+        model.decode(X[:, :2], *y).mean(),
+        model.reconstruct(X, *y),
+        model.log_likelihood(X, *y, num_samples=3, seed=1),
+        *(model.generate(30, *y, sample=sample, seed=1) for sample in (False, True)),
+        model.predict([X, tf.one_hot(y[0], 3)] if y else X, verbose=0),
+    ]
+
+
+@pytest.mark.parametrize(("make", "y"), [(linear, ()), (conditional, (np.arange(30) % 3,))])
+def test_every_keras_answers_the_same(make, y):
+    """So that what is shown of one above is true of all."""
+    model = make()
+    for front in FRONT_ENDS:
+        other = make(front=front)
+        other.set_weights(model.get_weights())
+        for one, same in zip(answers(model, *y), answers(other, *y), strict=True):
+            np.testing.assert_allclose(one, same, rtol=1e-4, atol=1e-5)

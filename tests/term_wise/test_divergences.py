@@ -8,8 +8,8 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tfdp.models import divergences, priors
-from tfdp.models.divergences import DimensionwiseMMD, Divergence, PriorToAggregateKL, RbfMMD
+from tfdp._term_wise import divergences, priors
+from tfdp._term_wise.divergences import DimensionwiseMMD, Divergence, PriorToAggregateKL, RbfMMD
 
 tfd = divergences.tfd  # TensorFlow Probability must not be imported before tfdp.
 

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdp
-from tests.vae_support import batches, compiled, conditional, optimizer, vae
-from tfdp import TermWiseVAE
+from tests.front_ends import FRONT_ENDS, with_both
+from tests.vae_support import X, batches, compiled, conditional, optimizer, vae
 from tfdp.models import divergences, likelihoods, priors
-from tfdp.models.autoencoder import Autoencoder
 
 PRIORS = [
     priors.StandardNormal(2),
@@ -27,7 +25,7 @@ DIVERGENCES = [
 ]
 
 
-@pytest.mark.quick_cases(10)
+@pytest.mark.quick_cases(14)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -51,12 +49,13 @@ DIVERGENCES = [
     ],
     ids=str,
 )
-def test_the_config_makes_the_model_again(changes):
-    model = vae(**changes)
+@with_both
+def test_the_config_makes_the_model_again(front, changes):
+    model = vae(front, **changes)
     config = json.loads(json.dumps(model.get_config()))
-    copy = TermWiseVAE.from_config(config)
+    copy = front.tfdp.TermWiseVAE.from_config(config)
     copy.set_weights(model.get_weights())
-    assert copy.get_config() == model.get_config()
+    assert json.loads(json.dumps(copy.get_config())) == config
     for name, value in changes.items():
         if name in ("prior", "likelihood", "divergence") and not isinstance(value, str):
             assert getattr(copy, name) == value
@@ -66,17 +65,18 @@ def test_the_config_makes_the_model_again(changes):
     np.testing.assert_array_equal(copy.generate(3, seed=1), model.generate(3, seed=1))
 
 
-def test_the_config_of_a_conditional_one():
-    model = conditional()
-    copy = TermWiseVAE.from_config(json.loads(json.dumps(model.get_config())))
+@with_both
+def test_the_config_of_a_conditional_one(front):
+    model = conditional(front)
+    copy = front.tfdp.TermWiseVAE.from_config(json.loads(json.dumps(model.get_config())))
     assert copy.num_classes == 3 and copy.generate(3, 1).shape == (3, 6)
 
 
 # Arguments.
 
 
-def selective():
-    return tfdp.DPSURSGD(
+def selective(front):
+    return front.tfdp.DPSURSGD(
         1.0,
         1.1,
         validation_batch_size=8,
@@ -86,7 +86,11 @@ def selective():
     )
 
 
-PRIVATE = r"`optimizer` must be tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam with aggregation='"
+def private(front):
+    return optimizer(front.tfdp.DPSGD)
+
+
+PRIVATE = r"`optimizer` must be tfdp\..*DPSGD, DPAdam, DPSignSGD or DPSignAdam with aggregation='"
 
 
 @pytest.mark.parametrize(
@@ -94,16 +98,33 @@ PRIVATE = r"`optimizer` must be tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam with
     [
         ("term_wise", selective, PRIVATE + "term_wise'. Received: .*DPSURSGD"),
         ("batch", selective, PRIVATE + "batch'. Received: .*DPSURSGD"),
-        ("term_wise", lambda: "sgd", PRIVATE + "term_wise'. Received: .*SGD"),
-        ("micro", tf.keras.optimizers.Adam, PRIVATE + "micro'. Received: .*Adam"),
-        ("batch", tf.keras.optimizers.legacy.SGD, PRIVATE + "batch'. Received: .*SGD"),
-        ("none", optimizer, "`optimizer` must be an ordinary Keras .*='none'. Received: .*DPSGD"),
+        ("term_wise", lambda front: "sgd", PRIVATE + "term_wise'. Received: .*SGD"),
+        (
+            "micro",
+            lambda front: front.keras.optimizers.Adam(),
+            PRIVATE + "micro'. Received: .*Adam",
+        ),
+        ("none", private, "`optimizer` must be an ordinary Keras .*='none'. Received: .*DPSGD"),
         ("none", selective, "`optimizer` must be an ordinary Keras .* Received: .*DPSURSGD"),
     ],
 )
-def test_optimizers_that_do_not_go_with_the_aggregation(aggregation, make, message):
+@with_both
+def test_optimizers_that_do_not_go_with_the_aggregation(front, aggregation, make, message):
     with pytest.raises(ValueError, match=message):
-        vae(aggregation=aggregation).compile(make())
+        vae(front, aggregation=aggregation).compile(make(front))
+
+
+def test_legacy_optimizers_of_keras_2_are_no_private_ones_either():
+    with pytest.raises(ValueError, match=PRIVATE + "batch'. Received: .*SGD"):
+        vae(aggregation="batch").compile(tf.keras.optimizers.legacy.SGD())
+
+
+@with_both
+def test_an_optimizer_of_another_keras_is_refused(front):
+    for other in FRONT_ENDS:
+        if other is not front:
+            with pytest.raises(ValueError, match=r"[mM]odels of Keras [23]"):
+                vae(front).compile(private(other))
 
 
 @pytest.mark.quick_cases(3)
@@ -117,18 +138,31 @@ def test_optimizers_that_do_not_go_with_the_aggregation(aggregation, make, messa
     ],
     ids=str,
 )
-def test_it_has_a_loss_of_its_own(given):
+@with_both
+def test_it_has_a_loss_of_its_own(front, given):
     name = next(iter(given))
     with pytest.raises(ValueError, match=f"`{name}` must not be given: .*Received: {name}="):
-        vae().compile(optimizer(), **given)
-    vae().compile(optimizer(), **dict.fromkeys(given))  # None is nothing.
+        vae(front).compile(private(front), **given)
+    vae(front).compile(private(front), **dict.fromkeys(given))  # None is nothing.
 
 
-def test_there_are_no_private_steps_in_eager_training():
-    model = vae(divergence=None)
-    model.compile(optimizer(), run_eagerly=True)
+@with_both
+def test_there_are_no_private_steps_in_eager_training(front):
+    model = vae(front, divergence=None)
+    model.compile(private(front), run_eagerly=True)
     with pytest.raises(ValueError, match=r"must run in a tf\.function"):
         model.fit(batches(), verbose=0)
+    assert model.optimizer.ledger.steps == 0
+
+
+@with_both
+def test_several_replicas_are_refused(front):
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    with strategy.scope():
+        model = vae(front, divergence=None)
+        model.compile(front.tfdp.DPSGD(1.0, 0.0, 16))
+    with pytest.raises(ValueError, match=r"(on one replica|several replicas yet).* of 2 replicas"):
+        model.fit(X, X, batch_size=16, verbose=0)
 
 
 REFUSED = [
@@ -161,8 +195,8 @@ REFUSED = [
     ({"prior": "normal"}, "`prior` must be a .*spike_and_slab.* Received: prior='normal'"),
     ({"likelihood": "gauss"}, "`likelihood` must be one of .*laplace.* Received: .*='gauss'"),
     ({"divergence": "js"}, "`divergence` must be None, one of .*mmd.* Received: .*='js'"),
-    ({"encoder": None}, "`encoder` must be a Keras model that is built.* Received: encoder=None"),
-    ({"decoder": "x"}, "`decoder` must be a Keras model that is built.* Received: decoder='x'"),
+    ({"encoder": None}, "`encoder` must be a model of Keras 2 that is built.* Received: .*=None"),
+    ({"decoder": "x"}, "`decoder` must be a model of Keras 2 that is built.* Received: .*='x'"),
 ]
 
 
@@ -192,10 +226,7 @@ def test_a_clip_without_a_divergence_does_not_matter():
         assert vae(divergence=None, **clips).divergence is None
 
 
-def test_an_infinite_clip_goes_with_no_noise():
+@with_both
+def test_an_infinite_clip_goes_with_no_noise(front):
     with pytest.raises(ValueError, match="`batch_clip` must be finite when there is noise"):
-        compiled(vae(batch_clip=math.inf)).fit(batches(), verbose=0)
-
-
-def test_it_is_an_autoencoder():
-    assert issubclass(TermWiseVAE, Autoencoder) and tfdp.models.TermWiseVAE is TermWiseVAE
+        compiled(vae(front, batch_clip=math.inf)).fit(batches(), verbose=0)

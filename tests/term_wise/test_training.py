@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-import tfdp
+from tests.front_ends import FRONT_ENDS, with_both
 from tests.two_term_support import clip, gradient
 from tests.vae_support import (
     C1,
@@ -25,6 +25,7 @@ from tests.vae_support import (
     compiled,
     conditional,
     flat,
+    front_of,
     negative_elbo,
     network,
     not_private,
@@ -33,8 +34,8 @@ from tests.vae_support import (
     tables,
     vae,
 )
-from tfdp import TermWiseVAE
 from tfdp._random.key_streams import KeyStream
+from tfdp._term_wise.training import TermWiseTraining
 from tfdp.clipping.batch_losses.example_groups import draw_groups
 from tfdp.clipping.batch_losses.two_term_loss import split_key
 from tfdp.models import priors
@@ -45,7 +46,7 @@ layers = tf.keras.layers
 @pytest.fixture
 def fixed(monkeypatch):
     """The random numbers of a batch are those of the tables."""
-    monkeypatch.setattr(TermWiseVAE, "_draws", tables)
+    monkeypatch.setattr(TermWiseTraining, "_draws", tables)
 
 
 def gradients_of_examples(model):
@@ -78,7 +79,8 @@ def gradient_of_whole(model):
 def step(model, limit=C1, expected_batch_size=B, **kwargs):
     """What one step without noise subtracts from the weights."""
     before = flat(model)
-    own = tfdp.DPSGD(limit, 0.0, expected_batch_size, learning_rate=1.0, noise_seed=SEED)
+    cls = front_of(model).tfdp.DPSGD
+    own = cls(limit, 0.0, expected_batch_size, learning_rate=1.0, noise_seed=SEED)
     model.compile(own, **kwargs)
     model.fit(one_batch(), verbose=0)
     return before - flat(model)
@@ -87,8 +89,9 @@ def step(model, limit=C1, expected_batch_size=B, **kwargs):
 # A step.
 
 
-def test_a_step_is_that_of_clipped_examples_and_clipped_groups(fixed):
-    model = vae(hidden=5, num_samples=2, alpha=3.0, beta=0.5)
+@with_both
+def test_a_step_is_that_of_clipped_examples_and_clipped_groups(front, fixed):
+    model = vae(front, hidden=5, num_samples=2, alpha=3.0, beta=0.5)
     samples, groups = gradients_of_examples(model), gradients_of_groups(model, 17)
     for gradients, limit in ((samples, C1), (groups, C2)):
         norms = np.linalg.norm(gradients, axis=1)
@@ -159,22 +162,24 @@ def test_without_privacy_it_is_plain_keras(fixed):
     np.testing.assert_allclose(flat(ours), flat(same), atol=1e-4)
 
 
-def test_weight_regularisers_are_neither_clipped_nor_noised(fixed):
-    l2 = tf.keras.regularizers.L2(50.0)
-    model = vae(divergence=None, encoder=network(6, 4, 5, kernel_regularizer=l2))
+@with_both
+def test_weight_regularisers_are_neither_clipped_nor_noised(front, fixed):
+    l2 = front.keras.regularizers.L2(50.0)
+    model = vae(front, divergence=None, encoder=network(6, 4, 5, front, kernel_regularizer=l2))
     kernel = model.encoder.trainable_variables[0].numpy()
     expected = sum(clip(g, 1e-6) for g in gradients_of_examples(model)) / B
     expected[: kernel.size] += 100.0 * kernel.ravel()
     np.testing.assert_allclose(step(model, limit=1e-6), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("aggregation", ["term_wise", "batch"])
-def test_activity_regularisers_are_refused(aggregation):
+@with_both
+def test_activity_regularisers_are_refused(front, aggregation):
     """They are a loss of the data that no clip would see; leaving them out does not help."""
-    l2 = tf.keras.regularizers.L2(100.0)
-    encoder = network(6, 4, 5, activity_regularizer=l2)
-    model = vae(aggregation=aggregation, divergence=None, encoder=encoder)
+    l2 = front.keras.regularizers.L2(100.0)
+    encoder = network(6, 4, 5, front, activity_regularizer=l2)
+    model = vae(front, aggregation=aggregation, divergence=None, encoder=encoder)
     with pytest.raises(ValueError, match="regularizer"):
         compiled(model).fit(batches(), verbose=0)
 
@@ -206,15 +211,36 @@ def test_under_xla_it_is_the_same(fixed):
     np.testing.assert_allclose(plain, xla, atol=1e-5)
 
 
-def test_dropout_is_active_in_training_alone(fixed):
-    encoder = tf.keras.Sequential([layers.Input([6]), layers.Dropout(0.5), layers.Dense(4)])
-    model = vae(encoder=encoder, aggregation="none", non_private_diagnostics=True)
-    not_private(model, tf.keras.optimizers.SGD(0.0))
+@with_both
+def test_dropout_is_active_in_training_alone(front, fixed):
+    layers = front.keras.layers
+    encoder = front.keras.Sequential([layers.Input([6]), layers.Dropout(0.5), layers.Dense(4)])
+    model = vae(front, encoder=encoder, aggregation="none", non_private_diagnostics=True)
+    not_private(model, front.keras.optimizers.SGD(0.0))
     np.testing.assert_array_equal(model.reconstruct(X), model.reconstruct(X))
     one, other = (model.evaluate(one_batch(), verbose=0)[0] for _ in range(2))
     assert one == other
     losses = model.fit(one_batch(), epochs=3, verbose=0).history["non_private_loss"]
     assert len(set(losses)) == 3
+
+
+# Every Keras.
+
+
+def trained_alike(front, **changes):
+    """Weights after two noisy steps on two batches, with the weights and keys of Keras 2."""
+    model = compiled(vae(front, **changes), "DPAdam", noise_seed=SEED)
+    model.set_weights(vae(**changes).get_weights())
+    model.fit(batches(), verbose=0)
+    return flat(model)
+
+
+@pytest.mark.slow
+def test_every_keras_makes_the_same_updates():
+    """Groups, random numbers of codes, clipped sums, the noise of each variable, and Adam."""
+    first, *others = (trained_alike(front, num_samples=2) for front in FRONT_ENDS)
+    for found in others:
+        np.testing.assert_allclose(found, first, rtol=1e-4, atol=1e-5)
 
 
 # The sample-wise term.

@@ -1,0 +1,1 @@
+"""Variational autoencoders that are trained by terms, for every Keras."""
