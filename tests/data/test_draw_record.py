@@ -111,8 +111,8 @@ def counts_of_misuses(names, padding, jit_compile=False):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("names", "padding"),
-    [(MISUSES, "none"), (["reordered"], "buckets"), (["used twice"], "full")],
-    ids=["none", "buckets", "full"],
+    [(["used twice"], "full"), (["reordered"], "buckets"), (MISUSES, "none")],
+    ids=["full", "buckets", "none"],
 )
 def test_misused_batches_are_refused(names, padding):
     expected = {name: (MISUSES[name][1][0], 0) for name in names}

@@ -83,8 +83,10 @@ def repeated(names, jit_compile=False, engine="one_pass"):
     }
 
 
-def test_streams_are_secret():
-    assert not repeated(KNOWN)
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("names", [["dropout", "generator"], list(KNOWN)], ids=["two", "all"])
+def test_streams_are_secret(names):
+    assert not repeated(names)
 
 
 @pytest.mark.slow
