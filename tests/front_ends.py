@@ -31,3 +31,5 @@ if keras.__version__.startswith("3."):
     FRONT_ENDS.append(FrontEnd(keras, tfdp.keras3, "keras", "tfdp.keras3"))
 
 with_both = pytest.mark.parametrize("front", FRONT_ENDS, ids=lambda front: front.part)
+# For what does not pass through the front end: code that both share, and its mutants.
+with_one = pytest.mark.parametrize("front", FRONT_ENDS[:1], ids=lambda front: front.part)

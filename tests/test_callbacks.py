@@ -1,3 +1,5 @@
+import contextlib
+import io
 import warnings
 
 import numpy as np
@@ -45,11 +47,27 @@ def train(budget, **kwargs):
     return model, history
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
+@pytest.fixture(scope="module")
+def spent():
+    """A training that a budget of 2 has stopped, and what it printed."""
+    budget, printed = tfdp.callbacks.PrivacyBudget(2.0, DELTA), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        model, history = train(budget)
+    return budget, model, history, printed.getvalue()
+
+
+def test_training_stops_before_the_budget_is_overspent(spent):
+    _, model, history, _ = spent
+    check_budget_of_two(model, history, 1)
+
+
+@pytest.mark.slow
+def test_training_of_several_steps_at_a_time_stops_before_the_budget_is_overspent():
     budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
-    model, history = train(budget, steps_per_execution=steps_per_execution)
+    check_budget_of_two(*train(budget, steps_per_execution=3), 3)
+
+
+def check_budget_of_two(model, history, steps_per_execution):
     steps = model.optimizer.ledger.steps
     assert allowed_steps(2.0) - steps_per_execution < steps <= allowed_steps(2.0)
     assert steps % 5 != 0  # Within an epoch: the epoch's end would have been too late.
@@ -73,7 +91,7 @@ def test_stopping_only_after_epochs_is_caught():
     assert model.optimizer.ledger.steps > allowed_steps(2.0)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_chunks_count_as_one_step_which_is_completed(steps_per_execution):
     """A step is counted at its first chunk, and those that follow overspend nothing."""
@@ -100,9 +118,8 @@ def test_a_step_broken_off_at_each_epoch_is_no_reason_to_overspend():
     assert model.optimizer.ledger.steps == allowed_steps(2.0)
 
 
-def test_a_spent_budget_allows_no_further_training():
-    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
-    model, _ = train(budget)
+def test_a_spent_budget_allows_no_further_training(spent):
+    budget, model, _, _ = spent
     before = model.optimizer.ledger.steps
     with pytest.raises(ValueError, match=f"allows no further step: {before} steps"):
         model.fit(batches(), callbacks=[budget], verbose=0)
@@ -194,15 +211,15 @@ def test_the_steps_of_another_optimizer_count_while_training():
     assert 2.0 * 0.8 < model.optimizer.ledger.epsilon(DELTA).epsilon <= 2.0
 
 
-def test_one_line_says_why_training_was_stopped(capsys):
-    train(tfdp.callbacks.PrivacyBudget(2.0, DELTA))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line]
+def test_one_line_says_why_training_was_stopped(spent):
+    *_, printed = spent
+    (line,) = [line for line in printed.splitlines() if line]
     steps = allowed_steps(2.0)
     assert line.startswith(f"PrivacyBudget stops training after {steps} steps, at epsilon ")
     assert line.endswith(": the next step would exceed target_epsilon=2.")
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [50.0, None])
 def test_no_line_where_all_epochs_were_trained(epsilon, capsys):
     data = batches()

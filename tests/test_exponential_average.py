@@ -112,6 +112,7 @@ def test_the_average_is_evaluated_and_put_into_the_model_at_the_end():
     assert raw["val_loss"][-1] != pytest.approx(history["val_loss"][-1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_only_complete_steps_count():
     data = batches(chunk_size=20)
     chunks = data.sampling.gradient_accumulation_steps
@@ -157,7 +158,7 @@ def test_rejected_updates_do_not_enter_it(mode):
         assert sum(model.optimizer.released_steps()) > len(accepted)  # Some were rejected.
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_survives_an_interruption(tmp_path, order):
     whole = ExponentialMovingAverage(0.9)
@@ -234,6 +235,7 @@ def test_training_goes_on_where_it_was_with_the_same_callback():
     assert_close(callback.average, average_of(first, weights.seen, 0.9))
 
 
+@pytest.mark.slow
 def test_another_model_begins_anew():
     callback = ExponentialMovingAverage(0.9)
     fit(make(), callback)
@@ -243,6 +245,7 @@ def test_another_model_begins_anew():
     assert_close(callback.average, average_of(first, weights.seen, 0.9))
 
 
+@pytest.mark.slow
 def test_other_trainable_variables_begin_anew():
     model, callback, weights = make(), ExponentialMovingAverage(0.9), Weights()
     model.layers[0].trainable = False
@@ -256,6 +259,7 @@ def test_other_trainable_variables_begin_anew():
     assert_close(callback.average, average_of(first, weights.seen, 0.9))
 
 
+@pytest.mark.slow
 def test_two_of_them_do_not_take_averages_for_weights():
     plain, model = make(), make()
     fit(plain)
@@ -284,6 +288,7 @@ def test_half_precision_is_averaged_in_more():
     assert model.trainable_variables[0].dtype == tf.bfloat16
 
 
+@pytest.mark.slow
 def test_replicas():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
@@ -295,6 +300,7 @@ def test_replicas():
     assert_close([v.numpy() for v in model.trainable_variables], callback.average)
 
 
+@pytest.mark.slow
 def test_the_model_has_no_more_weights(tmp_path):
     model, plain = make(), make()
     fit(model, ExponentialMovingAverage(0.9))

@@ -47,7 +47,7 @@ def left_behind(**case):
     return sum(graph not in before for graph in graphs())
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("selective", [False, True])
 def test_no_graph_is_left_behind(selective):
     assert left_behind(selective=selective) == 0

@@ -47,6 +47,7 @@ def where(found, refused=True):
     return [finding.where for finding in found.findings if finding.refused == refused]
 
 
+@pytest.mark.quick_cases(1)
 def test_problems_of_all_layers_and_of_the_loss_are_reported_together(front):
     loss = front.crossentropy("none")
     found = front.tfdp.validate(wrong(front.keras), loss)
@@ -130,6 +131,7 @@ def test_what_trains_is_found_ok(front, make, loss):
     assert front.tfdp.validate(make(front.keras), loss(front.keras)).ok
 
 
+@pytest.mark.quick_cases(1)
 def test_layers_in_inference_mode_are_not_blamed(front):
     # Keras 3 gives layers the mode of the whole model.
     blamed = [] if front.keras is tf.keras else ["layer 'inner' (BatchNormalization)"]
@@ -139,6 +141,7 @@ def test_layers_in_inference_mode_are_not_blamed(front):
     assert where(front.tfdp.validate(model, "mse")) == blamed
 
 
+@pytest.mark.quick_cases(1)
 def test_the_compiled_model_is_examined_with_its_loss(front):
     model = small_model(front.keras)
     model.compile("adam", loss=lambda y, p: tf.reduce_max(p))
@@ -147,7 +150,7 @@ def test_the_compiled_model_is_examined_with_its_loss(front):
     assert not front.tfdp.validate(model, "mse").notes
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("n", [1, 3])
 def test_data_say_what_targets_are(front, n):
     data = np.zeros([5, 4], "float32"), np.zeros([5, n], "int32")
@@ -161,6 +164,7 @@ def test_data_say_what_targets_are(front, n):
     assert front.tfdp.validate(small_model(front.keras), loss, data=batches).ok
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("loss", "shape"),
     [("sparse_categorical_crossentropy", [3]), ("categorical_crossentropy", [])],
@@ -173,6 +177,7 @@ def test_targets_that_do_not_fit_the_loss(front, loss, shape):
     assert "outputs (5, 3)" in finding.problem
 
 
+@pytest.mark.quick_cases(1)
 def test_stateful_recurrent_layers(front):
     inputs = front.keras.Input(batch_shape=[4, 5, 2])
     memory = front.keras.layers.LSTM(3, stateful=True, name="memory")
@@ -181,6 +186,7 @@ def test_stateful_recurrent_layers(front):
     assert finding.where == "layer 'memory' (LSTM)" and "stateful=False" in finding.remedy
 
 
+@pytest.mark.quick_cases(1)
 def test_subclassed_models(front):
     class Own(front.keras.Model):
         def __init__(self):
@@ -198,6 +204,7 @@ def test_subclassed_models(front):
     assert len(where(front.tfdp.validate(model, "mse"))) == 2
 
 
+@pytest.mark.quick_cases(1)
 def test_mixing_in_the_call_of_a_model_itself(front):
     class Own(front.keras.Model):
         def __init__(self):
@@ -217,6 +224,7 @@ def test_mixing_in_the_call_of_a_model_itself(front):
     assert "`train_step` of Own is not examined" in str(found)
 
 
+@pytest.mark.quick_cases(1)
 def test_side_effects_of_the_step(front):
     def printing(x):
         tf.print(tf.reduce_sum(x))
@@ -229,6 +237,7 @@ def test_side_effects_of_the_step(front):
     assert not front.tfdp.validate(model, "mse").ok
 
 
+@pytest.mark.quick_cases(1)
 def test_slow_layers_have_a_remedy(front):
     class Unknown(front.keras.layers.Layer):
         def build(self, shape):
@@ -251,6 +260,7 @@ def test_slow_layers_have_a_remedy(front):
     assert "register_op_gradients" in finding.remedy
 
 
+@pytest.mark.quick_cases(1)
 def test_mixed_float16_and_eager_execution(front):
     model = front.keras.Sequential(
         [front.keras.Input([3]), front.keras.layers.Dense(2, dtype="mixed_float16")]
@@ -260,6 +270,7 @@ def test_mixed_float16_and_eager_execution(front):
     assert {"the policy mixed_float16", "run_eagerly"} <= set(where(found))
 
 
+@pytest.mark.quick_cases(1)
 def test_nothing_of_the_model_changes(front):
     model = small_model(front.keras)
     before = model.get_weights()

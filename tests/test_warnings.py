@@ -37,6 +37,7 @@ def test_the_warning_comes_before_the_first_step_ends():
     assert seen[0] > 0
 
 
+@pytest.mark.slow
 def test_training_without_noise_or_with_sampling_does_not_warn():
     assert not train(tfdp.DPSGD(1.0, 0.0, 20))
     batches = tfdp.data.poisson_batches((X, Y), expected_batch_size=10)

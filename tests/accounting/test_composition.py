@@ -48,8 +48,8 @@ def _drawn(seed, count):
 
 
 @pytest.mark.slow
-def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
-    for i, (case, exact) in enumerate(_drawn(14, 100)):
+def test_fifty_drawn_cases_are_bounded_within_half_a_percent():
+    for i, (case, exact) in enumerate(_drawn(14, 50)):
         parts = [(sampled_gaussian(*case[:2]), case[2])]
         most = module.epsilon(parts, case[3])
         assert exact * (1 - _REFERENCE_ERROR) <= most <= 1.005 * exact, case
@@ -123,7 +123,7 @@ def test_delta_is_the_inverse(case):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("q", [1e-7, 1e-3, 1 - 1e-9, 1.0])
-@pytest.mark.parametrize("sigma", [0.02, 1.0, 1e5])
+@pytest.mark.parametrize("sigma", [1.0, 0.02, 1e5])
 def test_extremes_are_bounded_in_the_right_order(q, sigma):
     for steps in (1, 1000):
         for delta in (1e-15, 0.1):

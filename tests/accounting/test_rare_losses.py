@@ -1,5 +1,6 @@
 """Rare large losses taken apart: exact for two steps, and bounds that are near for many."""
 
+import functools
 import math
 
 import numpy as np
@@ -62,14 +63,24 @@ def test_two_steps_are_enclosed(case):
     _check_two_steps(*case)
 
 
+@functools.cache
+def _most(q, sigma, steps, delta):
+    return composition.epsilon([(sampled_gaussian(q, sigma), steps)], delta)
+
+
+@functools.cache
+def _least(q, sigma, steps, delta):
+    return composition.least_epsilon([(sampled_gaussian(q, sigma), steps)], delta)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", _HARD)
 def test_bounds_are_near_each_other(case):
     q, sigma, steps, delta = case
-    parts = [(sampled_gaussian(q, sigma), steps)]
-    least, most = composition.least_epsilon(parts, delta), composition.epsilon(parts, delta)
+    least, most = _least(*case), _most(*case)
     assert 0.995 * most < least <= most
-    assert composition.delta(parts, most) == pytest.approx(delta, rel=0.02)
+    found = composition.delta([(sampled_gaussian(q, sigma), steps)], most)
+    assert found == pytest.approx(delta, rel=0.02)
 
 
 def _by_one_event(q, sigma, steps, delta):
@@ -85,25 +96,20 @@ def _by_one_event(q, sigma, steps, delta):
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", _HARD)
 def test_no_bound_is_below_what_one_event_shows(case):
-    q, sigma, steps, delta = case
-    shown = _by_one_event(*case)
-    assert shown <= composition.epsilon([(sampled_gaussian(q, sigma), steps)], delta)
+    assert _by_one_event(*case) <= _most(*case)
 
 
+@pytest.mark.slow
 def test_one_event_shows_nearly_all_of_an_epsilon():
-    q, sigma, steps, delta = _HARD[1]
-    assert _by_one_event(*_HARD[1]) > 0.998 * composition.epsilon(
-        [(sampled_gaussian(q, sigma), steps)], delta
-    )
+    assert _by_one_event(*_HARD[1]) > 0.998 * _most(*_HARD[1])
 
 
 @pytest.mark.slow
 def test_an_inversion_integral_is_between_the_bounds():
     """A third method, which takes no losses apart and has no grid of them."""
     q, sigma, steps, delta = _HARD[1]
-    parts = [(sampled_gaussian(q, sigma), steps)]
-    least, most = composition.least_epsilon(parts, delta), composition.epsilon(parts, delta)
-    found = [reference.rarely_large_delta(e, q, sigma, steps) for e in (3.64, least, most)]
+    epsilons = (3.64, _least(*_HARD[1]), _most(*_HARD[1]))
+    found = [reference.rarely_large_delta(e, q, sigma, steps) for e in epsilons]
     assert found[0] > 1.3 * delta
     assert found[1] >= delta * (1 - 1e-5) and found[2] <= delta * (1 + 1e-5)
 
@@ -111,12 +117,13 @@ def test_an_inversion_integral_is_between_the_bounds():
 def test_a_sum_of_parts_is_that_of_all():
     q, sigma, steps, delta = _HARD[4]
     pair = sampled_gaussian(q, sigma)
-    whole = composition.epsilon([(pair, steps)], delta)
+    whole = _most(*_HARD[4])
     parts = [(pair, steps // 3), (sampled_gaussian(q, sigma), steps - steps // 3)]
     assert composition.epsilon(parts, delta) == pytest.approx(whole, rel=1e-3)
     assert 0.995 * whole < composition.least_epsilon(parts, delta) <= whole
 
 
+@pytest.mark.slow
 def test_steps_of_two_kinds():
     """More noise in some of the steps costs less."""
     q, sigma, steps, delta = _HARD[4]

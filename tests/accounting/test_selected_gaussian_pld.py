@@ -139,7 +139,7 @@ def test_is_above_the_best_that_thresholds_find_and_close(case, remove):
     _check_against_thresholds(case, remove, [-e if remove else e for e in _epsilons(case)])
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("case", _EXTREME)
 def test_is_close_however_large_the_spread(case):
     for remove in (False, True):
@@ -216,7 +216,7 @@ def _rdp_epsilon(case, count):
     return dp_accounting.rdp.compute_epsilon(DEFAULT_RDP_ORDERS, rdp, 1e-5)[0]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("count", "most"), [(1, 0.7), (10, 0.97), (384, 1.005)])
 def test_is_below_the_renyi_bound_or_near_it(count, most):
     """One a per epsilon is more freedom than one per order: many updates bring it above."""
@@ -318,8 +318,14 @@ def test_without_validation_batch_and_noise_only_the_bit_is_left():
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("q", [0.0, 1e-12, 0.01, 1 - 1e-12, 1.0])
-@pytest.mark.parametrize("sigma", [0.05, 0.1, 1.0, 1e4, 1e9])
+@pytest.mark.parametrize(
+    ("sigma", "q"),
+    [
+        (1.0, 0.01),
+        *itertools.product((0.05, 0.1, 1e9), (0.0, 1e-12, 1 - 1e-12)),
+        *((1e4, q) for q in (0.01, 1.0)),
+    ],
+)
 def test_extreme_parameters_give_proper_distributions(q, sigma):
     update = q * math.erf(1 / (2 * sigma) / math.sqrt(2))
     for validation_q, spread in ((1e-9, 1.0), (1.0, 0.0), (1.0, 5.0), (0.5, 20.0)):

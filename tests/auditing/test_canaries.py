@@ -344,6 +344,7 @@ def test_learning_rates_that_callbacks_and_schedules_change():
         assert audit.result(DELTA, significance=1e-6).passed
 
 
+@pytest.mark.slow
 def test_steps_that_were_not_seen_are_an_error():
     audit = small_audit()
     with pytest.raises(ValueError, match="must be called first"):

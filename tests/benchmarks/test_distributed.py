@@ -22,6 +22,7 @@ def test_predictions_are_printed(capsys):
     assert lines[3].startswith("| 1,000 |")
 
 
+@pytest.mark.slow
 def test_draws_are_timed_for_one_part_and_for_many():
     _, _, *rows = distributed.draws(64, 1).splitlines()
     most = [int(row.split("|")[4].replace(",", "")) for row in rows]

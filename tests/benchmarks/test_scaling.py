@@ -25,6 +25,7 @@ def fill(groups):
         m.seconds, m.first, m.peak, m.growth = [0.001 * 2**i], 1.0, 100.0, 10.0
 
 
+@pytest.mark.slow
 def test_tables_and_picture_show_every_point(tmp_path):
     groups = scaling.plan_points(scaling.parse(["--batch", "64", "--chunk", "32", "128"]))
     fill(groups)

@@ -73,7 +73,7 @@ FORMS = (
 )
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_mean_gradient_of_an_examples_rows_is_clipped(name):
     assert_equals_loop(of_examples(OnePassEngine(CLIP)), name)

@@ -314,6 +314,7 @@ def test_contributions_with_other_rules(rule):
     assert longest_contribution(OnePassEngine(0.3, clipping_rule=rule), "dense") <= MOST
 
 
+@pytest.mark.slow
 def test_contributions_with_xla():
     assert longest_contribution(OnePassEngine(0.3), "conv2d", jit_compile=True) <= MOST
 

@@ -334,7 +334,7 @@ def adapted():
     return layer
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [lambda: layers.GaussianNoise(0.1), WithGenerator, adapted],
@@ -347,6 +347,7 @@ def test_layers_that_keep_nothing_of_the_data(make):
     assert model.optimizer.released_steps() == (5, 0)
 
 
+@pytest.mark.slow
 def test_compiled_metrics_of_all_kinds():
     x, y = support.small_data()
     y = (y > 0).astype("float32")[:, None]

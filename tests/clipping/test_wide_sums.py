@@ -75,7 +75,7 @@ def test_sums_of_models(name):
     check_sums(wide(OnePassEngine), name)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv2d", MODEL])
 def test_sums_of_instantiated_gradients(name):
     check_sums(wide(VectorizedEngine), name)
@@ -86,6 +86,7 @@ def test_sums_of_rules(rule):
     check_sums(wide(OnePassEngine, clipping_rule=rule), MODEL)
 
 
+@pytest.mark.slow
 def test_sums_compiled_by_xla():
     check_sums(wide(OnePassEngine), MODEL, jit_compile=True)
 

@@ -235,6 +235,7 @@ def test_a_clear_winner_is_found_and_the_step_is_taken():
     assert np.linalg.norm(weights(descent) - support.flat(before)) == pytest.approx(chosen, 1e-4)
 
 
+@pytest.mark.slow
 def test_when_no_step_is_better_the_gradient_is_measured_again():
     """Steps of length 1000: the weights stay, bit for bit, and the precision grows to the end."""
     changes = {"batch": N, "selection_batch_size": N, "selection_range": 5.0, "loss_clip": 9.0}
@@ -269,6 +270,7 @@ def test_the_cost_grows_as_the_options_say(q):
     assert cost(grown - 0.25) <= cost(grown) - cost(0.25) + 1e-9  # A fresh batch costs no more.
 
 
+@pytest.mark.slow
 def test_the_largest_step_size_follows_those_chosen(monkeypatch):
     descent = descend(step_size_window=3)
     chosen = iter([0.4, 0.8, 0.1, 0.2, 0.1, 0.1, 2.0, 1.9, 0.1])
@@ -368,6 +370,7 @@ def test_a_broken_example_cannot_break_the_model():
 # Its state.
 
 
+@pytest.mark.slow
 def test_a_saved_run_resumes(tmp_path):
     whole = descend(selection_range=0.3)
     whole.run(9)

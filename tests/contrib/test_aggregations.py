@@ -9,6 +9,7 @@ from tfdp.contrib import BatchAggregation, MicroAggregation
 C1, C2, B = 0.5, 0.2, 32
 
 
+@pytest.mark.slow
 def test_one_group_is_batch_aggregation_of_the_batch_wise_term():
     model, (x, y, mask) = Codes(), data()
 

@@ -283,6 +283,7 @@ def test_without_a_clip_nothing_is_rounded():
     np.testing.assert_allclose(sums(1), gradients_of(sums.model).sum(axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_both_engines_use_the_same_random_numbers(monkeypatch):
     engine = support.ComparedClipping(CLIP, clipping_rule="importance_sampling")
     Sums(engine)(0)

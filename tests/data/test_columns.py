@@ -57,6 +57,7 @@ def assert_same(found, expected):
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", SOURCES)
 def test_one_feature_is_the_input(name):
     assert_same(drawn(SOURCES[name](), features="a", label="y"), drawn((A, Y)))
@@ -100,6 +101,7 @@ def test_replicas():
     assert y.shape[1:] == []
 
 
+@pytest.mark.slow
 def test_one_call():
     model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))])
     model, batches, budget = tfdp.make_private(
@@ -117,6 +119,7 @@ def test_one_call():
     assert model.optimizer.ledger.steps == 4
 
 
+@pytest.mark.slow
 def test_training_on_several_features():
     inputs = {"a": tf.keras.Input([4], name="a"), "b": tf.keras.Input([2], name="b")}
     joined = tf.keras.layers.Concatenate()(list(inputs.values()))

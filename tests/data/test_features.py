@@ -374,7 +374,7 @@ def killed_while_writing(folder):
     return np.random.default_rng(5).random([9, 8, 8, 1], "float32")
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("pairs")
 @pytest.mark.parametrize("torn", [0, 1, 17])
 def test_killed_computation_is_resumed(torn, tmp_path, monkeypatch):

@@ -291,6 +291,7 @@ def digits():
     return images[:1200], labels[:1200], images[1200:], labels[1200:]
 
 
+@pytest.mark.slow
 def test_corrected_loss_beats_the_uncorrected_one_on_digits():
     x, y, x_test, y_test = digits()
     released = randomized_response_labels(y, num_classes=10, epsilon=2.5)

@@ -209,7 +209,7 @@ def test_a_tf_data_dataset_of_examples():
     assert data.sampling.dataset_size == N
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 def test_fit_with_metrics(padding):
     """Weighted metrics are those of the examples; without padding, loss and metrics are, too."""

@@ -122,6 +122,7 @@ def test_training_counts_its_steps(name, tmp_path):
     assert optimizer.released_steps() == (8, 0)
 
 
+@pytest.mark.slow
 def test_selective_training():
     batches = tfdp.data.poisson_batches(Items(), expected_batch_size=20)
     model = tfdp.SelectiveModel(tf.keras.Sequential([tf.keras.layers.Dense(N, input_shape=(4,))]))
@@ -277,7 +278,7 @@ def classes(folder, labels, weights=()):
     return (np.load(folder / "x.npy", mmap_mode="r"), labels, *weights)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [Y % 3, np.eye(3)[Y % 3]])
 @pytest.mark.parametrize("weights", [(), (np.arange(N),)])
 def test_class_weights_are_those_of_data_in_memory(labels, weights, tmp_path):
@@ -308,6 +309,7 @@ def test_weights_of_other_rows_are_caught(monkeypatch, tmp_path):
         test_class_weights_are_those_of_data_in_memory(Y % 3, (), tmp_path)
 
 
+@pytest.mark.slow
 def test_training_with_class_weights(tmp_path):
     batches = tfdp.data.poisson_batches(classes(tmp_path, Y % 3), expected_batch_size=20)
     optimizer = tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)

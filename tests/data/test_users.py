@@ -132,6 +132,7 @@ def drawn(draws=400, **kwargs):
     return batches, [tuple(t.numpy() for t in batch) for batch in batches]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "buckets", "full"])
 def test_users_are_sampled_independently_with_their_probability(padding):
     batches, found = drawn(padding=padding)

@@ -124,7 +124,7 @@ def assert_is_resumed(folder, where, at):
         assert y == Y[i]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 # Of four parts of two arrays each: in the first, in the second array of the third, in the last;
 # between a part's arrays and its name; in the first index, and in the last.
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.experiments.classify_support import classify_here, parse
 from tests.experiments.test_resume import FIXED, interrupt
 
 
+@pytest.mark.slow
 def test_the_saved_model_has_the_accuracy_and_the_ledger_of_the_result(tmp_path):
     result = classify_here(
         "--keras=3", "--epochs=1", "--method=dpsignadam", f"--output_dir={tmp_path}"

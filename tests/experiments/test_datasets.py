@@ -68,6 +68,7 @@ def test_features_of_examples_are_those_of_each_alone():
         np.testing.assert_array_equal(features[[0, 7, 199]], np.concatenate(alone))
 
 
+@pytest.mark.slow
 def test_features_are_kept_for_the_next_run(tmp_path, monkeypatch):
     folder = tmp_path / "features"
     first = held_out(features="scattering", features_dir=str(folder))
@@ -126,7 +127,7 @@ def test_missing_data_is_refused_with_a_way_out(tmp_path, monkeypatch):
         datasets.load("mnist", data_dir=str(tmp_path))
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_image_data_sets(name):

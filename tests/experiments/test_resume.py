@@ -87,7 +87,7 @@ cli.run(classify.main)
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_as_if_nothing_had_happened(tmp_path):
-    arguments = ("--epochs=6", "--method=dpsignsgd", *FIXED)
+    arguments = ("--epochs=4", "--method=dpsignsgd", *FIXED)
     whole = start(f"--output_dir={tmp_path / 'whole'}", *arguments)
     killed = start(f"--output_dir={tmp_path / 'killed'}", *arguments, program=("-c", KILLED))
     _, errors = killed.communicate()
@@ -115,7 +115,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(tmp_path):
     ],
 )
 def test_every_kind_of_run_resumes(tmp_path, monkeypatch, no_global_determinism, arguments):
-    arguments = ("--epochs=3", *FIXED, *arguments)
+    arguments = ("--epochs=2", *FIXED, *arguments)
     classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
     part = f"--output_dir={tmp_path / 'part'}"
     interrupt(monkeypatch, 1, part, *arguments)

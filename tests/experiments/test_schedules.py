@@ -38,10 +38,14 @@ def test_a_name_that_is_none_is_refused():
 # In chunks, and with updates that are rolled back, too: the rate belongs to logical steps.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "chunk_size"),
-    [("dpsgd", None), ("dpsgd", 64), ("dpsignadam", 64), ("dpsur_sgd", None), ("sgd", None)],
+    ("method", "chunk_size", "name"),
+    [
+        ("dpsgd", 64, "cooldown"),
+        ("dpsignadam", None, "linear"),
+        ("dpsur_sgd", None, "cooldown"),
+        ("sgd", None, "linear"),
+    ],
 )
-@pytest.mark.parametrize("name", ["linear", "cooldown"])
 def test_a_run_ends_at_a_rate_of_zero_and_its_model_can_be_loaded(
     tmp_path, method, chunk_size, name
 ):

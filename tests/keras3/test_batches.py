@@ -50,6 +50,7 @@ def test_the_rows_of_an_example_are_clipped_together():
     np.testing.assert_allclose(found, looped([[i] for i in range(12)]), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "full"])
 def test_class_weights_are_weights_of_examples(padding):
     found, _ = step_on_all({0: 0.25, 1: 0.0, 2: 2.0}, padding=padding)

@@ -29,6 +29,7 @@ def train(budget, **kwargs):
     return model, model.fit(data, epochs=30, callbacks=[budget], verbose=0).history
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_training_stops_before_the_budget_is_overspent(steps_per_execution):
     budget = tfdp.keras3.PrivacyBudget(2.0, DELTA)
@@ -48,6 +49,7 @@ def test_stopping_only_after_epochs_is_caught():
     assert model.optimizer.ledger.epsilon(DELTA).epsilon > 2.0
 
 
+@pytest.mark.slow
 def test_unweighted_metrics_of_padded_batches_are_warned_about():
     data = batches(padding="full")
     model = compiled(tfdp.keras3.DPSGD(1.0, 2.0, sampling=data.sampling), metrics=["accuracy"])

@@ -49,7 +49,7 @@ INNER = {
 }
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", INNER)
 def test_without_noise_and_clip_it_is_the_inner_optimizer(name):
     optimizer = tfdp.keras3.DPOptimizer(INNER[name](), float("inf"), 0.0, 32)
@@ -98,9 +98,11 @@ def _frozen():
     return model
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("name", "jit_compile"),
+    [*((name, False) for name in MODELS), ("convolutions", True), ("attention", True)],
+)
 def test_a_step_of_fit_is_the_sum_of_clipped_gradients(name, jit_compile):
     keras.utils.set_random_seed(0)
     model, shape = MODELS[name]()
@@ -148,7 +150,7 @@ def test_mutant_without_noise_is_caught(monkeypatch):
     assert scipy.stats.kstest(_of_noise(3.0), "norm").pvalue < 1e-9
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["DPSGD", "DPAdam", "DPSignSGD", "DPSignAdam"])
 def test_keras_2_and_3_make_the_same_update(name):
     """The same weights, data and noise key give the same weights, to rounding."""
@@ -302,6 +304,7 @@ def test_what_the_inner_optimizer_does_is_set_by_either():
         optimizer.gradient_accumulation_steps = 2
 
 
+@pytest.mark.slow
 def test_an_inner_optimizer_that_reads_the_weights_needs_some():
     """ScheduleFreeAdamW begins with a copy of them; after the error, the same model can train."""
 

@@ -108,6 +108,7 @@ def test_it_is_not_chosen_by_make_private():
         tfdp.keras3.make_private(model, (X, Y), **arguments)
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_evaluations():
     data = batches(padding="full")
     model = compiled(optimizer(SGD, data), metrics=["accuracy"])

@@ -1,6 +1,7 @@
 """Configs, files and checkpoints of Keras 3, and the ledger in them."""
 
 import copy
+import functools
 import pickle
 
 import keras
@@ -67,21 +68,28 @@ def pickled(first, folder):
     return pickle.loads(pickle.dumps(first))
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("form", [keras_file, weights_file, checkpoint, pickled])
-def test_training_resumes_bit_for_bit(form, tmp_path):
+@functools.cache
+def interrupted():
+    """A model that was trained for an epoch, and the weights of one trained for two."""
     whole = compiled(make())
     whole.fit(batches(), epochs=2, verbose=0)
-    first = trained()
+    return trained(), weights(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [keras_file, weights_file, checkpoint, pickled])
+def test_training_resumes_bit_for_bit(form, tmp_path):
+    first, expected = interrupted()
     resumed = form(first, tmp_path)
     assert type(resumed.optimizer) is tfdp.keras3.DPAdam
     if form is not checkpoint:  # Which assigns when there are variables.
         assert resumed.optimizer.ledger.steps == 3
     resumed.fit(batches(first_step=3), verbose=0)
-    np.testing.assert_array_equal(weights(resumed), weights(whole))
+    np.testing.assert_array_equal(weights(resumed), expected)
     assert resumed.optimizer.ledger.steps == 6
 
 
+@pytest.mark.slow
 def test_backup_and_restore_resumes(tmp_path):
     def backup():
         return keras.callbacks.BackupAndRestore(tmp_path)
@@ -117,6 +125,7 @@ def test_resuming_with_other_privacy_parameters_is_refused(tmp_path):
         other.load_weights(tmp_path / "model.weights.h5")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
 def test_a_copy_counts_for_itself_and_draws_other_noise(make_copy):
     model = trained(make(noise_seed=None))
@@ -125,7 +134,7 @@ def test_a_copy_counts_for_itself_and_draws_other_noise(make_copy):
     assert not np.array_equal(other._noise.next_key(), model.optimizer._noise.next_key())
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, pickle.loads])
 def test_copies_before_there_are_variables(make_copy):
     """Also of an optimizer that waits for variables to assign what it loaded."""
@@ -171,6 +180,7 @@ def test_config_round_trip_of_any_optimizer():
     assert type(other.inner_optimizer) is keras.optimizers.AdamW
 
 
+@pytest.mark.slow
 def test_learning_rate_callbacks_reach_the_inner_optimizer():
     model = compiled(make())
     callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.25)

@@ -23,7 +23,7 @@ def make(rule="adaptive_quantile", cls=tfdp.DPSGD, clip=5.0, noise=1.0, **kwargs
     return cls(clip, noise, clipping_rule=rule, sampling=data.sampling), data
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", support.OPTIMIZERS)
 def test_the_clip_follows_the_median_norm(cls):
     rule = AdaptiveQuantileClipping(0.5, learning_rate=0.5, count_noise=2.0)
@@ -122,6 +122,7 @@ def test_accumulated_batches_move_the_clip_like_one():
     assert clips[0] != 1.0
 
 
+@pytest.mark.slow
 def test_the_clip_is_saved_and_restored(tmp_path):
     optimizer, data = make()
     model = compiled(optimizer)

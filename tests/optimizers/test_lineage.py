@@ -195,6 +195,7 @@ def test_clones_have_cost_what_their_original_had():
     assert clone.optimizer.ledger.steps == 5 and model.optimizer.ledger.steps == 4
 
 
+@pytest.mark.slow
 def test_fresh_models_have_cost_nothing():
     train(compiled())
     fresh = compiled()

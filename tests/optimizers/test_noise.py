@@ -146,6 +146,7 @@ def test_a_step_rolled_back_does_not_repeat_its_noise(seed):
         np.testing.assert_allclose(first, second, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_test_seed_fixes_the_noise_and_another_does_not():
     first, same, other = (noise_of_one_step(make(noise_seed=seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, same)

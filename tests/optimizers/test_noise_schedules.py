@@ -230,7 +230,7 @@ def test_noise_of_another_stage_than_was_counted_is_caught():
 # What was before.
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["recompiled", "keras", "checkpoint"])
 def test_training_continues_the_schedule(form, tmp_path):
     data = batches(2)

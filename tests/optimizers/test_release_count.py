@@ -271,6 +271,7 @@ def weights_after_a_refusal(monkeypatch, empty):
     return before, model.get_weights()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_refused_step_changes_nothing(monkeypatch, empty):
     """Also where the sum is over no examples, and is there without the model's evaluation."""

@@ -56,7 +56,7 @@ def sgd(cls=tfdp.DPSGD, noise=0.0, **kwargs):
 @pytest.mark.parametrize(
     ("optimizer", "parts", "reduction", "counts"),
     [
-        (sgd(momentum=0.9), 1, "sum_over_batch_size", (1, 3)),
+        (sgd(momentum=0.9), 1, "sum_over_batch_size", (3,)),
         (sgd(engine="vectorized"), 1, "sum", (3,)),
         (sgd(tfdp.DPAdam, learning_rate=0.01), 1, "sum_over_batch_size", (2,)),
         (sgd(gradient_accumulation_steps=5), 5, "sum_over_batch_size", (2,)),
@@ -102,25 +102,25 @@ def test_losses_that_are_divided_by_the_number_of_replicas_are_caught(monkeypatc
 def test_secure_noise_is_added_to_the_sum_of_one_replica():
     optimizer = sgd(noise=1e-6, secure_noise=True, gradient_accumulation_steps=5)
     alone = trained(tf.distribute.get_strategy(), optimizer, 5)
-    np.testing.assert_allclose(trained(mirrored(3), optimizer, 5), alone, atol=1e-5)
+    np.testing.assert_allclose(trained(mirrored(2), optimizer, 5), alone, atol=1e-5)
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("row", [0, 1, BATCH - 1])
-def test_an_example_moves_the_sum_by_at_most_the_clip(row):
+def test_an_example_moves_the_sum_by_at_most_the_clip():
     """Each replica of two has one half of the rows; the example stands in one of them."""
     x = np.concatenate([X[: BATCH - 1], 100 * X[-1:]])
-    order = [*range(row), BATCH - 1, *range(row, BATCH - 1)]
-    moved = []
-    for keep in (True, False):
-        mask = np.array([keep or i != BATCH - 1 for i in order])
-        data = tf.data.Dataset.from_tensors((x[order], Y[:BATCH][order], mask))
-        model = built(mirrored(2), sgd(), "none", support.small_model)
-        before = support.flat(model.get_weights())
-        model.fit(data.unbatch().batch(BATCH), verbose=0)
-        moved.append((before - support.flat(model.get_weights())) * BATCH / 0.3)
-    norm = np.linalg.norm(moved[0] - moved[1])
-    assert 0.5 * CLIP < norm <= CLIP * (1 + 1e-4)
+    model = built(mirrored(2), sgd(), "none", support.small_model)
+    start = model.get_weights()
+    for row in (0, 1, BATCH - 1):
+        order = [*range(row), BATCH - 1, *range(row, BATCH - 1)]
+        ends = []
+        for keep in (True, False):
+            mask = np.array([keep or i != BATCH - 1 for i in order])
+            data = tf.data.Dataset.from_tensors((x[order], Y[:BATCH][order], mask))
+            model.set_weights(start)
+            model.fit(data.unbatch().batch(BATCH), verbose=0)
+            ends.append(support.flat(model.get_weights()) * BATCH / 0.3)
+        norm = np.linalg.norm(ends[0] - ends[1])
+        assert 0.5 * CLIP < norm <= CLIP * (1 + 1e-4), row
 
 
 # The noise.

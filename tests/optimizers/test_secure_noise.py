@@ -76,6 +76,7 @@ def zeros_that_show_a_sign(jit_compile):
     return np.sum(np.signbit(found[found == 0]))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_released_zeros_have_no_sign(jit_compile):
     assert zeros_that_show_a_sign(jit_compile) == 0
@@ -166,6 +167,7 @@ def test_distribution_of_the_noise_of_a_step():
     assert_normal(noise_of_one_step(optimizer, 4), SIGMA * CLIP)
 
 
+@pytest.mark.slow
 def test_distribution_of_the_noise_with_microbatches():
     noise = noise_of_one_step(make(num_microbatches=20, secure_noise=True))
     assert_normal(noise, 2 * SIGMA * CLIP)
@@ -212,7 +214,7 @@ def test_steps_release_points_of_the_grid(rule):
     sums_are_on_the_grid(clipping_rule=rule)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kwargs",
     [{"engine": "vectorized"}, {"num_microbatches": 32}, {"chunk_size": 12}, {"jit_compile": True}],
@@ -227,7 +229,7 @@ def test_noise_in_float32_is_caught():
         sums_are_on_the_grid(NoGrid)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", support.OPTIMIZERS)
 def test_updates_are_those_without_it_but_for_the_noise(cls):
     weights = []
@@ -242,6 +244,7 @@ def test_updates_are_those_without_it_but_for_the_noise(cls):
     np.testing.assert_allclose(*weights, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_noise_nothing_changes():
     weights = []
     for secure in (False, True):

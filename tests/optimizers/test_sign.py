@@ -86,7 +86,7 @@ def steps_on_a_linear_loss(cls, nesterov, steps=12):
     return np.diff(path, axis=0)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sign_sgd_with_momentum_takes_the_signs_of_sgds_steps(nesterov):
     expected = 0.125 * np.sign(steps_on_a_linear_loss(tfdp.DPSGD, nesterov))
@@ -98,7 +98,7 @@ def test_sign_sgd_with_momentum_takes_the_signs_of_sgds_steps(nesterov):
         assert np.mean(np.abs(wrong - expected) > 0.01) > 0.05
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_signs_of_the_velocity_cost_less_than_signs_of_the_gradient(momentum):
     """The variance of the way, in units of that of its mean's square, against DP-SGD's.
@@ -130,7 +130,7 @@ def test_signs_of_the_velocity_cost_less_than_signs_of_the_gradient(momentum):
     assert found == pytest.approx(expected, rel=0.06)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
 def test_sign_adam_is_keras_adam_fed_with_signs(betas):
     arguments = {"learning_rate": 0.01, "noise_seed": 3, "beta_1": betas[0], "beta_2": betas[1]}
@@ -139,6 +139,7 @@ def test_sign_adam_is_keras_adam_fed_with_signs(betas):
     np.testing.assert_allclose(ours, keras, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sign_adam_without_noise_is_keras_adam_also_on_zero_gradients():
     def dead_units():
         model = small_model()
@@ -156,7 +157,7 @@ def test_sign_adam_spends_no_slot_on_the_constant_variance():
     assert optimizer.get_slot_names() == ["m"]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [tfdp.DPSignSGD, tfdp.DPSignAdam])
 def test_signs_do_not_depend_on_the_batch_size_constant(cls):
     few, many = (train(cls(0.1, 1.0, n, noise_seed=3)) for n in (10, 1000))

@@ -51,12 +51,14 @@ def looped(ids, x):
     return total
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ["one_pass", "vectorized"])
 def test_the_mean_gradient_of_a_user_is_clipped(engine):
     found = update_with_everyone(IDS, X, engine=engine)
     np.testing.assert_allclose(found, looped(IDS, X), atol=2e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("extreme", [1.0, 1e4])
 def test_all_examples_of_a_user_move_the_sum_by_the_clip_at_most(extreme):
     """Neighbours: a data set without the last user, of ten examples."""
@@ -89,6 +91,7 @@ def test_ledger_and_statement_are_of_users():
     assert read_back.unit == "user"
 
 
+@pytest.mark.slow
 def test_state_survives(tmp_path):
     batches = batches_of()
     model = support.compiled(optimizer_of(batches))
@@ -201,6 +204,7 @@ def test_what_does_not_go_with_several_rows():
         model.fit(batches, epochs=1, verbose=0)
 
 
+@pytest.mark.slow
 def test_make_private_for_users(capsys):
     model, batches, budget = tfdp.make_private(
         support.small_model(),

@@ -142,7 +142,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", PROGRAMS)
 def test_program(build):
     """The program runs on the fast engine, is evaluated, and an epsilon can be stated."""

@@ -206,10 +206,12 @@ def check_distribution(sample):
         assert abs(np.corrcoef(sample[lag:], sample[:-lag])[0, 1]) < 5 / np.sqrt(count - lag)
 
 
+@pytest.mark.slow
 def test_distribution_of_three_million():
     check_distribution(np.concatenate([chacha.normals(KEY + i, 87_380) for i in range(35)]))
 
 
+@pytest.mark.slow
 def test_distribution_of_what_comes_in_parts():
     check_distribution(chacha.normals(KEY, 600_000).numpy())
 

@@ -220,7 +220,7 @@ def test_a_radius_of_which_float64_loses_all_is_rounded_exactly():
     assert found == expected
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_what_is_settled_is_what_float64_finds_where_it_can(jit_compile, monkeypatch):
     """With a doubt that leaves some of the numbers open, they are the same."""

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tests.front_ends import with_both
+from tests.front_ends import FRONT_ENDS, with_both, with_one
 from tests.selective_support import ALWAYS, NEVER, X, batches, compiled, optimizer
 from tfdp._selective.shadows import Shadows
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -90,17 +90,30 @@ def check_only_released_values(during, after):
     assert all(any(same(values, released) for released in after[:-1]) for values in during)
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("threshold", [ALWAYS, 0.0])
-@with_both
-def test_live_variables_hold_released_values_only(front, monkeypatch, threshold):
-    during, after = watched_fit(front, monkeypatch, 4, threshold=threshold)
+@pytest.fixture(scope="module", params=FRONT_ENDS, ids=lambda front: front.part)
+def accepted(request):
+    """What was watched of four updates that are all accepted."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return watched_fit(request.param, monkeypatch, 4, threshold=ALWAYS)
+
+
+def check_live_variables(during, after):
     assert len(during) >= 4 and len(after) == 5
     assert not any(same(after[i], after[i - 1]) for i in range(1, 5))
     check_only_released_values(during, after)
 
 
-@with_both
+def test_live_variables_hold_released_values_only(accepted):
+    check_live_variables(*accepted)
+
+
+@with_one
+@pytest.mark.slow
+def test_live_variables_hold_released_values_only_where_some_are_rejected(front, monkeypatch):
+    check_live_variables(*watched_fit(front, monkeypatch, 4, threshold=0.0))
+
+
+@with_one
 @pytest.mark.slow
 def test_live_variables_that_hold_attempts_are_caught(front, monkeypatch):
     """Mutant: attempts are made in the variables, and rejected ones are set back."""
@@ -121,35 +134,32 @@ def test_live_variables_that_hold_attempts_are_caught(front, monkeypatch):
         check_only_released_values(during, after)
 
 
-@with_both
-def test_metrics_never_hold_a_private_loss(front, monkeypatch):
-    check_metrics(front, monkeypatch)
+def test_metrics_never_hold_a_private_loss(accepted):
+    check_metrics(*accepted)
 
 
-def check_metrics(front, monkeypatch):
-    during, after = watched_fit(front, monkeypatch, 3, threshold=ALWAYS)
+def check_metrics(during, after):
     metrics = 6  # The totals and counts of the loss, the accuracy and the mean of inputs.
     for values in (*during, *after):
         assert all(np.all(value == 0) for value in values[-metrics:])
 
 
-@with_both
+@with_one
 @pytest.mark.slow
 def test_metrics_that_are_released_are_caught(front, monkeypatch):
     """Mutant: a commit sets metrics, too."""
     right = Shadows.commit
     monkeypatch.setattr(Shadows, "commit", lambda self, last, without: right(self, last))
+    watched = watched_fit(front, monkeypatch, 3, threshold=ALWAYS)
     with pytest.raises(AssertionError):
-        check_metrics(front, monkeypatch)
+        check_metrics(*watched)
 
 
-@with_both
-@pytest.mark.slow
-def test_a_test_leaves_no_trace_in_states_of_layers(front, monkeypatch):
+def test_a_test_leaves_no_trace_in_states_of_layers(accepted):
     """An accepted update counts one call, although two tests of it called the layer as well."""
-    _, after = watched_fit(front, monkeypatch, 3, threshold=ALWAYS)
+    _, after = accepted
     calls = [next(float(v) for v in values if np.ndim(v) == 0) for values in after]
-    assert calls == [calls[0] + i for i in range(4)]
+    assert calls == [calls[0] + i for i in range(5)]
 
 
 def fails_in_tests(front):
@@ -210,25 +220,29 @@ def fit_within_fit(first, second, other_thread=True):
     return raised
 
 
-def pairs(front):
+def pair(front, shared):
+    """Two models that share something."""
     layers, cls = front.keras.layers, front.tfdp.DPSURSGD
-    model = compiled(optimizer(cls, threshold=ALWAYS))
-    model.fit(batches(), steps_per_epoch=1, verbose=0)
-    shared = layers.Dense(3, name="shared")
-    bases = [front.keras.Sequential([layers.Input([4]), shared]) for _ in range(2)]
     one, two = optimizer(cls, threshold=ALWAYS), optimizer(cls, threshold=ALWAYS)
-    return {
-        "model": (model, model),
-        "optimizer": (compiled(one), compiled(one)),
-        "layer": (compiled(one, bases[0]), compiled(two, bases[1])),
-    }
+    if shared == "model":
+        model = compiled(one)
+        model.fit(batches(), steps_per_epoch=1, verbose=0)
+        return model, model
+    if shared == "optimizer":
+        return compiled(one), compiled(one)
+    dense = layers.Dense(3, name="shared")
+    bases = [front.keras.Sequential([layers.Input([4]), dense]) for _ in range(2)]
+    return compiled(one, bases[0]), compiled(two, bases[1])
+
+
+SHARED = [(FRONT_ENDS[0], "model")]  # What a model is made of, each front end knows.
+SHARED += [(front, kind) for front in FRONT_ENDS for kind in ("optimizer", "layer")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["model", "optimizer", "layer"])
-@with_both
+@pytest.mark.parametrize(("front", "kind"), SHARED)
 def test_two_threads_that_train_the_same_are_refused(front, kind):
-    first, second = pairs(front)[kind]
+    first, second = pair(front, kind)
     (error,) = fit_within_fit(first, second)
     assert isinstance(error, RuntimeError) and "another thread is training" in str(error)
     if kind == "optimizer" and front.part != "tfdp":  # One of Keras 3 keeps its first variables.
@@ -236,7 +250,7 @@ def test_two_threads_that_train_the_same_are_refused(front, kind):
     second.fit(batches(), steps_per_epoch=1, verbose=0)  # The first has ended.
 
 
-@with_both
+@with_one
 @pytest.mark.slow
 def test_threads_may_train_models_that_share_nothing(front):
     cls = front.tfdp.DPSURSGD

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tests.front_ends import FRONT_ENDS, with_both
+from tests.front_ends import FRONT_ENDS, with_both, with_one
 from tests.selective_support import (
     ALWAYS,
     MODELS,
@@ -31,9 +31,10 @@ def flat(model):
 # Any model, any way to run it.
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("kind", "steps_per_execution"), [("functional", 1), ("sequential", 3), ("subclassed", 1)]
+)
 @with_both
 def test_any_keras_model(front, kind, steps_per_execution):
     make, x = MODELS[kind]
@@ -62,7 +63,7 @@ def test_under_xla_it_is_the_same(front):
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-6)
 
 
-@with_both
+@with_one
 @pytest.mark.slow
 def test_under_xla_some_updates_are_rejected(front):
     data = batches(padding="full")  # Batches of one size: XLA compiles once.
@@ -86,7 +87,7 @@ def test_compiled_anew_it_uses_what_it_was_given(front):
     assert not np.array_equal(flat(model), before)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @with_both
 def test_weight_regularisers(front):
     dense = front.keras.layers.Dense(3, kernel_regularizer=front.keras.regularizers.L2(0.1))
@@ -96,9 +97,10 @@ def test_weight_regularisers(front):
     assert model.optimizer.ledger.steps == 3
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-@with_both
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("front", "steps_per_execution"), [(FRONT_ENDS[-1], 1), (FRONT_ENDS[0], 4)]
+)
 def test_budget_stops_in_time(front, steps_per_execution):
     """Also where the last call of an epoch is a short one."""
     opt = optimizer(front.tfdp.DPSURSGD, noise_multiplier=2.0)
@@ -205,9 +207,8 @@ def test_a_fixed_dropout_seed_is_refused():
     assert model.optimizer.ledger.steps == 2
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("jit_compile", [False, True])
-@with_both
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("front", "jit_compile"), [(FRONT_ENDS[-1], False), (FRONT_ENDS[0], True)])
 def test_a_cap_that_is_reached_is_an_error_and_charged(front, jit_compile):
     data = batches(padding="full" if jit_compile else "none")
     opt = optimizer(front.tfdp.DPSURSGD, data, threshold=NEVER, max_attempts=2)
@@ -217,6 +218,7 @@ def test_a_cap_that_is_reached_is_an_error_and_charged(front, jit_compile):
     assert model.optimizer.ledger.steps == 1
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_what_the_test_does_to_the_model_is_rolled_back(front):
     class CountsTests(front.keras.layers.Layer):
@@ -343,7 +345,7 @@ def test_keras_does_not_log_that_a_callback_is_slower_than_a_step(front, caplog,
     assert "batch time" not in caplog.text + "".join(capfd.readouterr())
 
 
-@with_both
+@with_one
 @pytest.mark.slow
 def test_a_second_training_draws_other_batches(front):
     """Also with a fixed seed of the sampling, compiled anew, on the same data."""
@@ -381,6 +383,7 @@ def test_weights_for_each_output_are_refused(front):
         compiled(own, base, loss={"a": "mse", "b": "mse"}).fit(batches, verbose=0)
 
 
+@pytest.mark.slow
 @with_both
 def test_a_model_of_several_outputs(front):
     """Keras 3 has a mean of the loss of each, which is private."""

@@ -100,6 +100,7 @@ class Compilable(Everything):
         return 2.0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("cls", "jit_compile"), [(Everything, False), (Compilable, True)])
 def test_a_commit_does_what_the_function_does(cls, jit_compile):
     whole, ours = cls(), cls()

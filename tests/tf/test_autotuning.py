@@ -46,6 +46,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", BATCHES)
 def test_poisson_batches_are_not_tuned(name):
     assert not is_tuned(BATCHES[name]())
@@ -75,6 +76,7 @@ def test_batches_for_replicas_are_not_tuned(monkeypatch):
     assert [is_tuned(dataset) for dataset in made] == [False]
 
 
+@pytest.mark.slow
 def test_the_steps_of_selective_models_are_not_tuned(monkeypatch):
     model = selective_support.compiled(selective_support.optimizer())
     taken = []

@@ -65,7 +65,7 @@ def test_without_a_batch_wise_term_it_is_dp_sgd(aggregation):
     assert found.scales is None  # The engine's own sensitivity.
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", [term_wise(), MicroAggregation(), BatchAggregation()])
 def test_a_regularizer_is_public(aggregation):
     model, (x, y, mask) = Codes(), data()
@@ -319,6 +319,7 @@ def test_capacity():
     assert term_wise(group_capacity=5).capacity(128) == 5
 
 
+@pytest.mark.slow
 def test_the_engine_is_that_of_one_pass():
     engine = OnePassEngine(C1)
     model, (x, y, mask) = Codes(), data()

@@ -212,7 +212,7 @@ def test_tensors_of_the_other_term_are_refused(kept):
     refused(of_outside("batch_wise"), changes)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("term", TERMS)
 def test_schedules_may_be_computed_outside(term):
     step = tf.Variable(3.0)
@@ -252,7 +252,7 @@ def test_custom_gradients_that_use_the_step(aggregation, called, term):
     refused(of_outside(name), changes)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("called", [False, True], ids=["", "called"])
 def test_custom_gradients_of_constants_are_their_gradients(called):
     def changes(model, x, y, mask):

@@ -89,6 +89,7 @@ def test_variables_that_a_term_writes_the_data_into(write, term):
     refused(KEEPS_A_STATISTIC, changes)
 
 
+@pytest.mark.slow
 def test_variables_may_count_steps():
     step = tf.Variable(2.0)
 
@@ -163,6 +164,7 @@ def test_metrics_read_by_the_step_may_not_be_used():
     refused("The loss must depend on no metric", changes)
 
 
+@pytest.mark.slow
 def test_metrics_may_be_written():
     metric = tf.keras.metrics.Mean()
 
@@ -225,7 +227,7 @@ def test_side_effects_are_refused(make, term):
     refused(SIDE_EFFECTS, changes)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("term", FUNCTIONS)
 def test_assertions_are_no_side_effects(term):
     def changes(model, x, y, mask):

@@ -79,7 +79,7 @@ def test_regularizers_that_depend_on_data(make, aggregation):
     refused(OF_THE_DATA, changes)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
 def test_regularizers_of_weights_are_public(aggregation):
     def changes(model, x, y, mask):

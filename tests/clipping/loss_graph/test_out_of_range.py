@@ -142,7 +142,7 @@ def test_tables_of_integers_are_looked_up_in_range():
     np.testing.assert_array_equal(found, [13, 10])
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("selective", [False, True])
 def test_training_continues_over_a_bad_label(selective):
     x, y = support.small_data()

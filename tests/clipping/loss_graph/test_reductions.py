@@ -115,6 +115,7 @@ def test_a_mean_of_means_is_caught(monkeypatch):
         test_means_are_taken_apart(keras_mean, OnePassEngine)
 
 
+@pytest.mark.slow
 def test_with_xla():
     found = clipped_sum(keras_mean, engine=OnePassEngine, jit_compile=True)
     np.testing.assert_allclose(found, looped(losses_of), atol=1e-6)
@@ -383,6 +384,7 @@ TOKENS = np.random.default_rng(3).normal(size=[N, 7, 3]).astype("float32")
 TOKENS[np.arange(7)[None] > np.arange(N)[:, None] % 8] = 0  # Some have no padding.
 
 
+@pytest.mark.slow
 def test_tokens_that_keras_masks():
     """Keras divides by the tokens of the batch; the loss of an example is the mean of its own."""
 
@@ -426,7 +428,7 @@ def test_hinge_says_what_to_write():
         moved(support.small_model(), "hinge", X, np.ones([N, 3], "float32"))
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["none", "sum_over_batch_size"])
 def test_several_outputs_with_weights_and_a_regulariser(reduction):
     tf.keras.utils.set_random_seed(0)

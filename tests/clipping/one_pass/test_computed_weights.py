@@ -81,6 +81,7 @@ def test_gradients_that_are_not_pulled_back_are_caught(monkeypatch):
         assert_equals_loop(OnePassEngine(CLIP), with_weights(COMPUTED["softmax"]), VECTORS)
 
 
+@pytest.mark.slow
 def test_steps_that_compute_the_same_weights_are_put_together():
     def make():
         return tf.keras.Sequential(

@@ -38,7 +38,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANDOM)
 def test_steps_are_taken_again_with_the_same_random_numbers(name):
     assert differences(built(classifier(RANDOM[name]), SEQUENCES), SEQUENCES) < 1e-5
@@ -55,7 +55,7 @@ def test_random_numbers_of_masked_sequences_of_any_length():
     assert differences(model, TOKENS) < 1e-5
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_random_loops_are_on_the_fast_path(options):
     engine = OnePassEngine(CLIP, **options)
@@ -115,7 +115,7 @@ def test_lists_equal_a_loop_over_examples(layer):
     assert engine.report().fast_fraction == 1
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [Lists, lambda: layers.SimpleRNN(4)])
 def test_known_numbers_of_steps(layer):
     traced = []
@@ -238,6 +238,7 @@ def test_random_numbers_in_calls_are_left_to_the_vectorised_engine():
     assert not engine.report().entries[0].fast
 
 
+@pytest.mark.slow
 def test_calls_that_return_their_weights():
     class Returns(layers.Layer):
         def build(self, shape):

@@ -108,7 +108,7 @@ def sequence_models(draw):
 
 
 RANDOM = settings(
-    max_examples=12,
+    max_examples=7,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -243,16 +243,29 @@ def test_figures_are_drawn(pinwheel):
     assert_drawn(folder / "purity.png")
 
 
-def test_nothing_of_the_training_set_is_drawn(pinwheel):
-    folder, _, _ = pinwheel
+def test_nothing_of_the_training_set_is_drawn(tmp_path):
+    run("--task=pinwheel", f"--output_dir={tmp_path}", "--methods=non_private")
+    check_what_is_drawn(tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_nothing_of_the_training_set_is_drawn_by_private_methods(pinwheel):
+    folder, _, rows = pinwheel
+    check_what_is_drawn(folder, len(rows))
+
+
+def check_what_is_drawn(folder, runs):
     data = vae_data.load("pinwheel")
     train = {row.tobytes() for row in data.train_x}
-    for path in (folder / "runs").glob("*.npz"):
+    paths = list((folder / "runs").glob("*.npz"))
+    assert len(paths) == runs
+    for path in paths:
         with np.load(path) as arrays:
             assert {row.tobytes() for row in arrays["inputs"]}.isdisjoint(train)
             np.testing.assert_array_equal(arrays["inputs"], data.eval_x)
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated(pinwheel, monkeypatch, capsys):
     folder, arguments, rows = pinwheel
     before = (folder / "runs.csv").read_bytes()
@@ -276,7 +289,7 @@ def test_an_interrupted_series_goes_on(tmp_path, monkeypatch):
     arguments = [
         "--task=pinwheel",
         f"--output_dir={tmp_path}",
-        "--methods=no_divergence",
+        "--methods=non_private",
         "--seeds=2",
     ]
     made, train = [], training.run
