@@ -48,8 +48,8 @@ def _drawn(seed, count):
 
 
 @pytest.mark.slow
-def test_fifty_drawn_cases_are_bounded_within_half_a_percent():
-    for i, (case, exact) in enumerate(_drawn(14, 50)):
+def test_a_hundred_drawn_cases_are_bounded_within_half_a_percent():
+    for i, (case, exact) in enumerate(_drawn(14, 100)):
         parts = [(sampled_gaussian(*case[:2]), case[2])]
         most = module.epsilon(parts, case[3])
         assert exact * (1 - _REFERENCE_ERROR) <= most <= 1.005 * exact, case
