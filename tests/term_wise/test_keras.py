@@ -205,9 +205,8 @@ def test_weights_are_those_of_the_networks(front):
 # Evaluation.
 
 
-@with_both
-def test_validation_is_evaluation(front, fixed):
-    model, held_out = not_private(vae(front, aggregation="none", alpha=3.0)), (X + 1, X + 1)
+def test_validation_is_evaluation(fixed):
+    model, held_out = not_private(vae(aggregation="none", alpha=3.0)), (X + 1, X + 1)
     history = model.fit(X, verbose=0, validation_data=held_out).history
     found = model.evaluate(*held_out, verbose=0, return_dict=True)
     expected = {f"val_{name}": [value] for name, value in found.items()}
@@ -318,7 +317,7 @@ def train(model, first_step=0):
 
 
 def seeded(front):
-    return compiled(vae(front), momentum=0.9, noise_seed=SEED)
+    return compiled(vae(front, divergence=None), momentum=0.9, noise_seed=SEED)
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +337,7 @@ def saved(tmp_path_factory):
         tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(folder / "checkpoint")
         return folder, model.get_config(), predicted, train(model, first_step=2)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TermWiseTraining, "_draws", tables)
-        yield save
+    return save
 
 
 def restored(form, front, folder):
@@ -361,7 +358,7 @@ FORMS = [(KERAS_2, "tf"), (FRONT_ENDS[-1], "keras"), (FRONT_ENDS[-1], "checkpoin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("front", "form"), FORMS)
-def test_training_resumes_bit_for_bit(front, form, saved, fixed):
+def test_training_resumes_bit_for_bit(front, form, saved):
     folder, _, predicted, expected = saved(front)
     model = restored(form, front, folder)
     np.testing.assert_array_equal(model.predict(X, verbose=0), predicted)
