@@ -207,8 +207,8 @@ def check_distribution(sample):
 
 
 @pytest.mark.slow
-def test_distribution_of_three_million():
-    check_distribution(np.concatenate([chacha.normals(KEY + i, 87_380) for i in range(35)]))
+def test_distribution_of_ten_million():
+    check_distribution(np.concatenate([chacha.normals(KEY + i, 87_380) for i in range(115)]))
 
 
 @pytest.mark.slow
