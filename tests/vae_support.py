@@ -100,7 +100,7 @@ class Table:
 
 
 def tables(self):
-    """As `_draws` of a VAE."""
+    """Returns fixed tables in place of the distributions of `_draws`."""
     return [Table(NOISE[:, : self.num_samples]), Table(PRIOR)]
 
 

@@ -96,7 +96,7 @@ MISUSES = {
 
 
 def counts_of_misuses(names, padding, jit_compile=False):
-    """By name, what the batches of a misuse count as, one misuse after the other."""
+    """Counts, by name, what the batches of each misuse count as, one misuse after the other."""
     data = batches(padding=padding)
     model = trained(data.sampling, jit_compile)
     elements, before, found = iter(data.repeat()), (0, 0), {}

@@ -51,7 +51,7 @@ class NeverDrops(Accumulator):
 
 
 def equal_to_uninterrupted(places):
-    """Whether what follows is as if nothing had been broken off, by the place of the break."""
+    """Returns, for each place of a break, whether training goes on as if there had been none."""
     model, found = make(), {}
     start = model.get_weights()
     model.fit(chunks(), verbose=0)

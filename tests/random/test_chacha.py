@@ -38,37 +38,32 @@ VECTORS = [
 ]
 
 
-def plain(*args):
-    return chacha.blocks(*args)
+def by_xla(blocks):
+    def compiled(key, nonce, first, count):
+        compute = tf.function(lambda *tensors: blocks(*tensors, count), jit_compile=True)
+        return compute(key, nonce, first)
+
+    return compiled
 
 
-def compiled(*args):
-    return tf.function(lambda *tensors: chacha.blocks(*tensors, args[-1]), jit_compile=True)(
-        *args[:-1]
-    )
+PLAIN, COMPILED = chacha.blocks, by_xla(chacha.blocks)
+IN_ONE_LOOP = by_xla(chacha.blocks_in_one_loop)
 
 
-def in_one_loop(*args):
-    compute = tf.function(
-        lambda *tensors: chacha.blocks_in_one_loop(*tensors, args[-1]), jit_compile=True
-    )
-    return compute(*args[:-1])
-
-
-def stream(key, nonce, number, count=1, blocks=plain):
+def stream(key, nonce, number, count=1, blocks=PLAIN):
     words = [tf.constant(np.frombuffer(part, "<u4")) for part in (key, nonce)]
     drawn = blocks(*words, tf.constant(number, tf.uint32), count)
     return drawn.numpy().T.astype("<u4").tobytes().hex()
 
 
 @pytest.mark.quick_cases(7)
-@pytest.mark.parametrize("blocks", [plain, compiled, in_one_loop])
+@pytest.mark.parametrize("blocks", [PLAIN, COMPILED, IN_ONE_LOOP], ids=["plain", "xla", "loop"])
 @pytest.mark.parametrize(("key", "nonce", "number", "expected"), VECTORS)
 def test_vectors_of_the_rfc(key, nonce, number, expected, blocks):
     assert stream(key, bytes.fromhex(nonce), number, blocks=blocks) == expected
 
 
-@pytest.mark.parametrize("blocks", [plain, in_one_loop])
+@pytest.mark.parametrize("blocks", [PLAIN, IN_ONE_LOOP], ids=["plain", "loop"])
 def test_blocks_follow_each_other(blocks):
     (_, nonce, _, first), (*_, second) = VECTORS[1:]
     assert stream(bytes(32), bytes.fromhex(nonce), 0, 2, blocks) == first + second
@@ -79,8 +74,8 @@ def test_one_loop_gives_the_same_blocks(words_of_key):
     rng = np.random.default_rng(0)
     key, nonce = (tf.constant(rng.integers(0, 2**32, n, np.uint32)) for n in (words_of_key, 3))
     first = tf.constant(2**32 - 300, tf.uint32)  # The counter passes its end.
-    expected = compiled(key, nonce, first, 1000)
-    np.testing.assert_array_equal(in_one_loop(key, nonce, first, 1000), expected)
+    expected = COMPILED(key, nonce, first, 1000)
+    np.testing.assert_array_equal(IN_ONE_LOOP(key, nonce, first, 1000), expected)
 
 
 def test_words_are_the_same_with_and_without_one_loop(monkeypatch):
@@ -97,7 +92,7 @@ def test_a_diagonal_that_is_left_out_is_caught(monkeypatch):
     monkeypatch.setattr(chacha, "_DIAGONALS", chacha._DIAGONALS[:3])
     monkeypatch.setattr(chacha, "_double_round", chacha._mixed)
     with pytest.raises(AssertionError):
-        test_vectors_of_the_rfc(*VECTORS[0], in_one_loop)
+        test_vectors_of_the_rfc(*VECTORS[0], IN_ONE_LOOP)
 
 
 @pytest.mark.parametrize("rounds", [8, 12])
@@ -106,7 +101,7 @@ def test_fewer_rounds_are_caught(rounds, monkeypatch):
     fewer = lambda _, body, start: loop(lambda i, *_: i < rounds // 2, body, start)  # noqa: E731
     monkeypatch.setattr(tf, "while_loop", fewer)
     with pytest.raises(AssertionError):
-        test_vectors_of_the_rfc(*VECTORS[0], plain)
+        test_vectors_of_the_rfc(*VECTORS[0], PLAIN)
 
 
 # Keys.

@@ -92,7 +92,7 @@ def check_only_released_values(during, after):
 
 @pytest.fixture(scope="module", params=FRONT_ENDS, ids=lambda front: front.part)
 def accepted(request):
-    """What was watched of four updates that are all accepted."""
+    """Watches a training of four updates that are all accepted."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         return watched_fit(request.param, monkeypatch, 4, threshold=ALWAYS)
 

@@ -113,7 +113,7 @@ CHANGES = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """By front end, the config of an optimizer that has trained, and a checkpoint."""
+    """Makes the config and a checkpoint of a trained optimizer, once for each front end."""
 
     @functools.cache
     def made(front):

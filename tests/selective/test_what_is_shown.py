@@ -1,4 +1,4 @@
-"""What is shown of a training: nothing tells how many attempts were made, unless it is paid for."""
+"""Logs and progress of a training: the number of attempts is not shown unless it is paid for."""
 
 import pytest
 import tensorflow as tf

@@ -27,7 +27,7 @@ def dense(inputs, outputs, front=KERAS_2):
 
 
 def autoencoder(encoder, decoder, prior, likelihood, num_classes, front=KERAS_2):
-    """What is asked of one does not depend on how it is trained."""
+    """Makes a VAE that is not trained: these tests ask nothing of its training."""
     arguments = {"prior": prior, "likelihood": likelihood, "num_classes": num_classes}
     return front.tfdp.TermWiseVAE(encoder, decoder, aggregation="none", **arguments)
 

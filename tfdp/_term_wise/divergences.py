@@ -99,7 +99,7 @@ class _MaximumMeanDiscrepancy(Divergence):
         prior_samples: tf.Tensor,
         mask: tf.Tensor,
     ) -> tf.Tensor:
-        """See `Divergence.estimate`. Source: Gretton et al., 2012, equation 3."""
+        """Computes `Divergence.estimate` by equation 3 of Gretton et al., 2012."""
         within = self.kernel(samples, samples) + self.kernel(prior_samples, prior_samples)
         between = self.kernel(samples, prior_samples)
         return _mean(within, _distinct_pairs(mask)) - 2 * _mean(between, _pairs(mask))
@@ -226,7 +226,7 @@ class PriorToAggregateKL(Divergence):
         prior_samples: tf.Tensor,
         mask: tf.Tensor,
     ) -> tf.Tensor:
-        """See `Divergence.estimate`."""
+        """Computes `Divergence.estimate`."""
         densities = _log_densities(posterior, prior_samples, mask)
         # Also where no row exists, no gradient gets past this.
         densities = tf.where(mask, densities, tf.constant(-math.inf))

@@ -10,7 +10,7 @@ _EMPTY, _ARGUMENTS, _RESULTS = range(3)
 
 
 def is_fast() -> bool:
-    """Returns whether `in_one_loop` pays: XLA of TensorFlow 2.20 vectorises it, on CPUs."""
+    """Returns whether `in_one_loop` pays: on CPUs, with TensorFlow 2.20 or newer."""
     version = tuple(int(part) for part in tf.__version__.split(".")[:2])
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     return version >= (2, 20) and kinds == {"CPU"}
