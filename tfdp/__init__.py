@@ -15,6 +15,7 @@ from tfdp.accounting import (  # noqa: E402
     calibrate_steps,
     privacy_statement,
 )
+from tfdp.correlated_noise import BandedNoise, calibrate_correlated_noise  # noqa: E402
 
 if TYPE_CHECKING:
     from tfdp import auditing, callbacks, keras3, models
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DPSGD",
     "DPSURSGD",
+    "BandedNoise",
     "DPAdam",
     "DPSURAdam",
     "DPSURSignAdam",
@@ -51,6 +53,7 @@ __all__ = [
     "TermWiseVAE",
     "accounting",
     "auditing",
+    "calibrate_correlated_noise",
     "calibrate_noise_multiplier",
     "calibrate_noise_schedule",
     "calibrate_steps",

@@ -49,7 +49,7 @@ class BudgetCallback:
         self.target_epsilon = target_epsilon
         self.delta = delta
         self._prior = as_ledgers(prior)
-        self._last_step = 0
+        self._last_release = 0
         self._reason: str | None = None  # Why training is stopped.
         self._epoch, self._batch = 0, 0
         self._before = PrivacyLedger()
@@ -87,13 +87,15 @@ class BudgetCallback:
         allowed = most_steps(self._next_releases(ledger), ledger, self.target_epsilon, self.delta)
         # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
         self._most_batches = self._batches_per_call()
-        if allowed < -(-self._most_batches // optimizer.gradient_accumulation_steps):
+        # Batches of another object may come, and so begin a new cycle.
+        begun = -(-self._most_batches // optimizer.gradient_accumulation_steps)
+        if allowed < optimizer.releases_begun(begun, anew=True):
             raise ValueError(
                 f"The privacy budget of target_epsilon={self.target_epsilon} at "
                 f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
                 f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
             )
-        self._last_step, self._before = taken + allowed, ledger
+        self._last_release, self._before = taken + allowed, ledger
         self._reason = None
         self._others = self._released_elsewhere()
 
@@ -145,13 +147,13 @@ class BudgetCallback:
         to_come: list[Release] = []
         if isinstance(self.model.optimizer.noise_multiplier, NoiseSchedule):
             to_come = self._next_releases(now)(now.steps - self._before.steps)
-        before = {(r.event, r.truncation_probability): r.count for r in self._before.releases}
+        before = {dataclasses.replace(r, count=1): r.count for r in self._before.releases}
         for release in now.releases:
-            new = release.count - before.get((release.event, release.truncation_probability), 0)
+            new = release.count - before.get(dataclasses.replace(release, count=1), 0)
             if new > 0:
-                now.record(release.event, new, release.truncation_probability)
+                to_come.append(dataclasses.replace(release, count=new))
         for release in to_come:
-            now.record(release.event, release.count, release.truncation_probability)
+            now.record(**vars(release))
         if now.epsilon(self.delta).epsilon > self.target_epsilon:
             self._stop()
         self._before = self._ledger()
@@ -170,7 +172,7 @@ class BudgetCallback:
         optimizer = self.model.optimizer
         batches = max(0, self._most_batches - missing_batches)
         begun = -(-batches // optimizer.gradient_accumulation_steps)
-        if optimizer.own_steps() + begun > self._last_step:
+        if optimizer.own_steps() + optimizer.releases_begun(begun) > self._last_release:
             self._stop()
 
     def _stop(self) -> None:

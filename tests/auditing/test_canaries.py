@@ -157,9 +157,9 @@ def sampled_twice_as_often(monkeypatch):
 
 
 class MeanOverDrawn(tfdp.DPSGD):
-    def _add_noise(self, total, variables, stage):
+    def _add_noise(self, total, step):
         share = self.expected_batch_size / tf.shape(total.batch[0])[0]
-        noisy = super()._add_noise(total, variables, stage)
+        noisy = super()._add_noise(total, step)
         return [sums * tf.cast(share, sums.dtype) for sums in noisy]
 
 

@@ -176,10 +176,10 @@ def test_distribution_of_the_noise_with_microbatches():
 class NoGrid(tfdp.DPSGD):
     """Mutant: floats in the place of the grid."""
 
-    def _add_noise(self, total, variables, stage):
+    def _add_noise(self, total, step):
         self._clipping.wide_sums = False
         try:
-            return super()._add_noise(total, variables, stage)
+            return super()._add_noise(total, step)
         finally:
             self._clipping.wide_sums = True
 
@@ -258,9 +258,9 @@ def test_without_noise_nothing_changes():
 class Watching(tfdp.DPSGD):
     """Keeps the bound on the rounding of the last sum."""
 
-    def _add_noise(self, total, variables, stage):
+    def _add_noise(self, total, step):
         self.watched.assign(total.error)
-        return super()._add_noise(total, variables, stage)
+        return super()._add_noise(total, step)
 
 
 @pytest.mark.slow

@@ -28,11 +28,14 @@ class Release:
       count: Number of runs.
       truncation_probability: Probability, at most, that in one run examples were left out because
         the sampled batch did not fit, on any data set.
+      cycle_length: Training steps that one run covers, in which an example has one chance to be
+        sampled.
     """
 
     event: dp_accounting.DpEvent
     count: int
     truncation_probability: float = 0.0
+    cycle_length: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,6 +72,7 @@ class PrivacyLedger:
         event: dp_accounting.DpEvent,
         count: int = 1,
         truncation_probability: float = 0.0,
+        cycle_length: int = 1,
     ) -> None:
         """Adds `count` releases of `event`.
 
@@ -81,6 +82,8 @@ class PrivacyLedger:
           truncation_probability: An upper bound tau, in [0, 1), on the probability that one release
             leaves examples out because its Poisson batch does not fit into its fixed size. It is
             charged to delta: see `tfdp.accounting.bounds.tightest_epsilon`.
+          cycle_length: Training steps that one release covers, in which an example has one chance
+            to be sampled (cyclic Poisson sampling). It changes no cost; statements name it.
 
         Raises:
           ValueError: An argument, or a parameter of `event`, is out of its range.
@@ -88,11 +91,13 @@ class PrivacyLedger:
         event = event_codec.freeze(event)
         count = _validation.positive_integer("count", count)
         tau = _validation.small_probability("truncation_probability", truncation_probability)
+        cycle = _validation.positive_integer("cycle_length", cycle_length)
+        new = Release(event, count, tau, cycle)
         last = self._releases[-1] if self._releases else None
-        if last is not None and (last.event, last.truncation_probability) == (event, tau):
-            self._releases[-1] = Release(event, last.count + count, tau)
+        if last is not None and dataclasses.replace(last, count=count) == new:
+            self._releases[-1] = dataclasses.replace(new, count=last.count + count)
         else:
-            self._releases.append(Release(event, count, tau))
+            self._releases.append(new)
 
     def add_note(self, note: str) -> None:
         """Adds a sentence that `privacy_statement` must print, unless it is there already."""
@@ -183,6 +188,7 @@ class PrivacyLedger:
                     "event": event_codec.encode(release.event),
                     "count": release.count,
                     "truncation_probability": release.truncation_probability,
+                    "cycle_length": release.cycle_length,
                 }
                 for release in self._releases
             ],
@@ -203,7 +209,7 @@ class PrivacyLedger:
             raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
         ledger = cls(data["notes"], data["selective_release"], data["unit"])
         for release in data["releases"]:
-            if set(release) != {"event", "count", "truncation_probability"}:
+            if set(release) != {"event", "count", "truncation_probability", "cycle_length"}:
                 raise _validation.error("releases", "what `to_dict` wrote", release)
             ledger.record(**{**release, "event": event_codec.decode(release["event"])})
         return ledger
@@ -227,6 +233,7 @@ class _ReadOnlyLedger(PrivacyLedger):
         event: dp_accounting.DpEvent,
         count: int = 1,
         truncation_probability: float = 0.0,
+        cycle_length: int = 1,
     ) -> None:
         """Raises an error: a ledger of an optimizer is read-only.
 
@@ -234,7 +241,7 @@ class _ReadOnlyLedger(PrivacyLedger):
           TypeError: Always: the ledger shows what the optimizer has counted.
         """
         self._refuse("record")
-        super().record(event, count, truncation_probability)
+        super().record(event, count, truncation_probability, cycle_length)
 
     def add_note(self, note: str) -> None:
         """Raises an error: a ledger of an optimizer is read-only.
@@ -317,7 +324,7 @@ def compose_ledgers(
                 counts[one] = counts.get(one, 0) + part.count
     whole = cls([note for ledger in ledgers for note in ledger.notes], mode, unit)
     for release, count in counts.items():
-        whole.record(release.event, count, release.truncation_probability)
+        whole.record(release.event, count, release.truncation_probability, release.cycle_length)
     sizes = {*dataset_sizes, *(size for ledger in ledgers for size in ledger.dataset_sizes)}
     whole._dataset_sizes = tuple(sorted(sizes))
     if isinstance(whole, _ReadOnlyLedger):

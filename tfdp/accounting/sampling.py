@@ -95,7 +95,7 @@ def padded_part_size(sampling: "PoissonSampling") -> int:
     low, high = 1, sampling.part_size + 1
     while low < high:
         middle = (low + high) // 2
-        tau = truncation_probability(middle, sampling.part_size, sampling.sampling_probability)
+        tau = truncation_probability(middle, sampling.part_size, sampling._share)
         if sampling.parts * tau <= whole.truncation_probability:
             high = middle
         else:
@@ -109,6 +109,10 @@ class PoissonSampling:
 
     (With `unit="user"` read "user" for "example".)
 
+    With a `cycle_length` of c > 1, each example is in one of c sets, each with probability 1 / c.
+    Step t samples set t mod c, with q = c B / N: cyclic Poisson sampling. An example can be in one
+    of any c batches in a row.
+
     Attributes:
       dataset_size: Number of training examples, N. Treated as public.
       expected_batch_size: Expected number of examples in a batch, B.
@@ -121,6 +125,7 @@ class PoissonSampling:
       rows_per_example: Rows that every example has in a batch: augmented copies of it, or the
         chosen examples of a user. The gradient of their mean loss is clipped.
       unit: The unit of privacy, of which neighbouring data sets differ by one: "example" or "user".
+      cycle_length: Steps in which every example has one chance to be sampled, c <= N / B.
     """
 
     dataset_size: int
@@ -131,10 +136,11 @@ class PoissonSampling:
     largest_part: int | None = None
     rows_per_example: int = 1
     unit: str = EXAMPLE
+    cycle_length: int = 1
 
     def __post_init__(self) -> None:
         sizes = ("dataset_size", "expected_batch_size", "rows_per_example")
-        for name in (*sizes, "gradient_accumulation_steps", "parts"):
+        for name in (*sizes, "gradient_accumulation_steps", "parts", "cycle_length"):
             value = _validation.positive_integer(name, getattr(self, name))
             object.__setattr__(self, name, value)
         if not self.dataset_size / self.parts <= self.part_size <= self.dataset_size:
@@ -153,10 +159,24 @@ class PoissonSampling:
                 f"at most dataset_size={self.dataset_size}",
                 self.expected_batch_size,
             )
+        if self.cycle_length * self.expected_batch_size > self.dataset_size:
+            raise _validation.error(
+                "cycle_length",
+                "at most dataset_size / expected_batch_size, "
+                f"{self.dataset_size // self.expected_batch_size}",
+                self.cycle_length,
+            )
+        if self.cycle_length > 1 and self.parts > 1:
+            raise _validation.error("cycle_length", "1 with several parts", self.cycle_length)
 
     @property
     def sampling_probability(self) -> float:
-        """The probability q that an example is in a batch."""
+        """The probability q that an example (of the set that is sampled) is in a batch."""
+        return self.cycle_length * self.expected_batch_size / self.dataset_size
+
+    @property
+    def _share(self) -> float:
+        """The share of the data set that a batch is expected to have."""
         return self.expected_batch_size / self.dataset_size
 
     @property
@@ -200,16 +220,16 @@ class PoissonSampling:
 
     def _size(self, deviations: float) -> int:
         """Returns the rows of a (part's) batch that exceeds its expectation by `deviations`."""
-        q = self.sampling_probability
-        expected = self.expected_batch_size * self.part_size / self.dataset_size
-        return math.ceil(expected + deviations * math.sqrt(expected * (1 - q)))
+        expected = self._share * self.part_size
+        return math.ceil(expected + deviations * math.sqrt(expected * (1 - self._share)))
 
     @property
     def truncation_probability(self) -> float:
         """An upper bound on the probability that one logical batch has more examples than rows.
 
-        It holds for the data set, and for neighbours with one more example.
+        It holds for the data set, and for neighbours with one more example. With several sets, the
+        number of examples in a batch is binomial as well: the set of an example is random.
         """
         return self.parts * truncation_probability(
-            self.padded_batch_size, self.part_size, self.sampling_probability
+            self.padded_batch_size, self.part_size, self._share
         )

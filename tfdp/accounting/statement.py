@@ -234,7 +234,8 @@ def _runs(releases: Iterable[Release]) -> list[list[Release]]:
         scheduled = isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
             event.event, dp_accounting.GaussianDpEvent
         )
-        return event.sampling_probability if scheduled else f"alone: {number}"
+        one = (event.sampling_probability, numbered[1].cycle_length) if scheduled else None
+        return one or f"alone: {number}"
 
     return [
         [release for _, release in run]
@@ -249,12 +250,14 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
         return _describe_selective(release.count, event, dataset_size, ledger)
     if isinstance(event, RepeatAndSelectDpEvent):
         return _describe_selection(release, dataset_size, ledger)
-    steps = _number(sum(one.count for one in run), "step")
+    cycle = release.cycle_length
+    noun = "step" if cycle == 1 else "cycle"
+    steps = _number(sum(one.count for one in run), noun)
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
     if len(run) > 1:
         noises = ", then ".join(
-            f"{one.event.event.noise_multiplier:.6g} ({_number(one.count, 'step')})" for one in run
+            f"{one.event.event.noise_multiplier:.6g} ({_number(one.count, noun)})" for one in run
         )
         mechanism = f"of the Gaussian mechanism with noise multipliers {noises}"
     elif isinstance(event.event, dp_accounting.GaussianDpEvent):
@@ -263,7 +266,7 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
         )
     else:
         mechanism = f"of {event.event!r}"
-    sampling = _describe_sampling(event.sampling_probability, dataset_size, ledger.unit)
+    sampling = _describe_sampling(event.sampling_probability, dataset_size, ledger.unit, cycle)
     return f"{steps} {mechanism}, on {sampling}"
 
 
@@ -305,13 +308,18 @@ def _parts(event: dp_accounting.DpEvent, count: int = 1) -> list[Release]:
     return [Release(event, count)]
 
 
-def _describe_sampling(q: float, dataset_size: int | None, unit: str) -> str:
-    text = (
-        f"Poisson-sampled batches: each {unit} is in each batch independently with probability "
-        f"q = {q:.6g}"
-    )
+def _describe_sampling(q: float, dataset_size: int | None, unit: str, cycle: int = 1) -> str:
+    text = f"Poisson-sampled batches: each {unit} is in "
+    if cycle == 1:
+        text += f"each batch independently with probability q = {q:.6g}"
+    else:
+        text += (
+            f"one of {cycle} random sets, which the {cycle} batches of a cycle are sampled from, "
+            f"and in its batch independently with probability q = {q:.6g}"
+        )
     if dataset_size is not None:
-        text += f" (of {dataset_size} {unit}s, {q * dataset_size:g} expected per batch)"
+        expected = q * dataset_size / cycle
+        text += f" (of {dataset_size} {unit}s, {expected:g} expected per batch)"
     return text
 
 

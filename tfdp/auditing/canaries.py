@@ -122,9 +122,9 @@ class CanaryAudit:
         observed_optimizer: Any = optimizer
         add_noise = optimizer._add_noise
 
-        def observed(total: Any, variables: list, stage: tf.Tensor | None) -> list:
-            noisy = add_noise(total, variables, stage)
-            for sums, variable in zip(noisy, variables, strict=True):
+        def observed(total: Any, step: Any) -> list:
+            noisy = add_noise(total, step)
+            for sums, variable in zip(noisy, step.variables, strict=True):
                 if variable is self.model.coordinates:
                     self._released.assign(tf.cast(sums, tf.float32))
             return noisy
@@ -241,6 +241,8 @@ class _Reading(tf.keras.callbacks.Callback):
             )
         if optimizer.sampling is not None and optimizer.sampling.unit != EXAMPLE:
             raise error("optimizer", "one whose unit of privacy is the example", optimizer)
+        if optimizer.noise_correlation is not None:
+            raise error("optimizer", "one whose steps have independent noise", optimizer)
         size = len(audit.data[0][1])
         if optimizer.dataset_size not in (None, size):
             raise error("data", f"`audit.data`, of {size} rows", optimizer.dataset_size)

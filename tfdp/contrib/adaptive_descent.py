@@ -384,6 +384,7 @@ def _check_batches(batches: PoissonBatches) -> None:
         "chunk_size": batches.sampling.gradient_accumulation_steps != 1,
         "transform": source.transform is not None,
         "sample_weight": source.sample_weight is not None,
+        "cycle_length": source.cycle is not None,
         "data that are not in memory": source.stored is not None,
     }
     for name, there in present.items():

@@ -29,7 +29,7 @@ _SLOTS = 1024
 # Entries of a tensor that its fingerprint looks at, at most.
 _ENTRIES = 2**13
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS = slice(0, 8), 8, 9, 10, 11, 12
+_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS, _SEQUENCE = slice(0, 9), 9, 10, 11, 12, 13, 14
 # Of what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
@@ -50,12 +50,16 @@ class Use:
       chunk: Index among the chunks of that draw, from 0, a scalar int64.
       empty: Whether nothing was drawn, so that its only row is not an example, a scalar bool;
         None if that cannot be.
+      source: Number of the object that drew it, a scalar int64; None without a record.
+      sequence: Number of the draw among those of this source, likewise.
     """
 
     fresh: tf.Tensor
     draw: tf.Tensor
     chunk: tf.Tensor
     empty: tf.Tensor | None = None
+    source: tf.Tensor | None = None
+    sequence: tf.Tensor | None = None
 
 
 class DrawRecord:
@@ -77,7 +81,7 @@ class DrawRecord:
                         shape=[_SLOTS, None],
                     ),
                     tf.Variable(
-                        tf.fill([_SLOTS, _ROWS + 1], tf.constant(_NOTHING, tf.int64)),
+                        tf.fill([_SLOTS, _SEQUENCE + 1], tf.constant(_NOTHING, tf.int64)),
                         trainable=False,
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
@@ -102,6 +106,7 @@ class DrawRecord:
         tensors: Sequence[tf.Tensor],
         rows: tf.Tensor | int = 1,
         part: int = 0,
+        sequence: tf.Tensor | int = 0,
     ) -> tf.Operation:
         """Enters a draw, in the graph being built.
 
@@ -114,6 +119,7 @@ class DrawRecord:
           tensors: The tensors of the batch, `[rows, ...]` each.
           rows: Number of rows that were drawn; 0 if the only row stands for none.
           part: Index of the part of the data set.
+          sequence: Number of the draw among those of its source.
         """
         prints, known, counter, _, _ = self._made()
         entry = _next_number(counter)
@@ -121,7 +127,7 @@ class DrawRecord:
         own = own if mask is not None else tf.pad(own, [[1, 0]], constant_values=_NOTHING)
         width = tf.shape(prints.read_value())[1]
         own = tf.pad(own, [[0, width - len(tensors) - 1]], constant_values=_NOTHING)
-        facts = [*_facts(sampling, part), draw, chunk, entry + 1, source, rows]
+        facts = [*_facts(sampling, part), draw, chunk, entry + 1, source, rows, sequence]
         facts = tf.stack([tf.cast(fact, tf.int64) for fact in facts])
         where = tf.reshape(entry % _SLOTS, [1, 1])
         with tf.control_dependencies([prints.scatter_nd_update(where, own[tf.newaxis])]):
@@ -220,7 +226,7 @@ class DrawRecord:
 
     def _look_up(
         self, wanted: tf.Tensor, of_mask: tf.Tensor, own: tf.Tensor, following: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, ...]:
         """Looks fingerprints up, of the mask `[0 or 1]`, and marks what is found as used."""
         prints, known, _, _, uses = self._made()
         with tf.control_dependencies([of_mask, own]):  # Once the batch is there, so is its entry.
@@ -250,7 +256,7 @@ class DrawRecord:
         is_known = tf.reduce_any(found)
         fresh = tf.logical_and(is_known, after == unused + 1)
         empty = tf.logical_and(is_known, facts[_ROWS] == 0)
-        return fresh, facts[_DRAW], facts[_CHUNK], empty
+        return fresh, facts[_DRAW], facts[_CHUNK], empty, facts[_SOURCE], facts[_SEQUENCE]
 
     def _made(self) -> tuple[tf.Variable, ...]:
         if not self._variables:
@@ -263,7 +269,7 @@ def _facts(sampling: PoissonSampling, part: int) -> tuple[int, ...]:
     sizes = sampling.dataset_size, sampling.expected_batch_size
     steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
     unit = sampling.rows_per_example, UNITS.index(sampling.unit)
-    return *sizes, steps, padding, sampling.parts, part, *unit
+    return *sizes, steps, padding, sampling.parts, part, *unit, sampling.cycle_length
 
 
 def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

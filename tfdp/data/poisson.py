@@ -25,6 +25,7 @@ from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data, tuples_for_lists
 from tfdp.data.columns import Features, chosen
+from tfdp.data.cycle import Cycle
 from tfdp.data.source import PoissonSource
 from tfdp.data.stored import stored
 from tfdp.data.users import Users
@@ -47,6 +48,7 @@ def poisson_batches(
     privacy_unit: Any = None,
     examples_per_user: int | None = None,
     augmentations: int = 1,
+    cycle_length: int = 1,
 ) -> PoissonBatches:
     """Returns batches that contain each example independently, with probability q = B / N.
 
@@ -106,6 +108,10 @@ def poisson_batches(
         random layers of the model, treat each of them anew; the gradient of their mean loss is
         clipped, so that they cost no more privacy than one (augmentation multiplicity: De et al.,
         2022, https://arxiv.org/abs/2204.13650, section 3.2).
+      cycle_length: Steps c, at most N / B, in which each example has one chance to be sampled. With
+        c > 1 each example is in one of c sets, at random, from which batches are sampled in turns,
+        with q = c B / N. For noise that is correlated from step to step: `tfdp.BandedNoise`. With
+        c = N / B each step takes the whole of a set, and nothing is sampled.
 
     Returns:
       A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
@@ -138,7 +144,10 @@ def poisson_batches(
         padding=padding,
         rows_per_example=source.rows_per_example,
         unit=EXAMPLE if source.users is None else USER,
+        cycle_length=cycle_length,
     )
+    if sampling.cycle_length > 1:
+        source = dataclasses.replace(source, cycle=Cycle(dataset_size, sampling.cycle_length, seed))
     # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
     most = padded_batch_size(dataset_size, expected_batch_size)
     each = source.rows_per_example
@@ -234,22 +243,24 @@ def drawn_batches(
     draw_record.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
-        number = draw_record.RECORD.number()
-        rows = [t for t in source.draw_rows(keys.next_key(), sampling) if t is not None]
+        number, key = draw_record.RECORD.number(), keys.next_key()
+        rows = [t for t in source.draw_rows(key, sampling) if t is not None]
+        numbers = tf.stack([number, key[-1]])
         if chunks == 1:
-            return tf.data.Dataset.from_tensors((number, tf.constant(0, tf.int64), *rows))
+            return tf.data.Dataset.from_tensors((numbers, tf.constant(0, tf.int64), *rows))
         units = tf.size(rows[0], tf.int64) // each
         ends = tf.range(chunks + 1, dtype=tf.int64) * units // chunks * each
         return tf.data.Dataset.range(chunks).map(
-            lambda chunk: (number, chunk, *[t[ends[chunk] : ends[chunk + 1]] for t in rows])
+            lambda chunk: (numbers, chunk, *[t[ends[chunk] : ends[chunk + 1]] for t in rows])
         )
 
-    def deliver(number: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor, *weights: Any) -> tuple:
+    def deliver(numbers: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor, *weights: Any) -> tuple:
         batch = source.rows(indices, *weights, padded=padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
         flat, rows = tf.nest.flatten(tensors), tf.size(indices)
+        number, sequence = tf.unstack(numbers)
         entered = draw_record.RECORD.enter(
-            sampling, own_number, number, chunk, mask, flat, rows, part
+            sampling, own_number, number, chunk, mask, flat, rows, part, sequence
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp._random import chacha
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.data.cycle import Cycle
 from tfdp.data.stored import Examples
 from tfdp.data.users import Users
 
@@ -36,6 +37,7 @@ class PoissonSource:
       stored: Reads examples that are not in memory, or None.
       augmentations: Rows that each drawn example has.
       users: The users who are sampled in place of examples, or None.
+      cycle: The sets of units that are sampled in turns, or None: every draw is of all.
     """
 
     x: Any
@@ -48,6 +50,7 @@ class PoissonSource:
     stored: Examples | None = None
     augmentations: int = 1
     users: Users | None = None
+    cycle: Cycle | None = None
 
     @property
     def dataset_size(self) -> int:
@@ -95,7 +98,10 @@ class PoissonSource:
           For each row the index of its example, int64 `[units * rows_per_example]`, `examples` or
           more where it is padding; and weights of the rows, float32, or None.
         """
-        indices = draw_indices(key, sampling, self.dataset_size)
+        if self.cycle is None:
+            indices = draw_indices(key, sampling, self.dataset_size)
+        else:
+            indices = self.cycle.draw(key[-1], lambda size: draw_indices(key, sampling, size))
         weights = None
         if self.users is not None:
             indices, weights = self.users.choose(key, indices)
@@ -159,13 +165,13 @@ class PoissonSource:
         return rows if len(rows) == 3 else (*rows, mask)
 
 
-def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Tensor:
+def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int | tf.Tensor) -> tf.Tensor:
     """Draws a Poisson sample, with as many rows as its padding asks for.
 
     Args:
       key: Secret of this draw; see `tfdp._random.chacha.random_words`.
       sampling: The sampling and padding.
-      size: Number of examples: of the data set, or of this part of it.
+      size: Number of examples: of the data set, or of this part of it; may be a scalar int64.
 
     Returns:
       For each row the index of its example, int64 `[rows]`; at least `size` where it is padding.
@@ -184,7 +190,7 @@ def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int) -> tf.Ten
 
 
 def sample_places(
-    key: tf.Tensor, dataset_size: int, sampling_probability: float, rows: int
+    key: tf.Tensor, dataset_size: int | tf.Tensor, sampling_probability: float, rows: int
 ) -> tf.Tensor:
     """Draws a Poisson sample of `range(dataset_size)`, at uniformly random places.
 
@@ -210,7 +216,9 @@ def sample_places(
     return tf.gather(indices, _permutation(of_place))
 
 
-def sample_indices(words: tf.Tensor, dataset_size: int, sampling_probability: float) -> tf.Tensor:
+def sample_indices(
+    words: tf.Tensor, dataset_size: int | tf.Tensor, sampling_probability: float
+) -> tf.Tensor:
     """Draws a Poisson sample of `range(dataset_size)`, in increasing order.
 
     The distances between successive sampled indices are independent and geometric, so that the
@@ -228,7 +236,7 @@ def sample_indices(words: tf.Tensor, dataset_size: int, sampling_probability: fl
     log_miss = np.log1p(-sampling_probability) if sampling_probability < 1 else -np.inf
     waiting = chacha.exponentials(tf.reshape(words, [_OF_INDEX, -1]))
     misses = tf.floor(waiting / -log_miss)
-    gaps = 1 + tf.cast(tf.minimum(misses, dataset_size), tf.int64)
+    gaps = 1 + tf.cast(tf.minimum(misses, tf.cast(dataset_size, misses.dtype)), tf.int64)
     return tf.cumsum(gaps) - 1
 
 

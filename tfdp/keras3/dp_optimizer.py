@@ -12,6 +12,7 @@ from tfdp import schedules
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
+from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
@@ -101,6 +102,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
+        noise_correlation: BandedNoise | dict[str, Any] | None = None,
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
@@ -120,6 +122,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             secure_noise,
             engine,
             clipping_rule,
+            noise_correlation,
         )
         self._self_setattr_tracking = True
 

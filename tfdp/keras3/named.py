@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule
+from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, check_first_argument
@@ -37,6 +38,7 @@ class _NamedOptimizer(DPOptimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
+        noise_correlation: BandedNoise | dict[str, Any] | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -52,6 +54,7 @@ class _NamedOptimizer(DPOptimizer):
             secure_noise,
             engine,
             clipping_rule,
+            noise_correlation,
             name,
         )
 

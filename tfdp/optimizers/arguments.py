@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp import schedules
 from tfdp._validation import error, is_integer, is_number
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.clipping import (
@@ -20,6 +21,7 @@ from tfdp.clipping import (
 )
 from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import check_clip
+from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
 _FAST_MATH = "xla_cpu_enable_fast_math"
@@ -52,7 +54,9 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
         prove, or "vectorized", which is slower (`tfdp.clipping`).
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
-        or a `tfdp.clipping.ClippingRule` with arguments of its own."""
+        or a `tfdp.clipping.ClippingRule` with arguments of its own.
+      noise_correlation: A `tfdp.BandedNoise`, for batches of `tfdp.data.poisson_batches(...,
+        cycle_length=c)` with c of at least its bands. None: steps have independent noise."""
 
 ENGINES: dict[str, type[ClippingEngine]] = {
     "one_pass": OnePassEngine,
@@ -142,6 +146,36 @@ def check_secure_noise(
             f"not depend on the data. Received: sampling.padding={sampling.padding!r}. Write "
             '`tfdp.data.poisson_batches(..., padding="full")`.'
         )
+
+
+def check_correlation(
+    correlation: BandedNoise | None,
+    noise_multiplier: Any,
+    sampling: PoissonSampling | None,
+    secure_noise: bool,
+    adaptive: bool,
+) -> None:
+    """Raises a ValueError if noise cannot be correlated, or not in this way."""
+    if correlation is None:
+        return
+    length = 0 if sampling is None else sampling.cycle_length
+    if length < correlation.bands:
+        raise ValueError(
+            f"Argument `noise_correlation` of {correlation.bands} bands must be given with "
+            "`sampling` of batches in which each example is sampled at most once in so many steps: "
+            f"`tfdp.data.poisson_batches(..., cycle_length={correlation.bands})`, or more. "
+            f"Received: {f'cycle_length={length}' if length else 'sampling=None'}."
+        )
+    for name, given in (
+        ("secure_noise=True", secure_noise),
+        ("a schedule as `noise_multiplier`", isinstance(noise_multiplier, schedules.NoiseSchedule)),
+        ('clipping_rule="adaptive_quantile"', adaptive),
+    ):
+        if given:
+            raise ValueError(
+                "Argument `noise_correlation` must be None where steps differ in their noise, or "
+                f"draw it elsewhere. Received: {name}."
+            )
 
 
 def check_arithmetic() -> None:

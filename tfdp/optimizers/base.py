@@ -15,6 +15,7 @@ from tfdp._tf import first_trace
 from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
+from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
@@ -62,6 +63,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
+        noise_correlation: BandedNoise | dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self._set_privacy(
@@ -75,6 +77,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
             secure_noise,
             engine,
             clipping_rule,
+            noise_correlation,
         )
         kwargs.setdefault("name", type(self).__name__)
         # TF-Privacy's own noise, which is never used, has no schedules.

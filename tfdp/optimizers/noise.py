@@ -1,6 +1,6 @@
 """Generator of the noise of private optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -13,6 +13,7 @@ def add_gaussian_noise(
     tensors: list[tf.Tensor | None],
     stddev: float | tf.Tensor | Sequence[float | tf.Tensor],
     key: tf.Tensor,
+    correlate: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> list[tf.Tensor | None]:
     """Adds independent N(0, stddev^2) to every coordinate of tensors, summed over all replicas.
 
@@ -22,6 +23,7 @@ def add_gaussian_noise(
       tensors: Tensors of any shapes; None is left as it is.
       stddev: Standard deviation, in the units of the tensors; or one for each tensor.
       key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
+      correlate: Makes of independent normal numbers, `[coordinates]`, those to add.
 
     Returns:
       The noisy sums, the same in each replica.
@@ -38,6 +40,7 @@ def add_gaussian_noise(
     dtypes = {tensor.dtype for tensor in present}
     dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64
     noise = replicas.own_share(lambda size: chacha.normals(key, size, dtype=dtype), sum(sizes))
+    noise = noise if correlate is None else correlate(noise)
     common = not isinstance(stddev, Sequence)
     if common:
         noise *= tf.cast(stddev, dtype)

@@ -6,7 +6,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from tfdp import schedules
+from tfdp import correlated_noise, schedules
 from tfdp._random.key_streams import KeyStream
 from tfdp._validation import error
 from tfdp.accounting import PrivacyLedger
@@ -18,6 +18,7 @@ from tfdp.clipping import (
     ClippingRule,
     clipping_rules,
 )
+from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers import record_ledger, record_table
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -25,12 +26,15 @@ from tfdp.optimizers.arguments import (
     ENGINES,
     check_arithmetic,
     check_clipping_arguments,
+    check_correlation,
     check_privacy_arguments,
     check_secure_noise,
     required,
     sampling_of,
 )
+from tfdp.optimizers.cycle_count import CycleCount
 from tfdp.optimizers.noise import at_stage
+from tfdp.optimizers.noise_memory import NoiseMemory
 from tfdp.optimizers.release_count import ReleaseRecord
 from tfdp.optimizers.state import PersistentState
 from tfdp.schedules import NoiseMultiplier
@@ -51,6 +55,7 @@ class PrivacyParameters(PersistentState):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
+        noise_correlation: BandedNoise | dict[str, Any] | None = None,
     ) -> None:
         """Checks and takes over the arguments: what `__init__` does for every Keras."""
         l2_norm_clip, noise_multiplier = required(
@@ -88,6 +93,17 @@ class PrivacyParameters(PersistentState):
         if self._adaptive is not None:
             noises = (max(self._adaptive.sum_noises), max(self._adaptive.count_noises))
         check_secure_noise(secure_noise, *noises, self._sampled)
+        self._correlation = correlated_noise.get(noise_correlation)
+        adaptive = self._adaptive is not None
+        check_correlation(
+            self._correlation, noise_multiplier, self._sampled, secure_noise, adaptive
+        )
+        self._memory: NoiseMemory | None = None
+        if self._correlation is not None and self._correlation.bands > 1 and self._has_noise:
+            self._memory = NoiseMemory(self._correlation)
+        self._cycles: CycleCount | None = None
+        if self._sampled is not None and self._sampled.cycle_length > 1:
+            self._cycles = CycleCount(self._sampled.cycle_length)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and self._has_noise
         if self._sampled is not None:
@@ -156,6 +172,21 @@ class PrivacyParameters(PersistentState):
         return self._stages.values[stage] * self._clipping.sensitivity()
 
     @property
+    def noise_correlation(self) -> BandedNoise | None:
+        """Correlation of the noise from step to step; None if it is independent."""
+        return self._correlation
+
+    def releases_begun(self, steps: int, anew: bool = False) -> int:
+        """Returns how many releases the ledger will record for the next steps.
+
+        Args:
+          steps: How many steps.
+          anew: Whether their batches may come from another object than those before, so that a
+            cycle of cyclic sampling begins.
+        """
+        return steps if self._cycles is None else self._cycles.begun_by(steps, anew)
+
+    @property
     def secure_noise(self) -> bool:
         """True if floating-point numbers reveal no more than the ideal mechanism."""
         return self._secure_noise
@@ -210,7 +241,7 @@ class PrivacyParameters(PersistentState):
 
     @property
     def release(self) -> Release:
-        """The release that the ledger will record for the next step.
+        """The release that the ledger will record for the next step (or cycle of steps).
 
         Raises:
           ValueError: The optimizer was not given `sampling`.
@@ -222,7 +253,7 @@ class PrivacyParameters(PersistentState):
 
         Args:
           first: Number of the first of them in the noise's schedule: `scheduled_steps()`.
-          count: How many steps.
+          count: How many steps; with cyclic sampling, how many cycles of steps.
 
         Raises:
           ValueError: The optimizer was not given `sampling`.
@@ -267,6 +298,7 @@ class PrivacyParameters(PersistentState):
             "dataset_size": float(self._dataset_size or 0),
             "privacy_unit": float(0 if self._sampled is None else UNITS.index(self._sampled.unit)),
             "noise_schedule": self._stages.fingerprint,
+            "cycle_length": float(1 if self._sampled is None else self._sampled.cycle_length),
         }
 
     def _sampling_config(self) -> dict[str, Any]:
@@ -279,6 +311,7 @@ class PrivacyParameters(PersistentState):
 
     def _privacy_config(self) -> dict[str, Any]:
         """Returns the arguments of `_set_privacy`, without the secret noise key."""
+        correlation = self._correlation
         return {
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": schedules.serialize(self.noise_multiplier),
@@ -288,4 +321,5 @@ class PrivacyParameters(PersistentState):
             "secure_noise": self._secure_noise,
             "engine": self._engine,
             "clipping_rule": clipping_rules.serialize(self._clipping.clipping_rule),
+            "noise_correlation": None if correlation is None else correlation.get_config(),
         }

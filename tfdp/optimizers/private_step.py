@@ -5,6 +5,7 @@ Keras 3.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -185,13 +186,17 @@ class PrivateStep(PrivacyParameters):
         """
         data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
         use, lock = self._use_of(clipped)
-        counted, stage = replicas.once(self._count, use.fresh, use.chunk)
+        counted, stage = replicas.once(self._count, use.fresh, use.chunk, use.source, use.sequence)
         for op in data:
             op._add_control_input(counted.op)
         return use, lock, stage, counted.op
 
     def _count(
-        self, fresh: Sequence[tf.Tensor], chunks: Sequence[tf.Tensor]
+        self,
+        fresh: Sequence[tf.Tensor],
+        chunks: Sequence[tf.Tensor],
+        sources: Sequence[tf.Tensor | None],
+        sequences: Sequence[tf.Tensor | None],
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Counts a step whose batches, one for each replica, have these uses.
 
@@ -206,7 +211,15 @@ class PrivateStep(PrivacyParameters):
             begins = tf.logical_or(begins, tf.logical_not(all_fresh))
         with tf.control_dependencies(checks):
             stage = self._released.stage(begins)
-            counted = self._released.add(all_fresh, begins, stage)
+            if self._cycles is None:
+                counted = self._released.add(all_fresh, begins, stage)
+            else:  # On one replica.
+                counted = self._cycles.count(
+                    sources[0],
+                    sequences[0],
+                    tf.logical_and(all_fresh, begins),
+                    lambda costs: self._released.add(all_fresh, begins, stage, costs),
+                )
         with tf.control_dependencies([counted]):
             return tf.identity(begins), None if stage is None else tf.identity(stage)
 
@@ -235,6 +248,12 @@ class PrivateStep(PrivacyParameters):
                 "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
                 "are of the whole batch. Received a distribution strategy of "
                 f"{replicas.count()} replicas."
+            )
+        if self._memory is not None:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained with independent noise, as "
+                "each variable has noise of its own. Received: noise_correlation="
+                f"{self._correlation}."
             )
         if self._clipping.rows_per_example > 1:
             raise ValueError(
@@ -292,7 +311,7 @@ class PrivateStep(PrivacyParameters):
           total: The sum over all of it.
           name: Name of the operation.
         """
-        noisy = self._add_noise(total, step.variables, step.stage)
+        noisy = self._add_noise(total, step)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         gradients = []
@@ -309,14 +328,18 @@ class PrivateStep(PrivacyParameters):
         with step_check.pause_own_operations():  # Replicas meet in it.
             return self._update(gradients, name)
 
-    def _add_noise(self, total: ClippedSum, variables: list, stage: tf.Tensor | None) -> list:
+    def _add_noise(self, total: ClippedSum, step: _Step) -> list:
         """Returns the noisy sums of a logical batch."""
-        key = self._noise.next_key(self._position())
+        key, stage = self._noise.next_key(self._position()), step.stage
         if not self._clipping.wide_sums:
             if self._adaptive is not None:
                 return self._adaptive.step(total.gradients, total.within_clip, key, stage)
-            return add_gaussian_noise(total.gradients, self._noise_stddevs(total, stage), key)
-        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in variables]
+            memory, stddevs = self._memory, self._noise_stddevs(total, stage)
+            use, correlate = step.use, None
+            if memory is not None:
+                correlate = functools.partial(memory.next, source=use.source, sequence=use.sequence)
+            return add_gaussian_noise(total.gradients, stddevs, key, correlate)
+        dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in step.variables]
         if self._adaptive is not None:
             return self._adaptive.secure_step(
                 total.gradients, total.within_clip, total.error, key, dtypes, stage

@@ -49,7 +49,7 @@ _ATTEMPTS_SHOWN = (
 
 
 def release_of(kind: int, parameters: dict[str, float]) -> Release:
-    """Returns what one step of these privacy parameters releases.
+    """Returns what one step of these privacy parameters (or one cycle of steps) releases.
 
     Args:
       kind: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
@@ -57,10 +57,13 @@ def release_of(kind: int, parameters: dict[str, float]) -> Release:
     """
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
     padding = NONE if kind == GAUSSIAN_UNPADDED else FULL
-    update = PoissonSampling(size, int(parameters["expected_batch_size"]), padding=padding)
+    cycle = max(1, int(parameters.get("cycle_length", 1)))
+    update = PoissonSampling(
+        size, int(parameters["expected_batch_size"]), padding=padding, cycle_length=cycle
+    )
     event = event_codec.sampled_gaussian(update.sampling_probability, noise)
     if kind != SELECTIVE:
-        return Release(event, 1, update.truncation_probability)
+        return Release(event, 1, cycle * update.truncation_probability, cycle)
     test = PoissonSampling(size, int(parameters["validation_batch_size"]), padding=padding)
     test_noise, threshold = parameters["validation_noise_multiplier"], parameters["threshold"]
     selection = event_codec.sampled_gaussian(test.sampling_probability, test_noise)
@@ -147,7 +150,7 @@ def _ledger_of_row(row: np.ndarray, mixed: bool) -> PrivacyLedger:
         ledger.record(dp_accounting.UnsupportedDpEvent(), steps)
     elif steps:
         release = release_of(int(row[KIND]), parameters)
-        ledger.record(release.event, steps, release.truncation_probability)
+        ledger.record(**{**vars(release), "count": steps})
     if not_poisson:
         ledger.record(dp_accounting.UnsupportedDpEvent(), not_poisson)
         ledger.add_note(_NOT_POISSON)

@@ -19,6 +19,7 @@ PARAMETERS = (
     "selective_release",
     "privacy_unit",
     "noise_schedule",
+    "cycle_length",
 )
 # Columns. The first three numbers after the uid never fall.
 UID, STEPS, NOT_POISSON, SHOWN, KIND, FIXED_SEED = range(6)

@@ -25,6 +25,8 @@ _PARAMETERS = "privacy_parameters"
 class ReleaseRecord:
     """Count of the steps of an optimizer, and of those that went before.
 
+    (With cyclic Poisson sampling, it counts the cycles of steps that were begun.)
+
     Guarantees: the total never falls. Every optimizer counts in a row of its own, under a random
     number (uid) that no other optimizer has, also none in another process and no copy; rows are
     merged by the largest count of each uid. So restoring an older checkpoint does not lower the
@@ -190,6 +192,7 @@ class ReleaseRecord:
         fresh: tf.Tensor,
         begins: tf.Tensor | bool = True,
         stage: tf.Tensor | None = None,
+        costs: tf.Tensor | bool = True,
     ) -> tf.Operation:
         """Counts one step.
 
@@ -197,11 +200,14 @@ class ReleaseRecord:
           fresh: Whether its batch is an unused draw, as accounted for; a scalar bool.
           begins: Whether it is the first batch of its step; a scalar bool.
           stage: What `stage` returned for it.
+          costs: Whether a step on an unused draw is a release; not if it is within a cycle that
+            was begun, and so counted. A scalar bool.
         """
         with tf.name_scope("privacy_record"):
             count = len(self._stages.values)
             one, fresh = tf.cast(begins, tf.int64), tf.cast(fresh, tf.int64)
-            one = tf.stack([one * fresh, one * (1 - fresh), 0])[tf.newaxis]
+            paid = one * fresh * tf.cast(costs, tf.int64)
+            one = tf.stack([paid, one * (1 - fresh), 0])[tf.newaxis]
             if stage is not None:
                 one *= tf.one_hot(stage, count, dtype=tf.int64)[:, tf.newaxis]
             in_rows = tf.pad(tf.cast(one, tf.float64), [[0, 0], [STEPS, COLUMNS - SHOWN - 1]])
@@ -279,7 +285,7 @@ class ReleaseRecord:
         return any(table[:, COUNTS].any() for table in self.tables())
 
     def own_steps(self) -> int:
-        """Returns the number of steps of this optimizer alone, in this process."""
+        """Returns the number of steps (or cycles) of this optimizer alone, in this process."""
         with tf.init_scope():
             return int(value_of(self._own)[:, :2].sum())
 

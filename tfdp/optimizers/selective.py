@@ -185,6 +185,8 @@ class SelectiveUpdateMixin(_PrivateOptimizer):
                 "1: an attempt is one batch, which the clipping engine works on in parts by itself",
                 self._gradient_accumulation_steps,
             )
+        if self._sampled is not None and self._sampled.cycle_length > 1:
+            raise error("cycle_length", "1 for selective release", self._sampled.cycle_length)
         if self._dataset_size is not None and self._dataset_size < validation_batch_size:
             raise error(
                 "validation_batch_size",

@@ -64,13 +64,19 @@ class PersistentState:
         self._released.reads(lineage.captured_variables())
 
     def released_steps(self) -> tuple[int, int]:
-        """Returns the logical steps that the ledger covers: on unused Poisson batches, or not."""
+        """Returns the logical steps that the ledger covers: on unused Poisson batches, or not.
+
+        With cyclic sampling, the first number is that of the cycles of steps that were begun.
+        """
         self._check_state()
         steps, not_poisson = self._released.rows()[:, [STEPS, NOT_POISSON]].sum(axis=0)
         return int(steps), int(not_poisson)
 
     def own_steps(self) -> int:
-        """Returns the logical steps that this optimizer has taken itself, in this process."""
+        """Returns the logical steps that this optimizer has taken itself, in this process.
+
+        With cyclic sampling, it is the number of cycles of steps that were begun.
+        """
         return self._released.own_steps()
 
     def _check_state(self) -> None:

@@ -1,0 +1,59 @@
+"""Random sets of examples that are sampled in turns."""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._random import chacha
+from tfdp._random.key_streams import KeyStream
+
+_AT_A_TIME = 2**20
+
+
+class Cycle:
+    """Assignment of examples to sets, which batches are sampled from in turns.
+
+    Each example is in one of the sets, each with the same probability, independently of all others:
+    an example that is added to the data set, or removed, moves no other.
+
+    Args:
+      size: Number of examples.
+      length: Number of sets.
+      seed: Makes the assignment reproducible, for tests; None: it is secret.
+    """
+
+    def __init__(self, size: int, length: int, seed: int | None):
+        sets = _random_integers(KeyStream(seed, "cycle"), size) % np.uint64(length)
+        self.length = length
+        # The examples of set 0, those of set 1, ..., and where each set begins.
+        self.order = tf.constant(np.argsort(sets, kind="stable"), tf.int64)
+        sizes = np.bincount(sets.astype(np.int64), minlength=length)
+        self._starts = tf.constant([0, *np.cumsum(sizes)], tf.int64)
+
+    def draw(self, number: tf.Tensor, sample: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Draws a sample of the set whose turn it is, in the graph being built.
+
+        Args:
+          number: Number of the draw.
+          sample: Samples the indices below a scalar int64; larger ones are padding.
+
+        Returns:
+          Indices of examples, or larger ones where there is padding.
+        """
+        which = number % self.length
+        start, end = self._starts[which], self._starts[which + 1]
+        indices = sample(end - start)
+        size = tf.size(self.order, tf.int64)
+        places = tf.minimum(start + indices, size - 1)
+        return tf.where(indices < end - start, tf.gather(self.order, places), size)
+
+
+def _random_integers(keys: KeyStream, count: int) -> np.ndarray:
+    """Returns secret random integers below 2^64; their remainders are even to 1 in 2^64."""
+    starts = range(0, count, _AT_A_TIME)
+    words = [
+        chacha.random_words(keys.next_key(i), 2 * min(_AT_A_TIME, count - start)).numpy()
+        for i, start in enumerate(starts)
+    ]
+    return np.concatenate(words).view(np.uint64)
