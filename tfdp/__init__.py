@@ -8,7 +8,15 @@ _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
 _compat.exempt_from_autograph()
 
-from tfdp import accounting, clipping, contrib, data, evaluation, schedules  # noqa: E402
+from tfdp import (  # noqa: E402
+    accounting,
+    clipping,
+    contrib,
+    correlated_noise,
+    data,
+    evaluation,
+    schedules,
+)
 from tfdp.accounting import (  # noqa: E402
     calibrate_noise_multiplier,
     calibrate_noise_schedule,
@@ -60,6 +68,7 @@ __all__ = [
     "callbacks",
     "clipping",
     "contrib",
+    "correlated_noise",
     "data",
     "evaluation",
     "keras3",

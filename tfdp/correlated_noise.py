@@ -163,6 +163,7 @@ def calibrate_correlated_noise(
     dataset_size: int,
     expected_batch_size: int,
     momentum: float = 0.0,
+    cycle_length: int | None = None,
     most_bands: int = 64,
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     prior: Ledgers | None = None,
@@ -184,6 +185,8 @@ def calibrate_correlated_noise(
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N.
       momentum: Momentum of gradient descent, in [0, 1).
+      cycle_length: The cycle length, at most N / B, such as N / B for passes over the data without
+        sampling; None: the best.
       most_bands: Bands to try, at most; the optimizer holds so much noise in memory.
       truncation_probability: See `calibrate_noise_multiplier`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
@@ -210,6 +213,10 @@ def calibrate_correlated_noise(
     _Workload.of(steps, momentum)
     longest = size // batch
     lengths = sorted({*(2**i for i in range(longest.bit_length())), longest})
+    if cycle_length is not None:
+        lengths = [1, _validation.positive_integer("cycle_length", cycle_length)]
+        if cycle_length > longest:
+            raise error("cycle_length", f"at most N / B = {longest}", cycle_length)
     plans = []
     for length in lengths:
         cycles, q = -(-steps // length), length * batch / size
@@ -217,7 +224,9 @@ def calibrate_correlated_noise(
         sigma = left.least_noise(releases)
         noise = BandedNoise.optimal(bands=min(length, most, steps), steps=steps, momentum=momentum)
         plans.append((sigma * noise.standard_error(steps, momentum), length, sigma, noise))
-    best, length, sigma, noise = min(plans, key=lambda plan: plan[0])
+    best, length, sigma, noise = (
+        min(plans, key=lambda plan: plan[0]) if cycle_length is None else plans[-1]
+    )
     correlation = noise if noise.bands > 1 else None
     return CorrelatedNoisePlan(length, sigma, correlation, best, plans[0][0])
 

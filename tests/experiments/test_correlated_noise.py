@@ -1,0 +1,33 @@
+"""Correlated noise is compared with independent noise, each with its best learning rate."""
+
+import pytest
+from absl import flags
+
+from experiments import correlated_noise
+from experiments.correlated_noise import RefusedError
+
+
+def _parse(*arguments):
+    values = flags.FlagValues()
+    correlated_noise.define_flags(values)
+    values(["correlated_noise", *arguments])
+    return values
+
+
+@pytest.mark.slow
+def test_a_row_for_each_kind_of_noise(tmp_path):
+    values = _parse("--epochs=1", "--seeds=1", "--epsilons=16", "--learning_rates=0.1,1e-9")
+    rows = correlated_noise.compare(values)
+    assert [row[1] for row in rows] == list(correlated_noise._KINDS)
+    cycles = [row[2][0] for row in rows]
+    assert cycles[0] == 1 < cycles[1] and cycles[2] == cycles[3]
+    assert all(row[3] == 0.1 for row in rows)  # Nothing is learnt at 1e-9.
+    assert len(correlated_noise.table(rows).splitlines()) == 6
+    correlated_noise.draw(rows, str(tmp_path / "picture.png"))
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("flag", ["--epsilons=a", "--epsilons=-1", "--expected_batch_size=5000"])
+def test_what_cannot_be_is_refused(flag):
+    with pytest.raises(RefusedError, match=flag.partition("=")[0]):
+        correlated_noise.compare(_parse(flag))
