@@ -76,7 +76,7 @@ def test_names_and_configs_round_trip(name):
 def test_unknown_rules_are_refused():
     with pytest.raises(ValueError, match=r"`clipping_rule` must be one of .*Received.*'ghost'"):
         clipping_rules.get("ghost")
-    with pytest.raises(ValueError, match="one of tfdp's rules to be saved"):
+    with pytest.raises(ValueError, match=r"one of tfdp's, \[.*\], to be saved"):
         clipping_rules.serialize(PerLayerWithoutRoot())
 
 

@@ -165,7 +165,7 @@ def test_unknown_priors_are_refused():
         with pytest.raises(ValueError, match=r"`prior` must be .*spike_and_slab.*Received: prior="):
             priors.get(unknown)
     assert isinstance(priors.get(Cauchy(2)), Cauchy)
-    with pytest.raises(ValueError, match="one of tfdp's priors to be saved"):
+    with pytest.raises(ValueError, match=r"one of tfdp's, \[.*\], to be saved"):
         priors.serialize(Cauchy(2))
 
 

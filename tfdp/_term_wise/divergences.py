@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._named import Named
 from tfdp._validation import error, is_number
 
 
@@ -326,37 +327,27 @@ _NAMED: dict[str, type[Divergence]] = {
 }
 
 
-def get(divergence: Divergence | str | dict[str, Any] | None) -> Divergence | None:
-    """Returns the divergence that a name, a serialized divergence or an instance stands for.
+_DIVERGENCES: Named[Divergence] = Named(
+    "divergence",
+    Divergence,  # type: ignore[type-abstract]
+    _NAMED,
+    "None, or a `Divergence` of `tfdp.models.divergences` (in Keras 3: `tfdp.keras3.divergences`)",
+)
 
-    None is returned unchanged.
+
+def get(divergence: Divergence | str | dict[str, Any] | None) -> Divergence | None:
+    """Returns a divergence from its name, from what `serialize` returned, or itself; or None.
 
     Raises:
       ValueError: There is no such divergence.
     """
-    if divergence is None or isinstance(divergence, Divergence):
-        return divergence
-    config = dict(divergence) if isinstance(divergence, dict) else {"name": divergence}
-    cls = _NAMED.get(str(config.pop("name", None)))
-    if cls is None:
-        raise error(
-            "divergence",
-            f"None, one of {sorted(_NAMED)} or a `Divergence` of `tfdp.models.divergences` (in "
-            "Keras 3: `tfdp.keras3.divergences`)",
-            divergence,
-        )
-    return cls(**config)
+    return None if divergence is None else _DIVERGENCES.get(divergence)
 
 
 def serialize(divergence: Divergence | None) -> dict[str, Any] | None:
-    """Returns plain values from which `get` makes the same divergence.
+    """Returns plain values from which `get` makes the same divergence, or None.
 
     Raises:
       ValueError: It is not one of tfdp's divergences.
     """
-    if divergence is None:
-        return None
-    names = {cls: name for name, cls in _NAMED.items()}
-    if type(divergence) not in names:
-        raise error("divergence", "one of tfdp's divergences to be saved", divergence)
-    return {"name": names[type(divergence)], **dataclasses.asdict(divergence)}
+    return None if divergence is None else _DIVERGENCES.serialize(divergence)

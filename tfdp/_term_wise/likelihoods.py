@@ -3,11 +3,11 @@
 import abc
 import dataclasses
 import math
-from typing import Any
 
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._named import Named
 from tfdp._validation import error, is_integer, is_number
 
 
@@ -136,33 +136,10 @@ _NAMED: dict[str, type[Likelihood]] = {
 }
 
 
-def get(likelihood: Likelihood | str | dict[str, Any]) -> Likelihood:
-    """Returns a likelihood from its name, from what `serialize` returned, or itself.
-
-    Raises:
-      ValueError: There is no such likelihood.
-    """
-    if isinstance(likelihood, Likelihood):
-        return likelihood
-    config = dict(likelihood) if isinstance(likelihood, dict) else {"name": likelihood}
-    cls = _NAMED.get(str(config.pop("name", None)))
-    if cls is None:
-        raise error(
-            "likelihood",
-            f"one of {sorted(_NAMED)} or a `Likelihood` of `tfdp.models.likelihoods` (in Keras 3: "
-            "`tfdp.keras3.likelihoods`)",
-            likelihood,
-        )
-    return cls(**config)
-
-
-def serialize(likelihood: Likelihood) -> dict[str, Any]:
-    """Returns plain values from which `get` makes the same likelihood.
-
-    Raises:
-      ValueError: It is not one of tfdp's likelihoods.
-    """
-    names = {cls: name for name, cls in _NAMED.items()}
-    if type(likelihood) not in names:
-        raise error("likelihood", "one of tfdp's likelihoods to be saved", likelihood)
-    return {"name": names[type(likelihood)], **dataclasses.asdict(likelihood)}
+_LIKELIHOODS: Named[Likelihood] = Named(
+    "likelihood",
+    Likelihood,  # type: ignore[type-abstract]
+    _NAMED,
+    "a `Likelihood` of `tfdp.models.likelihoods` (in Keras 3: `tfdp.keras3.likelihoods`)",
+)
+get, serialize = _LIKELIHOODS.get, _LIKELIHOODS.serialize

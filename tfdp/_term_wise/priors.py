@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+from tfdp._named import Named
 from tfdp._validation import error, is_number, positive, positive_integer
 
 
@@ -181,33 +182,11 @@ _NAMED: dict[str, type[Prior]] = {
 }
 
 
-def get(prior: Prior | dict[str, Any]) -> Prior:
-    """Returns a prior from what `serialize` returned, or itself.
-
-    Raises:
-      ValueError: There is no such prior.
-    """
-    if isinstance(prior, Prior):
-        return prior
-    config = dict(prior) if isinstance(prior, dict) else {}
-    cls = _NAMED.get(str(config.pop("name", None)))
-    if cls is None:
-        raise error(
-            "prior",
-            "a `Prior` of `tfdp.models.priors` (in Keras 3: `tfdp.keras3.priors`), or a dict whose "
-            f"'name' is one of {sorted(_NAMED)}",
-            prior,
-        )
-    return cls(**config)
-
-
-def serialize(prior: Prior) -> dict[str, Any]:
-    """Returns plain values from which `get` makes the same prior.
-
-    Raises:
-      ValueError: It is not one of tfdp's priors.
-    """
-    names = {cls: name for name, cls in _NAMED.items()}
-    if type(prior) not in names:
-        raise error("prior", "one of tfdp's priors to be saved", prior)
-    return {"name": names[type(prior)], **prior.get_config()}
+_PRIORS: Named[Prior] = Named(
+    "prior",
+    Prior,  # type: ignore[type-abstract]
+    _NAMED,
+    "a `Prior` of `tfdp.models.priors` (in Keras 3: `tfdp.keras3.priors`)",
+    by_name=False,
+)
+get, serialize = _PRIORS.get, _PRIORS.serialize

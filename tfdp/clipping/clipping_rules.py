@@ -3,10 +3,11 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import tensorflow as tf
 
+from tfdp._named import Named
 from tfdp._validation import error
 
 Clip: TypeAlias = float | tf.Tensor
@@ -229,26 +230,10 @@ NAMED: dict[str, type[ClippingRule]] = {
 }
 
 
-def get(rule: ClippingRule | str | dict[str, Any]) -> ClippingRule:
-    """Returns a clipping rule from its name, from what `serialize` returned, or itself.
-
-    Raises:
-      ValueError: There is no such rule.
-    """
-    if isinstance(rule, ClippingRule):
-        return rule
-    config = {"name": rule} if isinstance(rule, str) else dict(rule)
-    cls = NAMED.get(str(config.pop("name", None)))
-    if cls is None:
-        raise error(
-            "clipping_rule", f"one of {sorted(NAMED)} or a `tfdp.clipping.ClippingRule`", rule
-        )
-    return cls(**config)
-
-
-def serialize(rule: ClippingRule) -> dict[str, Any]:
-    """Returns a value from which `get` makes the same rule: plain values for a rule of tfdp."""
-    names = {cls: name for name, cls in NAMED.items()}
-    if type(rule) not in names:
-        raise error("clipping_rule", "one of tfdp's rules to be saved", rule)
-    return {"name": names[type(rule)], **dataclasses.asdict(rule)}
+_RULES: Named[ClippingRule] = Named(
+    "clipping_rule",
+    ClippingRule,  # type: ignore[type-abstract]
+    NAMED,
+    "a `tfdp.clipping.ClippingRule`",
+)
+get, serialize = _RULES.get, _RULES.serialize
