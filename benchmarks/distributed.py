@@ -4,8 +4,9 @@
 
 Weak scaling: each worker has so many rows, whatever the number of workers; its efficiency is the
 time of a step on one worker over that on several. Strong scaling: the rows are shared among them.
-Workers are processes of this machine, which add their sums up over the loopback interface: with
-more workers than cores, they wait for each other.
+Workers are processes of this machine, which add their sums up over the loopback interface. They
+share its memory and caches, so the weak efficiency is also given against as many trainings of one
+worker each, at the same time ("apart"): what is lost to working together alone.
 
     python -m benchmarks.distributed --predict --parameters 26010 --step_ms 100
 
@@ -45,14 +46,16 @@ CONTESTANTS = {"plain Keras": "keras_sgd", "tfdp.DPSGD": "tfdp_one_pass"}
 _EXAMPLES = 16_384
 
 
-def work(model_name: str, contestant: str, rows: int, seconds: float, repeats: int) -> list[float]:
+def work(
+    model_name: str, contestant: str, rows: int, seconds: float, repeats: int, core: int
+) -> list[float]:
     """Is one worker, of one thread on a core of its own: trains on `rows` rows of its own a step.
 
     Returns:
       Seconds a step, of each turn.
     """
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[(workers.index() or 0) % len(cores)]})
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -83,14 +86,27 @@ def work(model_name: str, contestant: str, rows: int, seconds: float, repeats: i
     return [turn(steps) for _ in range(repeats)]
 
 
-def measure(arguments: argparse.Namespace, contestant: str, count: int, rows: int) -> float:
-    """Returns the median seconds of a step on `count` workers of `rows` rows each."""
+def measure(
+    arguments: argparse.Namespace, contestant: str, count: int, rows: int, apart: bool = False
+) -> float:
+    """Returns the median seconds of a step on `count` workers of `rows` rows each.
+
+    Args:
+      arguments: The command line.
+      contestant: One of `CONTESTANTS`.
+      count: Number of workers.
+      rows: Rows of each.
+      apart: Whether each is a cluster of its own.
+    """
     command = [sys.executable, "-m", "benchmarks.distributed", f"--model={arguments.model}"]
     command += [f"--turn_seconds={arguments.turn_seconds}", f"--repeats={arguments.repeats}"]
     command += [f"--contestant={contestant}", f"--rows={rows}"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     pipes = {"stdout": subprocess.PIPE, "text": True}
-    running = workers.start([command] * count, [pipes, *[quiet] * (count - 1)])
+    commands = [[*command, f"--core={core}"] for core in range(count)]
+    options = [pipes, *[quiet] * (count - 1)]
+    clusters = [slice(i, i + 1) for i in range(count)] if apart else [slice(count)]
+    running = [worker for one in clusters for worker in workers.start(commands[one], options[one])]
     try:
         output, _ = running[0].communicate()
     finally:
@@ -102,8 +118,8 @@ def measure(arguments: argparse.Namespace, contestant: str, count: int, rows: in
 def table(arguments: argparse.Namespace) -> str:
     """Measures, and returns a Markdown table."""
     lines = ["| scaling | workers | rows of each |"]
-    lines[0] += "".join(f" {name} ms | efficiency |" for name in CONTESTANTS) + " ratio |"
-    lines.append("|---|---|---|" + "---|" * (2 * len(CONTESTANTS) + 1))
+    lines[0] += "".join(f" {name} ms | efficiency | apart |" for name in CONTESTANTS) + " ratio |"
+    lines.append("|---|---|---|" + "---|" * (3 * len(CONTESTANTS) + 1))
     (rows,) = arguments.rows
     alone: dict[str, float] = {}
     for scaling in ("weak", "strong"):
@@ -117,7 +133,11 @@ def table(arguments: argparse.Namespace) -> str:
                 first = alone.setdefault(contestant, seconds)
                 efficiency = first / seconds / (1 if scaling == "weak" else count)
                 times.append(seconds)
-                cells += [f"{1e3 * seconds:.1f}", f"{efficiency:.2f}"]
+                against = "" if scaling == "strong" else "1.00"
+                if scaling == "weak" and count > 1:
+                    apart = measure(arguments, contestant, count, each, apart=True)
+                    against = f"{apart / seconds:.2f}"
+                cells += [f"{1e3 * seconds:.1f}", f"{efficiency:.2f}", against]
             ratio = f"{times[1] / times[0]:.2f}"
             lines.append(f"| {scaling} | {count} | {each:,} | {' | '.join([*cells, ratio])} |")
             print(lines[-1], file=sys.stderr, flush=True)
@@ -214,6 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gigabits", type=float, default=10.0, help="Between two replicas.")
     parser.add_argument("--latency_us", type=float, default=50.0, help="Of a message.")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.predict:
         fields = [field.name for field in dataclasses.fields(CostModel)]
@@ -234,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.rows[0],
         arguments.turn_seconds,
         arguments.repeats,
+        arguments.core,
     )
     print(json.dumps(turns), flush=True)
 
