@@ -9,13 +9,14 @@ import tensorflow as tf
 from tfdp._findings import ModelCheck
 from tfdp._privacy_budget import BudgetCallback
 from tfdp._validation import positive_integer
-from tfdp.accounting import calibrate_noise_multiplier
+from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 
 
 class PrivateTraining(NamedTuple):
@@ -68,6 +69,7 @@ def prepare(
     loss: Any,
     metrics: Any,
     chunk_size: int | None,
+    noise_schedule: NoiseSchedule | None,
     prior: Ledgers | None,
     verbose: bool,
     optimizer_arguments: dict[str, Any],
@@ -106,15 +108,20 @@ def prepare(
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
-    noise = calibrate_noise_multiplier(
-        target_epsilon=target_epsilon,
-        delta=delta,
-        steps=steps,
-        dataset_size=size,
-        expected_batch_size=expected,
-        truncation_probability=batches.sampling.truncation_probability,
-        prior=spent,
-    )
+    budgeted: dict[str, Any] = {
+        "target_epsilon": target_epsilon,
+        "delta": delta,
+        "steps": steps,
+        "dataset_size": size,
+        "expected_batch_size": expected,
+        "truncation_probability": batches.sampling.truncation_probability,
+        "prior": spent,
+    }
+    noise: NoiseMultiplier
+    if noise_schedule is None:
+        noise = calibrate_noise_multiplier(**budgeted)
+    else:
+        noise = calibrate_noise_schedule(noise_schedule, **budgeted)
     private = make(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
     _compile(model, private, loss, metrics, compiled)
     budget: Any = keras.budget(target_epsilon, delta, prior)
@@ -189,11 +196,18 @@ def _print(
         f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
-        f"multiplier {optimizer.noise_multiplier:.4g}, the least for this budget.\n"
+        f"multiplier {_noise(optimizer.noise_multiplier)}, the least for this budget.\n"
         f"Optimizer: {_name(optimizer)}, learning rate {rate}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
         "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
     )
+
+
+def _noise(noise: NoiseMultiplier) -> str:
+    if not isinstance(noise, NoiseSchedule):
+        return f"{noise:.4g}"
+    values = noise.stages().values
+    return f"{values[0]:.4g}, which changes {len(values) - 1} times, at last to {values[-1]:.4g}"
 
 
 def _name(optimizer: Any) -> str:

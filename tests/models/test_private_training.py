@@ -48,6 +48,18 @@ def test_training_for_the_epochs_costs_the_budget(capsys):
         trained.fit(batches, epochs=1, callbacks=[budget], verbose=0)
 
 
+def test_a_schedule_of_the_noise_is_scaled_to_the_budget(capsys):
+    schedule = tfdp.schedules.PiecewiseConstantNoise([6], [2.0, 1.0])
+    trained, batches, budget = make(model("sgd"), noise_schedule=schedule, verbose=True)
+    noise = trained.optimizer.noise_multiplier
+    assert noise(0) == 2 * noise(6) and noise(6) > 0.5
+    assert "which changes 1 times, at last to" in capsys.readouterr().out
+    trained.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert 1.98 < trained.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+    with pytest.raises(ValueError, match="`schedule` must be a schedule of `tfdp.schedules`"):
+        make(model("sgd"), noise_schedule=1.5)
+
+
 @pytest.mark.slow
 def test_the_mutant_that_forgets_an_epoch_overspends(monkeypatch):
     real = _private_training.calibrate_noise_multiplier

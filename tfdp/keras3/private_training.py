@@ -14,6 +14,7 @@ from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.model_check import validate
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
+from tfdp.schedules import NoiseSchedule
 
 _BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
 # Where none is given; docs/choosing.md says how they were measured.
@@ -40,6 +41,7 @@ def make_private(
     privacy_unit: Any = None,
     examples_per_user: int | None = None,
     augmentations: int = 1,
+    noise_schedule: NoiseSchedule | None = None,
     prior: Ledgers | None = None,
     verbose: bool = True,
     **optimizer_arguments: Any,
@@ -84,6 +86,8 @@ def make_private(
         users. See `tfdp.data.poisson_batches`.
       examples_per_user: Examples that a batch has of a user, at most.
       augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
+      noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
+        to the budget. None: the noise is the same in all steps.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several.
       verbose: Whether to print what was decided, in five lines.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
@@ -128,6 +132,7 @@ def make_private(
         privacy_unit=privacy_unit,
         examples_per_user=examples_per_user,
         augmentations=augmentations,
+        noise_schedule=noise_schedule,
         prior=prior,
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,

@@ -13,6 +13,7 @@ from tfdp.models.keras_2 import check_is_model
 from tfdp.models.model_check import validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.schedules import NoiseSchedule
 
 _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "adam": DPAdam,
@@ -58,6 +59,7 @@ def make_private(
     privacy_unit: Any = None,
     examples_per_user: int | None = None,
     augmentations: int = 1,
+    noise_schedule: NoiseSchedule | None = None,
     prior: Ledgers | None = None,
     verbose: bool = True,
     **optimizer_arguments: Any,
@@ -102,6 +104,8 @@ def make_private(
         users. See `tfdp.data.poisson_batches`.
       examples_per_user: Examples that a batch has of a user, at most.
       augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
+      noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
+        to the budget. None: the noise is the same in all steps.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several.
       verbose: Whether to print what was decided, in five lines.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
@@ -146,6 +150,7 @@ def make_private(
         privacy_unit=privacy_unit,
         examples_per_user=examples_per_user,
         augmentations=augmentations,
+        noise_schedule=noise_schedule,
         prior=prior,
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,
