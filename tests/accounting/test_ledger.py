@@ -75,12 +75,16 @@ def test_round_trip():
     ledger = PrivacyLedger(notes=["fixed noise seed: for tests only"])
     ledger.record(_STEP, 10, truncation_probability=1e-17)
     ledger.record(dp_accounting.ComposedDpEvent([_STEP, dp_accounting.GaussianDpEvent(4.0)]), 2)
+    ledger.record(_STEP, 3, cycle_length=5)
     text = json.dumps(ledger.to_dict(), allow_nan=False)
     copy = PrivacyLedger.from_dict(json.loads(text))
     assert (copy.releases, copy.notes) == (ledger.releases, ledger.notes)
     assert copy.epsilon(1e-5) == ledger.epsilon(1e-5)
     copy.record(_STEP)
-    assert ledger.steps == 12
+    assert ledger.steps == 15
+
+
+_NO_EVENT = {"event": {}, "count": 1, "truncation_probability": 0, "cycle_length": 1}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,8 @@ def test_round_trip():
         ({"version": 99}, "version"),
         ({"extra": 1}, "data"),
         ({"releases": [{"event": {}, "count": 1}]}, "releases"),
-        ({"releases": [{"event": {}, "count": 1, "truncation_probability": 0}]}, "event"),
+        ({"releases": [{"event": {}, "count": 1, "truncation_probability": 0}]}, "releases"),
+        ({"releases": [_NO_EVENT]}, "event"),
         ({"notes": [3]}, "note"),
         ({"selective_release": "hidden"}, "selective_release"),
         ({"version": 1, "notes": None, "extra": 1}, "data"),
