@@ -358,3 +358,18 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowClippingWarning)
         yield
+
+
+def replicas(model: Any) -> list[Finding]:
+    """Finds a number of replicas that is not that of the parts that are sampled."""
+    count = model.distribute_strategy.num_replicas_in_sync
+    sampling = getattr(getattr(model, "optimizer", None), "sampling", None)
+    if sampling is None or sampling.parts == count:
+        return []
+    return [
+        Finding(
+            "the distribution strategy",
+            f"it has {count} replicas, and batches are sampled of {sampling.parts} parts.",
+            "Use `tfdp.data.distributed_poisson_batches(strategy, ...)`.",
+        )
+    ]

@@ -239,14 +239,6 @@ def test_eager_execution_is_refused():
         model.fit(X, Y, verbose=0)
 
 
-def test_several_replicas_are_refused():
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-    with strategy.scope():
-        model = compiled(private(), keras.Sequential([keras.Input([4]), layers.Dense(3)]))
-    with pytest.raises(ValueError, match="several replicas yet"):
-        model.fit(open_batches(X, Y), verbose=0)
-
-
 def test_mixed_float16_is_refused():
     policy = keras.dtype_policies.DTypePolicy("mixed_float16")
     model = keras.Sequential([keras.Input([4]), layers.Dense(3, dtype=policy)])

@@ -116,7 +116,8 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
             "batches that are used as they were drawn, each once. To change examples, give "
             "`tfdp.data.poisson_batches` a function of one example, `transform=lambda x, y: "
             "(..., y)`, or change the data before, or put the change into the model. Every "
-            f"iteration draws new batches. Received: a call of `{name}`."
+            "iteration draws new batches. (Several replicas need "
+            f"`distributed_poisson_batches`.) Received: a call of `{name}`."
         )
 
     method.__name__, method.__doc__ = name, "Not supported: elements are used as they were drawn."

@@ -127,7 +127,16 @@ def distributed_poisson_batches(
     steps = max(1, round(dataset_size / expected_batch_size))
     batches.sampling, batches.steps_per_epoch = sampling, chunks * (steps_per_epoch or steps)
     batches.keys = keys  # They must live as long.
+    batches.local_element_spec = _batch_spec(sources, sampling)
     return batches
+
+
+def _batch_spec(sources: dict[int, PoissonSource], sampling: PoissonSampling) -> tuple:
+    """Returns the types and shapes of a replica's batch."""
+    examples = next(iter(sources.values())).element_spec
+    if len(examples) == 2 and sampling.padding != NONE:
+        examples = (*examples, tf.TensorSpec([], tf.bool))
+    return tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), examples)
 
 
 def _opened(

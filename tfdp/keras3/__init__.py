@@ -9,6 +9,7 @@ from tfdp._selective.progress import TooManyAttemptsError  # noqa: E402
 from tfdp._term_wise import divergences, likelihoods, priors  # noqa: E402
 from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
+from tfdp.keras3.distributed_fit import let_keras_fit_distributed_batches  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
 from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD  # noqa: E402
 from tfdp.keras3.model_check import validate  # noqa: E402
@@ -16,6 +17,8 @@ from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
 from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
 from tfdp.keras3.term_wise_vae import TermWiseVAE  # noqa: E402
+
+let_keras_fit_distributed_batches()
 
 __all__ = [
     "DPSGD",

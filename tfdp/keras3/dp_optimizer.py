@@ -249,14 +249,6 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             setattr(graph, _SCALED, weakref.WeakKeyDictionary())
         return getattr(graph, _SCALED).setdefault(self, {})
 
-    def _check_replicas(self) -> None:
-        super()._check_replicas()
-        if replicas.count() > 1:
-            raise ValueError(
-                "tfdp.keras3 does not train with several replicas yet. Received a distribution "
-                f"strategy of {replicas.count()} replicas. Use Keras 2 for them: docs/scaling.md."
-            )
-
     def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
         known = {
             id(tf_variable(variable)): variable
@@ -299,6 +291,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             self._released.trains(values)
 
     def _build_inner(self, variables: list[Any]) -> None:
+        # Gradients are the sums of all replicas already.
+        self.inner_optimizer._all_reduce_sum_gradients = list
         try:
             self.inner_optimizer.build(variables)
         except Exception as cause:

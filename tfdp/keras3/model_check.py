@@ -145,16 +145,7 @@ def _noting(layer: Any, seen: dict[int, Any]) -> Callable[..., Any]:
 
 
 def _settings(model: Any) -> list[Finding]:
-    findings = []
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
-        findings.append(
-            Finding(
-                "the distribution strategy",
-                f"it has {replicas} replicas, and tfdp.keras3 trains with one.",
-                "Use Keras 2 for several: docs/scaling.md.",
-            )
-        )
+    findings = _model_check.replicas(model)
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         findings.append(
             Finding(

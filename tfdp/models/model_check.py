@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp import _model_check
-from tfdp._findings import Finding, ModelCheck
+from tfdp._findings import ModelCheck
 from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
 
 
@@ -92,20 +92,6 @@ def _inputs_of(model: Any) -> Callable[[Any], Any]:
     return inputs_of
 
 
-def _settings(model: Any) -> list[Finding]:
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    sampling = getattr(getattr(model, "optimizer", None), "sampling", None)
-    if sampling is None or sampling.parts == replicas:
-        return []
-    return [
-        Finding(
-            "the distribution strategy",
-            f"it has {replicas} replicas, and batches are sampled of {sampling.parts} parts.",
-            "Use `tfdp.data.distributed_poisson_batches(strategy, ...)`.",
-        )
-    ]
-
-
 _KERAS_2 = _model_check.FrontEnd(
     package=tf.keras,
     name="tf.keras",
@@ -117,5 +103,5 @@ _KERAS_2 = _model_check.FrontEnd(
     own_variables=_own_variables,
     trainable_variables=lambda layer: layer.trainable_variables,
     watching=lambda model: contextlib.nullcontext(_inputs_of(model)),
-    settings=_settings,
+    settings=_model_check.replicas,
 )

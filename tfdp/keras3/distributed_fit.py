@@ -1,0 +1,24 @@
+"""Training of Keras 3 on the batches of several replicas."""
+
+from typing import Any
+
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+
+def let_keras_fit_distributed_batches() -> None:
+    """Has Keras 3 build models for `distributed_poisson_batches` without drawing a batch.
+
+    Before it trains under a distribution strategy, Keras takes a batch and averages it over the
+    replicas, to learn shapes and types. Poisson samples of replicas are not of one size, and masks
+    cannot be averaged; and a draw would be lost. Other data sets are not concerned.
+    """
+    build = TensorFlowTrainer._maybe_symbolic_build
+
+    def build_with_specs(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        spec = getattr(getattr(iterator, "_distributed_dataset", None), "local_element_spec", None)
+        if spec is None:
+            build(self, iterator=iterator, data_batch=data_batch)
+        else:
+            build(self, data_batch=spec)
+
+    TensorFlowTrainer._maybe_symbolic_build = build_with_specs
