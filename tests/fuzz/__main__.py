@@ -16,6 +16,7 @@ def main():
     parser.add_argument("--cases", type=int, help="at most how many")
     parser.add_argument("--families", default=",".join(recipes.FAMILIES), help="kinds of cases")
     parser.add_argument("--mutant", help="a mechanism to take out")
+    parser.add_argument("--keras", type=int, choices=[2, 3], default=2, help="its version")
     parser.add_argument("--output", default="fuzz_findings", help="folder for scripts")
     parser.add_argument("--shrink_each", type=int, default=2, help="findings of a kind to shrink")
     parser.add_argument("--verbose", action="store_true", help="print each case")
@@ -35,7 +36,8 @@ def main():
             print("  script:", fuzz.save(recipe, result, runner, options.output), flush=True)
 
     families = options.families.split(",")
-    print(fuzz.fuzz(options.seed, options.minutes, options.cases, families, options.mutant, report))
+    chosen = options.seed, options.minutes, options.cases, families, options.mutant, report
+    print(fuzz.fuzz(*chosen, keras=options.keras))
 
 
 if __name__ == "__main__":

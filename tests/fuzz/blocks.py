@@ -100,7 +100,7 @@ class Code:
         separator = "" if code.endswith("(") else ", "
         self.init.append(f"{name} = tf.keras.layers.{code}{separator}dtype='{self.dtype}')")
         self.variables.append(f"{name}.trainable_variables")
-        self.saved.append(f"[v for v in {name}.non_trainable_variables if v.dtype.is_floating]")
+        self.saved.append(f"[v for v in {name}.non_trainable_variables if 'float' in str(v.dtype)]")
         self.put(call.format(layer=name), shape)
 
     def weight(self, shape, share=False):

@@ -79,6 +79,7 @@ def fuzz(
     report=None,
     stop=False,
     runner=None,
+    keras=2,
 ):
     """Runs cases until time or their number is up.
 
@@ -90,6 +91,7 @@ def fuzz(
       mutant: A mechanism to take out, of `mutants.MUTANTS`.
       stop: Whether to stop at the first finding.
       runner: Of the child process to use; None: one is started.
+      keras: Version of the layers and optimizers.
       report: Called with the recipe and the outcome of each case, and the runner.
 
     Returns:
@@ -97,11 +99,14 @@ def fuzz(
     """
     if runner is None:
         with Runner() as own:
-            return fuzz(seed, minutes, cases, families, mutant, report, stop, own)
+            return fuzz(seed, minutes, cases, families, mutant, report, stop, own, keras)
+    if keras == 3:
+        families = [family for family in families if family not in recipes.OF_KERAS_2]
     end = time.monotonic() + 60 * (minutes or 1e6)
     summary = Summary()
     while time.monotonic() < end and (cases is None or summary.cases < cases):
         recipe = recipes.draw(np.random.default_rng([seed, summary.cases]), families)
+        recipe = {**recipe, "keras": keras}
         result = runner.run(recipe, mutant)
         summary.add(recipe, result)
         if report is not None:

@@ -39,8 +39,9 @@ class Program:
     """A model, its weights, and the traced private step."""
 
     def __init__(self, case, build, step):
-        tf.keras.backend.clear_session()
-        tf.keras.utils.set_random_seed(0)
+        keras, _ = library.front_ends(case)
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
         self.case, self.used = case, False
         self.loss, variables, self.saved = build()
         self.spec = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in case["spec"]]
@@ -88,7 +89,7 @@ class Program:
             loss = self.loss(x, y, m)
             if factor is not None:
                 loss = loss * tf.cast(factor, loss.dtype)
-        self.optimizer.minimize(loss, self.variables, tape=tape)
+        library.minimize(self.optimizer, loss, self.variables, tape)
 
     def traced(self, step):
         try:
@@ -298,4 +299,5 @@ def check_reference(program, case, batch, found, where, result):
 
 def unique(variables):
     """Each variable once, in the order given."""
+    variables = map(library.tf_variable, variables)
     return list({v.ref(): v for v in variables}.values())

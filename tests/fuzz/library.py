@@ -6,10 +6,30 @@ import tensorflow as tf
 import tfdp
 
 
+def front_ends(case):
+    """The Keras of a case, and the part of tfdp for it."""
+    if case.get("keras", 2) == 2:
+        return tf.keras, tfdp
+    import keras
+
+    return keras, tfdp.keras3
+
+
+def tf_variable(variable):
+    """The variable of TensorFlow that one of Keras 3 holds."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def minimize(optimizer, loss, variables, tape):
+    """Takes a private step."""
+    of_keras_2 = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
+    optimizer.minimize(loss, variables, **({"tape": tape} if of_keras_2 else {}))
+
+
 def noise_free(case, **more):
     """The optimizer whose step adds `-(clipped sum) / C` to the weights."""
     clip = case["clip"]
-    optimizer = tfdp.DPSGD(
+    optimizer = front_ends(case)[1].DPSGD(
         clip,
         0.0,
         1,

@@ -23,6 +23,8 @@ FAMILIES = (
     "adaptive",
 )
 WEIGHTS = (6, 3, 1, 2, 1.5, 1.5, 1.5, 2, 1, 0.5)
+# Those whose cases train models of Keras 2.
+OF_KERAS_2 = ("data", "adaptive")
 RULES = ("flat", "flat", "flat", "per_layer", "automatic", "importance_sampling")
 # What a batch may mix with before the step begins, and values that it passes on.
 STEPS = {
@@ -252,6 +254,7 @@ def case_of(recipe, code):
     keys = ("engine", "rule", "clip", "rows", "seed", "trials", "ids")
     return {
         **{k: recipe[k] for k in keys},
+        "keras": recipe.get("keras", 2),
         # XLA takes the numbers of tf.random.uniform from entropy: two runs cannot be compared.
         "jit": recipe["jit"] and "random" not in code.traits,
         "each": recipe.get("each", 1),
@@ -309,7 +312,8 @@ def model(recipe):
         "def run():",
         "    return check(CASE, build, step)",
     ]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return text if recipe.get("keras", 2) == 2 else text.replace("tf.keras.", "keras.")
 
 
 def script(recipe):
@@ -336,6 +340,7 @@ def script(recipe):
         "import re",
         "import warnings",
         "",
+        *(["import keras"] if recipe.get("keras") == 3 else []),
         "import numpy as np",
         "import tensorflow as tf",
         "",
