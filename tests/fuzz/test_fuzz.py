@@ -37,7 +37,7 @@ def test_finds_nothing_where_it_once_did(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("keras", "cases"), [(2, 8), (3, 5)])
+@pytest.mark.parametrize(("keras", "cases"), [(2, 5), (3, 5)])
 def test_finds_nothing_in_random_cases(keras, cases, runner):
     summary = fuzz.fuzz(seed=4, cases=cases, runner=runner, keras=keras)
     assert not summary.findings and not summary.errors, summary

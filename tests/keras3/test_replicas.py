@@ -7,16 +7,11 @@ import scipy.stats
 import tensorflow as tf
 
 import tfdp
-import tfdp.keras3
+from tests.support import flat, small_data
 
 CLIP, BATCH = 1.0, 30
-X = np.random.default_rng(0).normal(size=[BATCH * 4, 4]).astype("float32")
-Y = np.random.default_rng(1).integers(0, 3, BATCH * 4)
+X, Y = small_data(BATCH * 4)
 layers = keras.layers
-
-
-def flat(arrays):
-    return np.concatenate([np.ravel(array) for array in arrays])
 
 
 def mirrored(count):
@@ -61,14 +56,13 @@ def around_adamw():
 @pytest.mark.parametrize(
     ("optimizer", "parts", "reduction"),
     [
-        (private(momentum=0.9), 1, "sum_over_batch_size"),
         (private(gradient_accumulation_steps=5), 5, "sum"),
         (around_adamw, 1, "sum_over_batch_size"),
     ],
 )
 def test_the_update_is_that_of_one_replica(optimizer, parts, reduction):
     ends = []
-    for strategy in (tf.distribute.get_strategy(), mirrored(3)):
+    for strategy in (tf.distribute.get_strategy(), mirrored(2)):
         model = built(strategy, optimizer, reduction=reduction)
         model.fit(chunks(parts), epochs=2, verbose=0)
         ends.append(flat(model.get_weights()))
@@ -118,7 +112,7 @@ def batches_of(strategy, **kwargs):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("kwargs", [{}, {"padding": "full"}, {"chunk_size": 12}])
+@pytest.mark.parametrize("kwargs", [{}, {"padding": "full", "chunk_size": 12}])
 def test_fit_takes_the_draws_of_all_replicas(kwargs, tmp_path):
     strategy = mirrored(2)
     batches = batches_of(strategy, **kwargs)

@@ -58,11 +58,10 @@ def sgd(cls=tfdp.DPSGD, noise=0.0, **kwargs):
     [
         (sgd(momentum=0.9), 1, "sum_over_batch_size", (3,)),
         (sgd(engine="vectorized"), 1, "sum", (3,)),
-        (sgd(tfdp.DPAdam, learning_rate=0.01), 1, "sum_over_batch_size", (2,)),
         (sgd(gradient_accumulation_steps=5), 5, "sum_over_batch_size", (2,)),
         (sgd(clipping_rule="adaptive_quantile"), 1, "sum_over_batch_size", (2,)),
     ],
-    ids=["momentum", "vectorized", "adam", "chunks", "adaptive"],
+    ids=["momentum", "vectorized", "chunks", "adaptive"],
 )
 def test_the_update_is_that_of_one_replica(optimizer, parts, reduction, counts):
     alone = trained(tf.distribute.get_strategy(), optimizer, parts, reduction)
@@ -155,7 +154,7 @@ def correlation_of_slices(sample, count):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
-    ("count", "kwargs"), [(2, {}), (3, {"noise_seed": 3}), (3, {"secure_noise": True})]
+    ("count", "kwargs"), [(2, {}), (3, {"noise_seed": 3, "secure_noise": True})]
 )
 def test_the_noise_of_all_replicas_is_that_of_one(count, kwargs):
     sample = noise_of_one_step(count, **kwargs)
