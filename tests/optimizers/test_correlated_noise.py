@@ -280,6 +280,16 @@ def test_budget_ends_with_a_cycle():
         model.fit(batches, callbacks=[budget], verbose=0)
 
 
+@pytest.mark.parametrize("lengths", [(4, 1), (1, 4), (4, 2)])
+def test_draws_of_other_cycles_are_refused(lengths):
+    given, told = (batches_of(cycle_length=length) for length in lengths)
+    model, loss = silent_model(FRONT_ENDS[0])
+    model.compile(optimizer_for(told, noise_correlation=None), loss)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        model.fit(given, verbose=0)
+    assert model.optimizer.released_steps() == (0, 0)
+
+
 def refused(**kwargs):
     batches = batches_of(**{k: kwargs.pop(k) for k in ("cycle_length", "padding") if k in kwargs})
     cls = kwargs.pop("cls", tfdp.DPSGD)
