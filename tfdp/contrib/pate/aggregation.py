@@ -20,9 +20,9 @@ COUNTS_SENSITIVITY = math.sqrt(2)
 LARGEST_COUNT_SENSITIVITY = 1.0
 
 _RELEASED = (
-    "PATE: the answers to queries are released, and what is computed from them and public data, "
-    "such as a student. The teachers, their votes and their accuracy are not covered. It is assumed "
-    "that each teacher was trained on its part of the data alone, and that the queries are public."
+    "PATE: what is released is the answers to queries, and what is computed from them and public "
+    "data, such as a student. The teachers, their votes and their accuracy are not covered. "
+    "Assumed: each teacher was trained on its part of the data alone, and the queries are public."
 )
 
 
@@ -41,8 +41,8 @@ class GNMax:
     - A teacher is a function of its part of the data, public data, and random numbers of its own.
       Nothing passes from one teacher to the next: weights, the state of an optimizer, statistics of
       the whole data set, a choice of hyperparameters by their joint accuracy.
-    - Queries are public, as are the number of teachers, the noise, and the number of queries. None
-      was chosen by looking at the private data, or at earlier answers.
+    - Queries are public; later ones may depend on earlier answers. The number of teachers, the
+      noise and the number of queries were fixed beforehand.
     - Only answers leave: no teachers, votes, or accuracies, on whatever data.
 
     A query that is asked twice is answered, and counted, twice. Copies and pickles are refused:
@@ -162,12 +162,13 @@ class ConfidentGNMax(GNMax):
 
     Accounting: the ledger has a test for each query, and a vote for each query until there are
     `max_answers` of them, whether or not it was answered. It does not have the number of answers
-    that were given. That number is known to whoever sees the answers, but it is random, and follows
-    from the votes: an epsilon that is computed from it is not one that held before, whatever would
-    come out. For the same reason queries after `max_answers` are counted as tested. So choose
-    `max_answers` as large as what you expect to be answered, and ask as many queries as you have.
+    that were given. Whoever sees the answers knows that number, but it is random and follows from
+    the votes: differential privacy is a bound that holds for all outcomes, and so is computed from
+    what was fixed before. For the same reason, queries after the last answer are counted as tested.
+    A good `max_answers` is the number that is expected to pass.
 
-    Guarantees: those of `GNMax`, under its conditions; which queries were answered may be published.
+    Guarantees: those of `GNMax`, under its conditions. It may be published which queries were
+    answered.
 
     Args:
       partition: See `GNMax`.
@@ -199,8 +200,9 @@ class ConfidentGNMax(GNMax):
       >>> agreed, split = np.full([100], 2), np.arange(100) % 2
       >>> aggregator.answer(np.stack([agreed, split, agreed, agreed], axis=1))
       array([ 2, -1,  2, -1])
-      >>> [(release.count, release.event.noise_multiplier) for release in aggregator.ledger.releases]
-      [(4, 5.0), (2, 3.5355339059327373)]
+      >>> tests, votes = aggregator.ledger.releases
+      >>> tests.count, votes.count
+      (4, 2)
     """
 
     def __init__(

@@ -105,8 +105,9 @@ def random_partition(num_examples: int, num_teachers: int, users: Any = None) ->
     differ in size, and may be empty: to shuffle the data and split them evenly would make an
     example that is added move others, so that many teachers change.
 
-    Each assignment takes a word of 64 bits of the operating system's entropy; it is uniform up to
-    a part of `num_teachers` in 2^64, which is the same for all.
+    Each assignment takes a word of 64 bits of the operating system's entropy. The probabilities of
+    two teachers differ by at most 2^-64, and are the same for every example, so that the guarantee
+    does not suffer.
 
     Args:
       num_examples: Number of examples.
