@@ -81,7 +81,8 @@ def define_flags(values: flags.FlagValues) -> None:
         flags.DEFINE_float(name, None, f"{what}; {of}", flag_values=values)
     text = f"Whether queries are tested, else all are answered; {of}"
     flags.DEFINE_bool("test_queries", None, text, flag_values=values)
-    flags.DEFINE_float("delta", 1e-5, "Delta of the guarantee.", flag_values=values)
+    text = "Delta of the guarantee."
+    flags.DEFINE_float("delta", 1e-5, text, 1e-15, 0.1, flag_values=values)
     text = "Whether DP-SGD is trained beside it."
     flags.DEFINE_bool("dpsgd", True, text, flag_values=values)
     text = "Seed of initial weights and batches; not of noise and parts."

@@ -27,7 +27,7 @@ _RELEASED = (
 
 
 class GNMax:
-    """Answers public queries by the class with the largest noisy count of votes.
+    """Aggregator of votes whose answer is the class with the largest noisy count.
 
     To each count of each query, Gaussian noise of standard deviation `noise_stddev` is added, and
     the class of the largest is released. If one example (one user) is added or removed, one teacher
@@ -152,9 +152,9 @@ class GNMax:
 
 
 class ConfidentGNMax(GNMax):
-    """Answers the public queries on which teachers agree, as GNMax.
+    """Aggregator of votes that answers the queries on which teachers agree.
 
-    A query is tested first: the largest count of votes, plus Gaussian noise of standard deviation
+    Each query is tested first: the largest count of votes, plus Gaussian noise of standard deviation
     `threshold_noise_stddev`, must reach `threshold`. The largest count changes by at most 1 if one
     teacher changes, so a test is a Gaussian mechanism with noise multiplier
     `threshold_noise_stddev`. Queries that pass are answered by `GNMax`, the first `max_answers` of
