@@ -154,9 +154,9 @@ class GNMax:
 class ConfidentGNMax(GNMax):
     """Aggregator of votes that answers the queries on which teachers agree.
 
-    Each query is tested first: the largest count of votes, plus Gaussian noise of standard deviation
-    `threshold_noise_stddev`, must reach `threshold`. The largest count changes by at most 1 if one
-    teacher changes, so a test is a Gaussian mechanism with noise multiplier
+    Each query is tested first: the largest count of votes, plus Gaussian noise of standard
+    deviation `threshold_noise_stddev`, must reach `threshold`. The largest count changes by at most
+    1 if one teacher changes, so a test is a Gaussian mechanism with noise multiplier
     `threshold_noise_stddev`. Queries that pass are answered by `GNMax`, the first `max_answers` of
     them; others get -1.
 
