@@ -43,12 +43,12 @@ def nonprivate_data_dependent_epsilon(
         (https://arxiv.org/abs/1802.08908): theorem 6, propositions 7 and 10.
 
     Example:
-      >>> votes = np.tile([1, 0], [250, 1])  # 250 teachers agree on two queries.
+      >>> votes = np.ones([250, 50], int)  # 250 teachers agree on 50 queries.
       >>> epsilon = nonprivate_data_dependent_epsilon(
       ...     votes, num_classes=2, noise_stddev=40.0, delta=1e-5
       ... )
       >>> round(epsilon, 3)
-      0.015
+      0.163
     """
     counts = vote_counts(votes, num_classes)
     stddev = positive("noise_stddev", noise_stddev)
