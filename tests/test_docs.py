@@ -126,7 +126,8 @@ def test_every_public_name_is_in_the_reference():
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     packages = [
         *(tfdp, tfdp.accounting, tfdp.auditing, tfdp.clipping, tfdp.contrib, tfdp.data),
-        *(tfdp.correlated_noise, tfdp.evaluation, tfdp.keras3, tfdp.models, tfdp.schedules),
+        *(tfdp.contrib.pate, tfdp.correlated_noise, tfdp.evaluation, tfdp.keras3, tfdp.models),
+        tfdp.schedules,
     ]
     for package in packages:
         for name in package.__all__:
@@ -192,5 +193,6 @@ def test_examples_of_the_survey(capsys):
     assert names["sparse"].evaluate(names["x_test"], names["y_test"], verbose=0)[1] > 0.6
     trained = sum(v.shape.num_elements() for v in names["sparse"].trainable_variables)
     assert trained == 64 * 128 // 10 + 128 * 10 + 10
+    assert names["student"].evaluate(names["x_rest"], names["y_rest"], verbose=0)[1] > 0.6
     assert names["auc"] > 0.9
     assert (names["similarity"].argmax(axis=1) == names["classes"]).sum() >= 8

@@ -1,5 +1,6 @@
 """Methods from papers, for comparison: correct, but never the best choice."""
 
+from tfdp.contrib import pate
 from tfdp.contrib.adaptive_descent import AdaptiveGradientDescent
 from tfdp.contrib.aggregations import BatchAggregation, MicroAggregation
 from tfdp.contrib.descent_budget import DescentOptions, calibrate_descent
@@ -12,4 +13,5 @@ __all__ = [
     "ImportanceSamplingClipping",
     "MicroAggregation",
     "calibrate_descent",
+    "pate",
 ]

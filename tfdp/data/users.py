@@ -44,16 +44,8 @@ class Users:
         if examples_per_user is None:
             raise error("examples_per_user", "given with `privacy_unit`: a positive integer", None)
         most = positive_integer("examples_per_user", examples_per_user)
-        ids = np.asarray(privacy_unit)
-        if ids.dtype == object and all(isinstance(one, str | bytes) for one in ids.flat):
-            ids = ids.astype(bytes if ids.size and isinstance(ids.flat[0], bytes) else str)
-        if ids.shape != (examples,) or ids.dtype.kind not in "iuSU":
-            raise ValueError(
-                "Argument `privacy_unit` must hold the user of each example: one integer or string "
-                f"for each of the {examples} examples. Received: shape {ids.shape}, type "
-                f"{ids.dtype}."
-            )
-        _, places, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        places = user_numbers("privacy_unit", privacy_unit, examples)
+        counts = np.bincount(places)
         with tf.device("cpu"):
             return cls(
                 tf.constant(np.argsort(places, kind="stable"), tf.int64),
@@ -119,3 +111,25 @@ class Users:
         start = -tf.ones([n, self.most], tf.int64)
         zero = tf.constant(0, tf.int64)
         return tf.while_loop(lambda index, _: index < self.most, step, [zero, start])[1]
+
+
+def user_numbers(name: str, users: Any, examples: int) -> np.ndarray:
+    """Returns a number for the user of each example, int64 `[examples]`: 0 and up, none left out.
+
+    Args:
+      name: Name of the argument, for errors.
+      users: For each example its user, an integer or a string.
+      examples: Number of examples.
+
+    Raises:
+      ValueError: `users` is not of that form.
+    """
+    ids = np.asarray(users)
+    if ids.dtype == object and all(isinstance(one, str | bytes) for one in ids.flat):
+        ids = ids.astype(bytes if ids.size and isinstance(ids.flat[0], bytes) else str)
+    if ids.shape != (examples,) or ids.dtype.kind not in "iuSU":
+        raise ValueError(
+            f"Argument `{name}` must hold the user of each example: one integer or string for each "
+            f"of the {examples} examples. Received: shape {ids.shape}, type {ids.dtype}."
+        )
+    return np.unique(ids, return_inverse=True)[1].astype(np.int64)
