@@ -46,6 +46,8 @@ def batch_first(op: tf.Operation, inputs: list[State]) -> State:
             shape = shape_values.known(tensor, state)  # Of a transposed convolution's result.
             if shape is None or not shape_values.are_public(shape[1:]):
                 return unproven(op, f"{tensor.name} may depend on the batch")
+            if op.type == "AvgPoolGrad" and shape[0] not in {*found, *lengths} - {None}:
+                return unproven(op, f"{tensor.name} may not have a row for each example")
         elif not isinstance(state, Public):
             return unproven(op, f"{tensor.name} depends on the batch")
         elif index in allowed and not any(constant_along(tensor, 0, n) for n in lengths):
