@@ -47,7 +47,7 @@ class Defaults:
     generator_learning_rate: float = 0.002
 
 
-# Not tuned beyond a few runs.
+# Not tuned.
 DEFAULTS = {
     "digits": Defaults(epochs=120, expected_batch_size=256, latent_dim=8),
     "mnist": Defaults(epochs=40, expected_batch_size=1024, latent_dim=32),
