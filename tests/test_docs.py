@@ -65,6 +65,7 @@ PAGES = {
     "docs/fine_tuning.md": 0,
     "docs/from_opacus.md": 0,
     "docs/from_tf_privacy.md": 1,
+    "docs/gan.md": 1,
     "docs/keras3.md": 2,
     "docs/label_privacy.md": 1,
     "docs/noise_schedules.md": 0,

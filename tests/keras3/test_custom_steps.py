@@ -127,6 +127,49 @@ def test_a_custom_step_with_scale_loss_is_private():
     np.testing.assert_allclose(update_of(model, X, Y), expected, rtol=1e-4, atol=1e-6)
 
 
+class Critic(keras.Model):
+    """A critic whose training step has a gradient penalty for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack = [layers.Dense(3, activation="tanh"), layers.LayerNormalization()]
+        self.stack += [layers.LeakyReLU(), layers.Dense(1)]
+
+    def call(self, x):
+        for layer in self.stack:
+            x = layer(x)
+        return x
+
+    def losses_of(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            scores = self(x, training=True)
+        return tf.square(tf.norm(tape.gradient(scores, x), axis=1) - 1.0) + scores[:, 0]
+
+    def train_step(self, data):
+        x = data[0]
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(self.losses_of(x))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": tf.constant(0.0)}
+
+
+def test_a_gradient_penalty_in_a_custom_step_is_clipped_by_example():
+    model = Critic()
+    model(X)
+    expected = 0.0
+    for i in range(9):
+        with tf.GradientTape() as tape:
+            losses = model.losses_of(tf.constant(X[i : i + 1]))
+        gradients = tape.gradient(losses, [v.value for v in model.trainable_variables])
+        gradient = np.concatenate([np.ravel(g) for g in gradients])
+        expected = expected + gradient / max(1.0, np.linalg.norm(gradient) / 0.1)
+    found = update_of(model, X[:9], Y[:9])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert model.optimizer.clipping.report().fast_fraction == 1.0
+
+
 def test_minimize_needs_no_tape():
     model = small_model()
     expected = weights(model) - looped_clipped_sum(model, X, Y, 1.0) / 64

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from tfdp.models import divergences, likelihoods, priors
     from tfdp.models.batch_normalization import replace_batch_normalization
     from tfdp.models.model_check import validate
+    from tfdp.models.private_gan import PrivateGAN
     from tfdp.models.private_training import make_private
     from tfdp.models.selective_model import SelectiveModel
     from tfdp.models.term_wise_vae import TermWiseVAE
 
 __all__ = [
+    "PrivateGAN",
     "SelectiveModel",
     "TermWiseVAE",
     "TooManyAttemptsError",
@@ -28,6 +30,7 @@ __all__ = [
 __getattr__, __dir__ = _lazy.attributes(
     __name__,
     {
+        "PrivateGAN": "tfdp.models.private_gan",
         "SelectiveModel": "tfdp.models.selective_model",
         "TermWiseVAE": "tfdp.models.term_wise_vae",
         "TooManyAttemptsError": "tfdp._selective.progress",

@@ -57,6 +57,42 @@ def size_f(x):
 
 KERNEL = tf.constant(np.random.default_rng(0).normal(size=[2, 2, 2, 3]), tf.float32)
 
+
+def inner_gradient(function):
+    """The gradient of the sum of what a function makes of a batch."""
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = function(x)
+        return tape.gradient(found, x)
+
+    return gradient
+
+
+def summed_as_shared(x):
+    """The gradient of a row that was added to each example, as TensorFlow computes it."""
+    return tf.reduce_sum(x, raw.BroadcastGradientArgs(s0=[1, 6], s1=tf.shape(x))[0], True)
+
+
+def activations(x):
+    functions = (tf.nn.elu, tf.nn.selu, tf.nn.softplus, tf.nn.softsign, tf.nn.relu6)
+    found = tf.add_n([function(x) for function in functions])
+    return tf.sqrt(tf.sigmoid(found)) + tf.math.rsqrt(9 + found) + tf.math.reciprocal(9 + found)
+
+
+def layer_norm(x, **kwargs):
+    """Keras's: the rows are the channels of a batch norm."""
+    ones, zeros = tf.ones([size(x)]), tf.zeros([size(x)])
+    rows = tf.reshape(x, [1, size(x), -1, 1])
+    normal = tf.compat.v1.nn.fused_batch_norm(rows, ones, zeros, data_format="NCHW", **kwargs)[0]
+    return tf.square(tf.reshape(normal, tf.shape(x)))
+
+
+def batch_norm(x, **kwargs):
+    return tf.compat.v1.nn.fused_batch_norm(x, tf.ones([2]), tf.zeros([2]), **kwargs)[0]
+
+
 PROVEN = {
     # Elementwise, reductions.
     "public row": (V, lambda x: x * tf.range(6.0), FIRST),
@@ -216,6 +252,56 @@ PROVEN = {
         lambda x: raw.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.square(x))[1],
         FIRST,
     ),
+    # Gradients in the loss.
+    "gradient of activations": (V, inner_gradient(activations), FIRST),
+    "gradient of a perceptron": (
+        V,
+        inner_gradient(lambda x: tf.nn.leaky_relu(tf.tanh(x @ tf.ones([6, 2]))) @ tf.ones([2, 1])),
+        FIRST,
+    ),
+    "gradient of a convolution": (
+        I,
+        inner_gradient(lambda x: tf.nn.relu(tf.nn.conv2d(x, KERNEL, 1, "SAME"))),
+        FIRST,
+    ),
+    "gradient of pooling": (
+        I,
+        inner_gradient(
+            lambda x: tf.nn.avg_pool2d(tf.nn.max_pool2d(tf.square(x), 2, 1, "SAME"), 2, 2, "SAME")
+        ),
+        FIRST,
+    ),
+    "gradient of a layer norm": (V, inner_gradient(layer_norm), FIRST),
+    "gradient of frozen batch norm": (
+        I,
+        inner_gradient(
+            lambda x: batch_norm(
+                tf.square(x), mean=tf.zeros([2]), variance=tf.ones([2]), is_training=False
+            )
+        ),
+        FIRST,
+    ),
+    "gradient of means": (
+        T,
+        inner_gradient(
+            lambda x: (
+                tf.square(tf.reduce_mean(tf.exp(x), 1)) + tf.reduce_mean(x, [1, 2], True)[:, 0]
+            )
+        ),
+        FIRST,
+    ),
+    "gradient of the sum": (V, inner_gradient(lambda x: tf.reduce_sum(tf.square(x))), FIRST),
+    "gradient of broadcast entries": (
+        V,
+        inner_gradient(lambda x: x[:, :1] * x + ROW / (1 + tf.square(x[:, 1:2]))),
+        FIRST,
+    ),
+    "gradient of a concatenation": (
+        V,
+        inner_gradient(lambda x: tf.square(tf.concat([tf.tanh(x), ROW * x, x], -1))),
+        FIRST,
+    ),
+    "gradient of slices": (M, inner_gradient(lambda x: tf.square(x)[:, 1, 1:]), FIRST),
 }
 
 UNPROVEN = {
@@ -356,6 +442,42 @@ UNPROVEN = {
     "more rows than one": ((1, 6), lambda x: x * tf.ones([3, 6])),
     "rows that fit by chance": (V, lambda x: x * tf.ones([4, 1])),
     "empty": ((None, 0), lambda x: tf.reshape(x, [-1, 0])),
+    # Gradients in the loss.
+    "gradient of the mean": (V, inner_gradient(lambda x: tf.reduce_mean(tf.square(x)))),
+    "gradient in another shape": (
+        (2, 4, 3),
+        lambda x: raw.TanhGrad(y=tf.transpose(x, [1, 0, 2]), dy=tf.transpose(x, [2, 0, 1])),
+    ),
+    "summed by the shapes of others": (
+        V,
+        lambda x: tf.reduce_sum(
+            x, raw.BroadcastGradientArgs(s0=[1, 2], s1=tf.shape(x[:, tf.newaxis])[1:])[0], True
+        ),
+    ),
+    "put back elsewhere": (
+        (4, 4),
+        lambda x: raw.StridedSliceGrad(
+            shape=[5, 4], begin=[1, 0], end=[5, 4], strides=[1, 1], dy=x
+        ),
+    ),
+    "an axis of the axes": (
+        V,
+        lambda x: x * tf.cast(raw.BroadcastGradientArgs(s0=[1], s1=tf.shape(x))[0], tf.float32),
+    ),
+    "its statistics": (
+        V,
+        lambda x: (
+            raw.FusedBatchNormV3(
+                x=tf.reshape(x, [1, size(x), -1, 1]),
+                scale=tf.ones([size(x)]),
+                offset=tf.zeros([size(x)]),
+                mean=[],
+                variance=[],
+                data_format="NCHW",
+            )[4]
+            * 2.0
+        ),
+    ),
 }
 
 MIXES = {
@@ -412,6 +534,26 @@ MIXES = {
             variance=[],
             data_format="NDHWC",
         )[0],
+    ),
+    "gradient by what all share": (V, summed_as_shared),
+    "gradient by a matrix": (
+        V,
+        lambda x: tf.matmul(x, inner_gradient(lambda x: tf.square(x))(x), transpose_a=True),
+    ),
+    "gradient of batch norm": (
+        I,
+        lambda x: raw.FusedBatchNormGradV3(
+            y_backprop=x,
+            x=x,
+            scale=tf.ones([2]),
+            reserve_space_1=tf.zeros([2]),
+            reserve_space_2=tf.ones([2]),
+            reserve_space_3=tf.zeros([]),
+        )[0],
+    ),
+    "norm of all gradients": (
+        V,
+        lambda x: x - tf.norm(inner_gradient(lambda x: tf.tanh(x) ** 2)(x)),
     ),
 }
 
@@ -513,6 +655,17 @@ DECLARED_ROW_WISE = {
     "OneHot": [lambda x: tf.one_hot(integers(x), 2, size_f(x), 0.0)],
     "RealDiv": [lambda x: x / size_f(x)],
     "Mul": [lambda x: x * tf.cast(tf.range(size(x)), tf.float32)[:, None]],
+    "StridedSliceGrad": [
+        lambda x: raw.StridedSliceGrad(
+            shape=tf.shape(x),
+            begin=[0, 0],
+            end=[0, 0],
+            strides=[-1, 1],
+            dy=x,
+            begin_mask=3,
+            end_mask=3,
+        )
+    ],
     "SparseSoftmaxCrossEntropyWithLogits": [
         lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(size(x)), x)
     ],
@@ -577,6 +730,14 @@ def test_operands_that_are_not_aligned_are_caught(shape, function, monkeypatch):
     monkeypatch.setattr(transfer_functions.elementwise, "aligned", unchecked_aligned)
     with pytest.raises(Disproved):
         Traced(function, shape).check()
+
+
+def test_gradients_of_what_all_share_that_are_taken_for_rows_are_caught(monkeypatch):
+    monkeypatch.setattr(
+        transfer_functions.elementwise, "_sum_of_repeated", lambda op, rows, _: rows
+    )
+    with pytest.raises(Disproved):
+        Traced(summed_as_shared, V).check()
 
 
 def test_a_constant_seed_is_caught(monkeypatch):

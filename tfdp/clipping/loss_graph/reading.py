@@ -110,8 +110,11 @@ class LossGraph:
         Raises:
           ValueError: The graph holds the batch's size, so that it cannot compute one row.
         """
-        terms = self.at(row, vectorizable_gradients=True).terms
+        of_row = self.at(row, vectorizable_gradients=True)
+        terms = of_row.terms
         try:
+            for vector in of_row.vectors:  # A term may be their sum.
+                vector.shape.assert_is_compatible_with([1])
             return tf.add_n([tf.reduce_sum(tf.ensure_shape(t, [1] * t.shape.rank)) for t in terms])
         except ValueError as error:
             raise _holds_batch_size(error) from error

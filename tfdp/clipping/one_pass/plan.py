@@ -1,5 +1,6 @@
 """Plan of the one-pass engine: which rule handles each variable, or why none does."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -20,7 +21,8 @@ from tfdp.clipping.one_pass.weight_uses import (
     recorded_use,
 )
 from tfdp.clipping.report import Entry, Report
-from tfdp.clipping.row_analysis.analysis import RowAnalysis
+from tfdp.clipping.row_analysis import equal_rows
+from tfdp.clipping.row_analysis.analysis import RowAnalysis, Transfer
 from tfdp.clipping.row_analysis.states import Rows
 from tfdp.clipping.row_analysis.transfer_functions import recurrent_transfer
 
@@ -65,17 +67,28 @@ class Plan:
         self._calls: dict[str, RecurrentCall] = {k: v for k, v in found.items() if v is not None}
         special = {name: recurrent_transfer(call) for name, call in self._calls.items()}
         given = {} if whole is None else whole.states_of_drawn(graph)
-        self._analysis = RowAnalysis(operations, graph.batch, special, given)
-        self.fallback = self._unproven()
+        self._analysis, self.fallback = self._analysed(operations, special, given)
+
+    def _analysed(
+        self, operations: list[tf.Operation], special: dict[str, Transfer], given: dict
+    ) -> tuple[RowAnalysis, str | None]:
+        """Returns the analysis, and why it proves nothing, or None."""
+        if repeated := equal_rows.find(operations, self._graph.batch):
+            with contextlib.suppress(ValueError):
+                analysis = RowAnalysis(operations, self._graph.batch, special, given | repeated)
+                if self._unproven(analysis) is None:
+                    return analysis, None
+        analysis = RowAnalysis(operations, self._graph.batch, special, given)
+        return analysis, self._unproven(analysis)
 
     def states_of_drawn(self, part: reading.LossGraph) -> dict:
         """Returns where the random numbers of a part hold the examples, by reference: as here."""
         pairs = zip(part.drawn, self._graph.drawn, strict=True)
         return {own.numbers.ref(): self._analysis.state(d.numbers) for own, d in pairs}
 
-    def _unproven(self) -> str | None:
+    def _unproven(self, analysis: RowAnalysis) -> str | None:
         for vector in self._graph.vectors:
-            state = self._analysis.state(vector)
+            state = analysis.state(vector)
             if not isinstance(state, Rows):
                 reason = getattr(state, "reason", f"the losses are held as {state}")
                 return (

@@ -20,10 +20,13 @@ from tfdp.clipping.row_analysis.states import (
     BatchSize,
     Public,
     Ragged,
+    RepeatedAxes,
     RowList,
     Rows,
+    Size,
     Sizes,
     State,
+    Statistics,
     Unproven,
 )
 
@@ -48,6 +51,11 @@ _STATELESS_TYPES = frozenset(
     }
 )
 _MAKE_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
+# The operations that may use what others have made for them.
+_USERS: dict[type, frozenset[str]] = {
+    RepeatedAxes: frozenset({"Sum"}),
+    Statistics: frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"}),
+}
 # Stateful operations whose result no example can have got into. (Of variables, another check
 # refuses what the model writes into them.)
 PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
@@ -188,6 +196,9 @@ class RowAnalysis:
         found = next((state for state in inputs if isinstance(state, Unproven)), None)
         if found is not None:
             return found
+        for kind, users in _USERS.items():
+            if op.type not in users and any(isinstance(state, kind) for state in inputs):
+                return unproven(op, "it uses what was made for a gradient")
         if op.type in _MAKE_LISTS or any(isinstance(state, RowList) for state in inputs):
             return self._of_lists(op, inputs)
         if any(isinstance(state, Ragged) for state in inputs):
@@ -195,6 +206,9 @@ class RowAnalysis:
             if transfer is None or has_own_gradient(op):
                 return unproven(op, "no rule says what it does to examples of different lengths")
             return transfer(op, inputs)
+        if op.type == "ShapeN":
+            pairs = zip(op.inputs, inputs, strict=True)
+            return [_of_sizes(shape_values.shape_of(*pair)) for pair in pairs]
         if not any(isinstance(state, Rows) for state in inputs):
             return _without_examples(op, inputs)
         if op.type == "Shape":
@@ -256,7 +270,7 @@ class RowAnalysis:
         return list(inputs)
 
 
-def _without_examples(op: tf.Operation, inputs: list[State]) -> State:
+def _without_examples(op: tf.Operation, inputs: list[State]) -> State | list[State]:
     """Returns the state of what is computed from the size of the batch, and from public values."""
     public = all(isinstance(state, Public) for state in inputs)
     if op.op_def.is_stateful and op.type not in PUBLIC_STATEFUL_TYPES:
@@ -270,8 +284,31 @@ def _without_examples(op: tf.Operation, inputs: list[State]) -> State:
     if op.type == "Shape":
         return _of_sizes(shape_values.shape_of(op.inputs[0], inputs[0]))
     known = [shape_values.known(t, state) for t, state in zip(op.inputs, inputs, strict=True)]
+    if op.type == "BroadcastGradientArgs" and not public:
+        return _repeated_axes(op, known)
+    if op.type == "ConcatOffset":
+        return [_of_sizes(values) for values in shape_values.offsets(known)]
     state = _of_sizes(shape_values.compute(op, known))
     return Public() if public and isinstance(state, BatchSize) else state
+
+
+def _repeated_axes(op: tf.Operation, shapes: list[Sizes]) -> State | list[State]:
+    """Returns along which axes a binary operation repeats its inputs, whose shapes are given."""
+    first, second = shapes
+    if first is None or second is None:
+        return unproven(op, "the shapes that it compares are not known")
+    rank = max(len(first), len(second))
+    full = [(1,) * (rank - len(shape)) + shape for shape in (first, second)]
+
+    def kept(own: Size, other: Size) -> Size | bool:
+        if own == 1:
+            return True if isinstance(other, int | Rows) and other != 1 else None
+        return own if isinstance(own, int) or other == 1 or own == other else None
+
+    return [
+        RepeatedAxes(tuple(kept(*pair) for pair in zip(own, other, strict=True)))
+        for own, other in (full, full[::-1])
+    ]
 
 
 def _of_sizes(values: Sizes) -> State:

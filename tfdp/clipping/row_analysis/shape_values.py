@@ -1,6 +1,6 @@
 """Sizes of tensors, followed through the operations that compute shapes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -80,6 +80,20 @@ def compute(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     return result if fits else None
 
 
+def offsets(inputs: list[Sizes]) -> list[Sizes]:
+    """Returns where the parts of a concatenation begin, from its axis and their shapes."""
+    (axis,), shapes = inputs[0] or (None,), inputs[1:]
+    result: list[Sizes] = []
+    begin: int | None = 0
+    for shape in shapes:
+        if shape is None or not isinstance(axis, int) or begin is None:
+            return [None] * len(shapes)
+        result.append(tuple(begin if i == axis % len(shape) else 0 for i in range(len(shape))))
+        length = shape[axis]
+        begin = begin + length if isinstance(length, int) else None
+    return result
+
+
 def _same(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     return inputs[0]
 
@@ -146,16 +160,52 @@ def _divide(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
 
 def _add(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     sign = -1 if op.type == "Sub" else 1
-    numbers = [i[0] if i is not None and len(i) == 1 else None for i in inputs]
-    whole = [number for number in numbers if isinstance(number, int)]
-    return (whole[0] + sign * whole[1],) if len(whole) == 2 else None
+    return _entry_by_entry(inputs, lambda a, b: a + sign * b)
+
+
+def _remainder(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    return _entry_by_entry(inputs, lambda a, b: a % b if b else None)
+
+
+def _entry_by_entry(inputs: list[Sizes], function: Callable[[int, int], int | None]) -> Sizes:
+    """Returns a function of numbers at the same place, one of which may stand for all."""
+    first, second = inputs
+    if first is None or second is None or not (first and second):
+        return None
+    if len(first) != len(second) and 1 not in (len(first), len(second)):
+        return None
+    length = max(len(first), len(second))
+    result: list[Size] = []
+    for a, b in zip(first * (length // len(first)), second * (length // len(second)), strict=True):
+        number = function(a, b) if isinstance(a, int) and isinstance(b, int) else None
+        if number is None:
+            return None
+        result.append(number)
+    return tuple(result)
+
+
+def _stitch(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    half = len(inputs) // 2
+    entries: dict[int, Size] = {}
+    for indices, values in zip(inputs[:half], inputs[half:], strict=True):
+        if indices is None or values is None or len(indices) != len(values):
+            return None
+        for index, value in zip(indices, values, strict=True):
+            if not isinstance(index, int):
+                return None
+            entries[index] = value  # Later ones replace earlier ones.
+    if sorted(entries) != list(range(len(entries))):
+        return None
+    return tuple(entries[index] for index in range(len(entries)))
 
 
 _FUNCTIONS = {
     "AddV2": _add,
     "Cast": _same,
     "ConcatV2": _concatenate,
+    "DynamicStitch": _stitch,
     "FloorDiv": _divide,
+    "FloorMod": _remainder,
     "GatherV2": _gather,
     "Identity": _same,
     "Mul": _multiply,

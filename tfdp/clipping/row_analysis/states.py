@@ -99,4 +99,30 @@ class Ragged:
     source: str
 
 
-State: TypeAlias = Rows | Public | BatchSize | Ragged | RowList | Unproven
+@dataclasses.dataclass(frozen=True)
+class RepeatedAxes:
+    """The axes over which a gradient is summed, since an operation repeated a tensor along them.
+
+    Attributes:
+      kept: For each axis of the operation's result: `True` if the tensor was repeated along it,
+        and otherwise its length. The axis is then summed over only if that length is 1. None if
+        it is not known whether it was repeated.
+    """
+
+    kept: tuple["Size | bool", ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """A tensor that an operation made for its own gradient, in a form of its own.
+
+    Attributes:
+      source: Name of the operation.
+    """
+
+    source: str
+
+
+State: TypeAlias = (
+    Rows | Public | BatchSize | Ragged | RowList | RepeatedAxes | Statistics | Unproven
+)

@@ -1,5 +1,6 @@
 """Operations that move entries: reshapes, transposes, slices, concatenations, gathers."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -20,6 +21,8 @@ def reshape(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     if rows.interleaved:
         return unproven(op, "the examples do not lie one after the other")
     known = shape_values.known(op.inputs[1], inputs[1]) or (None,) * new.rank
+    # TensorFlow does not follow sizes as far: gradients are reshaped by its static shapes.
+    op.outputs[0].set_shape([k if isinstance(k, int) and k != -1 else None for k in known])
     # A size of -1 is whatever is left.
     dims: list[Size] = [
         d if d is not None else None if k == -1 else k for d, k in zip(new, known, strict=True)
@@ -176,6 +179,31 @@ def concatenate(op: tf.Operation, inputs: list[State]) -> State:
 @of_rows("StridedSlice", sized=True)
 def strided_slice(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     """Slices of other axes than that of the examples, which is taken whole."""
+    return _sliced(op, rows, op.inputs[0].shape, inputs)
+
+
+@of_rows("StridedSliceGrad", index=4, sized=True)
+def strided_slice_grad(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
+    """Handles a slice that is put back, between zeros: of a gradient."""
+    sizes = shape_values.known(op.inputs[0], inputs[0])
+    if sizes is None or rows.interleaved or rows.each is None:
+        return unproven(op, "what it puts back is not proven")
+    shape = tf.TensorShape([d if isinstance(d, int) else None for d in sizes])
+    length = op.inputs[4].shape[rows.axis]
+    for axis, size in enumerate(sizes):
+        others = [d for a, d in enumerate(sizes) if a != axis]
+        as_long = size == Rows(0, rows.each) or (length is not None and size == length)
+        if not as_long or not shape_values.are_public(others):
+            continue
+        before = Rows(axis, rows.each)
+        with contextlib.suppress(ValueError):  # It would take rows of the batch.
+            if _sliced(op, before, shape, inputs) == rows:
+                return before
+    return unproven(op, "where it puts the examples is not proven")
+
+
+def _sliced(op: tf.Operation, rows: Rows, shape: tf.TensorShape, inputs: list[State]) -> State:
+    """Returns the state of a slice of a tensor of some shape that holds the examples."""
     strides = tf.get_static_value(op.inputs[3])
     if strides is None:
         return unproven(op, "what it slices is not static")
@@ -186,7 +214,7 @@ def strided_slice(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
         name: op.get_attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
-    rank = op.inputs[0].shape.rank
+    rank = shape.rank
     named = sum(not (mask["new_axis"] | mask["ellipsis"]) >> i & 1 for i in range(len(strides)))
     axis = place = 0
     result = None
@@ -203,7 +231,7 @@ def strided_slice(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
         elif mask["new_axis"] >> i & 1:
             place += 1
         elif axis == rows.axis:
-            length = op.inputs[0].shape[axis]
+            length = shape[axis]
             if shrinks or strides[i] != 1 or not _is_whole(op, rows, length, *limits):
                 return _some_rows(op, rows, length, limits[0], int(strides[i]), shrinks)
             result = place
