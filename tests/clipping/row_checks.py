@@ -5,7 +5,14 @@ import tensorflow as tf
 
 from tfdp.clipping.loss_graph import clamps, reading
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
-from tfdp.clipping.row_analysis.states import BatchSize, Public, Ragged, Rows, Unproven
+from tfdp.clipping.row_analysis.states import (
+    BatchSize,
+    Public,
+    Ragged,
+    Rows,
+    Statistics,
+    Unproven,
+)
 
 N = 4  # Rows of the batch, where it is left open.
 # Shapes of vectors, matrices, sequences and images.
@@ -40,7 +47,8 @@ class Traced:
             self.random = any(op.op_def.is_stateful and "Random" in op.type for op in operations)
             found = [t for op in operations for t in op.outputs if t.dtype.is_numpy_compatible]
             self.states = {t.name: analysis.state(t) for t in found if t.dtype.name != "resource"}
-            return {t.name: t for t in found if not isinstance(analysis.state(t), Unproven)}
+            claims = [t for t in found if not isinstance(analysis.state(t), Unproven | Statistics)]
+            return {t.name: t for t in claims}
 
         self._run = tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
         self.open = all(shape[0] is None for shape in shapes)

@@ -24,8 +24,8 @@ def network(inputs, outputs, conditional=False, normalized=False):
     return tf.keras.Model([x, classes] if conditional else x, output)
 
 
-def gan(cls=PrivateGAN, conditional=False, generator=None, critic=None, **changes):
-    tf.keras.utils.set_random_seed(0)
+def gan(cls=PrivateGAN, conditional=False, generator=None, critic=None, seed=0, **changes):
+    tf.keras.utils.set_random_seed(seed)
     generator = generator or network(2, 4, conditional, normalized=True)
     critic = critic or network(4, 1, conditional)
     arguments = {"gradient_penalty": 10.0, "num_classes": CLASSES if conditional else None}
@@ -121,18 +121,18 @@ def test_saved_models_keep_the_ledger(trained, tmp_path):
     assert loaded.get_config() == model.get_config()
 
 
-def steps_of_a_second_gan():
+def steps_of_a_second_gan(seed):
     """Returns what the ledger of a new critic says, with a generator that has cost four steps."""
-    first = compiled(gan())
+    first = compiled(gan(seed=seed))
     first.optimizer._released._own.assign_add([[4, 0, 0]])
-    second = compiled(gan(generator=first.generator))
+    second = compiled(gan(generator=first.generator, seed=seed + 1))
     return second.optimizer.ledger.steps
 
 
 def test_a_generator_takes_its_cost_along(monkeypatch):
-    assert steps_of_a_second_gan() == 4
+    assert steps_of_a_second_gan(seed=1) == 4
     monkeypatch.setattr(PrivateGAN, "_record_generator", lambda self: None)  # Mutant.
-    assert steps_of_a_second_gan() == 0
+    assert steps_of_a_second_gan(seed=3) == 0
 
 
 @pytest.fixture
@@ -283,14 +283,21 @@ def test_optimizers_are_checked():
 def test_weights_are_clipped_after_each_step():
     model = gan(gradient_penalty=None, weight_clip=0.05, non_private_diagnostics=True)
     history = compiled(model).fit(batches(X), verbose=0).history
-    assert np.max(np.abs(critic_of(model))) <= 0.05
+    assert np.max(np.abs(critic_of(model))) <= np.float32(0.05)
     assert set(history) == {"updates", "non_private_critic_loss"}
 
 
 @pytest.mark.slow
-def test_single_steps_and_compiling_again_keep_the_ledger():
-    model = compiled(gan(), jit_compile=False)
-    for batch in batches(X):
-        model.train_on_batch(*batch)
-    compiled(model).fit(batches(X), verbose=0)
+def test_compiling_again_keeps_the_ledger():
+    model = gan(gradient_penalty=None, loss="non_saturating")
+    for _ in range(2):
+        compiled(model).fit(batches(X), verbose=0)
     assert model.optimizer.ledger.steps == 4
+
+
+@pytest.mark.slow
+def test_single_batches_of_a_known_size_are_refused():
+    model = compiled(gan(gradient_penalty=None, loss="non_saturating"))
+    with pytest.raises(ValueError, match="Leave the batch dimension open"):
+        model.train_on_batch(*next(iter(batches(X))))
+    assert model.optimizer.ledger.steps == 0

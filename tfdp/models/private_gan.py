@@ -34,7 +34,8 @@ class PrivateGAN(tf.keras.Model):
     Compile it with `tfdp.DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam` for the critic and an
     ordinary optimizer for the generator, and fit it on `tfdp.data.poisson_batches`: of `(x, x)`, or
     of `(x, labels)` if it is conditional. `history` shows only the number of the critic's
-    `updates`, and nothing about the training data.
+    `updates`, and nothing about the training data. (`train_on_batch` is refused for batches whose
+    size is known when the step is traced.)
 
     The generator may have BatchNormalization: generated examples for the critic are made with
     `training=False`, and its statistics are those of its own steps. The critic must not have it.

@@ -84,7 +84,7 @@ def activations(x):
 def layer_norm(x, **kwargs):
     """Keras's: the rows are the channels of a batch norm."""
     ones, zeros = tf.ones([size(x)]), tf.zeros([size(x)])
-    rows = tf.reshape(x, [1, size(x), -1, 1])
+    rows = tf.reshape(x, [1, size(x), tf.shape(x)[1], 1])
     normal = tf.compat.v1.nn.fused_batch_norm(rows, ones, zeros, data_format="NCHW", **kwargs)[0]
     return tf.square(tf.reshape(normal, tf.shape(x)))
 
