@@ -15,10 +15,9 @@ def _parse(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["gradient_penalty", "weight_clip"])
-def test_a_picture_and_a_table(loss, tmp_path, capsys):
+def test_a_picture_and_a_table(tmp_path, capsys):
     folder = tmp_path / "pictures"
-    gan.compare(_parse("--epochs=2", "--novae", f"--loss={loss}", f"--output_dir={folder}"))
+    gan.compare(_parse("--epochs=2", "--novae", "--loss=weight_clip", f"--output_dir={folder}"))
     printed = capsys.readouterr().out
     assert (folder / "gan.png").exists() and "epsilon = " in printed
     rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][-2:]
