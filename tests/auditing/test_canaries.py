@@ -133,7 +133,9 @@ def test_audit_of_selective_updates():
 
 def little_noise(monkeypatch):
     correct = private_step.add_gaussian_noise
-    monkeypatch.setattr(private_step, "add_gaussian_noise", lambda t, s, k: correct(t, 0.6 * s, k))
+    monkeypatch.setattr(
+        private_step, "add_gaussian_noise", lambda t, s, k, _: correct(t, 0.6 * s, k)
+    )
     arrangement = Arrangement()
     return arrangement, arrangement.optimizer()
 
