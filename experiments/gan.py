@@ -78,7 +78,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("seed", 0, "Seed of the first weights.", flag_values=values)
     text = "Whether to train a TermWiseVAE at the same epsilon (digits)."
     flags.DEFINE_bool("vae", True, text, flag_values=values)
-    flags.DEFINE_string("output_dir", "gan", "Folder of the picture.", flag_values=values)
+    flags.DEFINE_string("output_dir", "results/gan", "Folder of the picture.", flag_values=values)
 
 
 def networks(shape: tuple[int, ...], latent_dim: int) -> tuple[tf.keras.Model, tf.keras.Model]:

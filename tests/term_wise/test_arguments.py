@@ -196,7 +196,7 @@ REFUSED = [
     ({"num_classes": 0}, "`num_classes` must be a positive integer or None. Received: .*=0"),
     ({"prior": "normal"}, "`prior` must be a .*spike_and_slab.* Received: prior='normal'"),
     ({"likelihood": "gauss"}, "`likelihood` must be one of .*laplace.* Received: .*='gauss'"),
-    ({"divergence": "js"}, "`divergence` must be None, one of .*mmd.* Received: .*='js'"),
+    ({"divergence": "js"}, "`divergence` must be one of .*mmd.* or None, .*Received: .*='js'"),
     ({"encoder": None}, "`encoder` must be a model of Keras 2 that is built.* Received: .*=None"),
     ({"decoder": "x"}, "`decoder` must be a model of Keras 2 that is built.* Received: .*='x'"),
 ]
