@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 import tfdp
 from experiments import cli, datasets, networks
 from experiments.output import markdown, save
+from experiments.settings import RefusedError
 
 _KINDS = (
     "Poisson, independent",
@@ -35,10 +36,6 @@ _KINDS = (
     "passes, correlated",
 )
 _CLIP = 1.0
-
-
-class RefusedError(ValueError):
-    """What the command line asks for cannot be done; the message says why."""
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -132,7 +132,7 @@ class Learner:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What was found.
+    """Accuracies, answers and cost of a run.
 
     Attributes:
       rows: Name and accuracy of each kind of labels and each model.

@@ -92,7 +92,7 @@ class BudgetCallback:
         if allowed < optimizer.releases_begun(begun, anew=True):
             raise ValueError(
                 f"The privacy budget of target_epsilon={self.target_epsilon} at "
-                f"delta={self.delta} allows no further step: {ledger.steps} steps have been "
+                f"delta={self.delta} allows no further step: {self._taken(ledger)} have been "
                 f"taken, at epsilon={ledger.epsilon(self.delta).epsilon:.4g}."
             )
         self._last_release, self._before = taken + allowed, ledger
@@ -181,11 +181,18 @@ class BudgetCallback:
             return
         ledger = self._ledger()
         self._reason = (
-            f"PrivacyBudget stops training after {ledger.steps} steps, at epsilon "
+            f"PrivacyBudget stops training after {self._taken(ledger)}, at epsilon "
             f"{ledger.epsilon(self.delta).epsilon:.4g} and delta {self.delta:g}: the next "
             f"{'step' if self._most_batches == 1 else 'call'} would exceed "
             f"target_epsilon={self.target_epsilon:g}."
         )
+
+    def _taken(self, ledger: PrivacyLedger) -> str:
+        """Returns in words how many steps a ledger counts, or cycles of them."""
+        sampling = self.model.optimizer.sampling
+        if sampling is None or sampling.cycle_length == 1:
+            return f"{ledger.steps} steps"
+        return f"{ledger.steps} cycles of {sampling.cycle_length} steps"
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `epsilon` to the logs of the epoch."""

@@ -4,7 +4,7 @@ import pytest
 from absl import flags
 
 from experiments import correlated_noise
-from experiments.correlated_noise import RefusedError
+from experiments.settings import RefusedError
 
 
 def _parse(*arguments):

@@ -154,7 +154,7 @@ def matrix_of(draws, memory):
 
 
 def is_covered(draws, matrix, number):
-    """Whether so many releases cover what an example does to C x, of which each gets its own rows.
+    """Returns whether so many releases cover what an example does to C x, each in rows of its own.
 
     The example is in one set of each source.
     """
@@ -252,15 +252,39 @@ def test_restarts_and_files_cost_a_cycle_and_hold_no_noise(front, tmp_path):
     assert config["noise_correlation"] == NOISE.get_config()
     clone = type(optimizer).from_config(config)
     assert clone.noise_correlation == NOISE and clone._memory._memory is None
-    model.save_weights(tmp_path / "all.weights.h5")
     assert not any(np.isin(secret[:50], value).any() for value in state)
+    model.save(tmp_path / "model.keras")
+    tf.train.Checkpoint(optimizer=optimizer, model=model).save(str(tmp_path / "checkpoint"))
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert support.flat(model.get_weights())[:50].tobytes() in written  # It is not compressed.
+    assert secret[:50].tobytes() not in written
     copied = copy.deepcopy(optimizer) if front.part == "tfdp" else clone
     model.compile(copied, model.loss)
     model.fit(batches_of(steps_per_epoch=1), verbose=0)
     assert model.optimizer.released_steps() == (2, 0)
 
 
-def test_budget_ends_with_a_cycle():
+def test_batches_whose_mask_is_forgotten_are_refused():
+    batches = batches_of(padding="full")
+    model, loss = silent_model(FRONT_ENDS[0])
+    model.compile(optimizer_for(batches), loss)
+    x, y, _ = next(iter(batches))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        model.train_on_batch(x, y)
+    assert model.optimizer.released_steps() == (0, 0)
+
+
+def test_attempts_do_not_draw_in_turns():
+    model, loss = silent_model(FRONT_ENDS[0])
+    model = tfdp.SelectiveModel(model)
+    arguments = {"validation_batch_size": 5, "validation_noise_multiplier": 1.0}
+    plain = batches_of(cycle_length=1)
+    model.compile(tfdp.DPSURSGD(CLIP, SIGMA, sampling=plain.sampling, **arguments), loss)
+    with pytest.raises(ValueError, match="without `cycle_length` where each attempt draws"):
+        model.fit(batches_of(), verbose=0)
+
+
+def test_budget_ends_with_a_cycle(capsys):
     batches = batches_of(steps_per_epoch=10)
     ledger = tfdp.accounting.PrivacyLedger()
     optimizer = optimizer_for(batches)
@@ -270,6 +294,7 @@ def test_budget_ends_with_a_cycle():
     model.compile(optimizer, loss)
     budget = tfdp.callbacks.PrivacyBudget(target, 1e-3)
     model.fit(batches, epochs=3, callbacks=[budget], verbose=0)
+    assert "stops training after 3 cycles of 4 steps, at" in capsys.readouterr().out
     assert int(optimizer.iterations) == 3 * CYCLE and optimizer.released_steps() == (3, 0)
     statement = tfdp.privacy_statement(model, 1e-3)
     assert support.stated_epsilon(statement) <= target

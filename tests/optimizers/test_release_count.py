@@ -1,6 +1,7 @@
 """What was released stays counted: across restores, copies, threads and optimizers."""
 
 import copy
+import dataclasses
 import threading
 
 import numpy as np
@@ -261,7 +262,7 @@ def weights_after_a_refusal(monkeypatch, empty):
 
     monkeypatch.setattr("tfdp.optimizers.private_step.check_now", slow_check)
     if empty:
-        use = Use(*(tf.constant(fact) for fact in (False, 0, 0, True)))
+        use = dataclasses.replace(Use.unrecorded(), empty=tf.constant(True))
         monkeypatch.setattr("tfdp.optimizers.draw_use.use_of", lambda *_: use)
     model = compiled()
     before = model.get_weights()

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from tests import selective_support
-from tfdp._random import key_streams
 from tfdp._random.key_streams import KeyStream
+from tfdp._tf import process_local
 
 COPIES = {
     "copy": copy.copy,
@@ -138,7 +138,7 @@ def test_forked_processes_have_secrets_of_their_own():
 
 def test_forks_that_nobody_notices_are_caught(monkeypatch):
     stream = KeyStream()
-    monkeypatch.setattr(key_streams, "_live", weakref.WeakSet())
+    monkeypatch.setattr(process_local, "_live", weakref.WeakSet())
     assert len(set(secrets_after_forks(stream))) == 1
 
 

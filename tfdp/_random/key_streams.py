@@ -3,17 +3,17 @@
 import hashlib
 import os
 import weakref
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.process_local import ProcessLocal
 
 _PHILOX = 1  # The numbering of `tf.raw_ops.RngReadAndSkip`.
 
 
-class KeyStream:
+class KeyStream(ProcessLocal):
     """A stream of secret keys that gives out each key once.
 
     The secret is 256 bits of the operating system's entropy, independent of
@@ -78,17 +78,12 @@ class KeyStream:
         digest = hashlib.sha256(f"{self.domain} {self.seed}".encode()).digest()
         return np.frombuffer(digest, np.int64).copy()
 
-    def _renew(self) -> None:
+    def _arguments(self) -> tuple:
+        return self.seed, self.domain
+
+    def begin_anew(self) -> None:
+        """Takes another secret."""
         self._secret.assign(self._new_secret())
-
-    def __copy__(self) -> "KeyStream":
-        return type(self)(self.seed, self.domain)
-
-    def __deepcopy__(self, memo: Any) -> "KeyStream":
-        return type(self)(self.seed, self.domain)
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.seed, self.domain)
 
 
 _live: "weakref.WeakSet[KeyStream]" = weakref.WeakSet()
@@ -97,12 +92,3 @@ _live: "weakref.WeakSet[KeyStream]" = weakref.WeakSet()
 def all_variables() -> list[tf.Variable]:
     """Returns the secrets and the counters of all streams: nothing may ever set them back."""
     return [variable for stream in list(_live) for variable in stream.variables]
-
-
-def _renew_all() -> None:
-    for stream in list(_live):
-        stream._renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)

@@ -234,8 +234,9 @@ def _runs(releases: Iterable[Release]) -> list[list[Release]]:
         scheduled = isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
             event.event, dp_accounting.GaussianDpEvent
         )
-        one = (event.sampling_probability, numbered[1].cycle_length) if scheduled else None
-        return one or f"alone: {number}"
+        if not scheduled:
+            return f"alone: {number}"
+        return event.sampling_probability, numbered[1].cycle_length
 
     return [
         [release for _, release in run]

@@ -5,10 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
-
-_AT_A_TIME = 2**20
+from tfdp._random.parts import random_parts
 
 
 class Cycle:
@@ -24,11 +22,11 @@ class Cycle:
     """
 
     def __init__(self, size: int, length: int, seed: int | None):
-        sets = _random_integers(KeyStream(seed, "cycle"), size) % np.uint64(length)
+        sets = random_parts(KeyStream(seed, "cycle"), size, length)
         self.length = length
         # The examples of set 0, those of set 1, ..., and where each set begins.
         self.order = tf.constant(np.argsort(sets, kind="stable"), tf.int64)
-        sizes = np.bincount(sets.astype(np.int64), minlength=length)
+        sizes = np.bincount(sets, minlength=length)
         self._starts = tf.constant([0, *np.cumsum(sizes)], tf.int64)
 
     def draw(self, number: tf.Tensor, sample: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
@@ -47,13 +45,3 @@ class Cycle:
         size = tf.size(self.order, tf.int64)
         places = tf.minimum(start + indices, size - 1)
         return tf.where(indices < end - start, tf.gather(self.order, places), size)
-
-
-def _random_integers(keys: KeyStream, count: int) -> np.ndarray:
-    """Returns secret random integers below 2^64; their remainders are even to 1 in 2^64."""
-    starts = range(0, count, _AT_A_TIME)
-    words = [
-        chacha.random_words(keys.next_key(i), 2 * min(_AT_A_TIME, count - start)).numpy()
-        for i, start in enumerate(starts)
-    ]
-    return np.concatenate(words).view(np.uint64)

@@ -50,16 +50,23 @@ class Use:
       chunk: Index among the chunks of that draw, from 0, a scalar int64.
       empty: Whether nothing was drawn, so that its only row is not an example, a scalar bool;
         None if that cannot be.
-      source: Number of the object that drew it, a scalar int64; None without a record.
-      sequence: Number of the draw among those of this source, likewise.
+      source: Number of the object that drew it, a scalar int64.
+      sequence: Number of the draw among those of this source, a scalar int64.
     """
 
     fresh: tf.Tensor
     draw: tf.Tensor
     chunk: tf.Tensor
-    empty: tf.Tensor | None = None
-    source: tf.Tensor | None = None
-    sequence: tf.Tensor | None = None
+    empty: tf.Tensor | None
+    source: tf.Tensor
+    sequence: tf.Tensor
+
+    @classmethod
+    def unrecorded(cls, fresh: tf.Tensor | bool = False, chunk: tf.Tensor | None = None) -> "Use":
+        """Returns the use of a batch that is no entry of the record."""
+        zero = tf.constant(0, tf.int64)
+        chunk = zero if chunk is None else chunk
+        return cls(tf.convert_to_tensor(fresh), zero, chunk, None, zero, zero)
 
 
 class DrawRecord:

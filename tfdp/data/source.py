@@ -82,7 +82,16 @@ class PoissonSource:
 
         Returns:
           `(x, y)`; with padding or weights `(x, y, weights)`.
+
+        Raises:
+          ValueError: The data set is sampled in turns, of which only batches that are delivered
+            keep count.
         """
+        if self.cycle is not None:
+            raise ValueError(
+                "Argument `batches` must be drawn without `cycle_length` where each attempt draws "
+                f"its own. Received: cycle_length={self.cycle.length}."
+            )
         return self.rows(*self.draw_rows(key, sampling), padded=sampling.padding != NONE)
 
     def draw_rows(

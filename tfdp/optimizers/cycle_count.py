@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
-from tfdp.optimizers.process_local import ProcessLocal
+from tfdp._tf.process_local import ProcessLocal
 
 _SOURCE, _NEXT, _START = range(3)
 
@@ -70,6 +70,9 @@ class CycleCount(ProcessLocal):
             run = [int(value) for value in self._run.numpy()]
         done = 0 if anew or run[_SOURCE] < 0 else run[_NEXT] - run[_START]
         return -(-(done + steps) // self._length) - -(-done // self._length)
+
+    def _arguments(self) -> tuple:
+        return (self._length,)
 
     def begin_anew(self) -> None:
         """Has the next step begin a run."""

@@ -39,9 +39,8 @@ def use_of(
     Returns:
       The use; fresh only if the batch may be added next.
     """
-    zero = tf.constant(0, tf.int64)
     if sampling is None or (clipped.mask is None and sampling.padding != NONE):
-        return Use(tf.constant(False), zero, zero if accumulator is None else accumulator.next[1])
+        return Use.unrecorded(chunk=None if accumulator is None else accumulator.next[1])
     if devices.compiled_for_gpu():
         use = _of_batch_outside(clipped, sampling, accumulator)
     else:
@@ -85,6 +84,5 @@ def _of_batch_outside(
             "cannot see whether its batch is a fresh draw, unless a tf.function around it reads "
             "the batch, as `model.fit` does. Call it in one, or use jit_compile=False."
         )
-        zero = tf.constant(0, tf.int64)
-        return Use(tf.constant(False), zero, zero)
+        return Use.unrecorded()
     return use

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.process_local import ProcessLocal
 from tfdp.correlated_noise import BandedNoise
-from tfdp.optimizers.process_local import ProcessLocal
 
 # Numbers of the memory's owner, and of its only user, in parts that are exact in a float32.
 _PART = 2**22
@@ -89,6 +89,9 @@ class NoiseMemory(ProcessLocal):
         low, high = sequence % _PART, sequence // _PART
         parts: Sequence[tf.Tensor] = [owner[0], owner[1], source % _PART, low, high]
         return tf.cast(tf.stack(parts), dtype)
+
+    def _arguments(self) -> tuple:
+        return (self._noise,)
 
     def begin_anew(self) -> None:
         """Has nobody use what is in the memory."""

@@ -195,8 +195,8 @@ class PrivateStep(PrivacyParameters):
         self,
         fresh: Sequence[tf.Tensor],
         chunks: Sequence[tf.Tensor],
-        sources: Sequence[tf.Tensor | None],
-        sequences: Sequence[tf.Tensor | None],
+        sources: Sequence[tf.Tensor],
+        sequences: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Counts a step whose batches, one for each replica, have these uses.
 

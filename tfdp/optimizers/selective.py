@@ -295,8 +295,7 @@ class SelectiveUpdateMixin(_PrivateOptimizer):
     def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
         """Returns the batch is a draw of the attempt's own, made in the same graph."""
         padded = self._sampled is not None and self._sampled.padding != NONE
-        zero = tf.constant(0, tf.int64)
-        return Use(tf.constant(not padded or clipped.mask is not None), zero, zero), None
+        return Use.unrecorded(not padded or clipped.mask is not None), None
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt

@@ -117,7 +117,7 @@ class GNMax:
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """What was released so far, and what it costs. It cannot be changed."""
+        """Record of what was released so far, which cannot be changed."""
         with self._lock:
             return self._ledger.read_only(self._sizes)
 

@@ -1,11 +1,12 @@
 """Disjoint parts of the data, one for each teacher."""
 
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
 
+from tfdp._random.key_streams import KeyStream
+from tfdp._random.parts import random_parts
 from tfdp._validation import error, is_integer, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.data.users import user_numbers
@@ -105,7 +106,7 @@ def random_partition(num_examples: int, num_teachers: int, users: Any = None) ->
     differ in size, and may be empty: to shuffle the data and split them evenly would make an
     example that is added move others, so that many teachers change.
 
-    Each assignment takes a word of 64 bits of the operating system's entropy. The probabilities of
+    The random numbers follow from 256 bits of the operating system's entropy. The probabilities of
     two teachers differ by at most 2^-64, and are the same for every example, so that the guarantee
     does not suffer.
 
@@ -131,6 +132,5 @@ def random_partition(num_examples: int, num_teachers: int, users: Any = None) ->
     numbers = np.arange(num_examples)
     if users is not None:
         numbers = user_numbers("users", users, num_examples)
-    words = np.frombuffer(os.urandom(8 * (int(numbers.max()) + 1)), np.uint64)
-    teacher_of = (words % np.uint64(num_teachers)).astype(np.int64)[numbers]
-    return Partition(teacher_of, num_teachers, users)
+    parts = random_parts(KeyStream(domain="partition"), int(numbers.max()) + 1, num_teachers)
+    return Partition(parts[numbers], num_teachers, users)

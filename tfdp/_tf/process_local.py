@@ -1,4 +1,4 @@
-"""State of an optimizer that belongs to one object in one process."""
+"""State that belongs to one object in one process."""
 
 import os
 import weakref
@@ -8,31 +8,31 @@ from typing import Any
 class ProcessLocal:
     """Base class of state that copies, pickles and forked processes begin anew.
 
-    It is in no checkpoint. What continues without it has a cost that is counted, and no noise that
-    another has used.
+    It is in no checkpoint. Nobody else then continues what it counts, or uses its secrets again.
     """
 
-    _arguments: tuple = ()
-
-    def __new__(cls, *args: Any) -> Any:
+    def __new__(cls, *_: Any, **__: Any) -> Any:
         """Makes the state, and remembers it for forks."""
         new = super().__new__(cls)
-        new._arguments = args
         _live.add(new)
         return new
+
+    def _arguments(self) -> tuple:
+        """Returns the arguments of `__init__` that make such a state anew."""
+        raise NotImplementedError
 
     def begin_anew(self) -> None:
         """Forgets what was before, with no operation on large tensors."""
         raise NotImplementedError
 
     def __copy__(self) -> Any:
-        return type(self)(*self._arguments)
+        return type(self)(*self._arguments())
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return type(self)(*self._arguments)
+        return type(self)(*self._arguments())
 
     def __reduce__(self) -> tuple:
-        return type(self), self._arguments
+        return type(self), self._arguments()
 
 
 _live: "weakref.WeakSet[ProcessLocal]" = weakref.WeakSet()
