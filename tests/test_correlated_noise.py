@@ -49,7 +49,7 @@ def test_optimal_coefficients_are_a_minimum(momentum):
     assert sorted(errors, reverse=True) == errors and errors[-1] < 0.5 * errors[0]
 
 
-@pytest.mark.parametrize("given", [[1e-300], [1e200, 1e200], [0.1] * 512, [2.0, -1.0, 0.3]])
+@pytest.mark.parametrize("given", [[1e-300], [1e200, 1e200], [0.1] * 99, [2.0, -1.0, 0.3]])
 def test_norm_of_a_column_is_at_most_one(given):
     noise = BandedNoise(given)
     assert 1 - 1e-9 < math.fsum(c**2 for c in noise.coefficients) <= 1

@@ -70,6 +70,7 @@ def test_an_example_or_a_user_more_moves_no_other(monkeypatch):
     assert_an_example_more_moves_no_other(assigned, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [split_evenly, all_together])
 def test_parts_that_depend_on_each_other_are_caught(mutant):
     with pytest.raises(AssertionError):

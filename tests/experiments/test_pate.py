@@ -38,6 +38,7 @@ def assert_a_part_alone_makes_its_teacher(learner, data):
         np.testing.assert_allclose(found[0], other, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_part_alone_makes_its_teacher(digits):
     assert_a_part_alone_makes_its_teacher(pate.Learner("digits", epochs=2, seed=0), digits)
     with pytest.raises(AssertionError):

@@ -83,6 +83,7 @@ def p_value(sample, stddev):
     return scipy.stats.kstest(sample, "norm", args=(0, stddev)).pvalue
 
 
+@pytest.mark.slow
 def test_the_noise_of_all_replicas_is_that_of_one():
     sample = noise_of_one_step(private(noise=1.3, learning_rate=1.0))
     assert p_value(sample, 1.3 * CLIP) > 1e-9

@@ -242,6 +242,7 @@ def test_copies_begin_anew(how):
 # As users have it.
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_restarts_and_files_cost_a_cycle_and_hold_no_noise(front, tmp_path):
     _, model = noise_of_steps(front, 1)
@@ -305,6 +306,7 @@ def test_budget_ends_with_a_cycle(capsys):
         model.fit(batches, callbacks=[budget], verbose=0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("lengths", [(4, 1), (1, 4), (4, 2)])
 def test_draws_of_other_cycles_are_refused(lengths):
     given, told = (batches_of(cycle_length=length) for length in lengths)
