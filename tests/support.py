@@ -1,7 +1,9 @@
 """Reference computations and small models that several test modules use."""
 
 import dataclasses
+import itertools
 import re
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +16,21 @@ layers = tf.keras.layers
 
 def crossentropy(reduction: str = "none") -> tf.keras.losses.Loss:
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+
+
+_GROUP_KEYS = itertools.count(1000, 1000)
+
+
+def mirrored(replicas: int) -> tf.distribute.MirroredStrategy:
+    """Returns a strategy of CPU devices whose collectives share no key with those of another.
+
+    Every strategy numbers its collectives alike, and TensorFlow remembers the shape of each
+    number as long as the process lives: of two models under two strategies, the second fails.
+    """
+    with mock.patch.object(
+        tf.distribute.MirroredStrategy, "_collective_key_base", next(_GROUP_KEYS)
+    ):
+        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
 def open_spec(data):

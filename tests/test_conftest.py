@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import tensorflow as tf
 from hypothesis import settings
 
 import tfdp
@@ -84,3 +85,14 @@ def test_it_is_installed(pytestconfig):
     assert type(os.urandom).__name__ == "RepeatableEntropy"
     if pytestconfig.getoption("--hypothesis-profile") != "explore":
         assert settings().derandomize
+
+
+def test_models_of_two_strategies_have_no_collective_in_common():
+    x, y = support.small_data(8)
+    for strategy in (support.mirrored(2), support.mirrored(2)):
+        for units in (3, 5, 4):
+            with strategy.scope():
+                layers = [tf.keras.layers.Input([4]), tf.keras.layers.Dense(units)]
+                model = tf.keras.Sequential(layers)
+                model.compile("sgd", support.crossentropy("sum_over_batch_size"))
+            assert model.fit(x, y, batch_size=4, verbose=0).history["loss"][0] > 0

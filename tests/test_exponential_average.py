@@ -290,7 +290,7 @@ def test_half_precision_is_averaged_in_more():
 
 @pytest.mark.slow
 def test_replicas():
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with support.mirrored(2).scope():
         model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
         model.compile("sgd", support.crossentropy("sum_over_batch_size"))
     first = [v.numpy() for v in model.trainable_variables]

@@ -90,7 +90,7 @@ def test_audit_of_compiled_steps():
 
 @pytest.mark.slow
 def test_audit_of_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = support.mirrored(2)
     with strategy.scope():
         audit = CanaryAudit(support.small_model(), (X, Y), CANARIES, seed=3)
         batches = tfdp.data.distributed_poisson_batches(

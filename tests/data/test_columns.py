@@ -89,7 +89,7 @@ def test_written_examples(tmp_path):
 
 def test_replicas():
     batches = tfdp.data.distributed_poisson_batches(
-        tf.distribute.MirroredStrategy(["CPU:0"]),
+        support.mirrored(1),
         lambda index, count: Records(),
         dataset_size=N,
         expected_batch_size=20,

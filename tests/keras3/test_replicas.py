@@ -7,15 +7,11 @@ import scipy.stats
 import tensorflow as tf
 
 import tfdp
-from tests.support import flat, small_data
+from tests.support import flat, mirrored, small_data
 
 CLIP, BATCH = 1.0, 30
 X, Y = small_data(BATCH * 4)
 layers = keras.layers
-
-
-def mirrored(count):
-    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
 
 
 def network(units=6, regularizer="l2"):

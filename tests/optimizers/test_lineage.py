@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tests import support
 from tests.optimizers.release_support import X, Y, compiled, make, steps_of, tfdp_ledger, train
 from tfdp._random import key_streams
 from tfdp.accounting import PrivacyLedger
@@ -33,7 +34,7 @@ def test_a_recompiled_model_has_cost_what_it_had():
 
 
 STRATEGIES = {
-    "mirrored": lambda: tf.distribute.MirroredStrategy(["cpu:0"]),
+    "mirrored": lambda: support.mirrored(1),
     "one device": lambda: tf.distribute.OneDeviceStrategy("cpu:0"),
 }
 

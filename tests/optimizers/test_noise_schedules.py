@@ -142,7 +142,7 @@ def test_noise_of_a_batch_wise_term():
 
 @pytest.mark.slow
 def test_noise_of_replicas_is_that_of_one():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = support.mirrored(2)
     data = tfdp.data.distributed_poisson_batches(
         strategy,
         lambda part, count: (X[part::count], Y[part::count]),

@@ -7,16 +7,13 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tests.support import mirrored
 from tfdp.clipping.loss_graph import data_flow, reductions
 from tfdp.optimizers import replicas
 
 layers = tf.keras.layers
 CLIP, BATCH = 1.0, 30
 X, Y = support.small_data(BATCH * 4)
-
-
-def mirrored(count):
-    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
 
 
 def network():

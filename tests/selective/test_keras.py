@@ -134,7 +134,7 @@ def test_loss_scaling_is_refused(front):
 
 @with_both
 def test_several_replicas_are_refused(front):
-    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+    with support.mirrored(2).scope():
         model = compiled(optimizer(front.tfdp.DPSURSGD), front.keras.Sequential())
     with pytest.raises(ValueError, match=r"on one replica.* of 2 replicas"):
         model.fit(batches())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import support
 from tests.front_ends import FRONT_ENDS, with_both
 from tests.vae_support import X, batches, compiled, conditional, optimizer, vae
 from tfdp.models import divergences, likelihoods, priors
@@ -159,7 +160,7 @@ def test_there_are_no_private_steps_in_eager_training(front):
 
 @with_both
 def test_several_replicas_are_refused(front):
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    strategy = support.mirrored(2)
     with strategy.scope():
         model = vae(front, divergence=None)
         model.compile(front.tfdp.DPSGD(1.0, 0.0, 16))

@@ -60,7 +60,7 @@ def test_users_can_turn_it_on():
 
 def test_batches_for_replicas_are_not_tuned(monkeypatch):
     made = []
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = support.mirrored(2)
 
     def distribute(function):
         made.append(function(tf.distribute.InputContext()))

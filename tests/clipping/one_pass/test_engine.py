@@ -490,7 +490,7 @@ def test_one_replica_changes_nothing():
         model.fit(data, epochs=2, verbose=0)
         return support.flat(model.trainable_variables)
 
-    one = tf.distribute.MirroredStrategy(["CPU:0"])
+    one = support.mirrored(1)
     np.testing.assert_allclose(train(one), train(tf.distribute.get_strategy()), atol=1e-6)
 
 
