@@ -17,6 +17,8 @@ from benchmarks.settings import StepSettings
 from benchmarks.together import Turn, timed
 from experiments.front_ends import front_end
 
+# Steps of two calls of `fit`, whose difference tells how long a step takes, and the least it can.
+_FEW, _MORE, _SHORTEST = 2, 8, 1e-4
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
 
 
@@ -59,7 +61,7 @@ def take_turns(
     Args:
       trainings: Functions by name that take so many steps in one call of `fit`.
       repeats: Turns of each.
-      turn_seconds: About how long a turn of the slowest takes.
+      turn_seconds: About how long a turn of the slowest takes, the start of `fit` apart.
       steps_per_epoch: The most steps of a turn.
 
     Returns:
@@ -67,13 +69,12 @@ def take_turns(
     """
     slowest = 0.0
     for train in trainings.values():
-        for _ in range(2):  # The first traces.
-            last = timed(train, 1)
-        for _ in range(2):  # Shapes are new in the first steps.
-            last = timed(train, max(1, min(8, round(turn_seconds / last.wall))))
-        slowest = max(slowest, last.wall)
+        train(1)  # The first traces.
+        train(2)  # Shapes are new in the first steps.
+        few, more = (steps * timed(train, steps).wall for steps in (_FEW, _FEW + _MORE))
+        slowest = max(slowest, (more - few) / _MORE)  # Without the start of `fit`.
     # As many for all: the start of `fit` is part of the time.
-    steps = max(2, min(steps_per_epoch, round(turn_seconds / slowest)))
+    steps = max(2, min(steps_per_epoch, round(turn_seconds / max(slowest, _SHORTEST))))
     result: Result = {name: [] for name in trainings}
     for _ in range(repeats):
         for name, train in trainings.items():
