@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 
 from tests.entropy_support import RepeatableEntropy
+from tfdp._tf.dataset_options import as_it_is
 from tfdp.optimizers import lineage  # Before TensorFlow, for which it chooses Keras 2.
 
 import tensorflow as tf  # isort: skip
@@ -43,6 +44,10 @@ os.urandom = ENTROPY
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
 )
+
+# Iterators over all datasets, those of Keras and of the tests, too: a dropped one that TensorFlow
+# tunes may wait for a minute (`tfdp._tf.dataset_options`).
+tf.data.Dataset._apply_debug_options = as_it_is
 
 _TESTS_PER_COLLECTION = 100
 _run = 0
