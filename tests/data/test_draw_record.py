@@ -320,6 +320,14 @@ def test_fingerprints_of_large_tensors_see_every_row_and_column():
     assert int(fingerprint(-values)) != before
 
 
+@pytest.mark.parametrize("count", [1, 100, 8191, 8192, 8193, 12289, 2**20, 2**31 + 11, 2**35 - 1])
+def test_fingerprints_look_at_one_entry_of_each_block(count):
+    entries = min(count, draw_record._ENTRIES)
+    places = draw_record._PLACES[:entries] * max(count, draw_record._ENTRIES) >> 28
+    ends = np.arange(entries + 1) * count / entries
+    assert np.all((np.floor(ends[:-1]) <= places) & (places < np.ceil(ends[1:])))
+
+
 def test_strings_have_fingerprints():
     assert int(fingerprint(tf.constant(["a", "b"]))) != int(fingerprint(tf.constant(["b", "a"])))
 

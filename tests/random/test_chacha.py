@@ -79,13 +79,14 @@ def test_one_loop_gives_the_same_blocks(words_of_key):
 
 
 def test_words_are_the_same_with_and_without_one_loop(monkeypatch):
-    drawn = []
+    drawn, zero = [], tf.constant(0, tf.uint32)
     for is_fast in (lambda: False, lambda: True):
         monkeypatch.setattr(one_loop, "is_fast", is_fast)
-        chacha._drawing_words.cache_clear()
-        drawn.append(chacha.random_words(KEY, 16 * chacha._MANY).numpy())
-    chacha._drawing_words.cache_clear()
+        words = tf.function(lambda: chacha.words_of_pairs(KEY, zero, zero, chacha._MANY))
+        drawn.append(tf.function(words, jit_compile=True)().numpy())
     np.testing.assert_array_equal(*drawn)
+    words = chacha.random_words(KEY, 16 * chacha._MANY).numpy()
+    np.testing.assert_array_equal(words.reshape(-1, 16).T.ravel(), drawn[0].ravel())
 
 
 def test_a_diagonal_that_is_left_out_is_caught(monkeypatch):

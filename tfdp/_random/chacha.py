@@ -35,7 +35,8 @@ _ROOT_OF_HALF = 0x3FE6A09E667F3BCD
 _ONE = 2.0**-32  # The place value of the first word of a number in [0, 1).
 # Blocks that are computed at once: at least, at most, and where their number is not known before.
 _FEWEST, _MOST, _PART = 2**6, 9 * 2**10, 2**8
-# Blocks from which on one loop pays: it takes longer to compile.
+# Blocks from which on one loop pays for normal numbers: it takes longer to compile. (It does not
+# for words alone, and each iteration over batches would prepare its operations anew: 0.3 s.)
 _MANY = 2**9
 # Blocks that each size has in addition: rows a power of two apart would share few cache lines.
 _ODD = 2**5
@@ -213,11 +214,13 @@ def _rounded(size: int) -> int:
 
 def _stream(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
     """Returns words of a key's stream for one use: uint32 `[16, size]`, from block `first` on."""
+    return blocks(*_secret_and_nonce(key, use), first, size)
+
+
+def _secret_and_nonce(key: tf.Tensor, use: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     words = _words(key)
     secret, number = (words[:8], words[8:]) if key.shape == [5] else (words, [0, 0])
-    nonce = tf.concat([number, use[tf.newaxis]], axis=0)
-    compute = blocks_in_one_loop if size >= _MANY and one_loop.is_fast() else blocks
-    return compute(secret, nonce, first, size)
+    return secret, tf.concat([number, use[tf.newaxis]], axis=0)
 
 
 @functools.cache
@@ -257,7 +260,10 @@ def _drawing_normals(dtype: tf.DType, size: int) -> Callable[..., tf.Tensor]:
 
 def words_of_pairs(key: tf.Tensor, use: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the words that pairs of normal numbers are made of, of `size` blocks: `[4, n]`."""
-    return tf.reshape(_stream(key, use, first, size), [_WORDS_OF_PAIR, -1])
+    in_one_loop = size >= _MANY and one_loop.is_fast()
+    compute = blocks_in_one_loop if in_one_loop else blocks
+    words = compute(*_secret_and_nonce(key, use), first, size)
+    return tf.reshape(words, [_WORDS_OF_PAIR, -1])
 
 
 def box_muller(words: tf.Tensor, further: tf.Tensor | None = None) -> tf.Tensor:

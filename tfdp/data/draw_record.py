@@ -18,6 +18,7 @@ clipping engines analyse; and draws that are chosen by looking at them.
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
@@ -26,8 +27,10 @@ from tfdp.accounting.sampling import PADDINGS, UNITS, PoissonSampling
 
 # Draws that may wait for their use at the same time. Older ones are forgotten.
 _SLOTS = 1024
-# Entries of a tensor that its fingerprint looks at, at most.
-_ENTRIES = 2**13
+# Entries of a tensor that its fingerprint looks at, at most; and how finely a place is chosen in
+# the block of each.
+_ENTRY_BITS, _PLACE_BITS = 13, 15
+_ENTRIES = 2**_ENTRY_BITS
 # Columns of what is known of a draw.
 _SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS, _SEQUENCE = slice(0, 9), 9, 10, 11, 12, 13, 14
 # Of what is known of the sampling.
@@ -38,6 +41,18 @@ _USES = _CHUNKS = 2**20
 _SCOPE = "draw_record"
 # The multipliers of the splitmix64 generator.
 _GAMMA, _MIX = -7046029254386353131, -4658895280553007687
+
+
+def _spread(count: int) -> np.ndarray:
+    """Returns numbers that look random, int64 `[count]`: the first outputs of that generator."""
+    numbers = np.arange(count) * np.int64(_GAMMA)
+    numbers = (numbers ^ (numbers >> 29)) * np.int64(_MIX)
+    return numbers ^ (numbers >> 32)
+
+
+_SPREAD = _spread(_ENTRIES)
+# Where in a tensor each entry is, in units of 2^-28 of its size (and below 2^28: in the tensor).
+_PLACES = (np.arange(_ENTRIES) << _PLACE_BITS) + (_SPREAD & (2**_PLACE_BITS - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,11 +317,11 @@ def fingerprint(tensor: tf.Tensor) -> tf.Tensor:
 def _of_flat(flat: tf.Tensor) -> tf.Tensor:
     count = tf.size(flat, out_type=tf.int64)
     entries = tf.minimum(count, _ENTRIES)
-    numbers = tf.range(entries)
-    spread = _mix(numbers * _GAMMA)
-    # Anywhere in its block, so that rows and columns of any length are seen.
-    bits = _bits(tf.gather(flat, (numbers * count + spread % count) // entries))
-    total = tf.reduce_sum(_mix(bits + spread)) + count * _GAMMA
+    # All entries; or one anywhere in each block, so that rows and columns of any length are seen.
+    places = tf.constant(_PLACES)[:entries] * tf.maximum(count, _ENTRIES)
+    places = tf.bitwise.right_shift(places, tf.constant(_ENTRY_BITS + _PLACE_BITS, tf.int64))
+    bits = _bits(tf.gather(flat, places))
+    total = tf.reduce_sum(_mix(bits + tf.constant(_SPREAD)[:entries])) + count * _GAMMA
     return tf.bitwise.bitwise_and(total, tf.int64.max)
 
 
