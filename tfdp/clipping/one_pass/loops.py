@@ -7,7 +7,7 @@ are what the rules in `op_gradients` need, as if there were one operation on seq
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -95,7 +95,7 @@ class Body:
             found, taps = self.differentiate(
                 known,
                 [self.graph.outputs[i] for i in ys],
-                arriving,
+                lambda values: arriving,
                 [self.graph.inputs[i] for i in xs],
                 count,
             )
@@ -132,7 +132,7 @@ class Body:
         self,
         known: dict[str, tf.Tensor],
         ys: Sequence[tf.Tensor],
-        arriving: Sequence[tf.Tensor],
+        arriving: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
         xs: Sequence[tf.Tensor],
         count: tf.Tensor,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -141,7 +141,7 @@ class Body:
         Args:
           known: Values for the function's arguments, by name.
           ys: Tensors of the function.
-          arriving: Their gradients.
+          arriving: Function from their values to their gradients.
           xs: Other tensors of the function.
           count: Number of rows of the batch, a scalar.
 
@@ -159,7 +159,8 @@ class Body:
         copies = self.copy(wanted, values)
         copied = {t.ref(): copy for t, copy in zip(wanted, copies, strict=True)}
         targets = [copied[t.ref()] for t in [*xs, *outputs]]
-        found = tf.gradients([copied[t.ref()] for t in ys], targets, list(arriving))
+        values_of_ys = [copied[t.ref()] for t in ys]
+        found = tf.gradients(values_of_ys, targets, list(arriving(values_of_ys)))
         found = [
             tf.zeros_like(target) if g is None else tf.convert_to_tensor(g)
             for target, g in zip(targets, found, strict=True)
@@ -353,23 +354,28 @@ class Loop(Body):
         """
         writes = [self._written[i] for i in arriving]
         places = self.copy([op.inputs[1] for op in [*writes, *[r for _, r in self._reads]]], known)
-        items = self.copy([op.inputs[2] for op in writes], known)
-        of_items, before = [], []
-        for gradient, place, item in zip(arriving.values(), places, items, strict=False):
-            shape, kind = tf.shape(item), item.dtype
-            of_items.append(
-                tf.raw_ops.TensorListGetItem(
-                    input_handle=gradient, index=place, element_shape=shape, element_dtype=kind
+        before = []
+
+        def of_values(values: list[tf.Tensor]) -> list[tf.Tensor]:
+            of_items = []
+            items = values[len(carried) :]
+            for gradient, place, item in zip(arriving.values(), places, items, strict=False):
+                shape, kind = tf.shape(item), item.dtype
+                of_items.append(
+                    tf.raw_ops.TensorListGetItem(
+                        input_handle=gradient, index=place, element_shape=shape, element_dtype=kind
+                    )
                 )
-            )
-            before.append(
-                tf.raw_ops.TensorListSetItem(
-                    input_handle=gradient, index=place, item=tf.zeros_like(item)
+                before.append(
+                    tf.raw_ops.TensorListSetItem(
+                        input_handle=gradient, index=place, item=tf.zeros_like(item)
+                    )
                 )
-            )
+            return [*states, *of_items]
+
         ys = [self.graph.outputs[i] for i in carried] + [op.inputs[2] for op in writes]
         xs = [self.graph.inputs[i] for i in carried] + [op.outputs[0] for _, op in self._reads]
-        found, taps = self.differentiate(known, ys, [*states, *of_items], xs, count)
+        found, taps = self.differentiate(known, ys, of_values, xs, count)
         values, items = found[: len(carried)], found[len(carried) :]
         return (places[len(writes) :], items, values), before, taps
 
