@@ -336,7 +336,7 @@ def test_the_update_of_an_autoencoder_is_that_of_one_replica(front, monkeypatch)
             model = vae(front, batch_clip=0.1, num_groups=5, alpha=10.0)
             optimizer = front.tfdp.DPSGD(1.0, 0.0, 60, learning_rate=1.0, noise_seed=SEED)
             model.compile(optimizer)
-        rows = tf.data.Dataset.from_tensor_slices((X[:60], X[:60])).batch(60 // count)
+        rows = tf.data.Dataset.from_tensor_slices((X[:60], X[:60])).batch(60)
         start = weights_of(model)
         model.fit(rows.with_options(options), steps_per_epoch=1, verbose=0)
         ends.append(weights_of(model))
@@ -359,7 +359,6 @@ def test_an_autoencoder_learns_from_the_draws_of_all_replicas(front, padding, tm
     with strategy.scope():
         model = vae(front, hidden=3, batch_clip=0.1, num_groups=3)
         model.compile(front.tfdp.DPAdam(1.0, 1.1, sampling=batches.sampling))
-    assert front.tfdp.validate(model).ok
     history = model.fit(
         batches,
         steps_per_epoch=batches.steps_per_epoch,

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, step_check
+from tfdp.clipping import devices
+from tfdp.clipping.loss_graph.own_operations import own_operations, pause_own_operations
 
 
 def index() -> int:
@@ -42,8 +43,8 @@ def merged(function: Callable[..., Any], *values: Any) -> Any:
     """Calls a function of the strategy and of what `values` are in each replica."""
 
     def call(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
-        with step_check.own_operations():
+        with own_operations():
             return function(strategy, *per_replica)
 
-    with step_check.pause_own_operations():  # Other replicas continue meanwhile.
+    with pause_own_operations():  # Other replicas continue meanwhile.
         return tf.distribute.get_replica_context().merge_call(call, args=values)

@@ -79,7 +79,8 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
       num_classes: For a conditional VAE, the number of classes: labels are integers below it, and
         both networks get `[input, one-hot label]`.
       non_private_diagnostics: Whether training shows `non_private_loss`, the loss of the batch,
-        which is then computed once more. Epsilon does not cover it.
+        which is then computed once more; of several replicas, the mean of their losses. Epsilon
+        does not cover it.
       **kwargs: `name` and others, as in `keras.Model`.
 
     Raises:

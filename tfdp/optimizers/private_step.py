@@ -261,12 +261,11 @@ class PrivateStep(PrivacyParameters):
     ) -> ClippedSum:
         """Returns the clipped sum of a loss with a batch-wise term."""
         several = replicas.count() > 1
-        if several and replicas.several_workers() and loss.batch_wise is not None:
+        if several and replicas.several_workers():
             raise ValueError(
                 "A TwoTermLoss, and so a TermWiseVAE, must be trained in one process, as with a "
-                "MirroredStrategy, if it has a batch-wise term: its groups are of examples of all "
-                "replicas, which do not leave their worker. Received a "
-                f"{type(tf.distribute.get_strategy()).__name__}."
+                "MirroredStrategy: its groups are of examples of all replicas, which do not leave "
+                f"their worker. Received a {type(tf.distribute.get_strategy()).__name__}."
             )
         if self._memory is not None:
             raise ValueError(
