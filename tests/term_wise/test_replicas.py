@@ -11,7 +11,7 @@ import tfdp
 from tests.front_ends import with_both
 from tests.support import flat, mirrored
 from tests.two_term_support import Codes, Pull, data
-from tests.vae_support import X, vae
+from tests.vae_support import X, Y, conditional, vae
 from tests.vae_support import flat as weights_of
 from tfdp._term_wise.training import TermWiseTraining
 from tfdp.clipping import TermWiseAggregation, TwoTermLoss
@@ -351,29 +351,30 @@ def test_an_autoencoder_learns_from_the_draws_of_all_replicas(front, padding, tm
     strategy = mirrored(2)
     batches = tfdp.data.distributed_poisson_batches(
         strategy,
-        lambda index, count: (X[index::count], X[index::count]),
+        lambda index, count: (X[index::count], Y[index::count]),
         dataset_size=len(X),
         expected_batch_size=16,
         padding=padding,
     )
     with strategy.scope():
-        model = vae(front, hidden=3, batch_clip=0.1, num_groups=3)
+        model = conditional(front, batch_clip=0.1, num_groups=3, non_private_diagnostics=True)
         model.compile(front.tfdp.DPAdam(1.0, 1.1, sampling=batches.sampling))
     history = model.fit(
         batches,
         steps_per_epoch=batches.steps_per_epoch,
         epochs=2,
         verbose=0,
-        validation_data=tf.data.Dataset.from_tensors((X, X)),
+        validation_data=tf.data.Dataset.from_tensors((X, Y)),
     ).history
     assert history["updates"] == [4, 8] and np.all(np.isfinite(history["val_loss"]))
+    assert np.all(np.isfinite(history["non_private_loss"]))
     assert model.optimizer.released_steps() == (8, 0)
     whole = tfdp.accounting.PrivacyLedger()
     alone = tfdp.data.poisson_batches((X, X), expected_batch_size=16, padding=padding)
     release = tfdp.DPSGD(1.0, 1.1, sampling=alone.sampling).release
     whole.record(release.event, 8, release.truncation_probability)
     assert model.optimizer.ledger.epsilon(1e-5).epsilon == whole.epsilon(1e-5).epsilon
-    assert model.generate(3).shape == (3, 6)
+    assert model.generate(3, y=[0, 1, 2]).shape == (3, 6)
     model.save(tmp_path / "model.keras")
     loaded = front.keras.models.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.released_steps() == (8, 0)

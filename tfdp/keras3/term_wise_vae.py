@@ -101,6 +101,11 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
             seed.next()
         return super()._private_loss(data, aggregation)
 
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # Under a strategy Keras calls the model on `x`; its networks are built, and may need `y`.
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Exports the model, which reconstructs examples; the arguments are those of Keras."""
         kwargs.setdefault("input_signature", [_takes(self.encoder)])

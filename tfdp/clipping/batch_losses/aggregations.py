@@ -59,6 +59,8 @@ class TermWiseAggregation(Aggregation):
       * It moves the second sum by at most 2 C2: its group's clipped gradient can swing from one
         point of the ball of radius C2 to the opposite one. It moves no other example to another
         group.
+      * Under a `tf.distribute.MirroredStrategy` both hold for the sums over all replicas: groups
+        are drawn from the examples of all, and each is clipped by one replica.
 
     Args:
       batch_clip: Largest l2 norm C2 of a group's gradient of g, in gradient units.
