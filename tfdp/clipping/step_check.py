@@ -22,11 +22,9 @@ from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
-from tfdp.clipping.loss_graph.own_operations import (  # noqa: F401  # Some for others.
-    is_own,
-    own_operations,
-    pause_own_operations,
-)
+from tfdp.clipping.loss_graph.own_operations import is_own
+from tfdp.clipping.loss_graph.own_operations import own_operations as own_operations
+from tfdp.clipping.loss_graph.own_operations import pause_own_operations as pause_own_operations
 
 # Random streams inside of the runtime, with a seed of their own that nothing can set back.
 RANDOM_STREAMS = frozenset(

@@ -86,9 +86,9 @@ def draw_groups_of_replica(
             f"at least the number of replicas, {replicas}: they share groups out",
             num_groups,
         )
-    flat = tf.nest.flatten(tuple(rows))
-    if mask is None:
-        mask = tf.ones([tf.shape(flat[0])[0]], tf.bool)
+    # Each replica's own tensors, even if all were given the same rows.
+    flat = [tf.identity(tensor) for tensor in tf.nest.flatten(tuple(rows))]
+    mask = tf.ones([tf.shape(flat[0])[0]], tf.bool) if mask is None else tf.identity(mask)
     ends = [replica * num_groups // replicas for replica in range(replicas + 1)]
 
     def draw(seeds: Sequence[tf.Tensor], *per_replica: Sequence[tf.Tensor]) -> list:
