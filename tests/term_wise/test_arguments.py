@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import support
 from tests.front_ends import FRONT_ENDS, with_both
-from tests.vae_support import X, batches, compiled, conditional, optimizer, vae
+from tests.vae_support import batches, compiled, conditional, optimizer, vae
 from tfdp.models import divergences, likelihoods, priors
 
 PRIORS = [
@@ -156,16 +155,6 @@ def test_there_are_no_private_steps_in_eager_training(front):
     with pytest.raises(ValueError, match=r"must run in a tf\.function"):
         model.fit(batches(), verbose=0)
     assert model.optimizer.ledger.steps == 0
-
-
-@with_both
-def test_several_replicas_are_refused(front):
-    strategy = support.mirrored(2)
-    with strategy.scope():
-        model = vae(front, divergence=None)
-        model.compile(front.tfdp.DPSGD(1.0, 0.0, 16))
-    with pytest.raises(ValueError, match=r"(on one replica|several replicas yet).* of 2 replicas"):
-        model.fit(X, X, batch_size=16, verbose=0)
 
 
 REFUSED = [

@@ -15,6 +15,7 @@ from tfdp._validation import error, non_negative, positive_integer
 from tfdp.clipping import Aggregation, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import aggregations
 from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE
+from tfdp.optimizers import replicas
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -185,7 +186,8 @@ class TermWiseTraining(Autoencoder):
         if self._options["non_private_diagnostics"]:
             mean, distance = self._terms(*self._drawn_rows(data), training=True)
             logs["non_private_loss"] = mean + self.alpha * distance
-        return logs
+        # Keras 2 would add up what each replica returns.
+        return {name: replicas.once(_mean, value) for name, value in logs.items()}
 
     def _private_loss(self, data: Any, aggregation: Aggregation) -> TwoTermLoss:
         rows, mask = self._rows_of(data)
@@ -294,6 +296,11 @@ class _Evaluated:
     def __init__(self, keras: Any) -> None:
         names = ("loss", "negative_elbo", "divergence")
         self.means = [keras.metrics.Mean(name) for name in names]
+
+
+def _mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the mean of what the replicas have: the value itself, where it is the same in all."""
+    return tf.add_n(values) / len(values) if values[0].dtype.is_floating else values[0]
 
 
 def _with(rows: dict[str, tf.Tensor], drawn: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:

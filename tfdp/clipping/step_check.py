@@ -7,12 +7,10 @@ included. Every operation with a state must be of a kind that is known, and what
 may be written only into metrics and by the optimizer itself.
 """
 
-import contextlib
 import os
 import sys
-import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +22,9 @@ from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
+from tfdp.clipping.loss_graph.own_operations import is_own
+from tfdp.clipping.loss_graph.own_operations import own_operations as own_operations
+from tfdp.clipping.loss_graph.own_operations import pause_own_operations as pause_own_operations
 
 # Random streams inside of the runtime, with a seed of their own that nothing can set back.
 RANDOM_STREAMS = frozenset(
@@ -85,46 +86,12 @@ _NO_BATCH = "that read no batch of their own"
 _ENCLOSING_CALLBACKS = "old_scope_exit_callbacks"
 
 _anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_own_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_sections = threading.local()  # Of this thread: graphs and where in them `own_operations` began.
 _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
 _minimizing: weakref.WeakSet = weakref.WeakSet()  # Functions in which `minimize` is called.
 _with_private_rows: weakref.WeakSet = weakref.WeakSet()
 _unfinished_loops: weakref.WeakSet = weakref.WeakSet()  # Bodies that read no batch so far.
-
-
-@contextlib.contextmanager
-def own_operations() -> Iterator[None]:
-    """Marks what is added to the graph being built meanwhile as the library's own.
-
-    It may write what depends on data: a noisy update, a sum that waits for noise.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    sections = _sections.__dict__.setdefault("open", [])
-    sections.append((graph, len(graph.get_operations())))
-    try:
-        yield
-    finally:
-        _mark_own(*sections.pop())
-
-
-@contextlib.contextmanager
-def pause_own_operations() -> Iterator[None]:
-    """Ends `own_operations` for a while, in which other replicas add to the same graph."""
-    sections = _sections.__dict__.setdefault("open", [])
-    for section in sections:
-        _mark_own(*section)
-    try:
-        yield
-    finally:
-        sections[:] = [(graph, len(graph.get_operations())) for graph, _ in sections]
-
-
-def _mark_own(graph: tf.Graph, first: int) -> None:
-    names = _own_names.setdefault(graph, set())
-    names.update(op.name for op in graph.get_operations()[first:])
 
 
 def mark_own_loop() -> None:
@@ -259,7 +226,7 @@ def check_graph(graph: tf.Graph) -> None:
                 "or on an argument of the tf.function. Decide by a tf.Variable that does not "
                 "depend on data, or by a Python number."
             )
-        if op.name in _own_names.get(op.graph, ()):
+        if is_own(op):
             return False
         _check_passed(op, inputs)
         check_type(op)
@@ -293,7 +260,7 @@ def check_types(graph: tf.Graph) -> None:
     """Checks a function's operations as `check_type` does, also in functions that it calls."""
 
     def visit(op: tf.Operation, inputs: Sequence[Value], control: int) -> bool:
-        if op.name in _own_names.get(op.graph, ()):
+        if is_own(op):
             return False
         check_type(op)
         return True
@@ -340,9 +307,8 @@ def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
     called = data_flow.called_functions(op)
     if not any(data_flow.function_graph(op.graph, name) in _minimizing for name in called):
         return
-    own = _own_names.get(op.graph, ())
     for tensor, value in zip(op.inputs, inputs, strict=True):
-        if not value.colors & DATA or tensor.op.name in own:
+        if not value.colors & DATA or is_own(tensor.op):
             continue
         if tensor.ref() not in reading.data_of(tensor)[1]:
             _check_by_row(tensor)

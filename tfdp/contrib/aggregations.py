@@ -42,6 +42,10 @@ class MicroAggregation(Aggregation):
             rows = tf.cast(rows, tf.float32)
         return (2 * rows - 1) * l2_norm_clip
 
+    def is_shared(self, loss: TwoTermLoss) -> bool:
+        """See `Aggregation.is_shared`: g(X) needs the whole batch."""
+        return loss.batch_wise is None
+
     def clipped_sum(
         self,
         loss: TwoTermLoss,

@@ -79,7 +79,8 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
       num_classes: For a conditional VAE, the number of classes: labels are integers below it, and
         both networks get `[input, one-hot label]`.
       non_private_diagnostics: Whether training shows `non_private_loss`, the loss of the batch,
-        which is then computed once more. Epsilon does not cover it.
+        which is then computed once more; of several replicas, the mean of their losses. Epsilon
+        does not cover it.
       **kwargs: `name` and others, as in `keras.Model`.
 
     Raises:
@@ -99,6 +100,11 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
         for seed in _seed_generators(self):  # Once in each step, outside of what is clipped.
             seed.next()
         return super()._private_loss(data, aggregation)
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # Under a strategy Keras calls the model on `x`; its networks are built, and may need `y`.
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
 
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Exports the model, which reconstructs examples; the arguments are those of Keras."""

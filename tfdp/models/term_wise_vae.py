@@ -29,8 +29,9 @@ class TermWiseVAE(TermWiseTraining, tf.keras.Model):
     optimizer without D.
 
     Compile it with `tfdp.DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam`, and fit it on
-    `tfdp.data.poisson_batches`. `history` shows only the number of `updates`, and nothing about the
-    training data; evaluate on held-out data, with `validation_data`.
+    `tfdp.data.poisson_batches`; under a `tf.distribute.MirroredStrategy`, on
+    `tfdp.data.distributed_poisson_batches`. `history` shows only the number of `updates`, and
+    nothing about the training data; evaluate on held-out data, with `validation_data`.
 
     Args:
       encoder: Maps examples to `[rows, 2 * latent_dim]`: the locations of q(z|x), then the values
@@ -55,7 +56,8 @@ class TermWiseVAE(TermWiseTraining, tf.keras.Model):
       num_classes: For a conditional VAE, the number of classes: labels are integers below it, and
         both networks get `[input, one-hot label]`.
       non_private_diagnostics: Whether training shows `non_private_loss`, the loss of the batch,
-        which is then computed once more. Epsilon does not cover it.
+        which is then computed once more; of several replicas, the mean of their losses. Epsilon
+        does not cover it.
       **kwargs: `name` and others, as in `tf.keras.Model`.
 
     Raises:

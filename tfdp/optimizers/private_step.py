@@ -44,6 +44,10 @@ _NOT_FRESH = (
 )
 
 
+# How a batch was drawn, and the accumulator's lock.
+_LookedUp = tuple[draw_record.Use, tf.Tensor | None]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Step:
     """A step that is being built, in one replica.
@@ -135,15 +139,19 @@ class PrivateStep(PrivacyParameters):
             seed = self._noise.next_key(-1 - self._position())
             clip = None if self._adaptive is None else self._adaptive.value()
             rows, masks = self._most_rows(), self._masks(variables)
+            looked_up = None
             if isinstance(loss, TwoTermLoss):
-                clipped = self._two_term_sum(loss, variables, seed, rows)
+                if replicas.count() > 1:  # Their groups must not hold the row of an empty batch.
+                    with step_check.own_operations():
+                        looked_up = self._use_of(loss.batch_alone())
+                clipped = self._two_term_sum(loss, variables, seed, rows, looked_up)
             else:
                 masked = {} if masks is None else {"masks": masks}
                 clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows, **masked)
             with step_check.own_operations():
-                use, lock, stage, counted = self._count_before(clipped)
+                use, lock, stage, counted = self._count_before(clipped, looked_up)
                 # Parts of the sum that need no evaluation of the model wait for the check, too.
-                clipped = clipped.unless(use.empty).after(counted)
+                clipped = clipped.unless(None if looked_up else use.empty).after(counted)
         return _Step(clipped, variables, use, lock, stage, masks)
 
     def _masks(self, variables: list[tf.Variable]) -> list[tf.Tensor] | None:
@@ -184,18 +192,22 @@ class PrivateStep(PrivacyParameters):
             warn_user(draw_use.NO_EPSILON.format(self._public_name()))
 
     def _count_before(
-        self, clipped: ClippedSum
+        self, clipped: ClippedSum, looked_up: _LookedUp | None = None
     ) -> tuple[draw_record.Use, tf.Tensor | None, tf.Tensor | None, tf.Operation]:
         """Checks and counts the release before anything that depends on the batch can fail.
 
         An operation that fails on an example, and so ends the step, is a release as well.
+
+        Args:
+          clipped: The clipped sum of the batch.
+          looked_up: Result of `_use_of`, if the batch was looked up before.
 
         Returns:
           How the batch was drawn, the accumulator's lock, the stage of the noise's schedule, and
           the operation that counts.
         """
         data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
-        use, lock = self._use_of(clipped)
+        use, lock = self._use_of(clipped) if looked_up is None else looked_up
         counted, stage = replicas.once(self._count, use.fresh, use.chunk, use.source, use.sequence)
         for op in data:
             op._add_control_input(counted.op)
@@ -233,7 +245,7 @@ class PrivateStep(PrivacyParameters):
         with tf.control_dependencies([counted]):
             return tf.identity(begins), None if stage is None else tf.identity(stage)
 
-    def _use_of(self, clipped: ClippedSum) -> tuple[draw_record.Use, tf.Tensor | None]:
+    def _use_of(self, clipped: ClippedSum) -> _LookedUp:
         """Returns the use of the batch: whether it is an unused draw, sampled as accounted for."""
         if self._gradient_accumulation_steps == 1:
             return draw_use.use_of(clipped, self._sampled, None), None
@@ -250,14 +262,20 @@ class PrivateStep(PrivacyParameters):
         return most * self._sampled.rows_per_example
 
     def _two_term_sum(
-        self, loss: TwoTermLoss, variables: list, seed: tf.Tensor, rows: int | None
+        self,
+        loss: TwoTermLoss,
+        variables: list,
+        seed: tf.Tensor,
+        rows: int | None,
+        looked_up: _LookedUp | None,
     ) -> ClippedSum:
         """Returns the clipped sum of a loss with a batch-wise term."""
-        if replicas.count() > 1:
+        several = replicas.count() > 1
+        if several and replicas.several_workers():
             raise ValueError(
-                "A TwoTermLoss, and so a TermWiseVAE, must be trained on one replica: its groups "
-                "are of the whole batch. Received a distribution strategy of "
-                f"{replicas.count()} replicas."
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained in one process, as with a "
+                "MirroredStrategy: its groups are of examples of all replicas, which do not leave "
+                f"their worker. Received a {type(tf.distribute.get_strategy()).__name__}."
             )
         if self._memory is not None:
             raise ValueError(
@@ -282,8 +300,16 @@ class PrivateStep(PrivacyParameters):
             self._clipping.wide_sums,
         )
         clipped = loss.clipped_sum(
-            self._clipping, variables, seed, self._expected_batch_size, most_rows=rows
+            self._clipping,
+            variables,
+            seed,
+            self._expected_batch_size,
+            most_rows=rows,
+            empty=looked_up and looked_up[0].empty,
         )
+        if several:
+            facts = repr((loss.aggregation, clipped.noise_scales))
+            replicas.once(_check_alike, facts)
         scales = [s for s in clipped.noise_scales or [] if isinstance(s, float)]
         if self._has_noise and not all(map(math.isfinite, scales)):
             raise ValueError(
@@ -388,3 +414,13 @@ class PrivateStep(PrivacyParameters):
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Processes the noisy gradient before the update."""
         return gradient
+
+
+def _check_alike(facts: Sequence[str]) -> None:
+    """Checks that replicas, each of which adds a share of the noise, add shares of the same."""
+    if len(set(facts)) > 1:
+        raise ValueError(
+            "All replicas must give `minimize` losses with the same aggregation, whose terms "
+            "depend on the same variables. Received aggregations and noise scales that differ: "
+            f"{' and '.join(facts)}."
+        )

@@ -9,7 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, step_check
+from tfdp.clipping import devices
+from tfdp.clipping.meeting import index, merged, once
+
+__all__ = ["all_if", "check", "count", "index", "once", "own_share", "several_workers", "total"]
 
 _SUM = tf.distribute.ReduceOp.SUM
 _SUPPORTED = (
@@ -22,12 +25,6 @@ _SUPPORTED = (
 def count() -> int:
     """Returns the number of replicas, of all workers, for which the graph is being built."""
     return devices.replicas()
-
-
-def index() -> int:
-    """Returns which of the replicas of all workers the graph is being built for, from 0."""
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group)) if count() > 1 else 0
 
 
 def several_workers() -> bool:
@@ -65,26 +62,6 @@ def check(name: str) -> None:
         )
 
 
-def once(function: Callable[..., Any], *values: Any) -> Any:
-    """Calls a function once for all replicas of this process, when each has come this far.
-
-    Args:
-      function: Gets, for each of the values, those of the replicas in a tuple. What it adds to
-        the graph is marked as the library's own.
-      *values: Tensors, or nested tuples and lists of them.
-
-    Returns:
-      What the function returns, to each replica.
-    """
-    if not tf.distribute.has_strategy():
-        return function(*((value,) for value in values))
-
-    def call(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
-        return function(*map(strategy.experimental_local_results, per_replica))
-
-    return _merged(call, *values)
-
-
 def all_if(condition: tf.Tensor, function: Callable[..., Any], *values: Any) -> tf.Tensor:
     """Calls a function in each replica where a condition holds, which is the same in all.
 
@@ -107,14 +84,14 @@ def all_if(condition: tf.Tensor, function: Callable[..., Any], *values: Any) -> 
     if not tf.distribute.has_strategy():
         return conditional(condition, lambda: function(*values))
 
-    def merged(strategy: tf.distribute.Strategy, conditions: Any, *per_replica: Any) -> tf.Tensor:
+    def together(strategy: tf.distribute.Strategy, conditions: Any, *per_replica: Any) -> tf.Tensor:
         everywhere = tf.reduce_all(tf.stack(strategy.experimental_local_results(conditions)))
         extended = strategy.extended
         return conditional(
             everywhere, lambda: extended.call_for_each_replica(function, args=per_replica)
         )
 
-    return _merged(merged, condition, *values)
+    return merged(together, condition, *values)
 
 
 def total(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
@@ -131,7 +108,7 @@ def total(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         return list(tensors)
     dtype = max((tensor.dtype for tensor in present), key=lambda dtype: dtype.size)
     flat = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in present], axis=0)
-    flat = _merged(lambda strategy, values: strategy.extended.reduce_to(_SUM, values, values), flat)
+    flat = merged(lambda strategy, values: strategy.extended.reduce_to(_SUM, values, values), flat)
     parts = iter(tf.split(flat, [tensor.shape.num_elements() for tensor in present]))
     return [
         None if tensor is None else tf.cast(tf.reshape(next(parts), tensor.shape), tensor.dtype)
@@ -155,14 +132,3 @@ def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:
     start = min(index() * length, size)
     own = min(length, size - start)
     return tf.pad(draw(own), [[start, size - start - own]])
-
-
-def _merged(function: Callable[..., Any], *values: Any) -> Any:
-    """Calls a function of the strategy and of what `values` are in each replica."""
-
-    def call(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
-        with step_check.own_operations():
-            return function(strategy, *per_replica)
-
-    with step_check.pause_own_operations():  # Other replicas continue meanwhile.
-        return tf.distribute.get_replica_context().merge_call(call, args=values)

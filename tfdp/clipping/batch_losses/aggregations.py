@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._validation import error, is_number, positive_integer
-from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups
+from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups_of_replica
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import (
@@ -59,6 +59,8 @@ class TermWiseAggregation(Aggregation):
       * It moves the second sum by at most 2 C2: its group's clipped gradient can swing from one
         point of the ball of radius C2 to the opposite one. It moves no other example to another
         group.
+      * Under a `tf.distribute.MirroredStrategy` both hold for the sums over all replicas: groups
+        are drawn from the examples of all, and each is clipped by one replica.
 
     Args:
       batch_clip: Largest l2 norm C2 of a group's gradient of g, in gradient units.
@@ -127,6 +129,10 @@ class TermWiseAggregation(Aggregation):
         mean = expected_batch_size / self.num_groups
         return math.ceil(mean + 3 * math.sqrt(mean))
 
+    def is_shared(self, loss: TwoTermLoss) -> bool:
+        """See `Aggregation.is_shared`: groups are of all replicas, and each has some of them."""
+        return True
+
     def clipped_sum(
         self,
         loss: TwoTermLoss,
@@ -143,7 +149,7 @@ class TermWiseAggregation(Aggregation):
         if loss.batch_wise is None:
             return samples
         capacity = self.capacity(expected_batch_size)
-        batch, mask = draw_groups(rows, loss.mask, group_seed, self.num_groups, capacity)
+        batch, mask = draw_groups_of_replica(rows, loss.mask, group_seed, self.num_groups, capacity)
         groups = clipped_group_sum(loss.batch_wise, batch, mask, variables, self.batch_clip)
         weight = expected_batch_size / self.num_groups
         moved = self.sensitivities(engine.l2_norm_clip)

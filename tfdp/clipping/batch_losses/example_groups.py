@@ -1,11 +1,14 @@
 """Groups of examples, and the gradients of a loss of each group."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdp._validation import error
+from tfdp.clipping import devices, meeting
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import random_parts
@@ -50,6 +53,54 @@ def draw_groups(
         return tf.ensure_shape(tf.reshape(values, shape), [num_groups, capacity, *values.shape[1:]])
 
     return tf.nest.map_structure(grouped, tuple(rows)), tf.reshape(taken, [num_groups, capacity])
+
+
+def draw_groups_of_replica(
+    rows: Sequence[Any], mask: tf.Tensor | None, seed: tf.Tensor, num_groups: int, capacity: int
+) -> tuple[Any, tf.Tensor]:
+    """Draws the groups of a step, and returns those whose gradients this replica computes.
+
+    Under a distribution strategy, the examples of all replicas are drawn into `num_groups` groups,
+    by the seed of the first replica: as in `draw_groups` of the whole batch. Each replica gets some
+    of these groups, and every group is some replica's.
+
+    Args:
+      rows: This replica's rows, see `draw_groups`.
+      mask: Likewise. A row that is no example must be excluded.
+      seed: Likewise.
+      num_groups: Number of groups of all replicas together, m.
+      capacity: See `draw_groups`.
+
+    Returns:
+      This replica's groups, as `draw_groups` returns them.
+
+    Raises:
+      ValueError: There are fewer groups than replicas.
+    """
+    replicas = devices.replicas()
+    if replicas == 1:
+        return draw_groups(rows, mask, seed, num_groups, capacity)
+    if num_groups < replicas:
+        raise error(
+            "num_groups",
+            f"at least the number of replicas, {replicas}: they share groups out",
+            num_groups,
+        )
+    # Each replica's own tensors, even if all were given the same rows.
+    flat = [tf.identity(tensor) for tensor in tf.nest.flatten(tuple(rows))]
+    mask = tf.ones([tf.shape(flat[0])[0]], tf.bool) if mask is None else tf.identity(mask)
+    ends = [replica * num_groups // replicas for replica in range(replicas + 1)]
+
+    def draw(seeds: Sequence[tf.Tensor], *per_replica: Sequence[tf.Tensor]) -> list:
+        *whole, kept = [tf.concat(parts, axis=0) for parts in per_replica]
+        batch, there = draw_groups(whole, kept, seeds[0], num_groups, capacity)
+        return [
+            tf.nest.map_structure(lambda t: t[start:end], (*batch, there))  # noqa: B023
+            for start, end in itertools.pairwise(ends)
+        ]
+
+    *own, there = meeting.once(draw, seed, *flat, mask)[meeting.index()]
+    return tf.nest.pack_sequence_as(tuple(rows), own), there
 
 
 def one_group(rows: Sequence[Any], mask: tf.Tensor | None) -> tuple[Any, tf.Tensor]:

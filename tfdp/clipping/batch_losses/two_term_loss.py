@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp._random import chacha
 from tfdp._validation import error
+from tfdp.clipping import devices
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.loss_graph import batch_state, reading
@@ -87,6 +88,7 @@ class TwoTermLoss:
         seed: tf.Tensor,
         expected_batch_size: int,
         most_rows: int | None = None,
+        empty: tf.Tensor | None = None,
     ) -> ClippedSum:
         """Sums clipped gradients, so that `1 / expected_batch_size` of the sum is the update.
 
@@ -96,9 +98,12 @@ class TwoTermLoss:
           seed: Secret key, int64 `[5]` or `[2]`, by which examples draw their group.
           expected_batch_size: Expected number of examples in a batch.
           most_rows: See `ClippingEngine.clipped_sum`.
+          empty: Whether the only row of the batch is not an example, a scalar bool. None if it is,
+            or if the caller leaves out the sum over such a batch.
 
         Returns:
-          The sum, with a noise scale for each variable.
+          The sum, with a noise scale for each variable. Under a distribution strategy, it is this
+          replica's share of the sum over the examples of all replicas.
 
         Raises:
           ValueError: An argument of the loss is not what it must be.
@@ -109,6 +114,29 @@ class TwoTermLoss:
                 "None with a TwoTermLoss, whose aggregation says what is clipped",
                 engine.num_microbatches,
             )
+        self._check_batch()
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(graph, tf.__internal__.FuncGraph):
+            batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
+            graph = graph.outer_graph
+        if devices.replicas() > 1 and not self.aggregation.is_shared(self):
+            raise error(
+                "aggregation",
+                "a TermWiseAggregation under a distribution strategy of several replicas, which "
+                "share its groups out",
+                self.aggregation,
+            )
+        loss = self
+        if empty is not None:
+            there = tf.fill([self.rows], tf.logical_not(empty))
+            kept = there if self.mask is None else tf.logical_and(self.mask, there)
+            loss = dataclasses.replace(self, mask=kept)
+        clipped = self.aggregation.clipped_sum(
+            loss, engine, variables, seed, expected_batch_size, most_rows
+        )
+        return dataclasses.replace(clipped, batch=self.data, mask=self.data_mask)
+
+    def _check_batch(self) -> None:
         if not (isinstance(self.batch, tuple | list) and self.batch):
             raise error(
                 "batch", "a tuple of tensors, or of nested tuples or dicts of them", self.batch
@@ -119,13 +147,6 @@ class TwoTermLoss:
             function_checks.check_is_by_row("mask", self.mask)
             if self.mask.dtype != tf.bool or self.mask.shape.rank != 1:
                 raise error("mask", "a bool tensor, [rows], or None", self.mask)
-        graph = tf.compat.v1.get_default_graph()
-        while isinstance(graph, tf.__internal__.FuncGraph):
-            batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
-            graph = graph.outer_graph
-        return self.aggregation.clipped_sum(
-            self, engine, variables, seed, expected_batch_size, most_rows
-        )
 
     @property
     def rows(self) -> tf.Tensor:
@@ -192,7 +213,7 @@ class TwoTermLoss:
         return function_checks.trace("sample_wise", traced, specs)(tuple(rows), self.mask, others)
 
     def public_regularizer(self) -> tf.Tensor:
-        """Returns the regulariser, a scalar.
+        """Returns the regulariser, a scalar; of several replicas, an equal share of it.
 
         Raises:
           ValueError: It is none, or depends on data.
@@ -204,7 +225,16 @@ class TwoTermLoss:
                 f"is not clipped. Received: {value}. (An activity regulariser is a part of the "
                 "examples' losses: add it in `sample_wise`.)"
             )
-        return value
+        return value / devices.replicas() if devices.replicas() > 1 else value
+
+    def batch_alone(self) -> ClippedSum:
+        """Returns the batch as that of a clipped sum which is not computed yet.
+
+        Raises:
+          ValueError: `batch` or `mask` is not what it must be.
+        """
+        self._check_batch()
+        return ClippedSum([], [], tf.constant(0.0), self.data, self.data_mask)
 
     @property
     def data(self) -> list[tf.Tensor]:
@@ -228,6 +258,14 @@ class Aggregation(abc.ABC):
     on each coordinate of each variable v, the sum is a Gaussian mechanism with that noise
     multiplier, for neighbours under add-or-remove-one, whatever the loss and the data.
     """
+
+    def is_shared(self, loss: TwoTermLoss) -> bool:
+        """Returns whether replicas can each compute a share of the sum.
+
+        If so, `clipped_sum` returns this replica's share under a distribution strategy; the noise
+        scales are those of the total, and the guarantee holds for it.
+        """
+        return False
 
     @abc.abstractmethod
     def clipped_sum(

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
+from tfdp.clipping.loss_graph.own_operations import is_own
+
 _WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStrided")
 _CALLS = frozenset(
     {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
@@ -43,6 +45,8 @@ def kept(
       The variables; None for those that the graph does not read.
     """
     for op in graph.get_operations():
+        if is_own(op):  # The record of draws holds fingerprints of data.
+            continue
         if op.type.startswith(_WRITING):
             handles, inputs = op.inputs[:1], op.inputs[1:]
         elif op.type in _CALLS and _writes(op):
