@@ -27,7 +27,7 @@ from tests.entropy_support import RepeatableEntropy
 
 without_keras_2.leave_out()
 
-from tfdp._tf.dataset_options import as_it_is  # noqa: E402
+from tfdp._tf.autotuning import without_autotuning  # noqa: E402
 from tfdp.optimizers import lineage  # noqa: E402  # Before TensorFlow, for which it chooses Keras 2.
 
 import tensorflow as tf  # noqa: E402  # isort: skip
@@ -50,8 +50,8 @@ tf.config.set_logical_device_configuration(
 )
 
 # Iterators over all datasets, those of Keras and of the tests, too: a dropped one that TensorFlow
-# tunes may wait for a minute (`tfdp._tf.dataset_options`).
-tf.data.Dataset._apply_debug_options = as_it_is
+# tunes may wait for a minute (`tfdp._tf.autotuning`).
+tf.data.Dataset._apply_debug_options = without_autotuning
 
 _TESTS_PER_COLLECTION = 100
 _run = 0

@@ -10,7 +10,7 @@ from tfdp._selective.attempts import Attempts
 from tfdp._selective.exclusive import exclusive_training
 from tfdp._selective.front_end import FrontEnd
 from tfdp._selective.progress import AttemptsCap, EpochMeans, Progress
-from tfdp._tf.dataset_options import as_it_is
+from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
@@ -121,7 +121,7 @@ class SelectiveTraining(_Model):
             self._prepare(x.source, x.sampling.padding)
             with exclusive_training(self.variables), self._failures_counted():
                 return super().fit(
-                    as_it_is(tf.data.Dataset.range(steps)),
+                    without_autotuning(tf.data.Dataset.range(steps)),
                     epochs=epochs,
                     verbose=0,
                     callbacks=self._callback_list(callbacks, epochs, steps, bool(verbose)),

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._random.key_streams import KeyStream
-from tfdp._tf.dataset_options import as_it_is
+from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error
 from tfdp.accounting.sampling import (
     BUCKETS,
@@ -268,7 +268,7 @@ def drawn_batches(
     batches = tf.data.Dataset.range(steps).flat_map(draw)
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
-    return as_it_is(batches)
+    return without_autotuning(batches)
 
 
 def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
