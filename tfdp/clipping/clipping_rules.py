@@ -37,6 +37,15 @@ class ClippingRule(abc.ABC):
 
     is_random: ClassVar[bool] = False
 
+    @property
+    def perturbation(self) -> float:
+        """Standard deviation of noise on each gradient before the clip, in units of the clip.
+
+        If it is positive, engines form each example's gradient, and add independent noise to each
+        of its coordinates.
+        """
+        return 0.0
+
     def blocks(self, names: Sequence[str]) -> list[int]:
         """Returns for each variable the number of its block, from 0; a block is clipped together.
 

@@ -19,7 +19,7 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
 
 # Uses of one seed.
-_PARTS, _UNIFORMS = range(2)
+_PARTS, _UNIFORMS, _PERTURBATIONS = range(3)
 
 
 def check_relation(relation: str) -> None:
@@ -176,6 +176,7 @@ class ClippingEngine(abc.ABC):
         seed: tf.Tensor,
         clip: tf.Tensor | None = None,
         most_rows: int | None = None,
+        masks: Sequence[tf.Tensor] | None = None,
     ) -> ClippedSum:
         """Sums the clipped gradients of a batch.
 
@@ -190,6 +191,9 @@ class ClippingEngine(abc.ABC):
           most_rows: Largest number of rows that the batch can have, if it is known. Engines use it
             for their memory and for bounds, which must not depend on the private number of rows.
             None: the number of rows of this batch.
+          masks: For each variable what multiplies each example's gradient before it is clipped: 0
+            and 1, scalars or tensors shaped as the variable, which must not depend on the batch.
+            None: gradients are clipped as they are.
 
         Returns:
           The clipped sum and what belongs to it.
@@ -215,6 +219,19 @@ class ClippingEngine(abc.ABC):
         random_streams.hide_counts(loss.graph)
         if self.streams is not None:
             random_streams.make_secret(loss, self.streams)
+
+    def _needs_gradients(self, masks: Sequence[tf.Tensor] | None) -> str | None:
+        """Returns why each example's gradient must be formed; None if norms and sums suffice."""
+        if self.clipping_rule.perturbation and self.clips:
+            return "Noise on each gradient needs the vectorised engine."
+        if any(mask.shape.rank != 0 for mask in masks or []):
+            return "Masks of coordinates need the vectorised engine."
+        return None
+
+    def _draw_perturbation_keys(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
+        """Draws secret keys for the noise that the rule adds to gradients, int64 `[count, 2]`."""
+        words = chacha.random_words(seed, 4 * count, _PERTURBATIONS)
+        return tf.bitcast(tf.reshape(words, [-1, 2, 2]), tf.int64)
 
     def _blocks(self, variables: Sequence[tf.Variable]) -> list[int]:
         """Returns which variables the rule clips together."""

@@ -39,6 +39,8 @@ class ClippingProblem:
       most_examples: The most examples that there can be, for bounds on rounding.
       expected_examples: The examples for which memory is planned, if that is known.
       rows_per_example: Consecutive rows of the batch that make up one example.
+      masks: See `ClippingEngine.clipped_sum`.
+      seed: The step's secret key, for rules that add noise to gradients; None: there is none.
     """
 
     graph: reading.LossGraph | RowLoss
@@ -51,6 +53,8 @@ class ClippingProblem:
     most_examples: tf.Tensor | int = 0
     expected_examples: int | None = None
     rows_per_example: int = 1
+    masks: Sequence[tf.Tensor] | None = None
+    seed: tf.Tensor | None = None
 
     @property
     def rows(self) -> tf.Tensor | int:

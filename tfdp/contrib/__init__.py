@@ -3,8 +3,10 @@
 from tfdp.contrib import pate
 from tfdp.contrib.adaptive_descent import AdaptiveGradientDescent
 from tfdp.contrib.aggregations import BatchAggregation, MicroAggregation
+from tfdp.contrib.compression import RandomMask, TopK
 from tfdp.contrib.descent_budget import DescentOptions, calibrate_descent
 from tfdp.contrib.importance_sampling import ImportanceSamplingClipping
+from tfdp.contrib.perturbed_clipping import PerturbedClipping
 
 __all__ = [
     "AdaptiveGradientDescent",
@@ -12,6 +14,9 @@ __all__ = [
     "DescentOptions",
     "ImportanceSamplingClipping",
     "MicroAggregation",
+    "PerturbedClipping",
+    "RandomMask",
+    "TopK",
     "calibrate_descent",
     "pate",
 ]

@@ -16,6 +16,7 @@ from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
 
@@ -103,6 +104,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: BandedNoise | dict[str, Any] | None = None,
+        compression: Compression | dict[str, Any] | None = None,
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
@@ -123,6 +125,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             engine,
             clipping_rule,
             noise_correlation,
+            compression,
         )
         self._self_setattr_tracking = True
 
@@ -285,6 +288,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 if not self.inner_optimizer.built:
                     self._build_inner(variables)
                 self._create_record(self._add_weight)
+                self._create_memory(self._add_weight, values)
             self.built = True
         with tf.init_scope():  # Once, and not in each step.
             self._assign_loaded()

@@ -11,6 +11,7 @@ from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, check_first_argument
+from tfdp.optimizers.compression import Compression
 from tfdp.schedules import NoiseMultiplier
 
 # Arguments of Keras's optimizers that have another place here.
@@ -39,6 +40,7 @@ class _NamedOptimizer(DPOptimizer):
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: BandedNoise | dict[str, Any] | None = None,
+        compression: Compression | dict[str, Any] | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -55,6 +57,7 @@ class _NamedOptimizer(DPOptimizer):
             engine,
             clipping_rule,
             noise_correlation,
+            compression,
             name,
         )
 

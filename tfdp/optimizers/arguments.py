@@ -22,6 +22,7 @@ from tfdp.clipping import (
 from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import check_clip
 from tfdp.correlated_noise import BandedNoise
+from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
 _FAST_MATH = "xla_cpu_enable_fast_math"
@@ -56,7 +57,9 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
         or a `tfdp.clipping.ClippingRule` with arguments of its own.
       noise_correlation: A `tfdp.BandedNoise`, for batches of `tfdp.data.poisson_batches(...,
-        cycle_length=c)` with c of at least its bands. None: steps have independent noise."""
+        cycle_length=c)` with c of at least its bands. None: steps have independent noise.
+      compression: A `tfdp.contrib.RandomMask` or `tfdp.contrib.TopK`, with which each step trains a
+        part of the coordinates. None: all of them."""
 
 ENGINES: dict[str, type[ClippingEngine]] = {
     "one_pass": OnePassEngine,
@@ -176,6 +179,16 @@ def check_correlation(
                 "Argument `noise_correlation` must be None where steps differ in their noise, or "
                 f"draw it elsewhere. Received: {name}."
             )
+
+
+def check_compression(compression: Compression, correlation: BandedNoise | None) -> None:
+    """Raises a ValueError if steps with other noise cannot train a part of the coordinates."""
+    if correlation is not None and compression.has_masks:
+        raise ValueError(
+            "Argument `noise_correlation` must be None where each step trains other coordinates: "
+            "noise that a step takes back would not have been added there. Received: "
+            f"noise_correlation={correlation}, compression={compression}."
+        )
 
 
 def check_arithmetic() -> None:

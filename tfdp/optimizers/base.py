@@ -17,6 +17,7 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
 from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers.arguments import check_first_argument
+from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
 
@@ -64,6 +65,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: BandedNoise | dict[str, Any] | None = None,
+        compression: Compression | dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self._set_privacy(
@@ -78,6 +80,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
             engine,
             clipping_rule,
             noise_correlation,
+            compression,
         )
         kwargs.setdefault("name", type(self).__name__)
         # TF-Privacy's own noise, which is never used, has no schedules.
@@ -168,6 +171,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         super()._create_all_weights(var_list)
         self._weights.extend(self._create_record(self.add_weight))
+        self._weights.extend(self._create_memory(self.add_weight, var_list))
         self._assign_loaded()
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:

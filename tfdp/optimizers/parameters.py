@@ -19,6 +19,7 @@ from tfdp.clipping import (
     clipping_rules,
 )
 from tfdp.correlated_noise import BandedNoise
+from tfdp.optimizers import compression as compressions
 from tfdp.optimizers import record_ledger, record_table
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
@@ -26,12 +27,14 @@ from tfdp.optimizers.arguments import (
     ENGINES,
     check_arithmetic,
     check_clipping_arguments,
+    check_compression,
     check_correlation,
     check_privacy_arguments,
     check_secure_noise,
     required,
     sampling_of,
 )
+from tfdp.optimizers.compression import Compression, Compressor
 from tfdp.optimizers.cycle_count import CycleCount
 from tfdp.optimizers.noise import at_stage
 from tfdp.optimizers.noise_memory import NoiseMemory
@@ -56,6 +59,7 @@ class PrivacyParameters(PersistentState):
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: BandedNoise | dict[str, Any] | None = None,
+        compression: Compression | dict[str, Any] | None = None,
     ) -> None:
         """Checks and takes over the arguments: what `__init__` does for every Keras."""
         l2_norm_clip, noise_multiplier = required(
@@ -104,6 +108,11 @@ class PrivacyParameters(PersistentState):
         self._cycles: CycleCount | None = None
         if self._sampled is not None and self._sampled.cycle_length > 1:
             self._cycles = CycleCount(self._sampled.cycle_length)
+        self._compression = compressions.get(compression)
+        self._compressor: Compressor | None = None
+        if self._compression is not None:
+            check_compression(self._compression, self._correlation)
+            self._compressor = Compressor(self._compression)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and self._has_noise
         if self._sampled is not None:
@@ -175,6 +184,11 @@ class PrivacyParameters(PersistentState):
     def noise_correlation(self) -> BandedNoise | None:
         """Correlation of the noise from step to step; None if it is independent."""
         return self._correlation
+
+    @property
+    def compression(self) -> Compression | None:
+        """Rule that sets coordinates of the gradient to zero; None if all are kept."""
+        return self._compression
 
     def releases_begun(self, steps: int, anew: bool = False) -> int:
         """Returns how many releases the ledger will record for the next steps.
@@ -322,4 +336,5 @@ class PrivacyParameters(PersistentState):
             "engine": self._engine,
             "clipping_rule": clipping_rules.serialize(self._clipping.clipping_rule),
             "noise_correlation": None if correlation is None else correlation.get_config(),
+            "compression": compressions.serialize(self._compression),
         }

@@ -54,6 +54,7 @@ class _Step:
       use: Draw that its batch is of.
       lock: The accumulator's lock, for a batch that is a part of a logical batch.
       stage: Stage of the noise's schedule in which the step was counted, if there is a schedule.
+      masks: Coordinates that the step trains, of each variable; None: all.
     """
 
     clipped: ClippedSum
@@ -61,6 +62,7 @@ class _Step:
     use: draw_record.Use
     lock: tf.Tensor | None
     stage: tf.Tensor | None
+    masks: list[tf.Tensor] | None
 
 
 class PrivateStep(PrivacyParameters):
@@ -132,16 +134,24 @@ class PrivateStep(PrivacyParameters):
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
             clip = None if self._adaptive is None else self._adaptive.value()
-            rows = self._most_rows()
+            rows, masks = self._most_rows(), self._masks(variables)
             if isinstance(loss, TwoTermLoss):
                 clipped = self._two_term_sum(loss, variables, seed, rows)
             else:
-                clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows)
+                masked = {} if masks is None else {"masks": masks}
+                clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows, **masked)
             with step_check.own_operations():
                 use, lock, stage, counted = self._count_before(clipped)
                 # Parts of the sum that need no evaluation of the model wait for the check, too.
                 clipped = clipped.unless(use.empty).after(counted)
-        return _Step(clipped, variables, use, lock, stage)
+        return _Step(clipped, variables, use, lock, stage, masks)
+
+    def _masks(self, variables: list[tf.Variable]) -> list[tf.Tensor] | None:
+        """Returns which coordinates the step trains, by public numbers; None: all."""
+        if self._compressor is None:
+            return None
+        with step_check.own_operations():
+            return self._compressor.masks(variables, tf.cast(self.iterations, tf.int64))
 
     def _check_replicas(self) -> None:
         """Checks that a step can be taken by the replicas for which the graph is being built."""
@@ -255,6 +265,11 @@ class PrivateStep(PrivacyParameters):
                 "each variable has noise of its own. Received: noise_correlation="
                 f"{self._correlation}."
             )
+        if self._compression is not None and self._compression.has_masks:
+            raise ValueError(
+                "A TwoTermLoss, and so a TermWiseVAE, must be trained without masks, which its "
+                f"groups' gradients do not have. Received: compression={self._compression}."
+            )
         if self._clipping.rows_per_example > 1:
             raise ValueError(
                 "A TwoTermLoss, and so a TermWiseVAE, must be trained on batches with one row for "
@@ -314,7 +329,7 @@ class PrivateStep(PrivacyParameters):
         noisy = self._add_noise(total, step)
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
-        gradients = []
+        means: list[tf.Tensor | None] = []
         for private, public, v in zip(
             noisy, total.regularizer_gradients, step.variables, strict=True
         ):
@@ -322,8 +337,12 @@ class PrivateStep(PrivacyParameters):
             if public is not None:  # As in Keras, each replica has its share.
                 dtype = parts[0].dtype if parts else v.dtype
                 parts.append(tf.cast(public, dtype) * constant(replicas.count(), dtype))
-            summed = None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts)
-            update = None if summed is None else self._transform_private_gradient(summed)
+            means.append(None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts))
+        if self._compressor is not None:
+            means = self._compressor.compress(means, step.variables, step.masks)
+        gradients = []
+        for mean, v in zip(means, step.variables, strict=True):
+            update = None if mean is None else self._transform_private_gradient(mean)
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
         with step_check.pause_own_operations():  # Replicas meet in it.
             return self._update(gradients, name)

@@ -10,15 +10,17 @@ from tfdp._tf.plain_variables import plain_variables
 from tfdp._tf.workers import check_alike
 from tfdp.optimizers import lineage
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
+from tfdp.optimizers.compression import Compressor
 from tfdp.optimizers.record_table import NOT_POISSON, STEPS
 from tfdp.optimizers.release_count import RECORD, ReleaseRecord
 
 
 class PersistentState:
-    """State that is saved and restored: slots, iterations, the record and an adaptive clip."""
+    """State that is saved and restored: slots, iterations, record, adaptive clip, memory."""
 
     _released: ReleaseRecord
     _adaptive: AdaptiveClip | None
+    _compressor: Compressor | None
     _state_to_load: dict[str, Any]
 
     def _state_variables(self) -> list[tf.Variable]:
@@ -42,6 +44,12 @@ class PersistentState:
             if self._adaptive is not None:
                 created += self._adaptive.create(add_weight)
         return created
+
+    def _create_memory(
+        self, add_weight: Callable[..., tf.Variable], variables: Sequence[tf.Variable]
+    ) -> list[tf.Variable]:
+        """Creates the memory of a compression for variables that have none yet."""
+        return [] if self._compressor is None else self._compressor.create(add_weight, variables)
 
     def _assign_loaded(self) -> None:
         """Assigns what was loaded before there were variables."""

@@ -93,12 +93,16 @@ class OnePassEngine(ClippingEngine):
         seed: tf.Tensor,
         clip: tf.Tensor | None = None,
         most_rows: int | None = None,
+        masks: Sequence[tf.Tensor] | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
-        asked = (loss, variables, seed, clip, most_rows)
+        asked = (loss, variables, seed, clip, most_rows, masks)
         self._draw_secretly(loss)
+        why = self._needs_gradients(masks)
         if self.num_microbatches is not None:
-            self._report = vectorized_report(variables, "Microbatches need the vectorised engine.")
+            why = "Microbatches need the vectorised engine."
+        if why is not None:
+            self._report = vectorized_report(variables, why)
             return self._vectorized.clipped_sum(*asked)
         faulty_products.check(loss.graph.get_operations())
         graph = reading.read_loss(loss).averaged(self.rows_per_example)
@@ -121,6 +125,7 @@ class OnePassEngine(ClippingEngine):
             examples if most_rows is None else -(-most_rows // each),
             None if expected is None else -(-expected // each),
             each,
+            masks,
         )
         chunk = self._chunk_rows(plan, most_known, expected)
         try:
@@ -194,12 +199,10 @@ class OnePassEngine(ClippingEngine):
         contributions, report = self._contributions(problem, plan)
         self._tell(report)
         present = [c for c in contributions if c is not None]
-        block_of = [
-            block
-            for block, c in zip(self._blocks(problem.variables), contributions, strict=True)
-            if c is not None
-        ]
-        found, within = self._clipped_sums(problem, present, block_of)
+        places = [i for i, c in enumerate(contributions) if c is not None]
+        blocks = self._blocks(problem.variables)
+        masks = None if problem.masks is None else [problem.masks[i] for i in places]
+        found, within = self._clipped_sums(problem, present, [blocks[i] for i in places], masks)
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
@@ -286,11 +289,20 @@ class OnePassEngine(ClippingEngine):
         return of_variables
 
     def _clipped_sums(
-        self, problem: ClippingProblem, contributions: list[Contribution], block_of: list[int]
+        self,
+        problem: ClippingProblem,
+        contributions: list[Contribution],
+        block_of: list[int],
+        masks: list[tf.Tensor] | None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the clipped sum of each variable, and `ClippedSum.within_clip`."""
+        """Returns the clipped sum of each variable, and `ClippedSum.within_clip`.
+
+        With masks, each variable is a block of its own for the sums: its factor is that of the
+        rule's block, times its mask.
+        """
         if not contributions:
             return [], tf.zeros([])
+        own_blocks = block_of if masks is None else list(range(len(contributions)))
 
         def factors_of(
             squares: Sequence[tf.Tensor],
@@ -298,9 +310,17 @@ class OnePassEngine(ClippingEngine):
             keep: tf.Tensor,
             uniforms: tf.Tensor,
         ) -> Factors:
-            return self._factors(squares, blocks, keep, problem.clip, uniforms)
+            if masks is None:
+                return self._factors(squares, blocks, keep, problem.clip, uniforms)
+            # A square that is not finite stays so: the example does not count.
+            squares = [s * tf.cast(masks[i], s.dtype) for s, i in zip(squares, blocks, strict=True)]
+            rule_blocks = [block_of[i] for i in blocks]
+            factors = self._factors(squares, rule_blocks, keep, problem.clip, uniforms)
+            by_variable = tf.gather(factors.by_block, block_of, axis=1)
+            by_variable *= tf.cast(tf.stack(masks), by_variable.dtype)
+            return dataclasses.replace(factors, by_block=by_variable, block_of=own_blocks)
 
-        sums, factors = WeightedSums(contributions, block_of, self.wide_sums).compute(
+        sums, factors = WeightedSums(contributions, own_blocks, self.wide_sums).compute(
             problem.mask, problem.examples, problem.uniforms, factors_of, problem.expected_examples
         )
         totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._random import chacha
 from tfdp._validation import error
 from tfdp.clipping import norms
 from tfdp.clipping.clipping_rules import ClippingRule
@@ -80,6 +81,7 @@ class VectorizedEngine(ClippingEngine):
         seed: tf.Tensor,
         clip: tf.Tensor | None = None,
         most_rows: int | None = None,
+        masks: Sequence[tf.Tensor] | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
         self._draw_secretly(loss)
@@ -93,7 +95,16 @@ class VectorizedEngine(ClippingEngine):
         microbatches = random_parts(seed, examples, self.num_microbatches or 1)
         uniforms = self._draw_uniforms(self.num_microbatches or examples, seed)
         problem = ClippingProblem(
-            graph, variables, handles, examples, keep, uniforms, clip, rows_per_example=each
+            graph,
+            variables,
+            handles,
+            examples,
+            keep,
+            uniforms,
+            clip,
+            rows_per_example=each,
+            masks=masks,
+            seed=seed,
         )
         sums, connected, within = self.sum_over_chunks(problem, microbatches)
         if self.num_microbatches is not None:
@@ -102,6 +113,7 @@ class VectorizedEngine(ClippingEngine):
             )
             means = [_scale(s, 1 / tf.maximum(sizes, 1)) for s in sums]
             everyone = tf.ones_like(sizes, tf.bool)
+            means = self._prepared(means, problem, self._perturbation_keys(problem, 1), 0)
             means, within = self._clip(means, variables, everyone, clip, uniforms)
             sums = [tf.reduce_sum(mean, axis=0) for mean in means]
         return ClippedSum(
@@ -160,6 +172,7 @@ class VectorizedEngine(ClippingEngine):
         are_drawn = clips_examples and problem.uniforms is not None
         uniforms = pad(problem.uniforms if are_drawn else tf.zeros([examples]))
         connected = [False] * len(variables)
+        keys = self._perturbation_keys(problem, num_chunks) if clips_examples else None
 
         def add_chunk(index: tf.Tensor, sums: list, within: tf.Tensor) -> tuple:
             start = index * chunk
@@ -180,6 +193,7 @@ class VectorizedEngine(ClippingEngine):
             if common is not None:
                 gradients = [g + c for g, c in zip(gradients, common, strict=True)]
             if clips_examples:
+                gradients = self._prepared(gradients, problem, keys, index)
                 gradients, more = self._clip(
                     gradients, variables, cut(mask), problem.clip, cut(uniforms)
                 )
@@ -290,6 +304,55 @@ class VectorizedEngine(ClippingEngine):
         bytes_per_example = sum(v.shape.num_elements() * max(4, v.dtype.size) for v in variables)
         fewest = max(1, min(_FEWEST_ROWS, _MOST_BYTES // max(1, bytes_per_example)))
         return max(fewest, _GRADIENT_BYTES // max(1, bytes_per_example))
+
+    def _perturbation_keys(
+        self, problem: ClippingProblem, count: tf.Tensor | int
+    ) -> tf.Tensor | None:
+        """Returns keys of the noise on gradients, one for each part of a batch; or None."""
+        if not (self.clipping_rule.perturbation and self.clips):
+            return None
+        if problem.seed is None:
+            raise error(
+                "clipping_rule",
+                "one that adds no noise to gradients where no key is drawn for it",
+                self.clipping_rule,
+            )
+        return self._draw_perturbation_keys(count, problem.seed)
+
+    def _prepared(
+        self,
+        gradients: Sequence[tf.Tensor],
+        problem: ClippingProblem,
+        keys: tf.Tensor | None,
+        part: tf.Tensor | int,
+    ) -> list[tf.Tensor]:
+        """Returns stacked gradients `[n, ...]` with the rule's noise, and with zeros by the masks.
+
+        Args:
+          gradients: Gradients before the clip.
+          problem: The batch.
+          keys: Secret keys of the noise, `[parts, 2]`; None: there is no noise.
+          part: Which of the keys to use.
+        """
+        prepared = list(gradients)
+        if keys is not None:  # The examples of a batch have independent noise.
+            clip = self.l2_norm_clip if problem.clip is None else problem.clip
+            stddev = self.clipping_rule.perturbation * clip
+            sizes = [tf.size(gradient) for gradient in prepared]
+            noises = tf.split(
+                chacha.normals(keys[part], tf.add_n(sizes), dtype=tf.float32) * stddev,
+                tf.stack(sizes),
+                num=len(sizes),
+            )
+            prepared = [
+                tf.ensure_shape(g + tf.cast(tf.reshape(noise, tf.shape(g)), g.dtype), g.shape)
+                for g, noise in zip(prepared, noises, strict=True)
+            ]
+        if problem.masks is not None:
+            prepared = [
+                g * tf.cast(m, g.dtype) for g, m in zip(prepared, problem.masks, strict=True)
+            ]
+        return prepared
 
     def _clip(
         self,
