@@ -316,12 +316,17 @@ class OnePassEngine(ClippingEngine):
             squares = [s * tf.cast(masks[i], s.dtype) for s, i in zip(squares, blocks, strict=True)]
             rule_blocks = [block_of[i] for i in blocks]
             factors = self._factors(squares, rule_blocks, keep, problem.clip, uniforms)
-            by_variable = tf.gather(factors.by_block, block_of, axis=1)
-            by_variable *= tf.cast(tf.stack(masks), by_variable.dtype)
-            return dataclasses.replace(factors, by_block=by_variable, block_of=own_blocks)
+            return _by_variable(factors, block_of, masks)
 
         sums, factors = WeightedSums(contributions, own_blocks, self.wide_sums).compute(
             problem.mask, problem.examples, problem.uniforms, factors_of, problem.expected_examples
         )
         totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]
         return totals, factors.within_clip
+
+
+def _by_variable(factors: Factors, block_of: list[int], masks: list[tf.Tensor]) -> Factors:
+    """Returns factors of which each variable has its own: that of its block, times its mask."""
+    own = tf.gather(factors.by_block, block_of, axis=1)
+    own *= tf.cast(tf.stack(masks), own.dtype)
+    return dataclasses.replace(factors, by_block=own, block_of=list(range(len(masks))))

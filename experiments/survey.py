@@ -1,0 +1,401 @@
+"""Compares systems of a survey with DP-SGD: accuracy on digits at two epsilons.
+
+    python -m experiments.survey
+    python -m experiments.survey --systems="DP-SGD,TopK (0.1)" --epsilons=2
+
+Each row is a system that tfdp has. For each epsilon, a network is trained with each of four
+learning rates (a factor of two apart) on a part of the training set; that with the best accuracy on
+the other part is then trained on the whole training set, with each seed, and measured on the test
+set. All rows get the same number of runs, steps and examples in a batch. PATE's queries are one
+half of the images that measure, without their labels, and the other half measures.
+
+A run that ended is a line of the record, and is not done again.
+"""
+
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
+import dataclasses
+import functools
+import gc
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import flags, logging
+from matplotlib.figure import Figure
+from sklearn.neighbors import KNeighborsClassifier
+
+import tfdp
+from experiments import cli, datasets, networks, records
+from experiments.output import markdown, save
+from experiments.settings import DEFAULTS, RefusedError
+from tfdp.contrib import PerturbedClipping, RandomMask, TopK, pate
+from tfdp.schedules import PiecewiseConstantNoise
+
+_DATASET = "digits"
+_CLIP = 1.0
+_MOMENTUM = 0.9
+_FACTORS = (0.5, 1.0, 2.0, 4.0)  # Of a system's learning rate.
+_IMAGES_OF_USER = 4
+_TEACHERS, _QUERIES, _STUDENT_STEPS = 100, 100, 500
+_TUNING, _TEST = "validation", "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A row of the table.
+
+    Attributes:
+      learning_rate: Rate of which multiples are tried.
+      optimizer: Name of the optimizer.
+      arguments: Further arguments of the optimizer.
+      activation: Arguments of `networks.make_activation`.
+      kind: What differs from DP-SGD besides: "", "schedule", "correlated", "users", "average",
+        "selective", "features" or "pate".
+      unit: Unit of privacy.
+    """
+
+    learning_rate: float
+    optimizer: str = "DPSGD"
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    activation: tuple = ("tanh",)
+    kind: str = ""
+    unit: str = "example"
+
+
+def _compressed(compression: Any) -> System:
+    return System(0.15, arguments={"compression": compression})
+
+
+SYSTEMS = {
+    "DP-SGD": System(0.15),
+    "DP-SGD with relu": System(0.15, activation=("relu",)),
+    "tempered sigmoid": System(0.15, activation=("tempered_sigmoid", 1.58, 3.0, 0.71)),
+    "DP-Adam": System(0.01, "DPAdam"),
+    "DP-SignSGD": System(0.0025, "DPSignSGD"),
+    "noise schedule": System(0.15, kind="schedule"),
+    "correlated noise": System(0.15, kind="correlated"),
+    "noise before the clip": System(0.15, arguments={"clipping_rule": PerturbedClipping(0.01)}),
+    "random layers (half)": _compressed(RandomMask(0.5)),
+    "random coordinates (0.3)": _compressed(RandomMask(0.3, "coordinate")),
+    "frozen coordinates (0.7)": _compressed(RandomMask(0.3, "coordinate", redraw=False)),
+    "TopK (0.1) with memory": _compressed(TopK(0.1)),
+    "TopK (0.1)": _compressed(TopK(0.1, error_memory=False)),
+    "averaged weights": System(0.15, kind="average"),
+    "scattering features": System(0.15, kind="features"),
+    "DPSUR": System(0.15, "DPSURSGD", kind="selective"),
+    "users of 4 images": System(0.15, kind="users", unit="user"),
+    "PATE": System(0.0025, kind="pate"),
+}
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags in `values`."""
+    flags.DEFINE_list("systems", [], "Rows, by name; all unless given.", flag_values=values)
+    flags.DEFINE_list("epsilons", ["1", "4"], "Budgets.", flag_values=values)
+    flags.DEFINE_float("delta", 1e-5, "Delta.", 1e-12, 5e-4, flag_values=values)
+    for name, default, text in (
+        ("epochs", 15, "Epochs."),
+        ("expected_batch_size", 256, "Expected number of examples in a batch."),
+        ("seeds", 3, "Runs on the test set of each setting."),
+        ("validation_examples", 287, "Training examples that are held out to choose rates."),
+    ):
+        flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
+    flags.DEFINE_string("record", "results/survey.jsonl", "File of the runs.", flag_values=values)
+    flags.DEFINE_string("plot", None, "Picture to write.", flag_values=values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training, by all that decides it."""
+
+    system: str
+    epsilon: float
+    delta: float
+    epochs: int
+    expected_batch_size: int
+    validation_examples: int
+    split: str
+    learning_rate: float
+    seed: int
+
+
+@functools.cache
+def _data(split: str, features: str, held_out: int) -> datasets.Data:
+    return datasets.load(
+        _DATASET, eval_split=split, validation_examples=held_out, features=features
+    )
+
+
+def train(run: Run) -> tuple[float, float]:
+    """Trains once; returns the accuracy in percent, and the epsilon of the ledger."""
+    system = SYSTEMS[run.system]
+    features = "scattering" if system.kind == "features" else "none"
+    data = _data(run.split, features, run.validation_examples)
+    if run.expected_batch_size > data.size:
+        raise RefusedError(
+            f"--expected_batch_size must be at most {data.size}. Received: "
+            f"{run.expected_batch_size}."
+        )
+    tf.keras.utils.set_random_seed(run.seed)
+    if system.kind == "pate":
+        return _pate(run, data)
+    model, optimizer, batches = _private(run, system, data)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    model.compile(optimizer, loss)
+    average = [tfdp.callbacks.ExponentialMovingAverage(0.9)] if system.kind == "average" else []
+    model.fit(batches, epochs=1, verbose=0, callbacks=average)
+    return _accuracy(model, data.eval_x, data.eval_y), _spent(optimizer.ledger, run)
+
+
+def _private(run: Run, system: System, data: datasets.Data) -> tuple[Any, Any, Any]:
+    """Returns the model, its optimizer and its batches."""
+    batch, kind = run.expected_batch_size, system.kind
+    steps = run.epochs * max(1, round(data.size / batch))
+    sampled: dict[str, Any] = {"expected_batch_size": batch, "steps_per_epoch": steps}
+    arguments = dict(system.arguments)
+    if system.optimizer != "DPAdam":
+        arguments["momentum"] = _MOMENTUM
+    size = data.size
+    if kind == "users":
+        users = np.arange(size) // _IMAGES_OF_USER
+        sampled |= {"privacy_unit": users, "examples_per_user": _IMAGES_OF_USER}
+        batch, size = max(1, batch // _IMAGES_OF_USER), int(users[-1]) + 1
+        sampled["expected_batch_size"] = batch
+    if kind == "correlated":
+        length, noise, arguments["noise_correlation"] = _correlated(run, size, batch, steps)
+        sampled["cycle_length"] = length
+    else:
+        noise = _noise(kind, run.epsilon, run.delta, size, batch, steps)
+    batches = tfdp.data.poisson_batches((data.train_x, data.train_y), **sampled)
+    if kind == "selective":
+        arguments |= _selection()
+    optimizer = getattr(tfdp, system.optimizer)(
+        _CLIP, noise, sampling=batches.sampling, learning_rate=run.learning_rate, **arguments
+    )
+    activation = networks.make_activation(*system.activation)
+    if kind == "features":
+        model = networks.head_on_features(data.train_x.shape[1:], "linear", activation)
+    else:
+        model = networks.NETWORKS[_DATASET](activation)
+    return tfdp.SelectiveModel(model) if kind == "selective" else model, optimizer, batches
+
+
+def _selection() -> dict[str, Any]:
+    """Returns the arguments of the test of updates."""
+    names = ("validation_batch_size", "validation_noise_multiplier", "validation_clip", "threshold")
+    return {name: getattr(DEFAULTS[_DATASET], name) for name in names}
+
+
+@functools.cache
+def _noise(kind: str, epsilon: float, delta: float, size: int, batch: int, steps: int) -> Any:
+    """Returns the noise multiplier, or its schedule, of steps within a budget."""
+    budget: dict[str, Any] = {
+        "target_epsilon": epsilon,
+        "delta": delta,
+        "dataset_size": size,
+        "expected_batch_size": batch,
+    }
+    if kind == "selective":
+        test = {k: v for k, v in _selection().items() if k != "validation_clip"}
+        return tfdp.accounting.calibrate_selective_release(**budget, updates=steps, **test)
+    if kind == "schedule":
+        thirds = PiecewiseConstantNoise([-(-steps // 3), -(-2 * steps // 3)], [1.5, 1.2, 1.0])
+        return tfdp.calibrate_noise_schedule(thirds, **budget, steps=steps)
+    return tfdp.calibrate_noise_multiplier(**budget, steps=steps)
+
+
+_PLANS: dict[tuple, tuple] = {}
+
+
+def _correlated(run: Run, size: int, batch: int, steps: int) -> tuple:
+    """Returns the cycle length, the noise multiplier and the correlation that are best."""
+    key = (run.epsilon, run.delta, size, batch, steps)
+    if key not in _PLANS:
+        plan = tfdp.calibrate_correlated_noise(
+            target_epsilon=run.epsilon,
+            delta=run.delta,
+            steps=steps,
+            dataset_size=size,
+            expected_batch_size=batch,
+            momentum=_MOMENTUM,
+        )
+        _PLANS[key] = (plan.cycle_length, plan.noise_multiplier, plan.noise_correlation)
+    return _PLANS[key]
+
+
+def _pate(run: Run, data: datasets.Data) -> tuple[float, float]:
+    """Trains a student on the votes of nearest neighbours about one half of the images."""
+    order = np.random.default_rng(0).permutation(len(data.eval_y))
+    queries, measured = order[: min(_QUERIES, len(order) // 2)], order[len(order) // 2 :]
+    multiplier = tfdp.calibrate_noise_multiplier(
+        target_epsilon=run.epsilon, delta=run.delta, steps=len(queries), sampling_probability=1.0
+    )
+    partition = pate.random_partition(data.size, _TEACHERS)
+    noise = multiplier * math.sqrt(2)
+    aggregator = pate.GNMax(partition, num_classes=10, noise_stddev=noise)
+    answers = aggregator.answer(_votes(partition, data, data.eval_x[queries]))
+    model = networks.NETWORKS[_DATASET](networks.make_activation("relu"))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(run.learning_rate), loss)
+    drawn = np.random.default_rng(run.seed).integers(len(answers), size=32 * _STUDENT_STEPS)
+    x = data.eval_x[queries]
+    model.fit(x[drawn], answers[drawn], batch_size=32, shuffle=False, verbose=0)
+    accuracy = _accuracy(model, data.eval_x[measured], data.eval_y[measured])
+    return accuracy, _spent(aggregator.ledger, run)
+
+
+def _votes(partition: Any, data: datasets.Data, images: np.ndarray) -> np.ndarray:
+    """Returns the classes that each teacher's nearest example has, `[teachers, images]`."""
+    votes, flat = [], data.train_x.reshape(data.size, -1)
+    for teacher in range(partition.num_teachers):
+        own = partition.indices(teacher)
+        if len(own) == 0:
+            votes.append(np.zeros(len(images), np.int64))
+            continue
+        nearest = KNeighborsClassifier(1).fit(flat[own], data.train_y[own])
+        votes.append(nearest.predict(images.reshape(len(images), -1)))
+    return np.stack(votes)
+
+
+def _accuracy(model: Any, x: np.ndarray, y: np.ndarray) -> float:
+    logits = model(tf.constant(x), training=False).numpy()
+    return 100 * float(np.mean(logits.argmax(axis=-1) == y))
+
+
+def _spent(ledger: Any, run: Run) -> float:
+    spent = ledger.epsilon(run.delta).epsilon
+    if spent > run.epsilon * (1 + 1e-9):
+        raise RuntimeError(f"A run has an epsilon of {spent}, above that of {run}.")
+    return float(spent)
+
+
+class Runs:
+    """Runs that ended, in memory and in the record."""
+
+    def __init__(self, path: str):
+        self._path = Path(path)
+        self._ended = {Run(**line["run"]): line["accuracy"] for line in records.read(self._path)}
+
+    def accuracy(self, run: Run) -> float:
+        """Returns the accuracy of a run, which is done now if it is not in the record."""
+        if run not in self._ended:
+            accuracy, spent = train(run)
+            tf.keras.backend.clear_session()
+            gc.collect()
+            line = {"run": dataclasses.asdict(run), "accuracy": accuracy, "epsilon": spent}
+            records.append(self._path, line)
+            self._ended[run] = accuracy
+            logging.info("%s: %.2f", run, accuracy)
+        return self._ended[run]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A system at one epsilon: its best learning rate, and its accuracies on the test set."""
+
+    system: str
+    epsilon: float
+    learning_rate: float
+    accuracies: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy."""
+        return statistics.fmean(self.accuracies)
+
+
+def compare(values: flags.FlagValues, runs: Runs) -> list[Row]:
+    """Does the runs that are left; returns a row for each system and epsilon."""
+    names = values.systems or list(SYSTEMS)
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown:
+        raise RefusedError(f"--systems must be among {list(SYSTEMS)}. Received: {unknown}.")
+    try:
+        epsilons = [float(epsilon) for epsilon in values.epsilons]
+    except ValueError as error:
+        raise RefusedError(f"--epsilons must be numbers. Received: {values.epsilons}.") from error
+    if not epsilons or min(epsilons) <= 0:
+        raise RefusedError(f"--epsilons must be positive numbers. Received: {values.epsilons}.")
+    shared = ("delta", "epochs", "expected_batch_size", "validation_examples")
+    rows = []
+    for name in names:
+        for epsilon in epsilons:
+            begun = functools.partial(
+                Run, system=name, epsilon=epsilon, **{flag: values[flag].value for flag in shared}
+            )
+            rows.append(_row(begun, values.seeds, runs))
+    return rows
+
+
+def _row(begun: Callable[..., Run], seeds: int, runs: Runs) -> Row:
+    name = begun.keywords["system"]  # type: ignore[attr-defined]
+    rates = [SYSTEMS[name].learning_rate * factor for factor in _FACTORS]
+    tuned = {
+        rate: runs.accuracy(begun(split=_TUNING, learning_rate=rate, seed=0)) for rate in rates
+    }
+    best = max(tuned, key=lambda rate: tuned[rate])
+    accuracies = [
+        runs.accuracy(begun(split=_TEST, learning_rate=best, seed=seed)) for seed in range(seeds)
+    ]
+    return Row(name, begun.keywords["epsilon"], best, accuracies)  # type: ignore[attr-defined]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns a Markdown table: a line for each system, with its accuracies by epsilon."""
+    epsilons = list(dict.fromkeys(row.epsilon for row in rows))
+    lines = []
+    for name in dict.fromkeys(row.system for row in rows):
+        own = {row.epsilon: row for row in rows if row.system == name}
+        cells = [name, SYSTEMS[name].unit]
+        for epsilon in epsilons:
+            row = own[epsilon]
+            spread = statistics.stdev(row.accuracies) if len(row.accuracies) > 1 else 0.0
+            cells += [f"{row.mean:.1f} ({spread:.1f})", f"{row.learning_rate:g}"]
+        lines.append(cells)
+    titles = ["system", "unit"]
+    for epsilon in epsilons:
+        titles += [f"accuracy % at epsilon {epsilon:g}", "rate"]
+    return markdown(titles, lines)
+
+
+def draw(rows: Sequence[Row], path: str) -> None:
+    """Draws the accuracies of all systems, a line of dots for each."""
+    names = list(dict.fromkeys(row.system for row in rows))[::-1]
+    figure = Figure(figsize=(7, 0.32 * len(names) + 1), layout="constrained")
+    axes = figure.subplots()
+    for i, epsilon in enumerate(dict.fromkeys(row.epsilon for row in rows)):
+        own = [row for row in rows if row.epsilon == epsilon]
+        places = [names.index(row.system) for row in own]
+        for place, row in zip(places, own, strict=True):
+            axes.plot(row.accuracies, [place] * len(row.accuracies), f"C{i}.", alpha=0.4)
+        label = f"epsilon = {epsilon:g}"
+        axes.plot([row.mean for row in own], places, f"C{i}|", markersize=12, label=label)
+        for row in own:
+            if row.system == "DP-SGD":
+                axes.axvline(row.mean, color=f"C{i}", alpha=0.3, linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="test accuracy %")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Does what the command line asks for."""
+    with cli.refusing("survey", argv, RefusedError, datasets.DataError):
+        rows = compare(flags.FLAGS, Runs(flags.FLAGS.record))
+        print(table(rows))
+        if flags.FLAGS.plot:
+            draw(rows, flags.FLAGS.plot)
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    logging.set_verbosity(logging.WARNING)
+    cli.run(main)
