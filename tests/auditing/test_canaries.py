@@ -397,6 +397,16 @@ def test_augmented_copies_and_users():
         audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
 
 
+def test_steps_that_train_a_part_of_the_coordinates_are_an_error():
+    audit = small_audit()
+    batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=6)
+    top_k = tfdp.contrib.TopK(0.1)
+    optimizer = tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling, compression=top_k)
+    support.compiled(optimizer, audit.model)
+    with pytest.raises(ValueError, match="must be one that trains all coordinates"):
+        audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
+
+
 def test_a_loss_without_gradient_is_an_error():
     audit = small_audit()
     with pytest.raises(ValueError, match="gradient that can be clipped"):

@@ -1,5 +1,6 @@
 """Masks before the clip, the largest noisy coordinates, their memory, and what both cost."""
 
+import copy
 import math
 
 import numpy as np
@@ -443,6 +444,19 @@ def test_a_memory_that_is_not_rolled_back_is_caught(monkeypatch):
     assert not np.all(rejected() == 1.0)
 
 
+def test_a_copy_has_the_memory_and_a_life_of_its_own():
+    model, batches = small(FRONT_ENDS[0], TopK(0.2))
+    model.fit(batches, verbose=0)
+    optimizer, before = model.optimizer, memory_of(model)
+    model.compile(copy.deepcopy(optimizer), support.crossentropy())
+    np.testing.assert_array_equal(memory_of(model), before)
+    model.fit(small(FRONT_ENDS[0], None, first_step=4)[1], verbose=0)
+    assert not np.array_equal(memory_of(model), before)
+    assert len(model.optimizer.weights) == len(optimizer.weights)
+    model.compile(optimizer, support.crossentropy())
+    np.testing.assert_array_equal(memory_of(model), before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [TopK(0.2), RandomMask(0.5), RandomMask(0.5, "coordinate")])
 def test_replicas_take_the_step_of_one(kind):
@@ -461,6 +475,46 @@ def test_replicas_take_the_step_of_one(kind):
 
     alone = trained(tf.distribute.get_strategy())
     np.testing.assert_allclose(trained(support.mirrored(2)), alone, atol=2e-6)
+
+
+TOGETHER = [
+    (RandomMask(0.5), {"secure_noise": True}, {"padding": "full"}),
+    (RandomMask(0.5), {}, {"privacy_unit": np.arange(64) // 2, "examples_per_user": 2}),
+    (RandomMask(0.5), {"cls": tfdp.DPSignAdam, "clipping_rule": "adaptive_quantile"}, {}),
+    (RandomMask(0.5, "coordinate"), {"secure_noise": True}, {"padding": "full"}),
+    (TopK(0.2), {"secure_noise": True}, {"padding": "full"}),
+    (
+        TopK(0.2),
+        {"noise_correlation": tfdp.BandedNoise([2.0, 1.0]), "clipping_rule": "per_layer"},
+        {"cycle_length": 2},
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "arguments", "sampled"), TOGETHER)
+def test_what_goes_together(kind, arguments, sampled):
+    data = support.small_data(64)
+    batches = tfdp.data.poisson_batches(data, expected_batch_size=8, steps_per_epoch=1, **sampled)
+    cls = arguments.get("cls", tfdp.DPSGD)
+    rest = {name: value for name, value in arguments.items() if name != "cls"}
+    schedule = tfdp.schedules.PiecewiseConstantNoise([1], [2.0, 1.5])
+    noise = 1.5 if "noise_correlation" in rest or "secure_noise" in rest else schedule
+    model = support.compiled(
+        cls(0.5, noise, sampling=batches.sampling, learning_rate=0.1, compression=kind, **rest)
+    )
+    steps = []
+    for _ in range(3):
+        before = model.get_weights()
+        model.fit(batches, verbose=0)
+        steps.append([a - b for a, b in zip(model.get_weights(), before, strict=True)])
+    assert model.optimizer.released_steps()[1] == 0
+    assert np.all(np.isfinite([support.flat(step) for step in steps]))
+    moved = [[np.any(change != 0) for change in step] for step in steps]
+    if kind == RandomMask(0.5):  # A layer moves as a whole. (Adam moves others later, too.)
+        assert moved[0] in ([True, True, False, False], [False, False, True, True])
+    elif isinstance(kind, TopK):
+        assert all(np.count_nonzero(support.flat(step)) == 9 for step in steps)
 
 
 @with_both

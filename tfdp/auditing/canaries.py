@@ -243,6 +243,8 @@ class _Reading(tf.keras.callbacks.Callback):
             raise error("optimizer", "one whose unit of privacy is the example", optimizer)
         if optimizer.noise_correlation is not None:
             raise error("optimizer", "one whose steps have independent noise", optimizer)
+        if optimizer.compression is not None:
+            raise error("optimizer", "one that trains all coordinates in each step", optimizer)
         size = len(audit.data[0][1])
         if optimizer.dataset_size not in (None, size):
             raise error("data", f"`audit.data`, of {size} rows", optimizer.dataset_size)

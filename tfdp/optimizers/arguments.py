@@ -55,7 +55,7 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
         prove, or "vectorized", which is slower (`tfdp.clipping`).
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
-        or a `tfdp.clipping.ClippingRule` with arguments of its own.
+        "perturbed", or a `tfdp.clipping.ClippingRule` with arguments of its own.
       noise_correlation: A `tfdp.BandedNoise`, for batches of `tfdp.data.poisson_batches(...,
         cycle_length=c)` with c of at least its bands. None: steps have independent noise.
       compression: A `tfdp.contrib.RandomMask` or `tfdp.contrib.TopK`, with which each step trains a

@@ -86,13 +86,13 @@ class Compressor:
 
     def __init__(self, compression: Compression):
         self._compression = compression
-        self._memories: dict[Any, tf.Variable] = {}
+        self._memories: dict[str, tf.Variable] = {}
 
     def create(
         self, add_weight: Callable[..., tf.Variable], variables: Sequence[tf.Variable]
     ) -> list[tf.Variable]:
         """Creates the memory of variables that have none, with the optimizer's `add_weight`."""
-        new = [v for v in variables if v.ref() not in self._memories]
+        new = [v for v in variables if _key(v) not in self._memories]
         if not self._compression.has_memory or not new:
             return []
         with plain_variables():  # Written once, for all replicas.
@@ -106,7 +106,7 @@ class Compressor:
                 )
                 for i, v in enumerate(new)
             ]
-        self._memories.update({v.ref(): memory for v, memory in zip(new, created, strict=True)})
+        self._memories.update(zip(map(_key, new), created, strict=True))
         return created
 
     def masks(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> list[tf.Tensor] | None:
@@ -128,7 +128,7 @@ class Compressor:
         """
         places = [i for i, gradient in enumerate(gradients) if gradient is not None]
         present: list[Any] = [gradients[i] for i in places]
-        memories = [self._memories[variables[i].ref()] for i in places if self._memories]
+        memories = [self._memories[_key(variables[i])] for i in places if self._memories]
         if memories:
             present = [
                 tf.cast(g, memory.dtype) + memory.read_value()
@@ -160,3 +160,8 @@ class Compressor:
                     memory.assign(value)
 
         replicas.once(write, left, used)
+
+
+def _key(variable: tf.Variable) -> str:
+    """Returns what tells a variable from others, also in a copy of the optimizer, as slots do."""
+    return str(variable._unique_id)
