@@ -27,9 +27,10 @@ class RandomMask(Compression):
     same cost in the ledger. Masks need not be secret. (A choice by the magnitude of private
     gradients would be one more release, with a budget of its own; there is none here.)
 
-    Where gradients are longer than the clip, a step has more signal in the coordinates that it
-    trains: at most 1 / sqrt(fraction) times as much, when it has no more than `fraction` of the
-    steps. To first order the two cancel.
+    Where gradients are longer than the clip, a step has about 1 / sqrt(fraction) times the signal
+    in a coordinate that it trains, but a coordinate is trained in `fraction` of the steps. So the
+    ratio of signal to noise over all steps is about the same: masks are for what they save, not for
+    accuracy.
 
     Args:
       fraction: Share of the layers or coordinates that a step trains, in (0, 1].
@@ -111,8 +112,8 @@ class TopK(Compression):
     else, so both are post-processing. Sensitivity, noise and cost are those of the optimizer
     without it. (The choice by gradients without noise would need a budget of its own.)
 
-    It makes updates small to send, not accurate: noise has the same size in all coordinates, and
-    where it is larger than the gradient, the largest coordinates are the noisiest.
+    Updates become small to send. They do not become more accurate: noise has the same size in all
+    coordinates, and where it is larger than the gradient, the largest coordinates are the noisiest.
 
     Args:
       fraction: Share of the coordinates to keep, in (0, 1]; at least one coordinate is kept.

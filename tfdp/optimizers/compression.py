@@ -128,18 +128,17 @@ class Compressor:
         """
         places = [i for i, gradient in enumerate(gradients) if gradient is not None]
         present: list[Any] = [gradients[i] for i in places]
-        memories = [self._memories[_key(variables[i])] for i in places if self._memories]
-        if memories:
+        memories = []
+        if self._compression.has_memory:
+            memories = [self._memories[_key(variables[i])] for i in places]
             present = [
                 tf.cast(g, memory.dtype) + memory.read_value()
                 for g, memory in zip(present, memories, strict=True)
             ]
-        if not present:
-            kept = []
-        elif masks is None:
-            kept = self._compression.keep(present)
+        if masks is not None:
+            kept = [masks[i] for i in places]
         else:
-            kept = [tf.cast(masks[i], tf.bool) for i in places]
+            kept = self._compression.keep(present) if present else []
         compressed: list[tf.Tensor | None] = [None] * len(gradients)
         for i, gradient, keep in zip(places, present, kept, strict=True):
             compressed[i] = tf.where(keep, gradient, tf.zeros_like(gradient))
