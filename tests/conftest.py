@@ -22,11 +22,15 @@ import os
 import hypothesis
 import pytest
 
+from tests import without_keras_2
 from tests.entropy_support import RepeatableEntropy
-from tfdp._tf.dataset_options import as_it_is
-from tfdp.optimizers import lineage  # Before TensorFlow, for which it chooses Keras 2.
 
-import tensorflow as tf  # isort: skip
+without_keras_2.leave_out()
+
+from tfdp._tf.dataset_options import as_it_is  # noqa: E402
+from tfdp.optimizers import lineage  # noqa: E402  # Before TensorFlow, for which it chooses Keras 2.
+
+import tensorflow as tf  # noqa: E402  # isort: skip
 
 hypothesis.settings.register_profile("explore", derandomize=False)
 hypothesis.settings.register_profile("repeatable", derandomize=True)

@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import keras
 import pytest
 import setuptools
 
@@ -102,3 +103,101 @@ def test_the_version_is_in_one_place():
     assert "version" not in project and "version" in project["dynamic"]
     for name in ("CITATION.cff", "docs/package.md", "README.md"):
         assert tfdp.__version__ not in (ROOT / name).read_text(), name
+
+
+# TensorFlow Privacy cannot be imported, as on a Python that it does not support.
+WITHOUT_TENSORFLOW_PRIVACY = """
+import sys
+sys.modules["tensorflow_privacy"] = None
+import tfdp
+"""
+
+OF_KERAS_2 = [
+    *("DPSGD", "make_private", "SelectiveModel", "callbacks", "models.PrivateGAN"),
+    *("optimizers.DPAdam", "auditing.CanaryAudit", "auditing.check_sensitivity"),
+]
+
+
+def run_without_tensorflow_privacy(program):
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW_PRIVACY + program],
+        env={k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout.splitlines()
+
+
+def test_without_tensorflow_privacy_names_of_keras_2_say_what_to_do():
+    lines = run_without_tensorflow_privacy(f"""
+import operator, os
+import tfdp.optimizers
+for name in {OF_KERAS_2}:
+    try:
+        print(operator.attrgetter(name)(tfdp))
+    except ImportError as error:
+        print(type(error).__name__, error.name, error)
+try:
+    import tfdp.callbacks
+except ImportError as error:
+    print(error)
+print(tfdp.auditing.epsilon_lower_bound, tfdp.auditing.BlackBoxAudit)
+print(os.environ.get("TF_USE_LEGACY_KERAS"))
+""")
+    *errors, imported, others, chosen = lines
+    assert len(errors) == len(OF_KERAS_2)
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    for error in errors:
+        assert error.startswith("ModuleNotFoundError tensorflow_privacy This part of tfdp is for")
+        assert f"{version} without tensorflow_privacy" in error
+        assert "`tfdp.keras3.DPSGD`" in error
+        if sys.version_info < (3, 12):
+            assert "`pip install tf-keras tensorflow-privacy==0.9.0`" in error
+        else:
+            assert "Python 3.10 or 3.11" in error
+    assert "is for models of Keras 2" in imported
+    assert "function epsilon_lower_bound" in others and "BlackBoxAudit" in others
+    assert chosen == "None"  # `tf.keras` is left to TensorFlow.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not keras.__version__.startswith("3."), reason="Keras 3 is not installed")
+def test_without_tensorflow_privacy_keras_3_trains():
+    lines = run_without_tensorflow_privacy("""
+import keras
+import numpy as np
+import tensorflow as tf
+x = np.random.default_rng(0).normal(size=(300, 8)).astype("float32")
+y = (x[:, 0] > 0).astype("int32")
+audit = tfdp.auditing.BlackBoxAudit((x[:200], y[:200]), (x[200:], 1 - y[200:]), seed=0)
+model, batches, budget = tfdp.keras3.make_private(
+    keras.Sequential([keras.layers.Dense(16, "relu"), keras.layers.Dense(2)]),
+    audit.data,
+    epochs=2,
+    target_epsilon=2.0,
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+)
+model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+print(tfdp.privacy_statement(model, delta=budget.delta))
+result = audit.result(model, budget.delta)
+print("audited", result.epsilon, 0 < result.epsilon <= 2.0, result.passed)
+print(tfdp.keras3.priors.StandardNormal(2).distribution().sample(3).shape)
+print(tf.keras.layers.Dense.__module__)
+""")
+    *statement, audited, drawn, module = lines
+    assert any("epsilon = " in line for line in statement)
+    assert audited.startswith("audited") and audited.endswith("True True")
+    assert drawn == "(3, 2)"  # By TensorFlow Probability.
+    assert module.startswith("keras.src")
+
+
+def test_pythons_are_those_of_the_commands():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    minors = (ROOT / "run").read_text().split("minors=(")
+    run = sorted(minor for part in minors[1:] for minor in part.partition(")")[0].split())
+    listed = [text.rpartition(".")[2] for text in project["classifiers"] if "Python :: 3." in text]
+    assert run == listed == ["10", "11", "12", "13"]
+    assert project["requires-python"] == ">=3.10,<3.14"

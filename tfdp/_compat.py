@@ -7,14 +7,15 @@ Six facts are dealt with here:
    `from tensorflow.keras import ...` looks when TensorFlow is imported. So `import tfdp` chooses
    Keras 2 for `tf.keras`, unless the user chose by TF_USE_LEGACY_KERAS or has loaded Keras 3
    (through `tf.keras`, or by `import keras` before TensorFlow). `tfdp.keras3` takes this choice
-   back. The package `keras` is Keras 3 in any case.
+   back. The package `keras` is Keras 3 in any case. Python 3.12 and newer have no TensorFlow
+   Privacy: there `import tfdp` chooses nothing, and the names of Keras 2 raise an error.
 2. TensorFlow Privacy 0.9.0 imports `tf.estimator`, which TensorFlow 2.16 removed.
 3. Keras saves the state of its own new optimizers in `.keras` files and restores no slots from
    a SavedModel. A private optimizer must not forget what has been released, so its state goes
    into both.
 4. AutoGraph rewrites whatever a tf.function calls, except what it knows to need no rewriting.
-5. TensorFlow Probability 0.22, which TensorFlow Privacy asks for, needs Keras 2 as `tf.keras` when
-   it is imported: for layers of its own, which tfdp does not use.
+5. TensorFlow Probability needs Keras 2 when it is imported, 0.22, which TensorFlow Privacy asks
+   for, as `tf.keras`, 0.25 as `tf_keras`: for layers of its own, which tfdp does not use.
 6. TensorFlow writes lines about the machine to standard error when it is imported, from C++, and
    before its log level is read.
 """
@@ -30,7 +31,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
+_KERAS_2 = ("tf_keras", "tensorflow_privacy")  # The packages that its front end needs.
 _chosen = False  # Whether tfdp, and not the user, has set the variable.
+_FIRST_WITHOUT_KERAS_2 = (3, 12)  # The first Python that TensorFlow Privacy does not support.
 _ESTIMATOR_MODULES = (
     "tensorflow_privacy.privacy.estimators.dnn",
     "tensorflow_privacy.privacy.estimators.v1.dnn",
@@ -73,7 +76,7 @@ def import_tensorflow() -> None:
     asked_for = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
     quiet = "tensorflow" not in sys.modules and not asked_for
     with quiet_stderr() if quiet else contextlib.nullcontext():
-        if _VARIABLE not in os.environ and _has("tf_keras") and not _keras_3_is_loaded():
+        if _VARIABLE not in os.environ and not missing_for_keras_2() and not _keras_3_is_loaded():
             _choose_keras_2(True)
         importlib.import_module("tensorflow")
 
@@ -82,9 +85,12 @@ def use_keras_2() -> None:
     """Makes `tf.keras` Keras 2, if no one has loaded Keras 3 through it yet.
 
     Raises:
-      ImportError: `tf.keras` is Keras 3 already, or `tf-keras` is missing.
+      ImportError: A package is missing, or `tf.keras` is Keras 3 already.
     """
     import tensorflow as tf
+
+    if missing := missing_for_keras_2():
+        raise _no_keras_2(missing)
 
     before = os.environ.get(_VARIABLE)
     _choose_keras_2(True)
@@ -101,9 +107,28 @@ def use_keras_2() -> None:
             "This part of tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before. For "
             "models of Keras 3 use `tfdp.keras3`. For Keras 2, import tfdp before anything "
             "touches `keras` or `tf.keras`, or set the environment variable "
-            f"{_VARIABLE}=1 before TensorFlow is imported (`pip install tf-keras` if it is "
-            "missing)."
+            f"{_VARIABLE}=1 before TensorFlow is imported."
         )
+
+
+def missing_for_keras_2() -> list[str]:
+    """Returns the packages that are missing for models of Keras 2."""
+    return [name for name in _KERAS_2 if not _has(name)]
+
+
+def _no_keras_2(missing: list[str]) -> ImportError:
+    version = sys.version_info[:2]
+    if version < _FIRST_WITHOUT_KERAS_2:
+        remedy = "`pip install tf-keras tensorflow-privacy==0.9.0`."
+    else:
+        remedy = "Python 3.10 or 3.11, as TensorFlow Privacy supports no newer one."
+    return ModuleNotFoundError(
+        "This part of tfdp is for models of Keras 2, and needs TensorFlow Privacy and tf-keras. "
+        f"Received: Python {version[0]}.{version[1]} without {' and '.join(missing)}. For models "
+        "of Keras 3 (`import keras`), use the name in `tfdp.keras3`, such as `tfdp.keras3.DPSGD` "
+        f"for `tfdp.DPSGD`. For models of Keras 2: {remedy}",
+        name=missing[0],
+    )
 
 
 def use_keras_3() -> None:
@@ -136,9 +161,14 @@ def use_keras_3() -> None:
 
 def import_tensorflow_probability() -> None:
     """Imports TensorFlow Probability, whatever `tf.keras` is, and leaves `tf.keras` as it was."""
+    origin = str(importlib.util.find_spec("tensorflow_probability").origin)  # type: ignore[union-attr]
+    folder = os.path.join(os.path.dirname(origin), "python", "internal")
     seen_by_it: Any = importlib.import_module("tensorflow.compat.v2")
     before = vars(seen_by_it)["keras"]  # Not loaded yet, perhaps.
-    seen_by_it.keras = importlib.import_module("tf_keras.api._v2.keras")
+    if os.path.exists(os.path.join(folder, "tf_keras.py")):  # Takes `tf_keras` beside Keras 3.
+        seen_by_it.keras = types.SimpleNamespace(version=lambda: "3.0")
+    else:
+        seen_by_it.keras = importlib.import_module("tf_keras.api._v2.keras")
     try:
         importlib.import_module("tensorflow_probability.python.distributions")
     finally:

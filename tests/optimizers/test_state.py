@@ -1,6 +1,5 @@
 """Configs, saved models, checkpoints, and the ledger in them."""
 
-import importlib
 import os
 
 import numpy as np
@@ -13,7 +12,7 @@ from tests.support import OPTIMIZERS, compiled, small_data
 
 X, Y = small_data(64)
 # After tfdp, which makes it importable.
-tf_privacy = importlib.import_module(
+tf_privacy = pytest.importorskip(
     "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
 )
 BASES = {

@@ -1,5 +1,8 @@
 """Attacks on trained models and on training itself, and what they prove."""
 
+from typing import TYPE_CHECKING
+
+from tfdp import _lazy
 from tfdp.auditing.audit_result import AuditError, AuditResult, Check
 from tfdp.auditing.black_box import (
     BlackBoxAudit,
@@ -7,14 +10,7 @@ from tfdp.auditing.black_box import (
     loss_scores,
     mislabelled,
 )
-from tfdp.auditing.canaries import CanaryAudit
 from tfdp.auditing.likelihood_ratios import AttackResult, lira
-from tfdp.auditing.sensitivity import (
-    Movement,
-    SensitivityCheck,
-    SensitivityError,
-    check_sensitivity,
-)
 from tfdp.auditing.statistics import (
     advantage,
     auc,
@@ -23,6 +19,15 @@ from tfdp.auditing.statistics import (
     roc_curve,
     tpr_at_fpr,
 )
+
+if TYPE_CHECKING:
+    from tfdp.auditing.canaries import CanaryAudit
+    from tfdp.auditing.sensitivity import (
+        Movement,
+        SensitivityCheck,
+        SensitivityError,
+        check_sensitivity,
+    )
 
 __all__ = [
     "AttackResult",
@@ -46,3 +51,15 @@ __all__ = [
     "roc_curve",
     "tpr_at_fpr",
 ]
+
+# These need Keras 2.
+__getattr__, __dir__ = _lazy.attributes(
+    __name__,
+    {
+        "CanaryAudit": "tfdp.auditing.canaries",
+        **dict.fromkeys(
+            ["Movement", "SensitivityCheck", "SensitivityError", "check_sensitivity"],
+            "tfdp.auditing.sensitivity",
+        ),
+    },
+)

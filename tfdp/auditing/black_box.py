@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdp._validation import between_zero_and_one, error, is_integer, positive_integer
 from tfdp.auditing import statistics
 from tfdp.auditing.audit_result import AuditResult, bound_check
-from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.private_step import PrivateStep
 
 # Scores of one training are not independent: nothing else holds for them.
 _METHODS = ("one_run", "one_run_f_dp")
@@ -111,7 +111,7 @@ class BlackBoxAudit:
             for method in _METHODS
         }
         optimizer: Any = getattr(model, "optimizer", None)
-        private = isinstance(optimizer, PrivateOptimizerMixin) and optimizer.sampling is not None
+        private = isinstance(optimizer, PrivateStep) and optimizer.sampling is not None
         epsilon = optimizer.ledger.epsilon(delta).epsilon if private else None
         steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
         checks = () if epsilon is None else (bound_check(bounds, epsilon),)
@@ -166,13 +166,13 @@ def loss_scores(model: Any, x: Any, y: Any) -> np.ndarray:
       ValueError: The model was compiled without a loss, or with several.
     """
     loss = getattr(model, "loss", None)
-    if not (isinstance(loss, (str, tf.keras.losses.Loss)) or callable(loss)):
+    if not (isinstance(loss, str) or callable(loss)):
         raise ValueError(
             "Argument `score` must be given for a model without one compiled loss: a function "
             f"`(model, x, y)` that returns a score for each example. Received: loss={loss!r}."
         )
-    loss = tf.keras.losses.get(loss)
-    function = loss.call if isinstance(loss, tf.keras.losses.Loss) else loss
+    loss = tf.keras.losses.get(loss) if isinstance(loss, str) else loss
+    function = getattr(loss, "call", loss)  # Of a class of Keras, 2 or 3: before the mean.
     outputs = model.predict(x, verbose=0)
     losses = np.asarray(function(tf.convert_to_tensor(y), tf.convert_to_tensor(outputs)))
     return -losses.reshape(len(losses), -1).mean(axis=1)

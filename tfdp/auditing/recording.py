@@ -1,14 +1,16 @@
 """Recording of a training by an audit: noisy sums, and the coordinates that they moved."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from scipy import stats
 
 from tfdp._tf.plain_variables import plain_variables
-from tfdp.optimizers.base import PrivateOptimizerMixin
+
+if TYPE_CHECKING:
+    from tfdp.optimizers.base import PrivateOptimizerMixin
 
 # Steps whose noise is compared with that of all others, at most.
 _COMPARED = 2000
@@ -116,7 +118,7 @@ def learning_rate(optimizer: Any) -> float | None:
     return float(rate) if isinstance(rate, float) else None
 
 
-def deviation_of_updates(recording: Recording, optimizer: PrivateOptimizerMixin) -> float:
+def deviation_of_updates(recording: Recording, optimizer: "PrivateOptimizerMixin") -> float:
     """Measures how far the updates are from those that follow from the noisy sums alone.
 
     The base optimizer is fed with the noisy sums, divided by the expected batch size, anew. What
@@ -129,6 +131,8 @@ def deviation_of_updates(recording: Recording, optimizer: PrivateOptimizerMixin)
     Returns:
       The root mean square of the differences, over that of the updates.
     """
+    from tfdp.optimizers.base import PrivateOptimizerMixin  # Which needs Keras 2.
+
     replay: Any = type(optimizer).from_config(optimizer.get_config())
     replay._was_dp_gradients_called = True  # TF-Privacy asks for it.
     divisor = optimizer.clipping.num_microbatches or optimizer.expected_batch_size
