@@ -19,7 +19,7 @@ _IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 _PASSED_ON = ("tfdp._lazy", "tfdp._compat", __name__)
 _KERAS_2 = ("tfdp.optimizers", "tfdp.models")  # Packages; lazy in them is what needs Keras 2.
 
-_OF_BOTH = ("divergences", "likelihoods", "priors")  # The same classes in both front ends.
+_OF_BOTH = ("TooManyAttemptsError", "divergences", "likelihoods", "priors")  # And in keras3.
 
 
 def leave_out():
@@ -41,11 +41,11 @@ def leave_out():
     compat._no_keras_2 = skip_or_error
     _StandIn.use = staticmethod(lambda: skip_or_error(missing))
     root = importlib.import_module("tfdp")
-    compat.import_tensorflow_probability()
+    keras_3 = importlib.import_module("tfdp.keras3")
     for package in map(importlib.import_module, _KERAS_2):
         for name in package.__all__:
             if name in _OF_BOTH:
-                setattr(package, name, importlib.import_module(f"tfdp._term_wise.{name}"))
+                setattr(package, name, getattr(keras_3, name))
                 continue
             stand_in = _StandIn(name, (), {})
             setattr(package, name, stand_in)

@@ -166,7 +166,7 @@ def unweighted(descent):
 
 
 def p_value(noise, sigma):
-    return scipy.stats.kstest(noise, "norm", args=(0, sigma)).pvalue
+    return scipy.stats.kstest(noise, scipy.stats.norm(0, sigma).cdf).pvalue
 
 
 @pytest.mark.quick_cases(1)

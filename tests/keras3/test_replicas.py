@@ -76,7 +76,7 @@ def noise_of_one_step(optimizer):
 
 
 def p_value(sample, stddev):
-    return scipy.stats.kstest(sample, "norm", args=(0, stddev)).pvalue
+    return scipy.stats.kstest(sample, scipy.stats.norm(0, stddev).cdf).pvalue
 
 
 @pytest.mark.slow

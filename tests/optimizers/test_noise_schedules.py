@@ -70,7 +70,7 @@ def trained(optimizer, data, model=None, epochs=1, steps=None, **kwargs):
 def has_stddev(sample, stddev):
     """Returns whether a sample is normal, of this standard deviation: of 8003 numbers, to 5%."""
     squares = scipy.stats.chi2(len(sample)).cdf(np.sum((sample / stddev) ** 2))
-    normal = scipy.stats.kstest(sample, "norm", args=(0, stddev)).pvalue
+    normal = scipy.stats.kstest(sample, scipy.stats.norm(0, stddev).cdf).pvalue
     return 1e-6 < squares < 1 - 1e-6 and normal > 1e-6
 
 
