@@ -69,6 +69,9 @@ class _StandIn(type):
     def __instancecheck__(cls, instance):
         raise _StandIn.use()
 
+    def __subclasscheck__(cls, subclass):
+        raise _StandIn.use()
+
 
 def _callers(frame):
     while frame is not None:

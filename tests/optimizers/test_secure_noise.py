@@ -335,7 +335,7 @@ def test_acceptance_stays_within_its_bounds_to_the_last_bit(beta, noise, clip, m
     step = 2.0 ** math.floor(math.log2(clip)) / 2**22
     most = math.floor(clip / step) - 1
     for difference in (-clip, -clip / 3, 0.0, clip):
-        steps = np.clip(np.round(np.float32(difference) / step), -most, most)
+        steps = np.clip(np.round(float(np.float32(difference)) / step), -most, most)
         least_rejected = math.ceil(beta * clip / step) - steps
         for noise_drawn[0] in (least_rejected - 1, least_rejected):
             accepts = test._is_below_threshold(tf.constant(difference, tf.float32), KEY)
