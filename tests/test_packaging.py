@@ -11,8 +11,11 @@ from pathlib import Path
 import keras
 import pytest
 import setuptools
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import tfdp
+from tfdp import _compat
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -194,10 +197,16 @@ print(tf.keras.layers.Dense.__module__)
     assert module.startswith("keras.src")
 
 
-def test_pythons_are_those_of_the_commands():
+def test_each_python_gets_one_version_of_each_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    minors = (ROOT / "run").read_text().split("minors=(")
-    run = sorted(minor for part in minors[1:] for minor in part.partition(")")[0].split())
-    listed = [text.rpartition(".")[2] for text in project["classifiers"] if "Python :: 3." in text]
-    assert run == listed == ["10", "11", "12", "13"]
-    assert project["requires-python"] == ">=3.10,<3.14"
+    minors = [int(text[-2:]) for text in project["classifiers"] if "Python :: 3." in text]
+    allowed = SpecifierSet(project["requires-python"])
+    assert minors == [minor for minor in range(20) if f"3.{minor}" in allowed]
+    requirements = [Requirement(text) for text in project["dependencies"]]
+    for minor in minors:
+        python = {"python_version": f"3.{minor}"}
+        names = [r.name for r in requirements if r.marker is None or r.marker.evaluate(python)]
+        assert len(set(names)) == len(names)
+        has_keras_2 = (3, minor) < _compat._FIRST_WITHOUT_KERAS_2
+        assert ("tensorflow-privacy" in names) == has_keras_2
+        assert set(names) | {"tensorflow-privacy"} == {r.name for r in requirements}

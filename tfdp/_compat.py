@@ -161,8 +161,8 @@ def use_keras_3() -> None:
 
 def import_tensorflow_probability() -> None:
     """Imports TensorFlow Probability, whatever `tf.keras` is, and leaves `tf.keras` as it was."""
-    origin = str(importlib.util.find_spec("tensorflow_probability").origin)  # type: ignore[union-attr]
-    folder = os.path.join(os.path.dirname(origin), "python", "internal")
+    spec = importlib.util.find_spec("tensorflow_probability")
+    folder = os.path.join(os.path.dirname(str(spec and spec.origin)), "python", "internal")
     seen_by_it: Any = importlib.import_module("tensorflow.compat.v2")
     before = vars(seen_by_it)["keras"]  # Not loaded yet, perhaps.
     if os.path.exists(os.path.join(folder, "tf_keras.py")):  # Takes `tf_keras` beside Keras 3.
