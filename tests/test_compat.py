@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import tfdp
+from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
 
 
@@ -63,6 +64,7 @@ ORDERS = {
 }
 
 
+@needs_keras_2
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ORDERS)
 def test_which_keras_an_order_of_imports_chooses(name):
@@ -129,6 +131,7 @@ def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
             package.unknown  # noqa: B018
 
 
+@needs_keras_2
 @pytest.mark.slow
 def test_all_of_tensorflow_privacy_can_be_imported_too():
     result = run(

@@ -21,10 +21,17 @@ _KERAS_2 = ("tfdp.optimizers", "tfdp.models")  # Packages; lazy in them is what 
 
 _OF_BOTH = ("TooManyAttemptsError", "divergences", "likelihoods", "priors")  # And in keras3.
 
+_IS_MISSING = importlib.util.find_spec("tensorflow_privacy") is None
+
+# For tests that use Keras 2 in a process of their own.
+needs_keras_2 = pytest.mark.skipif(
+    _IS_MISSING, reason="needs Keras 2, and tensorflow_privacy is missing"
+)
+
 
 def leave_out():
     """Puts the stand-ins in place, if TensorFlow Privacy is missing; call it before TensorFlow."""
-    if importlib.util.find_spec("tensorflow_privacy"):
+    if not _IS_MISSING:
         return
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # As `import tfdp` does elsewhere.
     compat = importlib.import_module("tfdp._compat")
@@ -47,7 +54,7 @@ def leave_out():
             if name in _OF_BOTH:
                 setattr(package, name, getattr(keras_3, name))
                 continue
-            stand_in = _StandIn(name, (), {})
+            stand_in = _StandIn(name, (), {"__doc__": "Stands in for a class of Keras 2."})
             setattr(package, name, stand_in)
             if name in root.__all__:
                 setattr(root, name, stand_in)
