@@ -1,5 +1,8 @@
 """Private steps of Keras 3: the right sum and noise, by `fit` and by custom training steps."""
 
+import inspect
+import re
+
 import dp_accounting
 import keras
 import numpy as np
@@ -322,3 +325,9 @@ def test_each_keras_names_the_other():
         support.compiled(private())
     with pytest.raises(ValueError, match="models of Keras 2"):
         compiled(tfdp.DPSGD(1.0, 1.0, 32))
+
+
+def test_arguments_are_aligned_in_the_docstring():
+    """Python 3.13 takes the indentation from docstrings, and not from what is put into them."""
+    documented = re.findall(r"^  (\w+): ", inspect.getdoc(tfdp.keras3.DPOptimizer), re.MULTILINE)
+    assert {"inner_optimizer", "l2_norm_clip", "noise_multiplier", "sampling"} <= {*documented}

@@ -234,7 +234,7 @@ def steps_that_failed():
     return optimizer.released_steps()
 
 
-def counts_afterwards(self, clipped):
+def counts_afterwards(self, clipped, _):
     """Mutant of `_count_before`: what the step evaluates comes first."""
     use, lock = self._use_of(clipped)
     with tf.control_dependencies(clipped.gradients):

@@ -457,4 +457,9 @@ def _check_updated(variables: Iterable[Any]) -> None:
             )
 
 
-DPOptimizer.__doc__ = str(DPOptimizer.__doc__).replace("{{private_arguments}}", PRIVATE_ARGUMENTS)
+# Python 3.13 takes the indentation from docstrings.
+_DOC, _PLACE = str(DPOptimizer.__doc__), "{{private_arguments}}"
+_INDENTATION = _DOC[: _DOC.index(_PLACE)].rpartition("\n")[2]
+DPOptimizer.__doc__ = _DOC.replace(
+    _PLACE, PRIVATE_ARGUMENTS.replace("\n      ", f"\n{_INDENTATION}")
+)

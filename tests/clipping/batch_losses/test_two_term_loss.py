@@ -1,3 +1,4 @@
+import inspect
 import re
 
 import numpy as np
@@ -341,5 +342,5 @@ def test_the_mask_must_be_boolean():
 
 def test_the_example_of_the_docstring_is_complete():
     fields = [f.name for f in TwoTermLoss.__dataclass_fields__.values()]
-    documented = re.findall(r"^      (\w+): ", TwoTermLoss.__doc__, re.MULTILINE)
+    documented = re.findall(r"^  (\w+): ", inspect.getdoc(TwoTermLoss), re.MULTILINE)
     assert fields == documented
