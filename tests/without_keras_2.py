@@ -87,7 +87,7 @@ def _callers(frame):
 
 
 def _is_of_a_test(frames):
-    """Whether the first to need Keras 2 is no function of tfdp: an import passes a need on."""
+    """Returns whether a test needs Keras 2, and not a function of tfdp; imports pass a need on."""
     for name, _, function in frames:
         package = name.split(".")[0]
         is_imported = package == "tfdp" and function == "<module>"

@@ -36,7 +36,7 @@ _ONE = 2.0**-32  # The place value of the first word of a number in [0, 1).
 # Blocks that are computed at once: at least, at most, and where their number is not known before.
 _FEWEST, _MOST, _PART = 2**6, 9 * 2**10, 2**8
 # Blocks from which on one loop pays for normal numbers: it takes longer to compile. (It does not
-# for words alone, and each iteration over batches would prepare its operations anew: 0.3 s.)
+# for words alone, and each iteration over batches would prepare its many operations anew.)
 _MANY = 2**9
 # Blocks that each size has in addition: rows a power of two apart would share few cache lines.
 _ODD = 2**5

@@ -9,8 +9,8 @@ collector.
 
 Datasets are rewritten all the same (`apply_default_optimizations`), although each iterator then
 begins with a made-up value for every tensor that their functions use (Grappler's
-`InitializeTensor`), of its size: 0.6 s, and 2 GB for a moment, for 2 GB of data. TensorFlow 2.21
-crashes when an iterator that a strategy made over a dataset that is not rewritten is dropped.
+`InitializeTensor`), of its size. Without it, TensorFlow 2.21 crashes when an iterator that a
+strategy made over the dataset is dropped.
 """
 
 import tensorflow as tf
