@@ -119,7 +119,7 @@ def test_another_update_is_caught(monkeypatch, mutate):
 
 
 def pulled(step, row):
-    """Returns how far an example moves the sum of a term that it reverses, in units of its weight."""
+    """Returns how far an example moves a term that it reverses, in units of the term's weight."""
     x, mask = np.full([ROWS, 3], 0.5, "float32"), np.ones(ROWS, bool)
     x[row] = -1000.0
     absent = mask.copy()

@@ -9,7 +9,7 @@ collector.
 
 Datasets are rewritten all the same (`apply_default_optimizations`), although each iterator then
 begins with a made-up value for every tensor that their functions use (Grappler's
-`InitializeTensor`), of its size. Without it, TensorFlow 2.21 crashes when an iterator that a
+`InitializeTensor`), of its size. Without rewriting, TensorFlow 2.21 crashes when an iterator that a
 strategy made over the dataset is dropped.
 """
 
