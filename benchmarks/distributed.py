@@ -37,6 +37,7 @@ import tfdp
 from benchmarks import networks
 from benchmarks.keras_steps import make_loss, make_optimizer
 from benchmarks.problems import PROBLEMS
+from benchmarks.together import timed_fit
 from experiments import workers
 from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import PoissonSampling
@@ -76,9 +77,10 @@ def work(
         model.compile(optimizer, make_loss("keras"))
 
     def turn(steps: int) -> float:
-        begin = time.perf_counter()
-        model.fit(batches, steps_per_epoch=steps, verbose=0)
-        return (time.perf_counter() - begin) / steps
+        options = {"steps_per_epoch": steps, "verbose": 0}
+        return timed_fit(
+            lambda clock: model.fit(batches, callbacks=[clock], **options), tf.keras
+        ).wall
 
     turn(2)
     # All workers must take as many steps as the others: so many for what a worker has to do.

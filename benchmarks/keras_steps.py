@@ -17,6 +17,7 @@ from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
 from benchmarks.settings import StepSettings, Unsupported
 from experiments.front_ends import front_end
+from tfdp._tf.autotuning import without_autotuning
 from tfdp.accounting import PoissonSampling
 from tfdp.data.batches import PoissonBatches
 
@@ -146,7 +147,7 @@ def fixed_batches(problem: Problem, settings: StepSettings) -> tf.data.Dataset:
     data = tf.data.Dataset.from_tensor_slices(rows).batch(settings.batch).cache()
     for _ in data:  # fills the cache
         pass
-    return data.repeat()
+    return without_autotuning(data.repeat())
 
 
 def _poisson_batches(problem: Problem, settings: StepSettings, secure: bool) -> PoissonBatches:

@@ -5,7 +5,7 @@
 
 The programs are those of `benchmarks.programs`, which `tests/ports` trains, with Adam. Each has a
 process of its own, in which plain `fit` at batch size B and private `fit` on Poisson batches of
-expected size B take turns; sampling, gathering and the start of each `fit` are part of the time.
+expected size B take turns; sampling and gathering are part of the time.
 CPU time is that of all threads; on a machine that others use, it is the steadier measure.
 """
 
@@ -24,7 +24,7 @@ import tfdp
 from benchmarks.fine_tuning import machine
 from benchmarks.keras_steps import make_optimizer
 from benchmarks.programs import PROGRAMS
-from benchmarks.user import PLAIN, PRIVATE, milliseconds, ratio, take_turns
+from benchmarks.user import PLAIN, PRIVATE, fits, milliseconds, ratio, take_turns
 
 STEPS_PER_EPOCH = 64
 HEADER = (
@@ -52,16 +52,7 @@ def row(name: str, repeats: int, turn_seconds: float) -> str:
     optimizer = make_optimizer("tfdp_adam", batch, batches.sampling)
     private, loss, _ = program.build(batch, **program.sizes)
     private.compile(optimizer, loss)
-    repeated = batches.repeat()
-
-    def fit(steps: int) -> None:
-        some = tf.nest.map_structure(lambda array: array[: steps * batch], (x, y))
-        plain.fit(*some, batch_size=batch, verbose=0)
-
-    trainings = {
-        PLAIN: fit,
-        PRIVATE: lambda steps: private.fit(repeated, steps_per_epoch=steps, verbose=0),
-    }
+    trainings = fits(plain, private, (x, y), batches.repeat(), batch, tf.keras)
     result = take_turns(trainings, repeats, turn_seconds, STEPS_PER_EPOCH)
     cells = [
         name,

@@ -30,6 +30,35 @@ def timed(run: Callable[[int], Any], steps: int) -> Turn:
     return Turn((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
 
 
+def timed_fit(fit: Callable[[Any], Any], keras: Any) -> Turn:
+    """Returns the time of each step of `fit` but the first, without its start and its end.
+
+    The end of `fit` drops an iterator. If `tf.data` tuned that, this can take as long again as the
+    whole (`tfdp._tf.autotuning`), whatever a step costs.
+
+    Args:
+      fit: Function that is given a callback, and calls `fit` with it, for at least two steps.
+      keras: The package of the model, `tf.keras` or `keras`.
+    """
+
+    class Clock(keras.callbacks.Callback):
+        _supports_tf_logs = True  # So that Keras 2 converts nothing after each step.
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[tuple[float, float]] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            del batch, logs
+            self.ends.append((time.perf_counter(), time.process_time()))
+
+    clock = Clock()
+    fit(clock)
+    (wall, cpu), (last_wall, last_cpu) = clock.ends[0], clock.ends[-1]
+    steps = len(clock.ends) - 1
+    return Turn((last_wall - wall) / steps, (last_cpu - cpu) / steps)
+
+
 def take_turns(
     names: Sequence[str],
     problem_name: str,

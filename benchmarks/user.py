@@ -1,29 +1,30 @@
 """Times `fit` as users call it: on Poisson batches of expected size B, beside plain `fit` at B.
 
-What changes between the two is the optimizer and the batches; sampling, gathering and the start of
-an epoch are part of the time. All trainings take turns in one process: processes that train the
-same network alone differ by up to a factor of two on some machines.
+What changes between the two is the optimizer and the batches; sampling and gathering are part of
+the time, the start and the end of `fit` are not. All trainings take turns in one process: processes
+that train the same network alone differ by up to a factor of two on some machines.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 import tfdp
 from benchmarks import networks
 from benchmarks.keras_steps import KerasSteps, make_optimizer
 from benchmarks.problems import Problem
 from benchmarks.settings import StepSettings
-from benchmarks.together import Turn, timed
+from benchmarks.together import Turn, timed, timed_fit
 from experiments.front_ends import front_end
 
-# Steps of two calls of `fit`, whose difference tells how long a step takes, and the least it can.
-_FEW, _MORE, _SHORTEST = 2, 8, 1e-4
+_FEW, _SHORTEST = 8, 1e-4  # Steps that tell how long one takes, and the least it can.
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
 
 
 Result = dict[str, list[Turn]]
-Trainings = dict[str, Callable[[int], Any]]
+Trainings = dict[str, Callable[[int], Turn]]
 
 
 def measure(
@@ -59,7 +60,7 @@ def take_turns(
     """Times trainings, which take turns.
 
     Args:
-      trainings: Functions by name that take so many steps in one call of `fit`.
+      trainings: Functions by name that time so many steps, at least two.
       repeats: Turns of each.
       turn_seconds: About how long a turn of the slowest takes, the start of `fit` apart.
       steps_per_epoch: The most steps of a turn.
@@ -67,18 +68,15 @@ def take_turns(
     Returns:
       The turns of each training.
     """
-    slowest = 0.0
+    few = min(_FEW, steps_per_epoch)
     for train in trainings.values():
-        train(1)  # The first traces.
-        train(2)  # Shapes are new in the first steps.
-        few, more = (steps * timed(train, steps).wall for steps in (_FEW, _FEW + _MORE))
-        slowest = max(slowest, (more - few) / _MORE)  # Without the start of `fit`.
-    # As many for all: the start of `fit` is part of the time.
+        train(few)  # The first traces, and shapes are new in the next ones.
+    slowest = max(train(few).wall for train in trainings.values())
     steps = max(2, min(steps_per_epoch, round(turn_seconds / max(slowest, _SHORTEST))))
     result: Result = {name: [] for name in trainings}
     for _ in range(repeats):
         for name, train in trainings.items():
-            result[name].append(timed(train, steps))
+            result[name].append(train(steps))
     return result
 
 
@@ -93,12 +91,33 @@ def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool, keras
     repeated = batches.repeat()
     fixed = KerasSteps(PRIVATE, problem, StepSettings(batch, jit_compile=jit, keras=keras))
     return {
-        PLAIN: lambda steps: plain.fit(
-            x[: steps * batch], y[: steps * batch], batch_size=batch, verbose=0
-        ),
-        PRIVATE: lambda steps: private.fit(repeated, steps_per_epoch=steps, verbose=0),
-        SAME_ROWS: fixed.run,
+        **fits(plain, private, (x, y), repeated, batch, front_end(keras).keras),
+        SAME_ROWS: lambda steps: timed(fixed.run, steps),
     }
+
+
+def fits(plain: Any, private: Any, data: Any, batches: Any, batch: int, keras: Any) -> Trainings:
+    """Returns `fit` of two compiled models, timed.
+
+    Args:
+      plain: Is trained on rows of `data`, in batches of fixed size.
+      private: Is trained on `batches`.
+      data: Arrays `(x, y)`.
+      batches: Poisson batches, repeated.
+      batch: Rows of a batch of `data`.
+      keras: The package of the models.
+    """
+
+    def fit(steps: int) -> Turn:
+        some = tf.nest.map_structure(lambda array: array[: steps * batch], data)
+        options = {"batch_size": batch, "verbose": 0}
+        return timed_fit(lambda clock: plain.fit(*some, callbacks=[clock], **options), keras)
+
+    def fit_privately(steps: int) -> Turn:
+        options = {"steps_per_epoch": steps, "verbose": 0}
+        return timed_fit(lambda clock: private.fit(batches, callbacks=[clock], **options), keras)
+
+    return {PLAIN: fit, PRIVATE: fit_privately}
 
 
 def _compiled(problem: Problem, optimizer: Any, jit: bool, keras: int) -> Any:

@@ -1,14 +1,18 @@
 """Properties of the device and of the compiler that decide how to compute."""
 
+import contextlib
 import os
+from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 # What is in memory for norms at the same time: on a CPU, what its caches hold.
 _CPU_BYTES, _GPU_BYTES = 16 * 2**20, 1024 * 2**20
-# What layers' outputs and their gradients may take.
-_CPU_BUDGET, _GPU_BUDGET = 2 * 2**30, 8 * 2**30
+# What layers' outputs and their gradients may take: on a CPU a part of its memory, but not less.
+_CPU_BUDGET, _CPU_PART, _GPU_BUDGET = 2 * 2**30, 4, 8 * 2**30
+# Where Linux tells the limit of a container (cgroups of version 2 and 1).
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def replicas() -> int:
@@ -34,7 +38,20 @@ def working_set_bytes() -> int:
 
 def memory_budget() -> int:
     """Returns how many bytes one backward pass may take by default."""
-    return _GPU_BUDGET if tf.config.list_logical_devices("GPU") else _CPU_BUDGET
+    if tf.config.list_logical_devices("GPU"):
+        return _GPU_BUDGET
+    return max(_CPU_BUDGET, _memory() // _CPU_PART)
+
+
+def _memory() -> int:
+    """Returns the bytes of memory that this machine, or this container, has; 0 if unknown."""
+    sizes = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Not on Windows.
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit.
+            sizes.append(int(Path(path).read_text()))
+    return min(sizes, default=0)
 
 
 def product_rounding() -> float:

@@ -49,7 +49,8 @@ class OnePassEngine(ClippingEngine):
       rows_per_pass: Rows of one backward pass. Larger batches are divided into parts of this size,
         and the model is evaluated again for each part. None: as many as `memory_budget` allows.
       memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
-        batch of `usual_rows`; by default 2 GiB on a CPU and 8 GiB on a GPU.
+        batch of `usual_rows`; by default a quarter of the machine's (or container's) memory on a
+        CPU, at least 2 GiB, and 8 GiB on a GPU.
     """
 
     def __init__(
