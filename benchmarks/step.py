@@ -122,6 +122,8 @@ def _as_users(options: argparse.Namespace) -> str:
     from benchmarks.keras_steps import versions
 
     size = options.dataset_size or 60_000
+    if size < 2 * max(options.batch):
+        raise SystemExit(f"--dataset_size must be two batches at least. Received: {size}")
     results = {}
     for batch in options.batch:
         arguments = (batch, options.repeats, options.turn_seconds, size, options.jit_compile)
@@ -131,7 +133,7 @@ def _as_users(options: argparse.Namespace) -> str:
         f"Network `{options.model}`, {problem(options.model).parameters:,} parameters\n\n"
         f"{user.table(results)}\n\n{ran_with}; {os.cpu_count()} processors\n- Random rows, "
         f"{size:,} examples; {options.repeats} turns of about {options.turn_seconds:g} s, each one "
-        "`fit`; medians of ratios turn by turn, and quartiles."
+        "`fit`, without its start and end; medians of ratios turn by turn, and quartiles."
     )
 
 

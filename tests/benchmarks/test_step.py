@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import time
 import venv
 
 import keras
@@ -13,6 +14,7 @@ from benchmarks.contestants import CONTESTANTS, DEFAULT
 from benchmarks.keras_steps import KerasSteps
 from benchmarks.problems import problem
 from benchmarks.settings import StepSettings, Unsupported
+from benchmarks.together import Turn, timed_fit
 from benchmarks.turns import Measurement, Rounds, plan
 from benchmarks.worker import describe
 
@@ -38,6 +40,30 @@ def test_fit_beside_plain_fit(keras, package, capsys):
     for row in found:
         numbers = [float(n) for cell in row.values() for n in re.findall(r"\d+\.\d*", cell)]
         assert len(numbers) == 11 and all(number > 0 for number in numbers), row
+
+
+def test_data_of_one_batch_are_too_few_to_time_fit():
+    with pytest.raises(SystemExit, match=r"must be two batches at least\. Received: 200"):
+        step.main(["--user", "--dataset_size", "200", "--batch", "8", "101"])
+
+
+def test_neither_start_nor_end_of_fit_counts(monkeypatch):
+    now = {"perf_counter": 0.0, "process_time": 0.0}
+    for name in now:
+        monkeypatch.setattr(time, name, lambda name=name: now[name])
+
+    def wait(wall, cpu):
+        now["perf_counter"] += wall
+        now["process_time"] += cpu
+
+    def fit(callback):
+        wait(100.0, 50.0)
+        for number in range(5):
+            wait(3.0, 4.0)
+            callback.on_train_batch_end(number, {})
+        wait(1000.0, 0.0)  # An iterator is dropped.
+
+    assert timed_fit(fit, keras) == Turn(wall=3.0, cpu=4.0)
 
 
 @pytest.mark.quick_cases(1)

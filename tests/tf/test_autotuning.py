@@ -1,13 +1,12 @@
 """Training on tfdp's datasets starts no tuning of `tf.data`, which makes iterators slow to drop."""
 
-import types
-
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 import tfdp
 from tests import selective_support, support
-from tfdp._tf.autotuning import without_autotuning
+from tfdp._tf.autotuning import untuned_on_devices, without_autotuning
 
 X, Y = support.small_data(40)
 
@@ -63,22 +62,49 @@ def test_users_can_turn_it_on():
     assert is_tuned(poisson().with_options(options))
 
 
+def iterated(monkeypatch, batches):
+    """Returns which datasets an iterator over distributed batches makes iterators of."""
+    datasets, iterate = [], tf.data.Dataset.__iter__
+
+    def record(dataset):
+        datasets.append(dataset)
+        return iterate(dataset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.data.Dataset, "__iter__", record)
+        next(iter(batches))
+    return datasets
+
+
 def test_batches_for_replicas_are_not_tuned(monkeypatch):
-    made = []
-    strategy = support.mirrored(2)
+    strategy, made = support.mirrored(2), []
+    distribute = strategy.distribute_datasets_from_function
 
-    def distribute(function):
-        made.append(function(tf.distribute.InputContext()))
-        return types.SimpleNamespace()
+    def recorded(function):
+        def dataset(context):
+            made.append(function(context))
+            return made[-1]
 
-    monkeypatch.setattr(strategy, "distribute_datasets_from_function", distribute)
-    tfdp.data.distributed_poisson_batches(
+        return distribute(dataset)
+
+    monkeypatch.setattr(strategy, "distribute_datasets_from_function", recorded)
+    batches = tfdp.data.distributed_poisson_batches(
         strategy,
         lambda index, count: (X[index::count], Y[index::count]),
         dataset_size=len(X),
         expected_batch_size=10,
     )
-    assert [is_tuned(dataset) for dataset in made] == [False]
+    of_devices = iterated(monkeypatch, batches)
+    assert [is_tuned(dataset) for dataset in (*made, *of_devices)] == [False] * 3
+    # The user's own are as they were.
+    users = distribute(lambda _: tf.data.Dataset.range(4).batch(2))
+    assert [is_tuned(dataset) for dataset in iterated(monkeypatch, users)] == [True] * 2
+
+
+def test_the_strategys_iterators_are_left_alone_where_they_cannot_be_changed(monkeypatch):
+    monkeypatch.delattr(multi_device_iterator_ops, "_create_device_dataset")
+    with untuned_on_devices():
+        assert not hasattr(multi_device_iterator_ops, "_create_device_dataset")
 
 
 @pytest.mark.slow

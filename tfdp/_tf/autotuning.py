@@ -13,7 +13,15 @@ begins with a made-up value for every tensor that their functions use (Grappler'
 strategy made over the dataset is dropped.
 """
 
+import contextlib
+import threading
+import unittest.mock
+from collections.abc import Iterator
+
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
+
+_patching = threading.RLock()
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -25,3 +33,23 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+@contextlib.contextmanager
+def untuned_on_devices() -> Iterator[None]:
+    """Within it, iterators that a distribution strategy makes for its replicas are not tuned.
+
+    A strategy makes a dataset for each device out of the one that it distributes, without its
+    options; it only prefetches, so that there is nothing to tune.
+    """
+    module, name = multi_device_iterator_ops, "_create_device_dataset"
+    make = getattr(module, name, None)
+    if make is None:  # Of another TensorFlow: tuned.
+        yield
+        return
+
+    def untuned(*args: object) -> tf.data.Dataset:
+        return without_autotuning(make(*args))
+
+    with _patching, unittest.mock.patch.object(module, name, untuned):
+        yield

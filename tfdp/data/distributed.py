@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import input_lib
 
 from tfdp._random.key_streams import KeyStream
+from tfdp._tf.autotuning import untuned_on_devices
 from tfdp._tf.workers import check_alike, gathered
 from tfdp._validation import error
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
@@ -16,6 +18,14 @@ from tfdp.data.source import PoissonSource
 
 _PADDINGS = (NONE, FULL)
 _STEPS = 2**20  # Steps after which an iteration begins anew, which takes a moment.
+
+
+class _Batches(input_lib.DistributedDatasetsFromFunction):
+    """Batches whose iterators are dropped at once, at the end of `fit`."""
+
+    def __iter__(self) -> Any:
+        with untuned_on_devices():
+            return super().__iter__()
 
 
 def distributed_poisson_batches(
@@ -124,6 +134,7 @@ def distributed_poisson_batches(
     with tf.device("cpu"):
         keys = {part: KeyStream(seed, f"batches {part}") for part in sources}
         batches = strategy.distribute_datasets_from_function(local)
+    batches.__class__ = _Batches
     steps = max(1, round(dataset_size / expected_batch_size))
     batches.sampling, batches.steps_per_epoch = sampling, chunks * (steps_per_epoch or steps)
     batches.keys = keys  # They must live as long.
