@@ -10,7 +10,8 @@ found there is not run again, and a run that was killed resumes from its last ep
 a first run before any gets a second. Hyperparameters are those that experiments.tune found on
 held-out training examples (--searches).
 
-Writes OUTPUT_DIR/tables.md, with all that the record holds, and pictures beside it.
+Writes OUTPUT_DIR/tables.md, with all that the record holds, and pictures beside it; and
+OUTPUT_DIR/searches.md, with the size and the outcome of each search.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -24,7 +25,7 @@ from absl import flags, logging
 from experiments import cli, jobs, records, tune
 from experiments.output import save
 from experiments.settings import RefusedError
-from experiments.tables import figures, grid, report
+from experiments.tables import figures, grid, report, searches
 from experiments.tables.runs import private_rows
 
 _SIGN = "DPSign"
@@ -164,7 +165,12 @@ def run(values: flags.FlagValues) -> list[str]:
             processes=values.processes,
             budget_minutes=values.budget_minutes,
         )
-    lines = records.read(record)
+    lines, trials = records.read(record), records.read(values.searches)
+    if trials:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "searches.md"
+        path.write_text(f"# The searches\n\n{searches.section(trials)}\n")
+        print(path)
     if lines:
         try:
             render(declared, lines, folder)
