@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,13 +13,35 @@ from tfdp.clipping.row_analysis.states import Rows
 # Where a size is not static: steps of a loop, entries of an axis.
 _UNKNOWN = 64
 
+# Calls of functions, and how often what they return they keep inside, where that is not looked at:
+# in layers such as LSTM.
+_CALLS, _OPAQUE = {"PartitionedCall", "StatefulPartitionedCall"}, 12
+
+# What gradients of operations need in the backward pass; of others, inputs and outputs.
+_SAME_MEMORY = {"Reshape", "Identity", "ExpandDims", "Squeeze"}
+_NEED_NOTHING = {
+    *_SAME_MEMORY,
+    *("BiasAdd", "Add", "AddV2", "AddN", "Sub", "Neg", "Cast", "Transpose", "Pad", "PadV2"),
+    *("ConcatV2", "Split", "SplitV", "Pack", "Unpack", "Slice", "StridedSlice", "Sum", "Mean"),
+    *("AvgPool", "Shape", "ZerosLike", "OnesLike"),
+}
+_NEED_INPUTS = {
+    *("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Mul", "RealDiv", "GatherV2"),
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "ResourceGather"),
+}
+_NEED_OUTPUTS = {
+    *("Relu", "Relu6", "Elu", "Selu", "Tanh", "Sigmoid", "Softmax", "LogSoftmax"),
+    *("Exp", "Sqrt", "Rsqrt"),
+}
+
 
 def bytes_per_row(analysis: RowAnalysis, handles: Sequence[tf.Tensor]) -> int:
     """Estimates the bytes that the backward pass of one example takes.
 
-    Tensors that follow from trained variables are kept until the backward pass, and have gradients.
-    What they are computed from is kept as well. Other tensors, such as those of a frozen base, are
-    freed at once: of them only the largest operation counts.
+    What follows from trained variables is kept until the backward pass, as far as gradients need
+    it, and so is what it is computed from. The gradients of what may use weights are kept until the
+    norms are known. Loops keep a copy of each tensor of each step, and its gradient. Of all other
+    tensors, such as those of a frozen base, only the largest operation counts.
 
     Args:
       analysis: Analysis of where the tensors of the model hold the examples.
@@ -29,11 +52,13 @@ def bytes_per_row(analysis: RowAnalysis, handles: Sequence[tf.Tensor]) -> int:
     for name, inner in analysis.inner.items():
         if name not in trained:
             continue
-        op, steps = analysis.operations[name], 1
+        op = analysis.operations[name]
         if op.type in loop_recordings.LOOP_TYPES:
-            known = loop_recordings.number_of_steps(op, inner.graph)
-            steps = known if isinstance(known, int) else _UNKNOWN
-        total += steps * _kept(inner, inner.operations)
+            steps = loop_recordings.number_of_steps(op, inner.graph)
+            # Twice: what is recorded for the rules is taken in a loop of its own.
+            total += 2 * (steps if isinstance(steps, int) else _UNKNOWN) * _all(inner)
+        else:
+            total += _kept(inner, inner.operations)
     return total
 
 
@@ -50,17 +75,39 @@ def _that_follow_from(handles: Sequence[tf.Tensor], analysis: RowAnalysis) -> se
 
 def _kept(analysis: RowAnalysis, trained: Collection[str]) -> int:
     """Returns the bytes of an example's part of all tensors that a backward pass keeps."""
-    times: dict = {}
-    largest = 0
+    values: dict = {}  # Sizes of tensors, by the memory that they are in.
+    gradients = largest = 0
     for name, op in analysis.operations.items():
         tensors = [*op.inputs, *op.outputs]
-        if name not in trained:
-            largest = max(largest, sum(_bytes(tensor, analysis) for tensor in tensors))
+        largest = max(largest, sum(_bytes(tensor, analysis) for tensor in tensors))
+        if name not in trained or op.type in _NEED_NOTHING:
             continue
+        if op.type in _CALLS and name not in analysis.inner:
+            gradients += _OPAQUE * sum(_bytes(tensor, analysis) for tensor in op.outputs)
+        if op.type in _NEED_OUTPUTS:
+            tensors = op.outputs
+        else:  # It may use weights.
+            gradients += sum(_bytes(tensor, analysis) for tensor in op.outputs)
+            tensors = op.inputs if op.type in _NEED_INPUTS else tensors
+        values.update({_memory_of(tensor): _bytes(tensor, analysis) for tensor in tensors})
+    return largest + sum(values.values()) + gradients
+
+
+def _all(analysis: RowAnalysis) -> int:
+    """Returns the bytes of an example's part of all tensors, and of the gradients of outputs."""
+    times: dict = {}
+    for op in analysis.operations.values():
         times.update({tensor.ref(): 2 for tensor in op.outputs})
         for tensor in op.inputs:
             times.setdefault(tensor.ref(), 1)
-    return largest + sum(n * _bytes(ref.deref(), analysis) for ref, n in times.items())
+    return sum(n * _bytes(ref.deref(), analysis) for ref, n in times.items())
+
+
+def _memory_of(tensor: tf.Tensor) -> Any:
+    """Returns a key for the memory of a tensor, which operations that only reshape share."""
+    while tensor.op.type in _SAME_MEMORY:
+        tensor = tensor.op.inputs[0]
+    return tensor.ref()
 
 
 def _bytes(tensor: tf.Tensor, analysis: RowAnalysis) -> int:
