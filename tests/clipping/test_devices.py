@@ -9,33 +9,65 @@ from tfdp.clipping import devices
 GIB = 2**30
 
 
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Makes a machine of so much memory, with groups of processes and their limits."""
+
+    def make(memory, groups=None, **limits):
+        def sysconf(name):
+            if memory is None:
+                raise ValueError("unrecognized configuration name")
+            return {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory // 4096}[name]
+
+        monkeypatch.setattr(os, "sysconf", sysconf)
+        monkeypatch.setattr(devices, "_GROUPS", str(tmp_path / "groups"))
+        monkeypatch.setattr(devices, "_LIMITS", str(tmp_path / "limits"))
+        if groups is not None:
+            (tmp_path / "groups").write_text(groups)
+        for path, limit in limits.items():
+            file = tmp_path / "limits" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{limit}\n")
+
+    return make
+
+
+def test_a_quarter_of_the_memory(machine):
+    machine(64 * GIB)
+    assert devices.memory_budget() == 16 * GIB
+
+
+@pytest.mark.parametrize("memory", [None, 4 * GIB])
+def test_not_less_than_before(memory, machine):
+    machine(memory)
+    assert devices.memory_budget() == 2 * GIB
+
+
 @pytest.mark.parametrize(
-    ("memory", "limit", "budget"),
+    ("groups", "path"),
     [
-        (64 * GIB, None, 16 * GIB),  # A quarter.
-        (4 * GIB, None, 2 * GIB),
-        (64 * GIB, f"{12 * GIB}\n", 3 * GIB),  # A container's.
-        (64 * GIB, "max\n", 16 * GIB),
-        (64 * GIB, str(2**63 - 4096), 16 * GIB),  # No limit, as the older cgroups say it.
-        (None, None, 2 * GIB),
-        (None, f"{12 * GIB}\n", 3 * GIB),
+        (None, "memory.max"),  # A container that sees no groups, or is the root of them.
+        ("0::/\n", "memory.max"),
+        ("0::/slurm/job_7/step_0\n", "slurm/job_7/step_0/memory.max"),
+        ("0::/slurm/job_7/step_0\n", "slurm/job_7/memory.max"),
+        ("5:cpu,cpuacct:/\n4:memory:/docker/ab\n", "memory/docker/ab/memory.limit_in_bytes"),
+        ("4:memory:/docker/ab\n", "memory/memory.limit_in_bytes"),
     ],
 )
-def test_a_quarter_of_the_memory(memory, limit, budget, monkeypatch, tmp_path):
-    def sysconf(name):
-        if memory is None:
-            raise ValueError("unrecognized configuration name")
-        return {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory // 4096}[name]
-
-    monkeypatch.setattr(os, "sysconf", sysconf)
-    path = tmp_path / "memory.max"
-    if limit is not None:
-        path.write_text(limit)
-    monkeypatch.setattr(devices, "_LIMITS", (str(path),))
-    assert devices.memory_budget() == budget
+def test_limits_of_containers_and_jobs(groups, path, machine):
+    machine(64 * GIB, groups, **{path: 12 * GIB})
+    assert devices.memory_budget() == 3 * GIB
+    machine(None, groups)
+    assert devices.memory_budget() == 3 * GIB
 
 
-def test_where_a_system_tells_nothing(monkeypatch):
+@pytest.mark.parametrize("limit", ["max", 2**63 - 4096])
+def test_no_limit(limit, machine):
+    machine(64 * GIB, "0::/\n", **{"memory.max": limit})
+    assert devices.memory_budget() == 16 * GIB
+
+
+def test_where_a_system_tells_nothing(machine, monkeypatch):
+    machine(64 * GIB)
     monkeypatch.delattr(os, "sysconf")  # Windows.
-    monkeypatch.setattr(devices, "_LIMITS", ())
     assert devices.memory_budget() == 2 * GIB

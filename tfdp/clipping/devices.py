@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from pathlib import Path
+import pathlib
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
@@ -11,8 +11,8 @@ from tensorflow.python.ops import control_flow_util
 _CPU_BYTES, _GPU_BYTES = 16 * 2**20, 1024 * 2**20
 # What layers' outputs and their gradients may take: on a CPU a part of its memory, but not less.
 _CPU_BUDGET, _CPU_PART, _GPU_BUDGET = 2 * 2**30, 4, 8 * 2**30
-# Where Linux tells the limit of a container (cgroups of version 2 and 1).
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# Where Linux tells the groups of a process, and the limits of memory of a group.
+_GROUPS, _LIMITS = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
 def replicas() -> int:
@@ -44,14 +44,34 @@ def memory_budget() -> int:
 
 
 def _memory() -> int:
-    """Returns the bytes of memory that this machine, or this container, has; 0 if unknown."""
+    """Returns the bytes of memory that this process can have; 0 if unknown."""
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Not on Windows.
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for path in _LIMITS:
+    for path in _limits():
         with contextlib.suppress(OSError, ValueError):  # "max": no limit.
-            sizes.append(int(Path(path).read_text()))
+            sizes.append(int(path.read_text()))
     return min(sizes, default=0)
+
+
+def _limits() -> list[pathlib.Path]:
+    """Returns the files that may limit the memory of this process's container, or of its job."""
+    try:
+        groups = pathlib.Path(_GROUPS).read_text().splitlines()
+    except OSError:  # No Linux.
+        groups = []
+    files = []
+    for hierarchy in ("0::/", "0:memory:/", *groups):  # A container may see itself as the root.
+        _, kinds, group = hierarchy.split(":", 2)
+        if kinds == "":  # Version 2 of cgroups.
+            root, name = pathlib.Path(_LIMITS), "memory.max"
+        elif "memory" in kinds.split(","):
+            root, name = pathlib.Path(_LIMITS) / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        place = pathlib.PurePosixPath(group.lstrip("/"))
+        files += [root / one / name for one in (place, *place.parents)]
+    return files
 
 
 def product_rounding() -> float:
