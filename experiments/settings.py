@@ -70,8 +70,18 @@ class Settings:
 
     @property
     def front_end(self) -> FrontEnd:
-        """The version of Keras, and tfdp's part for it."""
-        return front_end(self.keras or 2)
+        """The version of Keras, and tfdp's part for it.
+
+        Raises:
+          RefusedError: Keras 2 is missing.
+        """
+        version = self.keras or 2
+        try:
+            return front_end(version)
+        except ImportError as error:
+            raise RefusedError(
+                f"--keras must be 3 where Keras 2 is missing. Received: --keras={version}. {error}"
+            ) from error
 
     @property
     def private(self) -> bool:

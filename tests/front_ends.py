@@ -31,6 +31,9 @@ FRONT_ENDS = [FrontEnd(tf.keras, tfdp, "tf.keras", "tfdp")]
 if keras.__version__.startswith("3."):
     FRONT_ENDS.append(FrontEnd(keras, tfdp.keras3, "keras", "tfdp.keras3"))
 
+needs_keras_3 = pytest.mark.skipif(
+    not keras.__version__.startswith("3."), reason="Keras 3 is not installed"
+)
 with_both = pytest.mark.parametrize("front", FRONT_ENDS, ids=lambda front: front.part)
 # For what does not pass through the front end: code that both share, and its mutants.
 ONE = FRONT_ENDS[-1:] if missing_for_keras_2() else FRONT_ENDS[:1]

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import tfdp
+from tests.front_ends import needs_keras_3
 from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
 
@@ -98,7 +99,7 @@ print(tf.compat.v2.keras.layers.Dense is tf.keras.layers.Dense)
     assert drawn == "(3, 2)"  # By TensorFlow Probability.
     assert keras_3.startswith("<tfdp.keras3.DPSGD")
     if names == "keras3":
-        assert keras_2.startswith("ImportError") and "use `tfdp.keras3`" in keras_2
+        assert keras_2.startswith("ImportError") and "use `tfdp.keras3.DPSGD`" in keras_2
         assert "TF_USE_LEGACY_KERAS=1" in keras_2
     else:
         assert keras_2.startswith("<tfdp.DPSGD")
@@ -124,11 +125,22 @@ for backend in ("jax", "torch"):
 
 def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
     for package in (tfdp, tfdp.models, tfdp.optimizers):
-        assert set(package.__all__) <= set(dir(package))
+        assert _compat.missing_for_keras_2() or set(package.__all__) <= set(dir(package))
         for name in package.__all__:
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="no attribute 'unknown'"):
             package.unknown  # noqa: B018
+
+
+@needs_keras_3
+def test_errors_name_what_keras_3_has():
+    """An error about a name of Keras 2 offers a name of `tfdp.keras3`, where it has one."""
+    names = [*tfdp.models.__all__, *tfdp.optimizers.__all__, *tfdp.auditing._OF_KERAS_2]
+    for name in names:
+        offers = f"use `tfdp.keras3.{name}`" in _compat._in_keras_3(f"tfdp.{name}")
+        assert offers == hasattr(tfdp.keras3, name), name
+    assert "use `tfdp.keras3.PrivacyBudget`" in _compat._in_keras_3("tfdp.callbacks")
+    assert tfdp.keras3.PrivacyBudget
 
 
 @needs_keras_2

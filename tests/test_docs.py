@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests import support
+from tests.front_ends import needs_keras_3
+from tests.without_keras_2 import needs_keras_2
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -43,10 +45,17 @@ def shortened(source):
     return re.sub(r"((?:epochs|EPOCHS) ?= ?)[2-9]\d\b", r"\g<1>2", source)
 
 
+def blocks_of(path, shorten=False):
+    text = (ROOT / path).read_text()
+    return re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
+
+
 def run_examples(path, shorten=False):
     """Runs the Python blocks of a page, one after the other."""
-    text = (ROOT / path).read_text()
-    blocks = re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
+    return run_blocks(blocks_of(path, shorten))
+
+
+def run_blocks(blocks):
     x, y = support.small_data(2000)
     names = {"x_train": x, "y_train": y, "__name__": "examples"}
     names |= {"x_test": x[:50], "y_test": y[:50]}
@@ -58,7 +67,6 @@ def run_examples(path, shorten=False):
 
 # A page, and how many privacy statements its examples print.
 PAGES = {
-    "README.md": 2,
     "docs/correlated_noise.md": 0,
     "docs/data.md": 0,
     "docs/dpsur.md": 1,
@@ -83,6 +91,17 @@ PAGES = {
 def test_examples_of_pages(path, capsys):
     run_examples(path)
     assert capsys.readouterr().out.count("epsilon = ") == PAGES[path]
+
+
+OF_THE_README = [pytest.param(0, marks=needs_keras_3), pytest.param(1, marks=needs_keras_2)]
+
+
+@pytest.mark.parametrize("number", OF_THE_README, ids=["keras_3", "keras_2"])
+def test_each_example_of_the_readme(number, capsys):
+    blocks = blocks_of("README.md", shorten=True)
+    assert len(blocks) == len(OF_THE_README)
+    run_blocks([blocks[number]])
+    assert capsys.readouterr().out.count("epsilon = ") == 1
 
 
 def test_every_page_with_examples_is_run():

@@ -8,13 +8,14 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import keras
 import pytest
 import setuptools
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import tfdp
+from tests.front_ends import needs_keras_3
+from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
 
 if sys.version_info >= (3, 11):
@@ -73,11 +74,16 @@ def test_the_source_distribution_holds_no_tests(built):
     assert not [name for name in names if name.startswith(("tests", "experiments", "docs/_build"))]
 
 
+OF_THE_PACKAGE_PAGE = [pytest.param(0, marks=needs_keras_3), pytest.param(1, marks=needs_keras_2)]
+
+
 @pytest.mark.slow
-def test_the_quickstart_runs_from_the_wheel(built, tmp_path):
+@pytest.mark.parametrize("example", OF_THE_PACKAGE_PAGE)
+def test_examples_of_the_package_page_run_from_the_wheel(example, built, tmp_path):
     text = (ROOT / "docs/package.md").read_text()
-    (example,) = text.split("```python\n")[1:]
-    example = example.partition("```")[0]
+    examples = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(examples) == len(OF_THE_PACKAGE_PAGE)
+    example = examples[example]
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel_of(built)).extractall(installed)
     result = subprocess.run(
@@ -136,7 +142,7 @@ def run_without_tensorflow_privacy(program):
 
 def test_without_tensorflow_privacy_names_of_keras_2_say_what_to_do():
     lines = run_without_tensorflow_privacy(f"""
-import operator, os
+import operator, os, pydoc
 import tfdp.optimizers
 for name in {OF_KERAS_2}:
     try:
@@ -149,25 +155,27 @@ except ImportError as error:
     print(error)
 print(tfdp.auditing.epsilon_lower_bound, tfdp.auditing.BlackBoxAudit)
 print(os.environ.get("TF_USE_LEGACY_KERAS"))
+print("privacy_statement" in pydoc.render_doc(tfdp), {{"keras3", "DPSGD"}} & {{*dir(tfdp)}})
 """)
-    *errors, imported, others, chosen = lines
+    *errors, imported, others, chosen, listed = lines
     assert len(errors) == len(OF_KERAS_2)
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-    for error in errors:
-        assert error.startswith("ModuleNotFoundError tensorflow_privacy This part of tfdp is for")
+    for name, error in zip(OF_KERAS_2, errors, strict=True):
+        assert error.startswith(f"ModuleNotFoundError tensorflow_privacy `tfdp.{name}` is for")
         assert f"{version} without tensorflow_privacy" in error
-        assert "`tfdp.keras3.DPSGD`" in error
         if sys.version_info < (3, 12):
             assert "`pip install tf-keras tensorflow-privacy==0.9.0`" in error
         else:
             assert "Python 3.10 or 3.11" in error
     assert "is for models of Keras 2" in imported
     assert "function epsilon_lower_bound" in others and "BlackBoxAudit" in others
+    assert "`tfdp.keras3.DPSGD`" in errors[0]
     assert chosen == "None"  # `tf.keras` is left to TensorFlow.
+    assert listed == "True {'keras3'}"  # `help(tfdp)` works, and `dir` has what can be used.
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not keras.__version__.startswith("3."), reason="Keras 3 is not installed")
+@needs_keras_3
 def test_without_tensorflow_privacy_keras_3_trains():
     lines = run_without_tensorflow_privacy("""
 import keras

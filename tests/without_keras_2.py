@@ -38,12 +38,12 @@ def leave_out():
     missing = compat.missing_for_keras_2()
     error = compat._no_keras_2
 
-    def skip_or_error(missing):
+    def skip_or_error(missing, name=""):
         frames = list(_callers(sys._getframe(1)))
         if _is_of_a_test(frames):
             why = f"{_module_of(frames)} needs Keras 2, and {' and '.join(missing)} is missing"
             pytest.skip(why, allow_module_level=True)
-        return error(missing)
+        return error(missing, name)
 
     compat._no_keras_2 = skip_or_error
     _StandIn.use = staticmethod(lambda: skip_or_error(missing))

@@ -81,32 +81,34 @@ __all__ = [
 ]
 
 # Each front end is loaded, with its Keras, when one of its names is first used.
+_OF_KERAS_2 = {
+    "callbacks": "tfdp.callbacks",
+    **dict.fromkeys(
+        [
+            "SelectiveModel",
+            "TermWiseVAE",
+            "make_private",
+            "replace_batch_normalization",
+            "validate",
+        ],
+        "tfdp.models",
+    ),
+    **dict.fromkeys(
+        [
+            "DPSGD",
+            "DPSURSGD",
+            "DPAdam",
+            "DPSURAdam",
+            "DPSURSignAdam",
+            "DPSURSignSGD",
+            "DPSignAdam",
+            "DPSignSGD",
+        ],
+        "tfdp.optimizers",
+    ),
+}
 __getattr__, __dir__ = _lazy.attributes(
     __name__,
-    {
-        **{name: f"tfdp.{name}" for name in ("auditing", "callbacks", "keras3", "models")},
-        **dict.fromkeys(
-            [
-                "SelectiveModel",
-                "TermWiseVAE",
-                "make_private",
-                "replace_batch_normalization",
-                "validate",
-            ],
-            "tfdp.models",
-        ),
-        **dict.fromkeys(
-            [
-                "DPSGD",
-                "DPSURSGD",
-                "DPAdam",
-                "DPSURAdam",
-                "DPSURSignAdam",
-                "DPSURSignSGD",
-                "DPSignAdam",
-                "DPSignSGD",
-            ],
-            "tfdp.optimizers",
-        ),
-    },
+    {**{name: f"tfdp.{name}" for name in ("auditing", "keras3", "models")}, **_OF_KERAS_2},
+    of_keras_2=_OF_KERAS_2,
 )

@@ -32,6 +32,11 @@ from typing import Any
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_2 = ("tf_keras", "tensorflow_privacy")  # The packages that its front end needs.
+# Public names without a counterpart in `tfdp.keras3`.
+_ONLY_IN_KERAS_2 = {
+    *("PrivateGAN", "CanaryAudit", "check_sensitivity"),
+    *("Movement", "SensitivityCheck", "SensitivityError"),
+}
 _chosen = False  # Whether tfdp, and not the user, has set the variable.
 _FIRST_WITHOUT_KERAS_2 = (3, 12)  # The first Python that TensorFlow Privacy does not support.
 _ESTIMATOR_MODULES = (
@@ -81,8 +86,11 @@ def import_tensorflow() -> None:
         importlib.import_module("tensorflow")
 
 
-def use_keras_2() -> None:
+def use_keras_2(name: str = "") -> None:
     """Makes `tf.keras` Keras 2, if no one has loaded Keras 3 through it yet.
+
+    Args:
+      name: The public name that needs it, such as "tfdp.make_private"; empty if it has none.
 
     Raises:
       ImportError: A package is missing, or `tf.keras` is Keras 3 already.
@@ -90,7 +98,7 @@ def use_keras_2() -> None:
     import tensorflow as tf
 
     if missing := missing_for_keras_2():
-        raise _no_keras_2(missing)
+        raise _no_keras_2(missing, name)
 
     before = os.environ.get(_VARIABLE)
     _choose_keras_2(True)
@@ -104,10 +112,10 @@ def use_keras_2() -> None:
         if before is not None:  # The user's choice, by which what is loaded later follows it.
             os.environ[_VARIABLE] = before
         raise ImportError(
-            "This part of tfdp needs Keras 2 as `tf.keras`, but Keras 3 was loaded before. For "
-            "models of Keras 3 use `tfdp.keras3`. For Keras 2, import tfdp before anything "
-            "touches `keras` or `tf.keras`, or set the environment variable "
-            f"{_VARIABLE}=1 before TensorFlow is imported."
+            f"{_what(name)} needs Keras 2 as `tf.keras`, but Keras 3 was loaded before. "
+            f"{_in_keras_3(name)} For models of Keras 2, import tfdp before anything touches "
+            f"`keras` or `tf.keras`, or set the environment variable {_VARIABLE}=1 before "
+            "TensorFlow is imported."
         )
 
 
@@ -116,19 +124,36 @@ def missing_for_keras_2() -> list[str]:
     return [name for name in _KERAS_2 if not _has(name)]
 
 
-def _no_keras_2(missing: list[str]) -> ImportError:
+def _no_keras_2(missing: list[str], name: str = "") -> ImportError:
     version = sys.version_info[:2]
     if version < _FIRST_WITHOUT_KERAS_2:
         remedy = "`pip install tf-keras tensorflow-privacy==0.9.0`."
     else:
         remedy = "Python 3.10 or 3.11, as TensorFlow Privacy supports no newer one."
     return ModuleNotFoundError(
-        "This part of tfdp is for models of Keras 2, and needs TensorFlow Privacy and tf-keras. "
-        f"Received: Python {version[0]}.{version[1]} without {' and '.join(missing)}. For models "
-        "of Keras 3 (`import keras`), use the name in `tfdp.keras3`, such as `tfdp.keras3.DPSGD` "
-        f"for `tfdp.DPSGD`. For models of Keras 2: {remedy}",
+        f"{_what(name)} is for models of Keras 2, and needs TensorFlow Privacy and tf-keras. "
+        f"Received: Python {version[0]}.{version[1]} without {' and '.join(missing)}. "
+        f"{_in_keras_3(name)} For models of Keras 2: {remedy}",
         name=missing[0],
     )
+
+
+def _what(name: str) -> str:
+    return f"`{name}`" if name else "This part of tfdp"
+
+
+def _in_keras_3(name: str) -> str:
+    """Returns a sentence that says what a user of Keras 3 takes in the place of `name`."""
+    last = name.rpartition(".")[2]
+    if last in _ONLY_IN_KERAS_2:
+        return "It does not support models of Keras 3."
+    if not name:
+        return (
+            "For models of Keras 3 (`import keras`), use the name in `tfdp.keras3`, such as "
+            "`tfdp.keras3.DPSGD` for `tfdp.DPSGD`."
+        )
+    instead = {"callbacks": "PrivacyBudget"}.get(last, last)
+    return f"For models of Keras 3 (`import keras`), use `tfdp.keras3.{instead}`."
 
 
 def use_keras_3() -> None:

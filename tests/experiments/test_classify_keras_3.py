@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdp
 from experiments import classify, datasets
 from experiments.settings import RefusedError, resolve
-from tests.experiments.classify_support import classify_here, parse
+from tests.experiments.classify_support import classify_here, parse, start
 from tests.experiments.test_resume import FIXED, interrupt
 
 
@@ -81,3 +81,26 @@ def test_keras_2_is_the_default():
     assert resolve({"keras": 2}) == resolve({})
     folder = classify.default_output_dir(resolve({"keras": 3}))
     assert folder == "results/classify/digits_dpsgd_eps3_keras3"
+
+
+# The command, on a Python that TensorFlow Privacy does not support.
+WITHOUT_TENSORFLOW_PRIVACY = """
+import runpy, sys
+sys.modules["tensorflow_privacy"] = None
+runpy.run_module("experiments.classify", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 3])
+def test_without_tensorflow_privacy(version, tmp_path):
+    """Keras 3 needs nothing of Keras 2; Keras 2 is refused with a sentence, not a traceback."""
+    arguments = (f"--keras={version}", "--epochs=1", f"--output_dir={tmp_path}")
+    started = start(*arguments, program=("-c", WITHOUT_TENSORFLOW_PRIVACY))
+    printed, complaint = started.communicate(timeout=600)
+    assert (started.returncode == 0) == (version == 3), complaint[-2000:]
+    if version == 2:
+        assert "--keras must be 3 where Keras 2 is missing" in complaint
+        assert "Traceback" not in complaint
+    else:
+        assert "epsilon" in printed

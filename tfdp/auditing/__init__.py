@@ -52,14 +52,11 @@ __all__ = [
     "tpr_at_fpr",
 ]
 
-# These need Keras 2.
-__getattr__, __dir__ = _lazy.attributes(
-    __name__,
-    {
-        "CanaryAudit": "tfdp.auditing.canaries",
-        **dict.fromkeys(
-            ["Movement", "SensitivityCheck", "SensitivityError", "check_sensitivity"],
-            "tfdp.auditing.sensitivity",
-        ),
-    },
-)
+_OF_KERAS_2 = {
+    "CanaryAudit": "tfdp.auditing.canaries",
+    **dict.fromkeys(
+        ["Movement", "SensitivityCheck", "SensitivityError", "check_sensitivity"],
+        "tfdp.auditing.sensitivity",
+    ),
+}
+__getattr__, __dir__ = _lazy.attributes(__name__, _OF_KERAS_2, of_keras_2=_OF_KERAS_2)

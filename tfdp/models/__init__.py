@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp import _compat, _lazy
+from tfdp import _lazy
 
 if TYPE_CHECKING:
     from tfdp._selective.progress import TooManyAttemptsError
@@ -41,5 +41,5 @@ __getattr__, __dir__ = _lazy.attributes(
         "replace_batch_normalization": "tfdp.models.batch_normalization",
         "validate": "tfdp.models.model_check",
     },
-    before=_compat.use_keras_2,  # Else TensorFlow Privacy and Probability would load `tf.keras`.
+    of_keras_2=[name for name in __all__ if name != "TooManyAttemptsError"],
 )

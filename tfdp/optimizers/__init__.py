@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp import _compat, _lazy
+from tfdp import _lazy
 
 if TYPE_CHECKING:
     from tfdp.optimizers.dp_adam import DPAdam
@@ -34,5 +34,5 @@ __getattr__, __dir__ = _lazy.attributes(
         "DPSignAdam": "tfdp.optimizers.dp_sign_adam",
         "DPSignSGD": "tfdp.optimizers.dp_sign_sgd",
     },
-    before=_compat.use_keras_2,  # Else TensorFlow Privacy and Probability would load `tf.keras`.
+    of_keras_2=__all__,
 )
