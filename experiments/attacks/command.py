@@ -1,4 +1,4 @@
-"""Attacks trained classifiers by membership inference, as the papers' tables do.
+"""Attacks trained classifiers by membership inference, as the papers' tables do, and by inversion.
 
     python -m experiments.attacks --table=dpsur_3 --data_dir=... --processes=2
     python -m experiments.attacks --table=bottlenecked_7 --rows=DPSGD --epsilons=2 --data_dir=...
@@ -7,12 +7,15 @@
 A data set is split at random, 2:1:2:1, into what a target model and a shadow model are trained and
 tested on. A black-box attacker sees posteriors, and learns from the shadow model; a white-box
 attacker sees losses, activations and gradients of the target, and learns from half of its members.
-Each run is a line of JSON in OUTPUT_DIR/attacks.jsonl, with the ledger's epsilon; what is found
-there is not run again, and a run that was killed resumes from its last epoch. Hyperparameters are
-those of the papers' tables (--searches). Rows without privacy are controls, which are trained until
-they fit their training sets: an attack that does not see their members says nothing about others.
+On the same models: the per-layer attack of Leino and Fredrikson, and, except of texts, model
+inversion. Each run is a line of JSON in OUTPUT_DIR/attacks.jsonl, with the ledger's epsilon; what
+is found there is not run again, and a run that was killed resumes from its last epoch.
+Hyperparameters are those of the papers' tables (--searches). Rows without privacy are controls,
+which are trained until they fit their training sets: an attack that does not see their members says
+nothing about others.
 
-Writes OUTPUT_DIR/attacks.md. What attacks find is no part of any epsilon: it reads the members.
+Writes OUTPUT_DIR/attacks.md and OUTPUT_DIR/inversions_DATASET.png. What attacks find is no part of
+any epsilon: it reads the members.
 """
 
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, datasets, jobs, records, reproduce, tune
+from experiments import cli, datasets, jobs, output, records, reproduce, tune
 from experiments.attacks import report, runs
 from experiments.attacks.declarations import FILE, Table, Tables
 from experiments.settings import RefusedError
@@ -108,7 +111,7 @@ def planned(
 def render(
     declared: grid.Grid, tables: dict[str, Table], lines: list[dict[str, Any]], folder: Path
 ) -> None:
-    """Writes `attacks.md`.
+    """Writes `attacks.md`, and a picture of inversions for each data set that has them.
 
     Args:
       declared: The rows.
@@ -119,16 +122,23 @@ def render(
     Raises:
       ValueError: Runs that would not count.
     """
+    lines = report.newest(lines)
     report.checked(lines)
     parts = [
         "# Membership inference",
         report.HOW,
         *(report.section(table, declared.counterparts, lines) for table in tables.values()),
+        report.layers_section(tables.values(), lines),
+        report.inversion_section(tables.values(), lines),
         f"Versions: {report.versions(lines)}.",
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "attacks.md").write_text("\n\n".join(parts) + "\n")
+    (folder / "attacks.md").write_text("\n\n".join(filter(None, parts)) + "\n")
     print(f"{folder / 'attacks.md'}")
+    for dataset in dict.fromkeys(table.dataset for table in tables.values()):
+        figure = report.inversions(tables.values(), lines, dataset)
+        if figure is not None:
+            output.save(figure, str(folder / f"inversions_{dataset}.png"))
 
 
 def run(values: flags.FlagValues) -> list[str]:

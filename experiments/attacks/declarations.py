@@ -10,6 +10,8 @@ from experiments.settings import RefusedError
 from experiments.tables import declarations, grid
 
 BLACK_BOX, WHITE_BOX = ATTACKS = ("black_box", "white_box")
+# Attacks that no table of the papers has: on each layer, and model inversion.
+LAYERS, INVERSION = "layers", "inversion"
 FILE = Path(__file__).with_name("tables.toml")
 
 

@@ -9,8 +9,8 @@ import sklearn
 import tensorflow as tf
 
 from experiments import jobs
-from experiments.attacks import attackers
-from experiments.attacks.declarations import BLACK_BOX, WHITE_BOX
+from experiments.attacks import attackers, inversion, layers
+from experiments.attacks.declarations import BLACK_BOX, INVERSION, LAYERS, WHITE_BOX
 from experiments.attacks.splits import split
 from experiments.datasets import Data
 from experiments.methods import make_training
@@ -47,10 +47,19 @@ class Job(grid.Job):
             f"_{name}{n}" for name, n in more.items() if n is not None
         )
 
+    @property
+    def attacks(self) -> set[str]:
+        """The attacks of this run."""
+        if self.lira_models is not None:
+            return {LIRA}
+        # Inversion descends on inputs: token ids have no gradient.
+        images = set() if self.dataset == "imdb_reviews" else {INVERSION}
+        return {BLACK_BOX, WHITE_BOX, LAYERS} | images
+
     def matches(self, line: dict[str, Any]) -> bool:
-        """Returns whether a record's line is about this run."""
+        """Returns whether a record's line is about this run, and has all of its attacks."""
         same = (line["examples"], line["lira_models"]) == (self.examples, self.lira_models)
-        return same and super().matches(line)
+        return same and super().matches(line) and self.attacks <= set(line["attacks"])
 
 
 def run(job: Job, places: jobs.Places) -> dict[str, Any]:
@@ -63,7 +72,9 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
     Returns:
       The line for the record: that of the target's training (of a likelihood-ratio attack, that of
       the model with the largest epsilon), `members` (their number), `accuracy_on_members`, and
-      `attacks`: for each attack what `attackers.success` returns.
+      `attacks`: for each attack what `attackers.success` returns, of an inversion what
+      `inversion.measure` returns. The per-layer attack adds `auc_by_layer`, an inversion
+      `inversions`: an image of each class.
     """
     jobs.forget_models()
     target, shadow = _split(job, places)
@@ -76,7 +87,10 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
 
 
 def _split(job: Job, places: jobs.Places) -> tuple[Data, Data]:
-    whole = jobs.load_data(job.settings, places)
+    return _split_of(job, jobs.load_data(job.settings, places))
+
+
+def _split_of(job: Job, whole: Data) -> tuple[Data, Data]:
     x = np.concatenate([whole.train_x, whole.eval_x])
     y = np.concatenate([whole.train_y, whole.eval_y])
     return split(x, y, job.settings.seed, job.examples)
@@ -99,15 +113,53 @@ def _papers_attacks(
     others = seen(attackers.posteriors, model, target)
     # White box: the attacker knows a part of the target's members, and guesses the rest.
     a_half, the_rest = seen(attackers.internals, model, target).halves()
-    found = {
+    found: dict[str, Any] = {
         BLACK_BOX: attackers.success(known, others, seed),
         WHITE_BOX: attackers.success(a_half, the_rest, seed),
     }
+    more: dict[str, Any] = {}
+    found[LAYERS], more["auc_by_layer"] = _by_layer(model, shadow_model, target, shadow, seed)
+    if INVERSION in job.attacks:
+        found[INVERSION], more["inversions"] = _inverted(job, model, places)
     return result, {
         "members": target.size,
         "accuracy_on_members": _accuracy(model, target),
         "attacks": found,
+        **more,
     }
+
+
+def _by_layer(
+    model: Any, shadow_model: Any, target: Data, shadow: Data, seed: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Returns the success of the attackers that combine layers, and the AUC of each layer."""
+    parts = target.train_x, target.train_y, target.eval_x, target.eval_y
+    names, evidence = layers.displacements(model, shadow_model, shadow, parts, seed)
+    seen = attackers.Observed(*evidence).balanced(seed)
+    by_layer = {
+        name: auditing.auc(inside, outside)
+        for name, inside, outside in zip(names, seen.inside.T, seen.outside.T, strict=True)
+    }
+    # As white box: half of the examples are known.
+    return attackers.success(*seen.halves(), seed), by_layer
+
+
+def _inverted(job: Job, model: Any, places: jobs.Places) -> tuple[dict[str, float], dict[str, Any]]:
+    """Returns what reconstructions show, and one of each class."""
+    settings, seed = job.settings, job.settings.seed
+    # The same split, of images where the model has their features.
+    images = dataclasses.replace(settings, features="none")
+    target, shadow = _split_of(job, jobs.load_data(images, places))
+    shape, classes = target.train_x.shape[1:], model.output_shape[1]
+    features = None
+    if settings.features == "scattering":
+        features = inversion.differentiable_scattering(shape)
+    labels = np.repeat(np.arange(classes), inversion.STARTS)
+    prior = inversion.Prior.of(shadow.train_x, seed)
+    found = inversion.reconstruct(model, labels, prior, seed, features)
+    judge = inversion.judge_of(shadow, seed)
+    measured = inversion.measure(found, labels, target, judge, prior)
+    return measured, inversion.packed(found[:: inversion.STARTS])
 
 
 def _likelihood_ratios(

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tfdp
 from experiments import jobs, records, training
-from experiments.attacks import attackers, command, runs
-from experiments.attacks.declarations import ATTACKS, FILE, Tables
+from experiments.attacks import attackers, command, inversion, runs
+from experiments.attacks.declarations import ATTACKS, FILE, INVERSION, LAYERS, Tables
 from experiments.settings import RefusedError
 from experiments.tables import grid
 from tests.experiments.jobs_support import TABLES, WorkersHere, line, parse
@@ -74,15 +75,20 @@ def at_once(here, monkeypatch):
 
     def run(job, places):
         success = {"accuracy": 0.5, "auc": 0.51, "tpr": 0.002}
-        attacks = ATTACKS if job.lira_models is None else (runs.LIRA,)
         both = {"network": success, "forest": {**success, "accuracy": 0.6}}
+        names = ("recognised", "members", "others", "prior", "auc")
+        found = {name: both for name in job.attacks}
+        if INVERSION in found:
+            found[INVERSION] = dict(zip(names, (0.9, 0.12, 0.125, 0.3, 0.5), strict=True))
         return {
             **{**line(job, 0.8), "evaluated_on": "test", "delta": 1e-5, "versions": {"b": "1"}},
             "epsilon": None if job.target_epsilon is None else job.target_epsilon - 0.001,
             "epsilon_by_accountant": {"PLD": job.target_epsilon and job.target_epsilon - 0.001},
             **{"examples": job.examples, "lira_models": job.lira_models},
             **{"members": 10, "accuracy_on_members": 0.9},
-            "attacks": dict.fromkeys(attacks, both),
+            "attacks": found,
+            "auc_by_layer": {"conv": 0.52, "dense": 0.55},
+            "inversions": inversion.packed(np.full([10, 8, 8, 1], 0.4)),
         }
 
     monkeypatch.setattr(runs, "run", run)
@@ -91,6 +97,11 @@ def at_once(here, monkeypatch):
 
 def report_in(folder):
     return (folder / "results" / "attacks.md").read_text()
+
+
+def rows_in(text):
+    """The rows of its only table."""
+    return [row for row in text.splitlines() if row.startswith("| ")][2:]
 
 
 @pytest.mark.slow
@@ -106,12 +117,16 @@ def test_from_a_split_to_a_table(folder, here, monkeypatch):
     assert private["dataset_size"] == private["members"] == 100
     assert private["evaluation_examples"] == 50
     for found in (control, private):
-        assert set(found["attacks"]) == {"black_box", "white_box"}
+        assert set(found["attacks"]) == {"black_box", "white_box", "layers", "inversion"}
+        assert all(0 <= share <= 1 for share in found["attacks"].pop("inversion").values())
+        assert len(found["auc_by_layer"]) == 3
+        assert inversion.unpacked(found["inversions"]).shape == (10, 8, 8, 1)
         for attack in found["attacks"].values():
             assert set(attack) == set(attackers.ATTACKERS)
             assert all(0 <= x <= 1 for success in attack.values() for x in success.values())
     assert not list((folder / "unfinished").iterdir())
     assert "| DPSGD | 0.99" in report_in(folder) or "| DPSGD | 1.000" in report_in(folder)
+    assert (folder / "results" / "inversions_digits.png").stat().st_size > 1000
 
     monkeypatch.setattr(runs, "run", None)
     assert command.run(flags_in(folder, *arguments)) == []
@@ -201,7 +216,9 @@ def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folde
     assert command.run(flags_in(folder, "--epsilons=1", "--seeds=2")) == []
     assert command.run(flags_in(folder, "--rows=SGD", "--lira_models=4")) == []
     rest = "0.510 / 0.510 | 0.002 / 0.002"
-    assert [row for row in report_in(folder).splitlines() if row.startswith("| ")][2:] == [
+    text, _, more = report_in(folder).partition("## Layers")
+    by_layer, _, inverted = more.partition("## Model inversion")
+    assert rows_in(text) == [
         f"| SGD | – | 0.900 / 0.800 | black box | 0.500 / 0.600 | 0.600 | – | {rest} | 2 |",
         f"| SGD | – | 0.900 / 0.800 | white box | 0.500 / 0.600 | – | – | {rest} | 2 |",
         f"| SGD | – | 0.900 / 0.800 | LiRA, 4 models | 0.500 / 0.600 | – | – | {rest} | 1 |",
@@ -210,7 +227,17 @@ def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folde
         "| DPSGD | 0.999 | 0.900 / 0.800 | white box | 0.500 / 0.600 | 0.503 | 0.731 / 0.881 | "
         f"{rest} | 2 |",
     ]
-    assert "Not run: DPSGD at ε = 2." in report_in(folder)
+    assert "Not run: DPSGD at ε = 2." in text
+    rest = "0.510 / 0.510 | 0.002 / 0.002 | 0.520, 0.550 | 2 |"
+    assert rows_in(by_layer) == [
+        f"| digits | SGD | – | 0.500 / 0.600 | – | {rest}",
+        f"| digits | DPSGD | 0.999 | 0.500 / 0.600 | 0.731 / 0.881 | {rest}",
+    ]
+    rest = "0.90 | 0.1200 | 0.1250 | 0.3000 | 0.500 | 2 |"
+    assert rows_in(inverted) == [
+        f"| digits | SGD | – | {rest}",
+        f"| digits | DPSGD | 0.999 | {rest}",
+    ]
 
 
 def test_runs_of_other_sizes_or_attacks_are_other_runs(folder, at_once):
@@ -227,6 +254,41 @@ def test_runs_of_other_sizes_or_attacks_are_other_runs(folder, at_once):
     job = at_once[0]
     training = grid.Job(job.dataset, job.row, job.target_epsilon, job.settings)
     assert len({*(job.key for job in at_once), training.key}) == 4
+
+
+def test_a_run_that_lacks_attacks_is_made_again_and_replaced(folder, at_once):
+    """The record of an earlier version, with the attacks of the papers' tables alone."""
+    values = flags_in(folder, "--epsilons=1")
+    assert command.run(values) == []
+    record = folder / "results" / "attacks.jsonl"
+    complete = records.read(record)
+    old = json.loads(json.dumps(complete))
+    for each in old:
+        for name in (LAYERS, INVERSION):
+            del each["attacks"][name]
+        each["accuracy"] = 0.123
+    record.write_text("".join(f"{json.dumps(each)}\n" for each in old))
+    assert command.run(flags_in(folder, "--render_only")) == []
+    assert "0.900 / 0.123" in report_in(folder) and "## Layers" not in report_in(folder)
+
+    at_once.clear()
+    assert command.run(values) == []
+    assert [job.row for job in at_once] == ["SGD", "DPSGD"]
+    assert records.read(record) == [*old, *complete]
+    assert "0.123" not in report_in(folder) and "## Layers" in report_in(folder)
+    assert command.run(values) == [] and len(at_once) == 2
+    # Mutant: two runs with the same attacks and different results are not taken for one.
+    record.write_text(
+        "".join(f"{json.dumps(each)}\n" for each in (old[0], old[0] | {"accuracy": 0.5}))
+    )
+    with pytest.raises(RefusedError, match="there twice"):
+        command.run(flags_in(folder, "--render_only"))
+
+
+def test_texts_are_not_inverted():
+    job = grid.Grid().job("imdb_reviews", "Adam", None, 0, {})
+    attacks = runs.Job("imdb_reviews", "Adam", None, job.settings).attacks
+    assert attacks == {*ATTACKS, LAYERS}
 
 
 def test_runs_that_do_not_count_are_refused(folder, at_once):
