@@ -373,6 +373,35 @@ def test_too_small_costs_are_caught(place, record):
         assert_epsilon_holds(*classes)
 
 
+CANARIES, ANSWERS = 1000, 20
+
+
+def assert_audit_is_below_epsilon(cls, least=0.0):
+    """Each canary is an example of a data set of its own, which moves a vote of each query."""
+    coins = np.random.default_rng(1).random(CANARIES) < 0.5
+    ones = np.repeat(np.where(coins, 6, 5), ANSWERS)
+    answers = gnmax(cls).answer(np.arange(10)[:, np.newaxis] < ones)
+    scores = answers.reshape(CANARIES, ANSWERS).sum(axis=1)
+    of_one = gnmax(cls)
+    of_one.answer(queries(ANSWERS))
+    bounds = [
+        tfdp.auditing.epsilon_lower_bound(scores[coins], scores[~coins], DELTA, method=method)
+        for method in ("clopper_pearson", "gaussian", "one_run")
+    ]
+    epsilon = of_one.ledger.epsilon(DELTA).epsilon
+    assert least * epsilon <= max(bounds) <= epsilon
+
+
+def test_an_audit_of_the_answers():
+    assert_audit_is_below_epsilon(pate.GNMax, least=0.5)
+
+
+@pytest.mark.parametrize("methods", [{"_gaussian": scaled(1 / 3)}, {"_gaussian": of_a_seed}])
+def test_audits_find_wrong_noise(methods):
+    with pytest.raises(AssertionError):
+        assert_audit_is_below_epsilon(mutant_of(pate.GNMax, **methods))
+
+
 def assert_cost_does_not_follow_from_the_votes(cls):
     ledgers = []
     for ones in (0, 5):  # Teachers agree, or do not.
