@@ -88,16 +88,12 @@ CASES |= {
     "noise before the clip": (tfdp.DPSGD, {"clipping_rule": PerturbedClipping(0.02)}, {}),
     "importance sampling": (tfdp.DPSGD, {"clipping_rule": ImportanceSamplingClipping()}, {}),
     "top k": (tfdp.DPSGD, {"compression": TopK(0.1), "momentum": 0.9}, {}),
-    "top k without memory": (tfdp.DPAdam, {"compression": TopK(0.3, error_memory=False)}, {}),
     "random layers": (tfdp.DPSGD, {"compression": RandomMask(0.7), "momentum": 0.9}, {}),
-    "random coordinates": (tfdp.DPAdam, {"compression": RandomMask(0.7, by="coordinate")}, {}),
-    "cycles": (tfdp.DPSGD, {"noise_multiplier": 1.1}, CYCLES),
     "correlated": (tfdp.DPSGD, {"noise_multiplier": 1.1, "noise_correlation": BANDS}, CYCLES),
     "users": (tfdp.DPSGD, {}, {"users": USERS}),
-    "users, accumulation": (tfdp.DPAdam, {}, {"users": USERS, "chunk_size": 400}),
 }
 # A canary that is masked in 0.3 of the steps shows as much less.
-SHARES = {"random layers": 0.4, "random coordinates": 0.4}
+SHARES = {"random layers": 0.4}
 
 
 @pytest.mark.quick_cases(1)
@@ -126,7 +122,6 @@ def private_gan(**kwargs):
 
 
 GANS = {
-    "non-saturating": {"loss": "non_saturating"},
     "clipped weights": {"weight_clip": 0.3},
     "conditional": {"num_classes": 3, "gradient_penalty": 10.0},
 }
@@ -322,7 +317,7 @@ def clean_sums_of(optimizer):
 def masks_by_clean_gradients(monkeypatch):
     """The mask is drawn after the gradients were seen: what is not zero is trained."""
     arrangement = Arrangement()
-    optimizer = arrangement.optimizer(compression=RandomMask(0.7, by="coordinate"))
+    optimizer = arrangement.optimizer(compression=RandomMask(0.7))
     sums, compressor = clean_sums_of(optimizer), optimizer._compressor
     compress = compressor.compress
     compressor.compress = lambda gradients, variables, masks: compress(
@@ -580,11 +575,16 @@ def test_a_loss_without_gradient_is_an_error():
         ({"seed": "x"}, "`seed` must"),
         ({"privacy_unit": [1]}, "`privacy_unit` must"),
         ({"privacy_unit": np.arange(24), "examples_per_canary": 0}, "`examples_per_canary` must"),
-        ({"model": tfdp.SelectiveModel(support.small_model())}, "trained by its compiled loss"),
-        ({"model": private_gan(loss="non_saturating"), "data": (X, Y, Y)}, "`data` must be"),
     ],
 )
 def test_errors_name_the_argument(arguments, message):
     valid = {"model": support.small_model(), "data": (X, Y), "num_canaries": 20, "seed": 0}
     with pytest.raises(ValueError, match=message):
         CanaryAudit(**{**valid, **arguments})
+
+
+def test_models_whose_outputs_or_data_canaries_cannot_replace():
+    with pytest.raises(ValueError, match="trained by its compiled loss, or be a PrivateGAN"):
+        small_audit(model=tfdp.SelectiveModel(support.small_model()))
+    with pytest.raises(ValueError, match=r"`data` must be \(x, x\)"):
+        small_audit(model=private_gan(loss="non_saturating"), data=(X, Y, Y))

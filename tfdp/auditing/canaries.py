@@ -51,10 +51,10 @@ class CanaryAudit:
         GAN as it is trained, `(x, x)` or `(x, labels)`.
       num_canaries: Number of canaries; at least 20. With 1000 and an epsilon from 4 to 8, bounds
         are about two thirds of it for a Gaussian mechanism, and about half with subsampling.
+      seed: For tests only: makes the coins reproducible.
       privacy_unit: For users as the unit of privacy, the user of each example, as in
         `tfdp.data.poisson_batches`. A canary is then a user with examples of its own.
       examples_per_canary: Number of examples of each canary user; they have the same gradient.
-      seed: For tests only: makes the coins reproducible.
 
     Attributes:
       model: The model to compile and train; `compile` makes the audit `watch` the optimizer. Its
@@ -92,20 +92,20 @@ class CanaryAudit:
         model: tf.keras.Model,
         data: Any,
         num_canaries: int = 1000,
+        seed: int | None = None,
+        *,
         privacy_unit: Any = None,
         examples_per_canary: int = 2,
-        seed: int | None = None,
     ):
         if not isinstance(model, tf.keras.Model):
             raise error("model", "a model of Keras 2", model)
         is_gan = isinstance(model, PrivateGAN)
         if not is_gan and type(model).train_step is not tf.keras.Model.train_step:
-            raise error(
-                "model",
-                "one that is trained by its compiled loss, or a PrivateGAN: canaries replace a "
-                "model's outputs, and a `train_step` of its own may have no outputs to replace. "
-                "(Give a SelectiveModel's base model.)",
-                model,
+            raise ValueError(
+                "Argument `model` must be trained by its compiled loss, or be a PrivateGAN: "
+                "canaries replace outputs of the model, which a `train_step` of its own need not "
+                "use. For DPSUR, give the model that `SelectiveModel` gets, and make the "
+                f"SelectiveModel of `audit.model`. Received: {model!r}."
             )
         if not is_integer(num_canaries) or num_canaries < 20:
             raise error("num_canaries", "an integer of at least 20", num_canaries)
