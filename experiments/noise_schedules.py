@@ -39,17 +39,17 @@ _STAGES = 6
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags in `values`."""
     text = "First noise multiplier over the last."
-    ratios = ["4", "2", "1", "0.5", "0.25"]
+    ratios = ["4", "2", "1", "0.5"]
     flags.DEFINE_list("ratios", ratios, text, flag_values=values)
     flags.DEFINE_list("epsilons", ["1", "4"], "Budgets.", flag_values=values)
     text = "Learning rates that are tried."
-    rates = ["0.1", "0.2", "0.4"]
+    rates = ["0.15", "0.3"]
     flags.DEFINE_list("learning_rates", rates, text, flag_values=values)
     flags.DEFINE_float("delta", 1e-5, "Delta.", 1e-12, 5e-4, flag_values=values)
     for name, default, text in (
         ("epochs", 15, "Epochs."),
         ("expected_batch_size", 256, "Expected number of examples in a batch."),
-        ("seeds", 5, "Runs on the test set of each setting."),
+        ("seeds", 4, "Runs on the test set of each setting."),
         ("validation_examples", 287, "Training examples that are held out to choose rates."),
     ):
         flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)

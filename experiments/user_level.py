@@ -289,7 +289,10 @@ def draw(values: flags.FlagValues, spent: Found, found: Found, path: str) -> Non
             right.plot([count] * len(one.accuracies), one.accuracies, f"C{i}.", alpha=0.4)
         means = [found[kind, count].mean for count in counts]
         right.plot(counts, means, f"C{i}o-", label=kind)
-    left.set(yscale="log", ylabel=f"epsilon of a user, noise {values.noise_multiplier:g}")
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
+    left.set(ylabel=f"epsilon of a user, noise {values.noise_multiplier:g}")
     right.set(ylabel=f"test accuracy %, epsilon {values.target_epsilon:g} for a user")
     for axes in (left, right):
         axes.set_xscale("log", base=2)

@@ -174,8 +174,8 @@ class CanaryAudit:
 
         is_cyclic = optimizer.sampling is not None and optimizer.sampling.cycle_length > 1
         observed_optimizer._add_noise = observed
-        compressor = observed_optimizer._compressor
-        if compressor is not None and not optimizer.compression.has_masks:
+        compression, compressor = optimizer.compression, observed_optimizer._compressor
+        if compression is not None and not compression.has_masks:
             compress = compressor.compress
 
             def compressed(gradients: Any, variables: Any, masks: Any) -> list:
