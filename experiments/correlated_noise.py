@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 import tfdp
 from experiments import cli, datasets, networks
 from experiments.output import markdown, save
-from experiments.settings import RefusedError
+from experiments.settings import RefusedError, positive_numbers
 
 _KINDS = (
     "Poisson, independent",
@@ -125,12 +125,12 @@ def compare(values: flags.FlagValues) -> list[tuple[float, str, tuple, float, li
             f"{values.expected_batch_size}."
         )
     rows = []
-    for epsilon in _numbers("epsilons", values.epsilons):
+    for epsilon in positive_numbers("epsilons", values.epsilons):
         for kind in _KINDS:
             plan = plan_of(kind, data.size, epsilon, values)
             found = {
                 rate: [accuracy(data, plan, rate, seed, values) for seed in range(values.seeds)]
-                for rate in _numbers("learning_rates", values.learning_rates)
+                for rate in positive_numbers("learning_rates", values.learning_rates)
             }
             best = max(found, key=lambda rate: statistics.fmean(found[rate]))
             rows.append((epsilon, kind, plan, best, found[best]))
@@ -164,16 +164,6 @@ def draw(rows: Sequence[tuple], path: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path)
-
-
-def _numbers(name: str, given: Sequence[str]) -> list[float]:
-    try:
-        numbers = [float(one) for one in given]
-    except ValueError as error:
-        raise RefusedError(f"--{name} must be numbers. Received: {given}.") from error
-    if not numbers or min(numbers) <= 0:
-        raise RefusedError(f"--{name} must be positive numbers. Received: {given}.")
-    return numbers
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Settings of a classification run, and the defaults of each data set."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from experiments import datasets, networks
@@ -22,6 +23,21 @@ OBSERVABILITY = ("conditional", "per_attempt")
 
 class RefusedError(ValueError):
     """The run cannot be done as asked; the message says why, in a sentence for the user."""
+
+
+def positive_numbers(name: str, given: Sequence[str]) -> list[float]:
+    """Returns the numbers that a list flag was given.
+
+    Raises:
+      RefusedError: There is none, or one that is not a positive number.
+    """
+    try:
+        numbers = [float(one) for one in given]
+    except ValueError as error:
+        raise RefusedError(f"--{name} must be numbers. Received: {given}.") from error
+    if not numbers or not min(numbers) > 0:
+        raise RefusedError(f"--{name} must be positive numbers. Received: {given}.")
+    return numbers
 
 
 SELECTIVE_FLAGS = (

@@ -17,11 +17,8 @@ from experiments import startup  # noqa: F401  # It comes first.
 # isort: split
 import dataclasses
 import functools
-import gc
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +28,9 @@ from matplotlib.figure import Figure
 from sklearn.neighbors import KNeighborsClassifier
 
 import tfdp
-from experiments import cli, datasets, networks, records
+from experiments import cli, datasets, networks, tuned_runs
 from experiments.output import markdown, save
-from experiments.settings import DEFAULTS, RefusedError
+from experiments.settings import DEFAULTS, RefusedError, positive_numbers
 from tfdp.contrib import PerturbedClipping, RandomMask, TopK, pate
 from tfdp.schedules import PiecewiseConstantNoise
 
@@ -44,7 +41,6 @@ _FACTORS = (0.5, 1.0, 2.0, 4.0)  # Of a system's learning rate.
 _IMAGES_OF_USER = 4
 _TEST_NOISE = 2.0  # Of DPSUR.
 _TEACHERS, _QUERIES, _STUDENT_STEPS = 100, 100, 500
-_TUNING, _TEST = "validation", "test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +142,7 @@ def train(run: Run) -> tuple[float, float]:
     model.compile(optimizer, loss)
     average = [tfdp.callbacks.ExponentialMovingAverage(0.9)] if system.kind == "average" else []
     model.fit(batches, epochs=1, verbose=0, callbacks=average)
-    return _accuracy(model, data.eval_x, data.eval_y), _spent(optimizer.ledger, run)
+    return tuned_runs.accuracy_of(model, data.eval_x, data.eval_y), _spent(optimizer.ledger, run)
 
 
 def _private(run: Run, system: System, data: datasets.Data) -> tuple[Any, Any, Any]:
@@ -240,7 +236,7 @@ def _pate(run: Run, data: datasets.Data) -> tuple[float, float]:
     drawn = np.random.default_rng(run.seed).integers(len(answers), size=32 * _STUDENT_STEPS)
     x = data.eval_x[queries]
     model.fit(x[drawn], answers[drawn], batch_size=32, shuffle=False, verbose=0)
-    accuracy = _accuracy(model, data.eval_x[measured], data.eval_y[measured])
+    accuracy = tuned_runs.accuracy_of(model, data.eval_x[measured], data.eval_y[measured])
     return accuracy, _spent(aggregator.ledger, run)
 
 
@@ -257,11 +253,6 @@ def _votes(partition: Any, data: datasets.Data, images: np.ndarray) -> np.ndarra
     return np.stack(votes)
 
 
-def _accuracy(model: Any, x: np.ndarray, y: np.ndarray) -> float:
-    logits = model(tf.constant(x), training=False).numpy()
-    return 100 * float(np.mean(logits.argmax(axis=-1) == y))
-
-
 def _spent(ledger: Any, run: Run) -> float:
     spent = ledger.epsilon(run.delta).epsilon
     if spent > run.epsilon * (1 + 1e-9):
@@ -269,24 +260,11 @@ def _spent(ledger: Any, run: Run) -> float:
     return float(spent)
 
 
-class Runs:
+class Runs(tuned_runs.Runs):
     """Runs that ended, in memory and in the record."""
 
     def __init__(self, path: str):
-        self._path = Path(path)
-        self._ended = {Run(**line["run"]): line["accuracy"] for line in records.read(self._path)}
-
-    def accuracy(self, run: Run) -> float:
-        """Returns the accuracy of a run, which is done now if it is not in the record."""
-        if run not in self._ended:
-            accuracy, spent = train(run)
-            tf.keras.backend.clear_session()
-            gc.collect()
-            line = {"run": dataclasses.asdict(run), "accuracy": accuracy, "epsilon": spent}
-            records.append(self._path, line)
-            self._ended[run] = accuracy
-            logging.info("%s: %.2f", run, accuracy)
-        return self._ended[run]
+        super().__init__(path, Run, train)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,13 +273,7 @@ class Row:
 
     system: str
     epsilon: float
-    learning_rate: float
-    accuracies: list[float]
-
-    @property
-    def mean(self) -> float:
-        """Mean accuracy."""
-        return statistics.fmean(self.accuracies)
+    found: tuned_runs.Tuned
 
 
 def compare(values: flags.FlagValues, runs: Runs) -> list[Row]:
@@ -310,12 +282,7 @@ def compare(values: flags.FlagValues, runs: Runs) -> list[Row]:
     unknown = [name for name in names if name not in SYSTEMS]
     if unknown:
         raise RefusedError(f"--systems must be among {list(SYSTEMS)}. Received: {unknown}.")
-    try:
-        epsilons = [float(epsilon) for epsilon in values.epsilons]
-    except ValueError as error:
-        raise RefusedError(f"--epsilons must be numbers. Received: {values.epsilons}.") from error
-    if not epsilons or min(epsilons) <= 0:
-        raise RefusedError(f"--epsilons must be positive numbers. Received: {values.epsilons}.")
+    epsilons = positive_numbers("epsilons", values.epsilons)
     shared = ("delta", "epochs", "expected_batch_size", "validation_examples")
     rows = []
     for name in names:
@@ -330,14 +297,8 @@ def compare(values: flags.FlagValues, runs: Runs) -> list[Row]:
 def _row(begun: Callable[..., Run], seeds: int, runs: Runs) -> Row:
     name = begun.keywords["system"]  # type: ignore[attr-defined]
     rates = [SYSTEMS[name].learning_rate * factor for factor in _FACTORS]
-    tuned = {
-        rate: runs.accuracy(begun(split=_TUNING, learning_rate=rate, seed=0)) for rate in rates
-    }
-    best = max(tuned, key=lambda rate: tuned[rate])
-    accuracies = [
-        runs.accuracy(begun(split=_TEST, learning_rate=best, seed=seed)) for seed in range(seeds)
-    ]
-    return Row(name, begun.keywords["epsilon"], best, accuracies)  # type: ignore[attr-defined]
+    found = runs.tuned(begun, rates, seeds)
+    return Row(name, begun.keywords["epsilon"], found)  # type: ignore[attr-defined]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -348,9 +309,8 @@ def table(rows: Sequence[Row]) -> str:
         own = {row.epsilon: row for row in rows if row.system == name}
         cells = [name, SYSTEMS[name].unit]
         for epsilon in epsilons:
-            row = own[epsilon]
-            spread = statistics.stdev(row.accuracies) if len(row.accuracies) > 1 else 0.0
-            cells += [f"{row.mean:.1f} ({spread:.1f})", f"{row.learning_rate:g}"]
+            found = own[epsilon].found
+            cells += [found.text, f"{found.learning_rate:g}"]
         lines.append(cells)
     titles = ["system", "unit"]
     for epsilon in epsilons:
@@ -367,12 +327,13 @@ def draw(rows: Sequence[Row], path: str) -> None:
         own = [row for row in rows if row.epsilon == epsilon]
         places = [names.index(row.system) for row in own]
         for place, row in zip(places, own, strict=True):
-            axes.plot(row.accuracies, [place] * len(row.accuracies), f"C{i}.", alpha=0.4)
+            accuracies = row.found.accuracies
+            axes.plot(accuracies, [place] * len(accuracies), f"C{i}.", alpha=0.4)
         label = f"epsilon = {epsilon:g}"
-        axes.plot([row.mean for row in own], places, f"C{i}|", markersize=12, label=label)
+        axes.plot([row.found.mean for row in own], places, f"C{i}|", markersize=12, label=label)
         for row in own:
             if row.system == "DP-SGD":
-                axes.axvline(row.mean, color=f"C{i}", alpha=0.3, linewidth=1)
+                axes.axvline(row.found.mean, color=f"C{i}", alpha=0.3, linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="test accuracy %")
     axes.grid(axis="x", alpha=0.3)

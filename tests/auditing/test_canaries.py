@@ -11,8 +11,11 @@ import tfdp
 from tests import support
 from tfdp.auditing import AuditError, CanaryAudit, check_sensitivity
 from tfdp.clipping import AdaptiveQuantileClipping
+from tfdp.contrib import ImportanceSamplingClipping, PerturbedClipping, RandomMask, TopK
 from tfdp.data import source
-from tfdp.optimizers import private_step
+from tfdp.optimizers import adaptive_clip, private_step
+from tfdp.optimizers.noise_memory import NoiseMemory
+from tfdp.schedules import PiecewiseConstantNoise
 
 X, Y = support.small_data(24)
 CANARIES, BATCH, STEPS, DELTA = 1000, 256, 48, 1e-5
@@ -22,8 +25,11 @@ NOISE = 1.5  # An epsilon of about 6 at q = 1/4.
 class Arrangement:
     """An audit, its batches, and arguments of its optimizer."""
 
-    def __init__(self, expected_batch_size=BATCH, **batches):
-        self.audit = CanaryAudit(support.small_model(), (X, Y), CANARIES, seed=3)
+    def __init__(self, expected_batch_size=BATCH, users=None, model=None, data=(X, Y), **batches):
+        model = model or support.small_model()
+        self.audit = CanaryAudit(model, data, CANARIES, privacy_unit=users, seed=3)
+        if users is not None:
+            batches |= {"privacy_unit": self.audit.privacy_unit, "examples_per_user": 2}
         self.batches = tfdp.data.poisson_batches(
             self.audit.data,
             expected_batch_size=expected_batch_size,
@@ -48,7 +54,10 @@ class Arrangement:
         if isinstance(optimizer, tfdp.DPSURSGD):
             model = tfdp.SelectiveModel(model)
             self.audit.watch(optimizer)
-        support.compiled(optimizer, model, **kwargs)
+        if isinstance(model, tfdp.models.PrivateGAN):
+            model.compile(optimizer, "adam")
+        else:
+            support.compiled(optimizer, model, **kwargs)
         model.fit(self.batches, epochs=1, callbacks=[self.audit.callback], verbose=0)
         return self.audit.result(DELTA)
 
@@ -69,6 +78,24 @@ CASES = {
 }
 
 
+USERS = np.arange(24) // 3
+SCHEDULE = PiecewiseConstantNoise([STEPS // 2], [2.0, 1.25])
+BANDS = tfdp.BandedNoise([1.0, 0.6])
+# Of a random set of two, with 1/4 of the set in a batch.
+CYCLES = {"expected_batch_size": BATCH // 2, "cycle_length": 2}
+CASES |= {
+    "schedule": (tfdp.DPSGD, {"noise_multiplier": SCHEDULE}, {}),
+    "noise before the clip": (tfdp.DPSGD, {"clipping_rule": PerturbedClipping(0.02)}, {}),
+    "importance sampling": (tfdp.DPSGD, {"clipping_rule": ImportanceSamplingClipping()}, {}),
+    "top k": (tfdp.DPSGD, {"compression": TopK(0.1), "momentum": 0.9}, {}),
+    "random layers": (tfdp.DPSGD, {"compression": RandomMask(0.7), "momentum": 0.9}, {}),
+    "correlated": (tfdp.DPSGD, {"noise_multiplier": 1.1, "noise_correlation": BANDS}, CYCLES),
+    "users": (tfdp.DPSGD, {}, {"users": USERS}),
+}
+# A canary that is masked in 0.3 of the steps shows as much less.
+SHARES = {"random layers": 0.4}
+
+
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_audits_find_most_of_epsilon_and_no_more(name):
@@ -77,7 +104,40 @@ def test_audits_find_most_of_epsilon_and_no_more(name):
     result = arrangement.result(arrangement.optimizer(cls, **arguments))
     result.check()
     assert result.steps == STEPS and result.passed
+    assert SHARES.get(name, 0.5) * result.epsilon <= result.lower_bound <= result.epsilon
+
+
+def private_gan(**kwargs):
+    classes = 3 if kwargs.get("num_classes") else 0
+    networks = []
+    for size, outputs in ((2, 4), (4, 1)):
+        inputs = [tf.keras.Input([size]), *([tf.keras.Input([3])] if classes else [])]
+        joined = support.layers.Concatenate()(inputs) if classes else inputs[0]
+        hidden = support.layers.Dense(5, "tanh")(joined)
+        network = tf.keras.Model(
+            inputs if classes else inputs[0], support.layers.Dense(outputs)(hidden)
+        )
+        networks.append(network)
+    return tfdp.models.PrivateGAN(*networks, critic_steps=2, **kwargs)
+
+
+GANS = {
+    "clipped weights": {"weight_clip": 0.3},
+    "conditional": {"num_classes": 3, "gradient_penalty": 10.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GANS)
+def test_audit_of_the_critic_of_a_gan(name):
+    arrangement = Arrangement(model=private_gan(**GANS[name]), data=(X, Y))
+    critic = support.flat(arrangement.audit.model.base_model.critic.get_weights())
+    result = arrangement.result(arrangement.optimizer())
+    result.check()
+    assert result.steps == STEPS
     assert result.epsilon / 2 <= result.lower_bound <= result.epsilon
+    assert arrangement.audit.model.base_model.generate(2, seed=0).shape == (2, 4)
+    assert np.any(critic != support.flat(arrangement.audit.model.base_model.critic.get_weights()))
 
 
 @pytest.mark.slow
@@ -206,8 +266,99 @@ def rejected_momentum_stays(monkeypatch):
     return arrangement, optimizer
 
 
+def clip_of_the_critic_skipped(monkeypatch):
+    arrangement = Arrangement(model=private_gan(loss="non_saturating"), data=(X, X))
+    optimizer = arrangement.optimizer()
+    optimizer._clipping = support.UnclippedEngine(0.5)
+    return arrangement, optimizer
+
+
+def last_noise_of_the_schedule(monkeypatch):
+    arrangement = Arrangement()
+    optimizer = arrangement.optimizer(noise_multiplier=SCHEDULE)
+    optimizer._noise_now = lambda stage: SCHEDULE.values[-1]
+    return arrangement, optimizer
+
+
+def noise_of_the_first_clip(monkeypatch):
+    """The clip grows, and the noise does not."""
+    arrangement = Arrangement()
+    rule = AdaptiveQuantileClipping(target_quantile=0.9)
+    optimizer = arrangement.optimizer(clipping_rule=rule)
+    correct, first = adaptive_clip.add_gaussian_noise, optimizer.noise_stddev
+
+    def noisy(tensors, stddevs, key):
+        return correct(tensors, [*[first] * (len(tensors) - 1), stddevs[-1]], key)
+
+    monkeypatch.setattr(adaptive_clip, "add_gaussian_noise", noisy)
+    return arrangement, optimizer
+
+
+def noise_before_the_clip_after_it(monkeypatch):
+    """Gradients are perturbed, and not clipped."""
+    arrangement = Arrangement()
+    optimizer = arrangement.optimizer(clipping_rule=PerturbedClipping(0.02))
+    monkeypatch.setattr(PerturbedClipping, "factors", lambda self, norms, clip: 1.0 + 0 * norms)
+    return arrangement, optimizer
+
+
+def clean_sums_of(optimizer):
+    """The clipped sums of the step that is being built, which no rule may see."""
+    add_noise, sums = optimizer._add_noise, []
+
+    def noting(total, *others):
+        sums[:] = total.gradients
+        return add_noise(total, *others)
+
+    optimizer._add_noise = noting
+    return sums
+
+
+def masks_by_clean_gradients(monkeypatch):
+    """The mask is drawn after the gradients were seen: what is not zero is trained."""
+    arrangement = Arrangement()
+    optimizer = arrangement.optimizer(compression=RandomMask(0.7))
+    sums, compressor = clean_sums_of(optimizer), optimizer._compressor
+    compress = compressor.compress
+    compressor.compress = lambda gradients, variables, masks: compress(
+        gradients, variables, [tf.abs(total) > 0 for total in sums]
+    )
+    return arrangement, optimizer
+
+
+def top_k_of_clean_gradients(monkeypatch):
+    arrangement = Arrangement()
+    optimizer = arrangement.optimizer(compression=TopK(0.3))
+    sums, correct = clean_sums_of(optimizer), TopK.keep
+    monkeypatch.setattr(TopK, "keep", lambda self, gradients: correct(self, sums))
+    return arrangement, optimizer
+
+
+def other_matrix(monkeypatch):
+    """More noise is taken back than by the matrix that the ledger assumes."""
+    arrangement = Arrangement(**CYCLES)
+    optimizer = arrangement.optimizer(noise_correlation=BANDS)
+    optimizer._memory = NoiseMemory(tfdp.BandedNoise([1.0, 1.0]))
+    return arrangement, optimizer
+
+
+def examples_of_users_clipped_apart(monkeypatch):
+    arrangement = Arrangement(users=USERS)
+    optimizer = arrangement.optimizer()
+    optimizer._clipping.rows_per_example = 1
+    return arrangement, optimizer
+
+
 # By mutant, the beginning of the check that must find it.
 MUTANTS = {
+    clip_of_the_critic_skipped: "lower bounds",
+    last_noise_of_the_schedule: "noise is as large",
+    noise_of_the_first_clip: "noise is as large",
+    noise_before_the_clip_after_it: "lower bounds",
+    masks_by_clean_gradients: "updates follow",
+    top_k_of_clean_gradients: "updates follow",
+    other_matrix: "noise of different steps",
+    examples_of_users_clipped_apart: "lower bounds",
     little_noise: "noise is as large",
     clip_skipped: "lower bounds",
     sampled_twice_as_often: "lower bounds",
@@ -379,7 +530,7 @@ def test_other_data_and_other_optimizers_are_an_error():
 
 
 @pytest.mark.slow
-def test_augmented_copies_and_users():
+def test_augmented_copies():
     audit = small_audit(num_canaries=300)
     batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=60, augmentations=2)
     support.compiled(tfdp.DPSGD(0.5, 0.7, sampling=batches.sampling), audit.model)
@@ -387,23 +538,24 @@ def test_augmented_copies_and_users():
     result = audit.result(DELTA, significance=1e-6)
     assert result.passed and result.steps == 2 * len(batches)
     assert np.mean(result.in_scores) > np.mean(result.out_scores) + 0.5
+
+
+def test_the_unit_of_privacy_is_that_of_the_canaries():
     audit = small_audit()
-    users = np.arange(54) // 2
-    batches = tfdp.data.poisson_batches(
-        audit.data, expected_batch_size=6, privacy_unit=users, examples_per_user=2
-    )
+    users = {"privacy_unit": np.arange(54) // 2, "examples_per_user": 2}
+    batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=6, **users)
     support.compiled(tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling), audit.model)
-    with pytest.raises(ValueError, match="unit of privacy is the example"):
+    with pytest.raises(ValueError, match="unit of privacy must be that of the canaries"):
         audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
-
-
-def test_steps_that_train_a_part_of_the_coordinates_are_an_error():
-    audit = small_audit()
+    ids = np.array(["a", "b"])[np.arange(24) % 2]
+    audit = small_audit(privacy_unit=ids, examples_per_canary=3)
+    assert np.array_equal(np.bincount(audit.privacy_unit), [12, 12, *[3] * 30])
+    numbers = audit.data[0][1]
+    for user in range(2, 32):
+        assert len(set(numbers[audit.privacy_unit == user])) == 1
     batches = tfdp.data.poisson_batches(audit.data, expected_batch_size=6)
-    top_k = tfdp.contrib.TopK(0.1)
-    optimizer = tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling, compression=top_k)
-    support.compiled(optimizer, audit.model)
-    with pytest.raises(ValueError, match="must be one that trains all coordinates"):
+    support.compiled(tfdp.DPSGD(0.5, 1.0, sampling=batches.sampling), audit.model)
+    with pytest.raises(ValueError, match="whose unit is the example"):
         audit.model.fit(batches, callbacks=[audit.callback], verbose=0)
 
 
@@ -421,9 +573,18 @@ def test_a_loss_without_gradient_is_an_error():
         ({"data": X}, "`data` must"),
         ({"data": (X, Y[:-1])}, "`data` must"),
         ({"seed": "x"}, "`seed` must"),
+        ({"privacy_unit": [1]}, "`privacy_unit` must"),
+        ({"privacy_unit": np.arange(24), "examples_per_canary": 0}, "`examples_per_canary` must"),
     ],
 )
 def test_errors_name_the_argument(arguments, message):
     valid = {"model": support.small_model(), "data": (X, Y), "num_canaries": 20, "seed": 0}
     with pytest.raises(ValueError, match=message):
         CanaryAudit(**{**valid, **arguments})
+
+
+def test_models_whose_outputs_or_data_canaries_cannot_replace():
+    with pytest.raises(ValueError, match="trained by its compiled loss, or be a PrivateGAN"):
+        small_audit(model=tfdp.SelectiveModel(support.small_model()))
+    with pytest.raises(ValueError, match=r"`data` must be \(x, x\)"):
+        small_audit(model=private_gan(loss="non_saturating"), data=(X, Y, Y))

@@ -1,5 +1,7 @@
 """Scores and checks of what an audit recorded."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -92,3 +94,83 @@ def test_noise_that_comes_again_is_found():
         correlation, p_value = repetition_p_value(repeated)
         assert correlation > 0.9 and p_value < 1e-6
     assert repetition_p_value(noise[:1]) == (0.0, 1.0)
+
+
+# Correlated noise, cyclic sampling, and what is not trained.
+
+BANDS = np.array([0.8, 0.5, 0.3]) / np.linalg.norm([0.8, 0.5, 0.3])
+# Numbers of draws: one was skipped before the fifth step, and another object drew the last two.
+DRAWS = [(1, 0), (1, 1), (1, 2), (1, 3), (1, 5), (1, 6), (2, 7), (2, 8)]
+
+
+def correlated(sums, cycle_length=3, **kwargs):
+    recording = recorded(sums, **kwargs)
+    recording.bands, recording.cycle_length = BANDS, cycle_length
+    recording.settings = [
+        dataclasses.replace(setting, source=source, sequence=sequence)
+        for setting, (source, sequence) in zip(recording.settings, DRAWS, strict=True)
+    ]
+    return recording
+
+
+def matrix():
+    """The matrix C of the steps: a band wherever draws follow one another."""
+    found = np.zeros([len(DRAWS), len(DRAWS)])
+    for row, (source, sequence) in enumerate(DRAWS):
+        for column in range(max(0, row - 2), row + 1):
+            if DRAWS[column] == (source, sequence - row + column):
+                found[row, column] = BANDS[row - column]
+    return found
+
+
+def test_correlated_sums_are_multiplied_by_the_stated_matrix():
+    independent = RANDOM.normal(size=(len(DRAWS), 7))
+    sums = 3.0 * np.linalg.solve(matrix(), independent)
+    np.testing.assert_allclose(correlated(sums).noise_units(), independent, atol=1e-5)
+
+
+def test_scores_of_correlated_sums_are_likelihood_ratios_over_all_sets():
+    sums, q = 4 * RANDOM.normal(size=(len(DRAWS), 6)), 0.3
+    columns = matrix()
+    seen = columns @ sums
+    expected = np.zeros(6)
+    for source in (1, 2):
+        steps = [i for i, draw in enumerate(DRAWS) if draw[0] == source]
+        of_sets = []
+        for number in range(3):
+            own = [i for i in steps if DRAWS[i][1] % 3 == number]
+            ratio = np.ones(6)
+            for i in own:  # In the rows of a column no other one of the set is.
+                rows = columns[:, i] > 0
+                means = 2.0 * columns[rows, i][:, np.newaxis]
+                densities = [
+                    scipy.stats.norm(mean, 3.0).pdf(seen[rows]).prod(axis=0) for mean in (means, 0)
+                ]
+                ratio *= 1 - q + q * densities[0] / densities[1]
+            of_sets.append(ratio)
+        expected += np.log(np.mean(of_sets, axis=0))
+    np.testing.assert_allclose(correlated(sums).scores(q), expected, atol=1e-9)
+
+
+def test_steps_that_do_not_train_a_coordinate_say_nothing():
+    sums = RANDOM.normal(size=(3, 5))
+    recording = recorded(sums)
+    trained = RANDOM.random(size=(3, 5)) < 0.5
+    trained[1] = False
+    recording.settings = [
+        dataclasses.replace(setting, trained=which)
+        for setting, which in zip(recording.settings, [trained[0], False, trained[2]], strict=True)
+    ]
+    each = np.stack([recorded(sums[i : i + 1]).scores(0.2) for i in range(3)])
+    np.testing.assert_allclose(recording.scores(0.2), np.where(trained, each, 0).sum(axis=0))
+
+
+def test_what_is_kept_must_be_the_largest():
+    recording = recorded([np.array([8.0, -4.0, 2.0]), np.array([1.0, 1.0, 3.0])])
+    recording.kept = [np.array([True, False, False]), np.array([False, True, True])]
+    found = recording.gradients(2.0, remembers=True)
+    np.testing.assert_allclose(found, [[4, 0, 0], [0, -1.5, 2.5]])
+    found = recording.gradients(2.0, remembers=False)
+    np.testing.assert_allclose(found, [[4, 0, 0], [0, 0.5, 1.5]])
+    recording.kept[0] = np.array([False, False, True])
+    np.testing.assert_allclose(recording.gradients(2.0, remembers=True)[0], [4, -2, 1])

@@ -373,6 +373,34 @@ def test_too_small_costs_are_caught(place, record):
         assert_epsilon_holds(*classes)
 
 
+CANARIES, ANSWERS = 4000, 20
+
+
+def assert_audit_is_below_epsilon(cls, least=0.0):
+    """Each canary is an example of a data set of its own, which moves a vote of each query."""
+    coins = np.random.default_rng(1).random(CANARIES) < 0.5
+    ones = np.repeat(np.where(coins, 6, 5), ANSWERS)
+    answers = gnmax(cls).answer((np.arange(10)[:, np.newaxis] < ones).astype(int))
+    scores = answers.reshape(CANARIES, ANSWERS).sum(axis=1)
+    of_one = gnmax(cls)
+    of_one.answer(queries(ANSWERS))
+    bounds = [
+        tfdp.auditing.epsilon_lower_bound(scores[coins], scores[~coins], DELTA, method=method)
+        for method in ("clopper_pearson", "gaussian", "one_run")
+    ]
+    epsilon = of_one.ledger.epsilon(DELTA).epsilon
+    assert least * epsilon <= max(bounds) <= epsilon
+
+
+def test_an_audit_of_the_answers():
+    assert_audit_is_below_epsilon(pate.GNMax, least=0.5)
+
+
+def test_an_audit_finds_little_noise():
+    with pytest.raises(AssertionError):
+        assert_audit_is_below_epsilon(mutant_of(pate.GNMax, _gaussian=scaled(1 / 2)))
+
+
 def assert_cost_does_not_follow_from_the_votes(cls):
     ledgers = []
     for ones in (0, 5):  # Teachers agree, or do not.

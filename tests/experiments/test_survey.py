@@ -3,7 +3,7 @@
 import pytest
 from absl import flags
 
-from experiments import survey
+from experiments import records, survey
 from experiments.settings import RefusedError
 
 
@@ -36,12 +36,12 @@ def test_a_row_for_each_system_and_no_run_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(survey, "_FACTORS", (1e-9, 2.0))
     record = tmp_path / "record.jsonl"
     rows = survey.compare(values, survey.Runs(record))
-    assert [(row.system, len(row.accuracies)) for row in rows] == [
+    assert [(row.system, len(row.found.accuracies)) for row in rows] == [
         ("DP-SGD", 2),
         ("random layers (half)", 2),
     ]
-    assert all(row.learning_rate == 0.3 for row in rows)  # Nothing is learnt at 1e-9.
-    lines = survey.records.read(record)
+    assert all(row.found.learning_rate == 0.3 for row in rows)  # Nothing is learnt at 1e-9.
+    lines = records.read(record)
     assert len(lines) == 8 and all(0 < line["epsilon"] <= 4 for line in lines)
 
     def none_is_left(run):

@@ -1,11 +1,12 @@
 """Recording of a training by an audit: noisy sums, and the coordinates that they moved."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from scipy import stats
+from scipy import special, stats
 
 from tfdp._tf.plain_variables import plain_variables
 
@@ -24,11 +25,17 @@ class StepSetting:
       clip: The clip.
       stddev: Standard deviation of the noise on the sum.
       learning_rate: The learning rate; None where it follows from the number of the step.
+      trained: Which coordinates the step trains, by public numbers, bool `[canaries]` or a scalar.
+      source: Number of the object that drew the batch.
+      sequence: Number of the batch among those of this source.
     """
 
     clip: float
     stddev: float
     learning_rate: float | None
+    trained: Any = True
+    source: int = 0
+    sequence: int = 0
 
 
 @dataclasses.dataclass
@@ -41,6 +48,11 @@ class Recording:
       settings: What each step was made with.
       sign: Sign of a canary's gradient.
       first_step: Number of steps that the optimizer had taken before.
+      kept: Which coordinates were kept after the noise, bool `[canaries]` for each step; empty if
+        all were.
+      bands: Coefficients of the correlation of the noise, from the first.
+      cycle_length: Steps in which a canary has one chance to be sampled.
+      weight_clip: Bound on the variable's absolute values after each step; None: there is none.
     """
 
     sums: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -48,28 +60,106 @@ class Recording:
     settings: list[StepSetting] = dataclasses.field(default_factory=list)
     sign: float = 1.0
     first_step: int = 0
+    kept: list[np.ndarray] = dataclasses.field(default_factory=list)
+    bands: Sequence[float] = (1.0,)
+    cycle_length: int = 1
+    weight_clip: float | None = None
 
     def noise_units(self) -> np.ndarray:
-        """Returns the sums, in units of their noise (of the clip, without noise): `[steps, n]`."""
+        """Returns the sums, in units of their noise (of the clip, without noise): `[steps, n]`.
+
+        Correlated sums are multiplied by the stated matrix C, after which the noise of each step is
+        independent, if C is the right one.
+        """
         units = [s.stddev or s.clip for s in self.settings]
-        return self.sign * np.stack(self.sums).astype(np.float64) / np.array(units)[:, np.newaxis]
+        sums = self.sign * np.stack(self.sums).astype(np.float64)
+        places, independent = self._places(), self.bands[0] * sums
+        for k, coefficient in enumerate(self.bands[1:], 1):
+            later = np.flatnonzero(places >= k)
+            independent[later] += coefficient * sums[later - k]
+        return independent / np.array(units)[:, np.newaxis]
+
+    def _places(self) -> np.ndarray:
+        """Returns for each step how many before it have noise that it may take back.
+
+        As in `NoiseMemory`: a step takes back noise if its draw follows that of the step before.
+        """
+        places = np.zeros(len(self.settings), int)
+        for i in range(1, len(places)):
+            before, now = self.settings[i - 1], self.settings[i]
+            if (before.source, before.sequence + 1) == (now.source, now.sequence):
+                places[i] = places[i - 1] + 1
+        return places
 
     def scores(self, sampling_probability: float, steps: int | None = None) -> np.ndarray:
         """Returns for each canary the logarithm of how much likelier the sums are if it is in.
 
-        A step's sum is normal, with mean 0 or, if the canary was sampled, the clip.
+        In units of the noise, a step's sum is normal, with mean 0 or, if the canary was sampled,
+        the clip. Where noise is correlated, a canary that was sampled adds the clip times a column
+        of C to the sums of its step and the next ones. Steps that do not train a coordinate say
+        nothing. With cyclic sampling, the attacker does not know which set a canary is in.
 
         Args:
-          sampling_probability: Probability q that an example is in a batch.
+          sampling_probability: Probability q that an example is in a batch (of its set).
           steps: How many of the steps the attacker saw; None: all.
         """
         sums, settings = self.noise_units()[:steps], self.settings[:steps]
+        trained = np.stack([np.broadcast_to(s.trained, sums.shape[1]) for s in settings])
         if not all(setting.stddev for setting in settings):
-            return sums.sum(axis=0)
+            return np.where(trained, sums, 0).sum(axis=0)
+        places, matched = self._places()[: len(sums)], np.zeros_like(sums)
+        squares = np.zeros([len(sums), 1])
+        for k, coefficient in enumerate(self.bands):
+            steps_of = np.flatnonzero(places >= k) - k  # Those that step `steps_of + k` follows.
+            matched[steps_of] += coefficient * sums[steps_of + k]
+            squares[steps_of] += coefficient**2
         signal = np.array([s.clip / s.stddev for s in settings])[:, np.newaxis]
         with np.errstate(divide="ignore"):  # At q = 1.
             absent, present = np.log1p(-sampling_probability), np.log(sampling_probability)
-        return np.logaddexp(absent, present + signal * sums - signal**2 / 2).sum(axis=0)
+        ratios = np.logaddexp(absent, present + signal * matched - signal**2 * squares / 2)
+        return self._of_any_set(np.where(trained, ratios, 0))
+
+    def _of_any_set(self, ratios: np.ndarray) -> np.ndarray:
+        """Returns the logarithms of likelihood ratios of all steps, from those of each.
+
+        An example's set is random, and another one for each object that draws batches.
+        """
+        if self.cycle_length == 1:
+            return ratios.sum(axis=0)
+        settings = self.settings[: len(ratios)]
+        sources = np.array([s.source for s in settings])
+        sets = np.array([s.sequence % self.cycle_length for s in settings])
+        total = np.zeros(ratios.shape[1])
+        for source in np.unique(sources):
+            each = [
+                ratios[(sources == source) & (sets == number)].sum(axis=0)
+                for number in range(self.cycle_length)
+            ]
+            total += special.logsumexp(each, axis=0) - np.log(self.cycle_length)
+        return total
+
+    def gradients(self, divisor: float, remembers: bool) -> list[np.ndarray]:
+        """Returns what the base optimizer must get in each step, if it follows from the sums alone.
+
+        Of what is kept after the noise, only the number of coordinates is taken from the training:
+        they must be the largest.
+
+        Args:
+          divisor: What the sums are divided by.
+          remembers: Whether what is left out is added to the next step's gradient.
+        """
+        found, left = [], np.zeros_like(self.sums[0])
+        for i, (total, setting) in enumerate(zip(self.sums, self.settings, strict=True)):
+            gradient = total / np.asarray(divisor, total.dtype)
+            if self.kept:
+                gradient = gradient + left
+                least = np.min(np.abs(gradient), where=self.kept[i], initial=np.inf)
+                kept = self.kept[i] | (np.abs(gradient) > least * (1 + 1e-5))
+                if remembers:
+                    left = np.where(kept, 0, gradient)
+                gradient = np.where(kept, gradient, 0)
+            found.append(np.where(setting.trained, gradient, 0))
+        return found
 
 
 def noise_p_value(noise: np.ndarray) -> float:
@@ -121,8 +211,10 @@ def learning_rate(optimizer: Any) -> float | None:
 def deviation_of_updates(recording: Recording, optimizer: "PrivateOptimizerMixin") -> float:
     """Measures how far the updates are from those that follow from the noisy sums alone.
 
-    The base optimizer is fed with the noisy sums, divided by the expected batch size, anew. What
-    else gets into an update, such as the momentum of a rejected one, shows as a difference.
+    The base optimizer is fed with the noisy sums, divided by the expected batch size, anew;
+    compressed, if it compresses, by public masks or by the size of the noisy coordinates. What else
+    gets into an update, such as the momentum of a rejected one, or a choice of coordinates by
+    gradients without noise, shows as a difference.
 
     Args:
       recording: What the audit saw.
@@ -140,19 +232,23 @@ def deviation_of_updates(recording: Recording, optimizer: "PrivateOptimizerMixin
         variable = tf.Variable(tf.zeros_like(recording.sums[0]), name="replayed")
 
     @tf.function
-    def update(total: tf.Tensor) -> None:
-        gradient = replay._transform_private_gradient(total / float(divisor))
+    def update(gradient: tf.Tensor) -> None:
+        gradient = replay._transform_private_gradient(gradient)
         super(PrivateOptimizerMixin, replay).apply_gradients(
             [(gradient, variable)], experimental_aggregate_gradients=False
         )
+        if (bound := recording.weight_clip) is not None:
+            variable.assign(tf.clip_by_value(variable, -bound, bound))
 
     update.get_concrete_function(tf.TensorSpec(variable.shape, tf.float32))
     replay.iterations.assign(recording.first_step)
     expected = []
-    for total, setting in zip(recording.sums, recording.settings, strict=True):
+    remembers = optimizer.compression is not None and optimizer.compression.has_memory
+    gradients = recording.gradients(float(divisor), remembers)
+    for gradient, setting in zip(gradients, recording.settings, strict=True):
         if setting.learning_rate is not None:
             replay.learning_rate = setting.learning_rate
-        update(tf.constant(total, tf.float32))
+        update(tf.constant(gradient, tf.float32))
         expected.append(variable.numpy())
     zeros = np.zeros_like(expected[:1])
     moves, replayed = (

@@ -1,0 +1,89 @@
+"""Runs that are kept in a record, and the best learning rate for each setting."""
+
+import dataclasses
+import gc
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from experiments import records
+
+TUNING, TEST = "validation", "test"
+
+
+def accuracy_of(model: Any, x: np.ndarray, y: np.ndarray) -> float:
+    """Returns the accuracy of a classifier in percent."""
+    logits = model(tf.constant(x), training=False).numpy()
+    return 100 * float(np.mean(logits.argmax(axis=-1) == y))
+
+
+class Runs:
+    """Runs that ended, in memory and in the record.
+
+    Args:
+      path: File of the record.
+      kind: Dataclass of all that decides a run.
+      train: Trains once; returns the accuracy in percent, and the epsilon that was spent.
+    """
+
+    def __init__(self, path: str | Path, kind: Any, train: Callable[[Any], tuple[float, float]]):
+        self._path, self._train = Path(path), train
+        self._ended = {kind(**line["run"]): line["accuracy"] for line in records.read(self._path)}
+
+    def accuracy(self, run: Any) -> float:
+        """Returns the accuracy of a run, which is done now if it is not in the record."""
+        if run not in self._ended:
+            accuracy, spent = self._train(run)
+            tf.keras.backend.clear_session()
+            gc.collect()
+            line = {"run": dataclasses.asdict(run), "accuracy": accuracy, "epsilon": spent}
+            records.append(self._path, line)
+            self._ended[run] = accuracy
+            logging.info("%s: %.2f", run, accuracy)
+        return self._ended[run]
+
+    def tuned(self, begun: Callable[..., Any], rates: Sequence[float], seeds: int) -> "Tuned":
+        """Returns the best learning rate on held-out examples, and accuracies on the test set.
+
+        Args:
+          begun: Makes a run of a split, a learning rate and a seed.
+          rates: Learning rates to try, one run each.
+          seeds: Number of runs with the best one.
+        """
+        found = {
+            rate: self.accuracy(begun(split=TUNING, learning_rate=rate, seed=0)) for rate in rates
+        }
+        best = max(found, key=lambda rate: found[rate])
+        accuracies = [
+            self.accuracy(begun(split=TEST, learning_rate=best, seed=seed)) for seed in range(seeds)
+        ]
+        return Tuned(best, accuracies)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A setting with its best learning rate.
+
+    Attributes:
+      learning_rate: The best on held-out examples.
+      accuracies: Accuracies on the test set in percent, one for each seed.
+    """
+
+    learning_rate: float
+    accuracies: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def text(self) -> str:
+        """Mean and standard deviation, as tables show them."""
+        spread = statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+        return f"{self.mean:.1f} ({spread:.1f})"
