@@ -66,8 +66,8 @@ def reconstruct(
 ) -> np.ndarray:
     """Computes images that a classifier takes for given classes, and that are likely.
 
-    Minimises the cross-entropy of the class, the mean over noisy copies, plus a tenth of the prior's
-    energy |z|^2 / 2, by Adam, from z at random.
+    Minimises the cross-entropy of the class, the mean over noisy copies, plus a tenth of the
+    prior's energy |z|^2 / 2, by Adam, from z at random.
 
     Args:
       model: A classifier that returns logits.
