@@ -19,6 +19,7 @@ from tfdp import auditing
 # Activations and gradients of more numbers are given by norms.
 _MOST_NUMBERS = 1000
 _BATCH = 1000
+_EPOCHS = 50  # Of a network that attacks, at most.
 _LEAST_PROBABILITY = 1e-12
 
 
@@ -166,7 +167,7 @@ def network(known: Observed, others: np.ndarray, seed: int) -> np.ndarray:
         *((x[order] - mean) / deviation, y[order]),
         validation_split=0.2,
         batch_size=128,
-        epochs=50,
+        epochs=_EPOCHS,
         verbose=0,
         callbacks=[tf.keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True)],
     )

@@ -20,6 +20,7 @@ import tensorflow as tf
 from experiments.datasets import Data
 
 _BATCH = 1000
+_EPOCHS = 50  # Of a proxy, at most.
 # Layers with more inputs are not cut: the proxy's training set would not fit into memory.
 _MOST_NUMBERS = 10_000
 
@@ -91,7 +92,7 @@ def _proxy(layers: Sequence[Any], below: Any, shadow: Data, seed: int) -> Any:
         *(x, shadow.train_y),
         validation_data=(others, shadow.eval_y),
         batch_size=128,
-        epochs=50,
+        epochs=_EPOCHS,
         verbose=0,
         callbacks=[tf.keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)],
     )

@@ -12,7 +12,7 @@ import pytest
 
 import tfdp
 from experiments import jobs, records, training
-from experiments.attacks import attackers, command, inversion, runs
+from experiments.attacks import attackers, command, inversion, layers, runs
 from experiments.attacks.declarations import ATTACKS, FILE, INVERSION, LAYERS, Tables
 from experiments.settings import RefusedError
 from experiments.tables import grid
@@ -53,6 +53,14 @@ def here(monkeypatch):
 
     monkeypatch.setattr(jobs, "_Workers", same)
     return workers.ran
+
+
+@pytest.fixture
+def weak(monkeypatch):
+    """Makes attacks weak, and fast."""
+    monkeypatch.setattr(inversion, "_STEPS", 2)
+    monkeypatch.setattr(layers, "_EPOCHS", 1)
+    monkeypatch.setattr(attackers, "_EPOCHS", 1)
 
 
 @pytest.fixture
@@ -105,7 +113,7 @@ def rows_in(text):
 
 
 @pytest.mark.slow
-def test_from_a_split_to_a_table(folder, here, monkeypatch):
+def test_from_a_split_to_a_table(folder, here, weak, monkeypatch):
     """The whole way, with training; the second call does not run again what the first ran."""
     arguments = [f"--examples={TINY_EXAMPLES}", "--epsilons=1"]
     assert command.run(flags_in(folder, *arguments)) == []
@@ -138,6 +146,12 @@ def test_models_that_were_trained_are_not_trained_again(folder, here, monkeypatc
     """A kill between the target and the shadow model, and one before the line is written."""
     arguments = [f"--examples={TINY_EXAMPLES}", "--rows=SGD"]
     trained, run = [], training.Training.run
+    success = {name: {"accuracy": 0.5, "auc": 0.5, "tpr": 0.0} for name in attackers.ATTACKERS}
+    monkeypatch.setattr(attackers, "success", lambda *_: success)
+    monkeypatch.setattr(runs, "_by_layer", lambda *_: (success, {}))
+    shares = dict.fromkeys(("recognised", "members", "others", "prior", "auc"), 0.5)
+    no_images = inversion.packed(np.zeros([10, 8, 8, 1]))
+    monkeypatch.setattr(runs, "_inverted", lambda *_: (shares, no_images))
 
     def count(self):
         trained.append(self.folder.path.name)
