@@ -1,6 +1,7 @@
 """How much memory a backward pass may take by default."""
 
 import os
+import resource
 
 import pytest
 
@@ -65,6 +66,15 @@ def test_limits_of_containers_and_jobs(groups, path, machine):
 def test_no_limit(limit, machine):
     machine(64 * GIB, "0::/\n", **{"memory.max": limit})
     assert devices.memory_budget() == 16 * GIB
+
+
+@pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_limits_of_the_process(kind, machine, monkeypatch):
+    machine(64 * GIB)
+    limits = {kind: (12 * GIB, resource.RLIM_INFINITY)}
+    no_limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits.get(kind, no_limit))
+    assert devices.memory_budget() == 3 * GIB
 
 
 def test_where_a_system_tells_nothing(machine, monkeypatch):

@@ -51,6 +51,13 @@ def _memory() -> int:
     for path in _limits():
         with contextlib.suppress(OSError, ValueError):  # "max": no limit.
             sizes.append(int(path.read_text()))
+    with contextlib.suppress(ImportError):  # Not on Windows.
+        import resource
+
+        limits = [
+            resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+        ]
+        sizes += [limit for limit in limits if limit != resource.RLIM_INFINITY]
     return min(sizes, default=0)
 
 
