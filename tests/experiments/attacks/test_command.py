@@ -60,7 +60,7 @@ def weak(monkeypatch):
     """Makes attacks weak, and fast."""
     monkeypatch.setattr(inversion, "_STEPS", 2)
     monkeypatch.setattr(layers, "_EPOCHS", 1)
-    monkeypatch.setattr(attackers, "_EPOCHS", 1)
+    monkeypatch.setitem(attackers.ATTACKERS, "network", attackers.forest)
 
 
 @pytest.fixture
