@@ -1,7 +1,6 @@
 """Lets the steps of Keras, plain and private, take turns in one process.
 
-Processes that train the same network alone differ by up to a factor of two on some machines, and
-stay so; a ratio of times within one process does not depend on that.
+A noisy machine disturbs all of them alike.
 """
 
 import dataclasses

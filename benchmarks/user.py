@@ -1,8 +1,8 @@
 """Times `fit` as users call it: on Poisson batches of expected size B, beside plain `fit` at B.
 
 What changes between the two is the optimizer and the batches; sampling and gathering are part of
-the time, the start and the end of `fit` are not. All trainings take turns in one process: processes
-that train the same network alone differ by up to a factor of two on some machines.
+the time, the start and the end of `fit` are not (but in "the same rows"). All trainings take turns
+in one process, so that a noisy machine disturbs all of them.
 """
 
 import statistics

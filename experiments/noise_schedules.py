@@ -45,17 +45,7 @@ def define_flags(values: flags.FlagValues) -> None:
     text = "Learning rates that are tried."
     rates = ["0.15", "0.3"]
     flags.DEFINE_list("learning_rates", rates, text, flag_values=values)
-    flags.DEFINE_float("delta", 1e-5, "Delta.", 1e-12, 5e-4, flag_values=values)
-    for name, default, text in (
-        ("epochs", 15, "Epochs."),
-        ("expected_batch_size", 256, "Expected number of examples in a batch."),
-        ("seeds", 4, "Runs on the test set of each setting."),
-        ("validation_examples", 287, "Training examples that are held out to choose rates."),
-    ):
-        flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
-    text = "File of the runs."
-    flags.DEFINE_string("record", "results/noise_schedules.jsonl", text, flag_values=values)
-    flags.DEFINE_string("plot", None, "Picture to write.", flag_values=values)
+    tuned_runs.define_flags(values, "results/noise_schedules.jsonl", seeds=4)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,16 +93,7 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags in `values`."""
     flags.DEFINE_list("systems", [], "Rows, by name; all unless given.", flag_values=values)
     flags.DEFINE_list("epsilons", ["1", "4"], "Budgets.", flag_values=values)
-    flags.DEFINE_float("delta", 1e-5, "Delta.", 1e-12, 5e-4, flag_values=values)
-    for name, default, text in (
-        ("epochs", 15, "Epochs."),
-        ("expected_batch_size", 256, "Expected number of examples in a batch."),
-        ("seeds", 3, "Runs on the test set of each setting."),
-        ("validation_examples", 287, "Training examples that are held out to choose rates."),
-    ):
-        flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
-    flags.DEFINE_string("record", "results/survey.jsonl", "File of the runs.", flag_values=values)
-    flags.DEFINE_string("plot", None, "Picture to write.", flag_values=values)
+    tuned_runs.define_flags(values, "results/survey.jsonl", seeds=3)
 
 
 @dataclasses.dataclass(frozen=True)

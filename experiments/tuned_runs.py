@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
+from absl import flags, logging
 
 from experiments import records
 
@@ -63,6 +63,26 @@ class Runs:
             self.accuracy(begun(split=TEST, learning_rate=best, seed=seed)) for seed in range(seeds)
         ]
         return Tuned(best, accuracies)
+
+
+def define_flags(values: flags.FlagValues, record: str, seeds: int) -> None:
+    """Defines the flags that all such experiments have.
+
+    Args:
+      values: Where they are defined.
+      record: Default of the file of the runs.
+      seeds: Default number of runs on the test set.
+    """
+    flags.DEFINE_float("delta", 1e-5, "Delta.", 1e-12, 5e-4, flag_values=values)
+    for name, default, text in (
+        ("epochs", 15, "Epochs."),
+        ("expected_batch_size", 256, "Expected number of examples in a batch."),
+        ("seeds", seeds, "Runs on the test set of each setting."),
+        ("validation_examples", 287, "Training examples that are held out to choose rates."),
+    ):
+        flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
+    flags.DEFINE_string("record", record, "File of the runs.", flag_values=values)
+    flags.DEFINE_string("plot", None, "Picture to write.", flag_values=values)
 
 
 @dataclasses.dataclass(frozen=True)

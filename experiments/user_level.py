@@ -57,17 +57,7 @@ def define_flags(values: flags.FlagValues) -> None:
     text = "Learning rates that are tried."
     rates = ["0.01875", "0.0375", "0.075", "0.15", "0.3"]
     flags.DEFINE_list("learning_rates", rates, text, flag_values=values)
-    flags.DEFINE_float("delta", 1e-5, "Delta.", 1e-12, 5e-4, flag_values=values)
-    for name, default, text in (
-        ("epochs", 15, "Epochs."),
-        ("expected_batch_size", 256, "Expected number of images in a batch."),
-        ("seeds", 3, "Runs on the test set of each setting."),
-        ("validation_examples", 287, "Training images that are held out to choose rates."),
-    ):
-        flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
-    text = "File of the runs."
-    flags.DEFINE_string("record", "results/user_level.jsonl", text, flag_values=values)
-    flags.DEFINE_string("plot", None, "Picture to write.", flag_values=values)
+    tuned_runs.define_flags(values, "results/user_level.jsonl", seeds=3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,12 @@ def test_limits_of_the_process(kind, machine, monkeypatch):
     assert devices.memory_budget() == 3 * GIB
 
 
+@pytest.mark.parametrize("groups", ["", "\n", "one\n", "4:memory\n", "0::/../..\n"])
+def test_groups_that_are_not_as_expected(groups, machine):
+    machine(64 * GIB, groups)
+    assert devices.memory_budget() == 16 * GIB
+
+
 def test_where_a_system_tells_nothing(machine, monkeypatch):
     machine(64 * GIB)
     monkeypatch.delattr(os, "sysconf")  # Windows.

@@ -65,11 +65,11 @@ def _limits() -> list[pathlib.Path]:
     """Returns the files that may limit the memory of this process's container, or of its job."""
     try:
         groups = pathlib.Path(_GROUPS).read_text().splitlines()
-    except OSError:  # No Linux.
+    except (OSError, ValueError):  # No Linux; no text.
         groups = []
     files = []
     for hierarchy in ("0::/", "0:memory:/", *groups):  # A container may see itself as the root.
-        _, kinds, group = hierarchy.split(":", 2)
+        _, kinds, group = [*hierarchy.split(":", 2), "?", "?"][:3]
         if kinds == "":  # Version 2 of cgroups.
             root, name = pathlib.Path(_LIMITS), "memory.max"
         elif "memory" in kinds.split(","):
