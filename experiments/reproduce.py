@@ -24,7 +24,7 @@ from absl import flags, logging
 
 from experiments import cli, jobs, records, tune
 from experiments.output import save
-from experiments.settings import RefusedError
+from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import figures, grid, report, searches
 from experiments.tables.runs import private_rows
 
@@ -66,7 +66,7 @@ def planned(
       RefusedError: What is asked for is in no table.
     """
     declared.check_asked(values.datasets, values.rows)
-    epsilons = tune.numbers("epsilons", values.epsilons)
+    epsilons = positive_numbers("epsilons", values.epsilons, may_be_empty=True)
     cells: dict[tuple[str, str, float | None], None] = {}
     for name in values["table"].value or declared.tables:
         if name not in declared.tables:

@@ -1,6 +1,7 @@
 """Settings of a classification run, and the defaults of each data set."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,18 +26,25 @@ class RefusedError(ValueError):
     """The run cannot be done as asked; the message says why, in a sentence for the user."""
 
 
-def positive_numbers(name: str, given: Sequence[str]) -> list[float]:
+def positive_numbers(name: str, given: Sequence[str], *, may_be_empty: bool = False) -> list[float]:
     """Returns the numbers that a list flag was given.
 
+    Args:
+      name: Name of the flag.
+      given: Its values.
+      may_be_empty: Whether the flag may list nothing.
+
     Raises:
-      RefusedError: There is none, or one that is not a positive number.
+      RefusedError: There is none, or one that is not a positive, finite number.
     """
     try:
         numbers = [float(one) for one in given]
-    except ValueError as error:
-        raise RefusedError(f"--{name} must be numbers. Received: {given}.") from error
-    if not numbers or not min(numbers) > 0:
-        raise RefusedError(f"--{name} must be positive numbers. Received: {given}.")
+    except ValueError:
+        numbers = [math.nan]
+    if not (numbers or may_be_empty) or not all(0 < number < math.inf for number in numbers):
+        raise RefusedError(
+            f"--{name} must be positive numbers. Received: --{name}={','.join(given)}."
+        )
     return numbers
 
 

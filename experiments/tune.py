@@ -14,7 +14,6 @@ one model instead, at an epsilon that includes the choice: experiments/private_s
 from experiments import startup  # noqa: F401  # It comes first.
 
 # isort: split
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from absl import flags, logging
 
 from experiments import cli, datasets, jobs, private_selection, records
 from experiments.output import markdown
-from experiments.settings import RefusedError
+from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import grid
 
 SEARCHES = "docs/results/searches.jsonl"
@@ -58,23 +57,6 @@ def define_shared_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("budget_minutes", None, text, lower_bound=0, flag_values=values)
 
 
-def numbers(name: str, given: list[str]) -> list[float]:
-    """Returns the value of a flag that lists positive numbers.
-
-    Raises:
-      RefusedError: It does not.
-    """
-    try:
-        found = [float(number) for number in given]
-    except ValueError:
-        found = [math.nan]
-    if not all(0 < number < math.inf for number in found):
-        raise RefusedError(
-            f"--{name} must be positive numbers. Received: --{name}={','.join(given)}."
-        )
-    return found
-
-
 def places(values: flags.FlagValues, record: str) -> jobs.Places:
     """Returns where the flags say that things are."""
     return jobs.Places(
@@ -96,7 +78,7 @@ def run(values: flags.FlagValues) -> list[str]:
     """
     declared = grid.Grid(values.tables)
     declared.check_asked(values.datasets, values.rows)
-    epsilons = numbers("epsilons", values.epsilons)
+    epsilons = positive_numbers("epsilons", values.epsilons, may_be_empty=True)
     trials = declared.trials(values.datasets, values.rows, epsilons, values.seeds)
     if not trials:
         raise RefusedError(

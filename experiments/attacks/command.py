@@ -26,7 +26,7 @@ from absl import flags
 from experiments import cli, datasets, jobs, output, records, reproduce, tune
 from experiments.attacks import report, runs
 from experiments.attacks.declarations import FILE, Table, Tables
-from experiments.settings import RefusedError
+from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import grid
 
 
@@ -72,7 +72,7 @@ def planned(
       RefusedError: What is asked for is in no table.
     """
     declared.check_asked((), values.rows)
-    epsilons = tune.numbers("epsilons", values.epsilons)
+    epsilons = positive_numbers("epsilons", values.epsilons, may_be_empty=True)
     asked = set(values.rows or declared.rows)
     cells: dict[tuple[str, str, float | None], None] = {}
     # No private cell without its control.

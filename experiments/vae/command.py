@@ -34,7 +34,7 @@ import tensorflow as tf
 from absl import flags
 
 from experiments import cli, datasets
-from experiments.settings import RefusedError
+from experiments.settings import RefusedError, positive_numbers
 from experiments.vae import data as vae_data
 from experiments.vae import figures as vae_figures
 from experiments.vae import settings as vae_settings
@@ -148,7 +148,9 @@ def runs_to_make(values: flags.FlagValues, dataset_size: int) -> list[VaeSetting
         raise RefusedError(
             f"--methods must be among {', '.join(METHODS)}. Received: --methods={unknown[0]}."
         )
-    epsilons = _epsilons(values["target_epsilon"].value) or DEFAULTS[task].target_epsilon
+    asked = values["target_epsilon"].value or []
+    epsilons = sorted(positive_numbers("target_epsilon", asked, may_be_empty=True))
+    epsilons = epsilons or DEFAULTS[task].target_epsilon
     seeds = values["seeds"].value or DEFAULTS[task].seeds
     todo = [
         resolve(given, method, epsilon, seed, dataset_size)
@@ -157,22 +159,6 @@ def runs_to_make(values: flags.FlagValues, dataset_size: int) -> list[VaeSetting
         for method in methods
     ]
     return list(dict.fromkeys(todo))
-
-
-def _epsilons(texts: list[str] | None) -> list[float]:
-    try:
-        epsilons = [float(text) for text in texts or []]
-    except ValueError as error:
-        raise RefusedError(
-            f"--target_epsilon must be numbers. Received: --target_epsilon={','.join(texts)}."
-        ) from error
-    for epsilon in epsilons:
-        if not 0 < epsilon < math.inf:
-            raise RefusedError(
-                "--target_epsilon must be positive, finite numbers. Received: --target_epsilon="
-                f"{epsilon:g}."
-            )
-    return sorted(epsilons)
 
 
 def run(values: flags.FlagValues) -> list[dict[str, Any]]:

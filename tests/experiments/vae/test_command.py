@@ -77,7 +77,10 @@ def test_bad_flag_is_refused(argument, complaint):
     ("arguments", "complaint"),
     [
         (["--methods=term_wise,dpsgd"], "--methods must be among .* --methods=dpsgd"),
-        (["--target_epsilon=much"], "--target_epsilon must be numbers"),
+        (
+            ["--target_epsilon=much"],
+            r"--target_epsilon must be positive numbers\. Received: .*=much\.",
+        ),
         (["--target_epsilon=1,0"], "--target_epsilon must be positive"),
         (["--target_epsilon=nan"], "--target_epsilon must be positive"),
         (["--target_epsilon=inf"], "--target_epsilon must be positive"),
