@@ -1,3 +1,5 @@
+import gc
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,6 +9,8 @@ import tfdp
 from tests import support
 from tfdp._random import chacha
 from tfdp.accounting.sampling import PoissonSampling, padded_batch_size, truncation_probability
+from tfdp.data import poisson
+from tfdp.data import source as source_module
 from tfdp.data.source import draw_indices, sample_indices
 
 N, B = 50, 8
@@ -192,6 +196,55 @@ def test_weights_of_examples_are_delivered(padding):
     drawn = np.where(x.numpy().any(axis=1) | (y.numpy() > 0), WEIGHTS[y.numpy()], 0)
     np.testing.assert_allclose(weights, drawn, rtol=1e-6)
     assert weights.dtype == tf.float32
+
+
+def largest_tensor_of_functions(dataset):
+    """The most bytes that a tensor has of those that functions of a dataset have captured."""
+    handles = (tf.resource, tf.variant)
+    captured = [
+        tensor
+        for function in dataset._functions()
+        for tensor in function.function.captured_inputs
+        if tensor.dtype not in handles
+    ]
+    sizes = [int(tf.size(tensor)) * tensor.dtype.size for tensor in captured]
+    return max([*sizes, *map(largest_tensor_of_functions, dataset._inputs())], default=0)
+
+
+def test_an_iteration_begins_without_a_copy_of_the_data(monkeypatch):
+    x, w = np.zeros([1000, 100], "float32"), np.ones(1000, "float32")
+
+    def batches():
+        made = tfdp.data.poisson_batches((x, w, w), expected_batch_size=10)
+        return made.map(make_class_weight_map_fn())
+
+    assert largest_tensor_of_functions(batches()) < 100
+    monkeypatch.setattr(poisson, "in_variables", lambda data: data)  # The mutant.
+    assert largest_tensor_of_functions(batches()) == x.nbytes
+
+
+def make_class_weight_map_fn():
+    """Named as in Keras 3: batches know the function by its name."""
+
+    def class_weights_map_fn(x, y, weights):
+        return x, y, weights
+
+    return class_weights_map_fn
+
+
+def test_data_of_an_iterator_live_as_long_as_it():
+    iterator = iter(tfdp.data.poisson_batches((X, Y), expected_batch_size=N, steps_per_epoch=9))
+    gc.collect()
+    np.testing.assert_array_equal(next(iterator)[0], X)
+
+
+def test_data_in_compiled_functions_for_gpus_are_tensors(monkeypatch):
+    source = tfdp.data.poisson_batches((X, Y), expected_batch_size=B).source
+    monkeypatch.setattr(source_module.devices, "compiled_for_gpu", lambda: True)
+    rows = tf.function(lambda: source.rows(tf.constant([3, 1], tf.int64), padded=False))
+    handles = [t for t in rows.get_concrete_function().captured_inputs if t.dtype == tf.resource]
+    assert not handles
+    np.testing.assert_array_equal(rows()[0], X[[3, 1]])
 
 
 def test_nested_inputs():

@@ -8,9 +8,9 @@ and the iterator's destructor waits for it: at the end of an epoch, or in a pass
 collector.
 
 Datasets are rewritten all the same (`apply_default_optimizations`), although each iterator then
-begins with a made-up value for every tensor that their functions use (Grappler's
-`InitializeTensor`), of its size. Without rewriting, TensorFlow 2.21 crashes when an iterator that a
-strategy made over the dataset is dropped.
+begins with a made-up value for every tensor that their functions capture (Grappler's
+`InitializeTensor`), of its size: so data are held in variables. Without rewriting, TensorFlow 2.21
+crashes when an iterator that a strategy made over the dataset is dropped.
 """
 
 import contextlib

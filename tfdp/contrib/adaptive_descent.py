@@ -123,7 +123,7 @@ class AdaptiveGradientDescent(tf.Module):
                 f"at most {size}, the number of training examples",
                 options.selection_batch_size,
             )
-        x, y = tf.nest.map_structure(tf.identity, (source.x, source.y))
+        x, y = tf.nest.map_structure(tf.identity, source.tensors()[:2])
         if not model.built:  # On zeros: a layer must not see an example when it is made.
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         if model.losses:

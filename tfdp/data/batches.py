@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.data.source import PoissonSource
+from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
 
 # What leaves every element as it was drawn, and no draw delivered twice.
@@ -92,15 +92,14 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
     if source.stored is not None:  # A label without a weight is found when it is drawn.
         return self._make(dataclasses.replace(source, stored=Weighted(source.stored, map_func)))
     # Of the whole data set, so that a label without a weight is an error before training.
-    given = [source.x, source.y, *([] if source.sample_weight is None else [source.sample_weight])]
     try:
-        weights = tf.cast(map_func(*given)[2], tf.float32)
+        weights = tf.cast(map_func(*source.tensors())[2], tf.float32)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             "Argument `class_weight` must have a weight for each label. Received data with a label "
             "that has none."
         ) from error
-    return self._make(dataclasses.replace(source, sample_weight=weights))
+    return self._make(dataclasses.replace(source, sample_weight=in_variables(weights)))
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:

@@ -26,7 +26,7 @@ from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data, tuples_for_lists
 from tfdp.data.columns import Features, chosen
 from tfdp.data.cycle import Cycle
-from tfdp.data.source import PoissonSource
+from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import stored
 from tfdp.data.users import Users
 
@@ -306,7 +306,7 @@ def _check_transform(transform: Any, x: Any, y: Any) -> None:
 
 
 def _load(data: Any) -> tuple[tuple, int]:
-    """Loads the data set as tensors, (x, y) or (x, y, weights), and counts its examples."""
+    """Loads the data set into memory, (x, y) or (x, y, weights), and counts its examples."""
     if isinstance(data, tf.data.Dataset):
         data = _read(data)
     if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
@@ -333,7 +333,7 @@ def _load(data: Any) -> tuple[tuple, int]:
             "Argument `data` must hold arrays whose first dimension is the example, all of one "
             f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
         )
-    return tuple(parts), length
+    return in_variables(tuple(parts)), length
 
 
 def _read(data: tf.data.Dataset) -> tuple:

@@ -9,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._random import chacha
+from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.clipping import devices
 from tfdp.data.cycle import Cycle
 from tfdp.data.stored import Examples
 from tfdp.data.users import Users
@@ -25,8 +27,8 @@ class PoissonSource:
     """A data set that Poisson batches can be drawn from, also inside a graph.
 
     Attributes:
-      x: Inputs: a tensor, or nested tuples or dicts of them, with one row for each example; None
-        where examples are not in memory.
+      x: Inputs: a variable or tensor, or nested tuples or dicts of them, with one row for each
+        example; None where examples are not in memory.
       y: Targets, as `x`.
       examples: Number of examples.
       seed: Seed that was given to `poisson_batches`.
@@ -68,10 +70,20 @@ class PoissonSource:
         if self.stored is not None:
             x, y, *weights = self.stored.element_spec
             return (x, y, *tf.nest.map_structure(_as_weights, weights))
+        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), self._data)
+
+    @property
+    def _data(self) -> tuple:
         weights = () if self.sample_weight is None else (self.sample_weight,)
-        return tf.nest.map_structure(
-            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (self.x, self.y, *weights)
-        )
+        return (self.x, self.y, *weights)
+
+    def tensors(self) -> tuple:
+        """Returns all examples in memory, `(x, y)` or `(x, y, sample_weight)`, as tensors.
+
+        It may copy them: batches are drawn without it.
+        """
+        with tf.init_scope():
+            return tf.nest.map_structure(tf.convert_to_tensor, self._data)
 
     def draw(self, key: tf.Tensor, sampling: PoissonSampling) -> tuple:
         """Draws a Poisson batch, whole, as those of `poisson_batches`.
@@ -155,8 +167,7 @@ class PoissonSource:
             x, y, *weights = self.stored.gather(indices)
             rows = (x, y, *tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights))
         else:
-            weights = [] if self.sample_weight is None else [self.sample_weight]
-            data = (self.x, self.y, *weights)
+            data = self.tensors() if devices.compiled_for_gpu() else self._data
             rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
         if self.transform is not None:
             rows = (*_transformed(rows[:2], self.transform), *rows[2:])
@@ -262,6 +273,16 @@ def _transformed(rows: tuple, transform: Transform) -> tuple:
     outputs = tf.function(transform).get_concrete_function(*specs).structured_outputs
     made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
     return tf.map_fn(lambda row: transform(*row), rows, fn_output_signature=made)
+
+
+def in_variables(data: Any) -> Any:
+    """Puts the tensors of a data set into variables, without a copy if nothing else holds them.
+
+    A function that reads a variable captures a handle. Of every tensor that it captures, `tf.data`
+    makes up another one of the same size when an iteration begins, and each iterator keeps one.
+    """
+    with plain_variables(), tf.device("cpu"):
+        return tf.nest.map_structure(lambda t: tf.Variable(t, trainable=False), data)
 
 
 def _as_weights(spec: tf.TensorSpec) -> tf.TensorSpec:
