@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._keras_2 import registered
 from tfdp._validation import error, is_integer, is_number, positive, positive_integer
 from tfdp.optimizers import replicas
 from tfdp.optimizers.private_step import PrivateStep
@@ -17,7 +18,7 @@ _LOSSES = ("wasserstein", "non_saturating")
 _ROWS_AT_A_TIME = 4096
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class PrivateGAN(tf.keras.Model):
     """A generative adversarial network (GAN), trained with differential privacy.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._keras_2 import registered
 from tfdp._term_wise.front_end import FrontEnd
 from tfdp._term_wise.training import TermWiseTraining
 
@@ -14,7 +15,7 @@ def _takes(network: tf.keras.Model) -> Any:
     return None if spec is None else spec[0][0]
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class TermWiseVAE(TermWiseTraining, tf.keras.Model):
     """A variational autoencoder (VAE), trained with differential privacy (PriVAE).
 

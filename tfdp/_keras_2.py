@@ -1,8 +1,38 @@
-"""Facts of Keras 2 that several modules need."""
+"""Facts of Keras 2, and TensorFlow Privacy's classes: what the modules for Keras 2 import.
 
-from typing import Any
+Where these are missing, or `tf.keras` is Keras 3, the import raises the error that says what to use
+for models of Keras 3.
+
+Raises:
+  ImportError: See `tfdp._compat.use_keras_2`.
+"""
+
+from typing import Any, TypeAlias
 
 import tensorflow as tf
+
+from tfdp import _compat
+
+_compat.use_keras_2()
+
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (  # noqa: E402
+    VectorizedDPKerasAdamOptimizer,
+    VectorizedDPKerasSGDOptimizer,
+)
+
+__all__ = [
+    "BATCH_NORMALIZATION",
+    "Callback",
+    "VectorizedDPKerasAdamOptimizer",
+    "VectorizedDPKerasSGDOptimizer",
+    "check_is_model",
+    "is_called_for_inference",
+    "registered",
+]
+
+Callback: TypeAlias = tf.keras.callbacks.Callback
+# Decorates the classes that Keras saves by name.
+registered = tf.keras.utils.register_keras_serializable(package="tfdp")
 
 BATCH_NORMALIZATION = (
     tf.keras.layers.BatchNormalization,
