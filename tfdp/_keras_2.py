@@ -28,6 +28,7 @@ __all__ = [
     "check_is_model",
     "is_called_for_inference",
     "registered",
+    "takes",
 ]
 
 Callback: TypeAlias = tf.keras.callbacks.Callback
@@ -59,3 +60,9 @@ def is_called_for_inference(layer: Any) -> bool:
     nodes = getattr(layer, "inbound_nodes", [])
     called = [node.call_kwargs.get("training") for node in nodes if node.call_args]
     return bool(called) and all(training is False for training in called)
+
+
+def takes(network: tf.keras.Model) -> Any:
+    """Returns the specs of what a model takes, for any number of rows; None if it is not known."""
+    spec = network.save_spec(dynamic_batch=True)
+    return None if spec is None else spec[0][0]
