@@ -22,6 +22,7 @@ Six facts are dealt with here:
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -153,6 +154,14 @@ def _in_keras_3(name: str) -> str:
         )
     instead = {"callbacks": "PrivacyBudget"}.get(last, last)
     return f"For models of Keras 3 (`import keras`), use `tfdp.keras3.{instead}`."
+
+
+def has_keras_3() -> bool:
+    """Returns whether the package `keras` that is installed is Keras 3."""
+    try:
+        return importlib.metadata.version("keras").startswith("3.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def use_keras_3() -> None:
