@@ -1,14 +1,19 @@
 """The front ends of tfdp, one for each Keras, for tests that run with both."""
 
 import dataclasses
+import importlib.metadata
 from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
 
 import tfdp
 from tfdp._compat import missing_for_keras_2
+
+HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
+keras: Any = None  # Keras 2.15, once imported by this name, lets `tf_keras` load models for ever.
+if HAS_KERAS_3:
+    import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +33,10 @@ class FrontEnd:
 
 assert issubclass(tf.keras.Model, tf.Module)  # Used first, `tf.keras` is Keras 2.
 FRONT_ENDS = [FrontEnd(tf.keras, tfdp, "tf.keras", "tfdp")]
-if keras.__version__.startswith("3."):
+if HAS_KERAS_3:
     FRONT_ENDS.append(FrontEnd(keras, tfdp.keras3, "keras", "tfdp.keras3"))
 
-needs_keras_3 = pytest.mark.skipif(
-    not keras.__version__.startswith("3."), reason="Keras 3 is not installed"
-)
+needs_keras_3 = pytest.mark.skipif(not HAS_KERAS_3, reason="Keras 3 is not installed")
 with_both = pytest.mark.parametrize("front", FRONT_ENDS, ids=lambda front: front.part)
 # For what does not pass through the front end: code that both share, and its mutants.
 ONE = FRONT_ENDS[-1:] if missing_for_keras_2() else FRONT_ENDS[:1]

@@ -1,5 +1,6 @@
 """How tfdp is imported: each case in a process of its own."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 import tfdp
-from tests.front_ends import needs_keras_3
+from tests.front_ends import HAS_KERAS_3, needs_keras_3
 from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
 
@@ -65,6 +66,7 @@ ORDERS = {
 }
 
 
+@needs_keras_3
 @needs_keras_2
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ORDERS)
@@ -125,11 +127,20 @@ for backend in ("jax", "torch"):
 
 def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
     for package in (tfdp, tfdp.models, tfdp.optimizers):
-        assert _compat.missing_for_keras_2() or set(package.__all__) <= set(dir(package))
-        for name in package.__all__:
+        names = set(package.__all__) - (set() if HAS_KERAS_3 else {"keras3"})
+        assert _compat.missing_for_keras_2() or names <= set(dir(package))
+        for name in names:
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="no attribute 'unknown'"):
             package.unknown  # noqa: B018
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_keras_3_is_listed_where_it_is_installed(is_there, monkeypatch):
+    """Else `help(tfdp)` would end in an error, with TensorFlow 2.15."""
+    version = "3.1.0" if is_there else "2.15.0"
+    monkeypatch.setattr(importlib.metadata, "version", {"keras": version}.get)
+    assert ("keras3" in dir(tfdp)) == is_there
 
 
 @needs_keras_3

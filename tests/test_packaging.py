@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import tfdp
-from tests.front_ends import needs_keras_3
+from tests.front_ends import HAS_KERAS_3, needs_keras_3
 from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
 
@@ -171,7 +171,36 @@ print("privacy_statement" in pydoc.render_doc(tfdp), {{"keras3", "DPSGD"}} & {{*
     assert "function epsilon_lower_bound" in others and "BlackBoxAudit" in others
     assert "`tfdp.keras3.DPSGD`" in errors[0]
     assert chosen == "None"  # `tf.keras` is left to TensorFlow.
-    assert listed == "True {'keras3'}"  # `help(tfdp)` works, and `dir` has what can be used.
+    # `help(tfdp)` works, and `dir` has what can be used.
+    assert listed == ("True {'keras3'}" if HAS_KERAS_3 else "True set()")
+
+
+def test_without_tensorflow_privacy_modules_of_keras_2_say_what_to_do(tmp_path):
+    """Also modules that are not public: each raises the error, or needs no Keras 2."""
+    (tmp_path / "imports_it.py").write_text("import tensorflow_privacy")  # Mutants.
+    (tmp_path / "takes_tf_keras.py").write_text(
+        "import tensorflow as tf\nclass Mutant(tf.keras.Model): pass"
+    )
+    lines = run_without_tensorflow_privacy(f"""
+import importlib, pkgutil
+tfdp.__path__.append({str(tmp_path)!r})
+for name in [module.name for module in pkgutil.walk_packages(tfdp.__path__, "tfdp.")]:
+    if name.startswith("tfdp.keras3"):
+        continue
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        print("error" if "`tfdp.keras3" in str(error) else "another error", name)
+        continue
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == name:
+            if any(base.__module__.partition(".")[0] == "keras" for base in value.__mro__):
+                print("class of Keras 3", name)
+""")
+    raised = {line.partition(" ")[2] for line in lines if line.startswith("error ")}
+    others = [line for line in lines if not line.startswith("error ")]
+    assert others == ["another error tfdp.imports_it", "class of Keras 3 tfdp.takes_tf_keras"]
+    assert {"tfdp.optimizers.dp_sgd", "tfdp.models.private_gan", "tfdp.callbacks"} <= raised
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
-import keras
 import pytest
 
+from tests.front_ends import needs_keras_3
 from tests.without_keras_2 import _is_of_a_test
 
 TEST, IMPORT = ("tests.test_x", "test_y"), ("importlib._bootstrap", "_find_and_load")
@@ -69,7 +69,7 @@ def test_of_the_mutant():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not keras.__version__.startswith("3."), reason="Keras 3 is not installed")
+@needs_keras_3
 def test_what_needs_keras_2_is_left_out_and_listed(request, tmp_path):
     root = request.config.rootpath
     (tmp_path / "test_module.py").write_text(MODULE)

@@ -111,4 +111,5 @@ __getattr__, __dir__ = _lazy.attributes(
     __name__,
     {**{name: f"tfdp.{name}" for name in ("auditing", "keras3", "models")}, **_OF_KERAS_2},
     of_keras_2=_OF_KERAS_2,
+    of_keras_3=["keras3"],
 )

@@ -22,6 +22,7 @@ Six facts are dealt with here:
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -34,8 +35,7 @@ _VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_2 = ("tf_keras", "tensorflow_privacy")  # The packages that its front end needs.
 # Public names without a counterpart in `tfdp.keras3`.
 _ONLY_IN_KERAS_2 = {
-    *("PrivateGAN", "CanaryAudit", "check_sensitivity"),
-    *("Movement", "SensitivityCheck", "SensitivityError"),
+    *("CanaryAudit", "check_sensitivity", "Movement", "SensitivityCheck", "SensitivityError"),
 }
 _chosen = False  # Whether tfdp, and not the user, has set the variable.
 _FIRST_WITHOUT_KERAS_2 = (3, 12)  # The first Python that TensorFlow Privacy does not support.
@@ -154,6 +154,14 @@ def _in_keras_3(name: str) -> str:
         )
     instead = {"callbacks": "PrivacyBudget"}.get(last, last)
     return f"For models of Keras 3 (`import keras`), use `tfdp.keras3.{instead}`."
+
+
+def has_keras_3() -> bool:
+    """Returns whether the package `keras` that is installed is Keras 3."""
+    try:
+        return importlib.metadata.version("keras").startswith("3.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def use_keras_3() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._keras_2 import Callback
 from tfdp._validation import error, is_number
 
 _NAME = "_tfdp_exponential_average"
@@ -16,7 +17,7 @@ _NAME = "_tfdp_exponential_average"
 _SWAPPED: "weakref.WeakSet[tf.keras.Model]" = weakref.WeakSet()
 
 
-class ExponentialMovingAverage(tf.keras.callbacks.Callback):
+class ExponentialMovingAverage(Callback):
     """Callback that averages the weights over the steps, and evaluates the average.
 
     Privacy noise moves the weights about, and the average takes out a part of that. After each

@@ -1,13 +1,12 @@
 """Keras callbacks that keep a training run within its privacy budget."""
 
-import tensorflow as tf
-
 from tfdp._exponential_average import ExponentialMovingAverage  # noqa: F401  # Public here.
+from tfdp._keras_2 import Callback
 from tfdp._privacy_budget import BudgetCallback
-from tfdp.optimizers.base import PrivateOptimizerMixin  # Which chooses Keras 2.
+from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
-class PrivacyBudget(BudgetCallback, tf.keras.callbacks.Callback):
+class PrivacyBudget(BudgetCallback, Callback):
     """Callback that logs epsilon after every epoch, and stops before the budget is overspent.
 
     The epsilon is read from the ledger of the model. It covers all steps that private optimizers

@@ -4,10 +4,10 @@ import re
 import time
 import venv
 
-import keras
 import matplotlib.image
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from benchmarks import report, step
 from benchmarks.contestants import CONTESTANTS, DEFAULT
@@ -17,6 +17,7 @@ from benchmarks.settings import StepSettings, Unsupported
 from benchmarks.together import Turn, timed_fit
 from benchmarks.turns import Measurement, Rounds, plan
 from benchmarks.worker import describe
+from tests.front_ends import keras, needs_keras_3
 
 KERAS = ("keras_sgd", "tfdp_one_pass")
 
@@ -63,9 +64,10 @@ def test_neither_start_nor_end_of_fit_counts(monkeypatch):
             callback.on_train_batch_end(number, {})
         wait(1000.0, 0.0)  # An iterator is dropped.
 
-    assert timed_fit(fit, keras) == Turn(wall=3.0, cpu=4.0)
+    assert timed_fit(fit, tf.keras) == Turn(wall=3.0, cpu=4.0)
 
 
+@needs_keras_3
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("contestant", ["tfdp_one_pass", "keras_sgd", "tfdp_philox"])
 def test_steps_of_keras_3_train(contestant):

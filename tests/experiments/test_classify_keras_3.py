@@ -1,6 +1,5 @@
 """Runs of `experiments.classify` with Keras 3."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +9,9 @@ from experiments import classify, datasets
 from experiments.settings import RefusedError, resolve
 from tests.experiments.classify_support import classify_here, parse, start
 from tests.experiments.test_resume import FIXED, interrupt
+from tests.front_ends import keras, needs_keras_3
+
+pytestmark = needs_keras_3
 
 
 @pytest.mark.slow

@@ -7,58 +7,24 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.models import PrivateGAN
+from tests.front_ends import FRONT_ENDS, needs_keras_3, with_both, with_one
+from tests.gan_support import N, X, Y, batches, compiled, critic_of, front_of, gan, network
+from tfdp._private_gan import GANTraining
 
-layers = tf.keras.layers
-N, CLASSES, CLIP = 64, 3, 0.1
-X = np.random.default_rng(0).normal(size=(N, 4)).astype("float32")
-Y = np.arange(N) % CLASSES
-
-
-def network(inputs, outputs, conditional=False, normalized=False):
-    x, classes = layers.Input([inputs]), layers.Input([CLASSES])
-    hidden = layers.Dense(6)(layers.Concatenate()([x, classes]) if conditional else x)
-    if normalized:
-        hidden = layers.BatchNormalization()(hidden)
-    output = layers.Dense(outputs)(layers.LeakyReLU()(hidden))
-    return tf.keras.Model([x, classes] if conditional else x, output)
-
-
-def gan(cls=PrivateGAN, conditional=False, generator=None, critic=None, seed=0, **changes):
-    tf.keras.utils.set_random_seed(seed)
-    generator = generator or network(2, 4, conditional, normalized=True)
-    critic = critic or network(4, 1, conditional)
-    arguments = {"gradient_penalty": 10.0, "num_classes": CLASSES if conditional else None}
-    return cls(generator, critic, **{**arguments, **changes})
-
-
-def batches(y=Y, **kwargs):
-    return tfdp.data.poisson_batches(
-        (X, y), expected_batch_size=16, steps_per_epoch=2, seed=1, **kwargs
-    )
-
-
-def compiled(model, cls=tfdp.DPSGD, **kwargs):
-    arguments = {"l2_norm_clip": 1.0, "noise_multiplier": 1.1, "learning_rate": 0.01}
-    optimizer = cls(**{**arguments, "sampling": batches().sampling})
-    model.compile(critic_optimizer=optimizer, generator_optimizer="adam", **kwargs)
-    return model
-
-
-def critic_of(model):
-    return support.flat(model.critic.get_weights())
+CLIP = 0.1
 
 
 # What training does.
 
 
-@pytest.fixture(scope="module")
-def trained():
+@pytest.fixture(scope="module", params=FRONT_ENDS, ids=lambda front: front.part)
+def trained(request):
     """A conditional GAN after four steps, and what was shown."""
-    model = gan(conditional=True, critic_steps=2)
+    front = request.param
+    model = gan(front, conditional=True, critic_steps=2)
     before = model.get_weights()
     seen = []
-    show = tf.keras.callbacks.LambdaCallback(
+    show = front.keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda _, logs: seen.append(set(logs))
     )
     compiled(model)
@@ -110,7 +76,7 @@ def test_saved_models_keep_the_ledger(trained, tmp_path):
     model = trained[0]
     path = str(tmp_path / "gan.keras")
     model.save(path)
-    loaded = tf.keras.models.load_model(path)
+    loaded = front_of(model).keras.models.load_model(path)
     assert loaded.optimizer.ledger.steps == 4
     assert int(loaded.generator_optimizer.iterations) == 2
     np.testing.assert_array_equal(loaded.generate(3, seed=1), model.generate(3, seed=1))
@@ -118,21 +84,25 @@ def test_saved_models_keep_the_ledger(trained, tmp_path):
     optimizers = (loaded.generator_optimizer, model.generator_optimizer)
     for a, b in zip(*(optimizer.variables for optimizer in optimizers), strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
-    assert loaded.get_config() == model.get_config()
+    own, saved = loaded.get_config(), model.get_config()
+    for name in ("generator", "critic"):  # Keras 3 describes a loaded one in other words.
+        assert own.pop(name)["class_name"] == saved.pop(name)["class_name"]
+    assert own == saved
 
 
-def steps_of_a_second_gan(seed):
+def steps_of_a_second_gan(front, seed):
     """Returns what the ledger of a new critic says, with a generator that has cost four steps."""
-    first = compiled(gan(seed=seed))
+    first = compiled(gan(front, seed=seed))
     first.optimizer._released._own.assign_add([[4, 0, 0]])
-    second = compiled(gan(generator=first.generator, seed=seed + 1))
+    second = compiled(gan(front, generator=first.generator, seed=seed + 1))
     return second.optimizer.ledger.steps
 
 
-def test_a_generator_takes_its_cost_along(monkeypatch):
-    assert steps_of_a_second_gan(seed=1) == 4
-    monkeypatch.setattr(PrivateGAN, "_record_generator", lambda self: None)  # Mutant.
-    assert steps_of_a_second_gan(seed=3) == 0
+@with_both
+def test_a_generator_takes_its_cost_along(front, monkeypatch):
+    assert steps_of_a_second_gan(front, seed=1) == 4
+    monkeypatch.setattr(GANTraining, "_record_generator", lambda self: None)  # Mutant.
+    assert steps_of_a_second_gan(front, seed=3) == 0
 
 
 @pytest.fixture
@@ -144,7 +114,9 @@ def fixed(monkeypatch):
 
 def updates_of(model, *batches):
     """The clipped sums that a step subtracts."""
-    optimizer = tfdp.DPSGD(CLIP, 0.0, 1, learning_rate=1.0)
+    optimizer = front_of(model).tfdp.DPSGD(
+        l2_norm_clip=CLIP, noise_multiplier=0.0, expected_batch_size=1, learning_rate=1.0
+    )
     model.compile(critic_optimizer=optimizer, generator_optimizer="sgd")
     spec = [tf.TensorSpec([None, 4])]
     step = tf.function(lambda x: model.train_step((x, x)), input_signature=spec, autograph=False)
@@ -156,14 +128,15 @@ def updates_of(model, *batches):
     return found
 
 
-@pytest.mark.quick_cases(1)
+@with_both
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"loss": "non_saturating", "gradient_penalty": None}],
     ids=["penalty", "non_saturating"],
 )
-def test_the_update_is_the_sum_of_clipped_gradients(fixed, changes):
-    model, x = gan(critic_steps=10, **changes), X[:4]
+def test_the_update_is_the_sum_of_clipped_gradients(front, fixed, changes):
+    model, x = gan(front, critic_steps=10, **changes), X[:4]
     total = 0.0
     for i in range(4):
         with tf.GradientTape() as tape:
@@ -176,10 +149,26 @@ def test_the_update_is_the_sum_of_clipped_gradients(fixed, changes):
     assert 0 < np.linalg.norm(with_all - without_one) <= CLIP * (1 + 1e-5)
 
 
+@needs_keras_3
+def test_both_kerases_make_the_same_updates(fixed):
+    """Of the critic and of the generator, which learns from it."""
+    models = [gan(front) for front in FRONT_ENDS]
+    weights = [models[0].generator.get_weights(), models[0].critic.get_weights()]
+    found = []
+    for model in models:
+        model.generator.set_weights(weights[0])
+        model.critic.set_weights(weights[1])
+        updates_of(model, X[:8])
+        found.append([support.flat(model.generator.get_weights()), critic_of(model)])
+    for before, own, other in zip(weights, *found, strict=True):
+        assert np.abs(own - support.flat(before)).max() > 1e-3
+        np.testing.assert_allclose(own, other, atol=1e-6)
+
+
 # What would not be private is refused.
 
 
-class PenaltyOfTheBatch(PrivateGAN):
+class PenaltyOfTheBatch:
     """Mutant: the penalty is on the norm of all gradients together."""
 
     def _penalty(self, x, fakes, labels, training):
@@ -189,14 +178,14 @@ class PenaltyOfTheBatch(PrivateGAN):
         return tf.square(tf.norm(tape.gradient(scores, x)) - 1.0) * scores
 
 
-class MeetsOthers(PrivateGAN):
+class MeetsOthers:
     """Mutant: an example meets the mean of all."""
 
     def _score(self, x, labels, training):
         return super()._score(x - tf.reduce_mean(x, 0), labels, training)
 
 
-class GeneratorSeesData(PrivateGAN):
+class GeneratorSeesData:
     """Mutant: the generator's batch has as many rows as the critic's."""
 
     def train_step(self, data):
@@ -209,33 +198,38 @@ class GeneratorSeesData(PrivateGAN):
         return tf.constant(True)
 
 
-@pytest.mark.quick_cases(2)
+@with_both
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
-    ("cls", "message"),
+    ("mutant", "message"),
     [
         (PenaltyOfTheBatch, "mixes examples"),
         (GeneratorSeesData, "writes a statistic of the batch"),
         (MeetsOthers, "mixes examples"),
     ],
 )
-def test_mutants_are_refused(cls, message):
+def test_mutants_are_refused(front, mutant, message):
     with pytest.raises(ValueError, match=message):
-        compiled(gan(cls)).fit(batches(X), verbose=0)
+        compiled(gan(front, mutant)).fit(batches(X), verbose=0)
 
 
-def test_a_critic_with_batch_normalization_is_refused():
+@with_both
+def test_a_critic_with_batch_normalization_is_refused(front):
+    critic = network(front, 4, 1, normalized=True)
     with pytest.raises(ValueError, match="writes a statistic of the batch"):
-        compiled(gan(critic=network(4, 1, normalized=True))).fit(batches(X), verbose=0)
+        compiled(gan(front, critic=critic)).fit(batches(X), verbose=0)
 
 
-def test_a_conditional_gan_needs_labels():
+@with_one
+def test_a_conditional_gan_needs_labels(front):
     with pytest.raises(ValueError, match=r"integer labels, .*Received: float32 labels"):
-        compiled(gan(conditional=True)).fit(batches(X), verbose=0)
+        compiled(gan(front, conditional=True)).fit(batches(X), verbose=0)
 
 
-def shared():
-    model = network(4, 4)
-    return {"generator": model, "critic": tf.keras.Sequential([model, layers.Dense(1)])}
+def shared(front):
+    model = network(front, 4, 4)
+    critic = front.keras.Sequential([model, front.keras.layers.Dense(1)])
+    return {"generator": model, "critic": critic}
 
 
 ARGUMENTS = {
@@ -249,26 +243,37 @@ ARGUMENTS = {
         {"conditional": True, "label_probabilities": [0.5, 0.2, 0.2]},
         "`label_probabilities` must be 3 numbers",
     ),
-    "not built": ({"critic": tf.keras.Sequential([layers.Dense(1)])}, "`critic` must be a model"),
+    "not built": ({"critic": "not built"}, "`critic` must be a model of Keras"),
+    "of another Keras": ({"critic": "of another Keras"}, "`critic` must be a model of Keras"),
     "one input": ({"num_classes": 3}, "`generator` must take noise"),
 }
 
 
+@with_both
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_arguments_are_checked(name):
+def test_arguments_are_checked(front, name):
     changes, message = ARGUMENTS[name]
+    critics = {
+        "not built": front.keras.Sequential([front.keras.layers.Dense(1)]),
+        "of another Keras": tf.Module(),
+    }
+    if "critic" in changes:
+        changes = {"critic": critics[name]}
     with pytest.raises(ValueError, match=message):
-        gan(**changes)
+        gan(front, **changes)
 
 
-def test_networks_must_share_no_layers():
+@with_both
+def test_networks_must_share_no_layers(front):
     with pytest.raises(ValueError, match="must share no layers"):
-        gan(**shared())
+        gan(front, **shared(front))
 
 
-def test_optimizers_are_checked():
-    private, ordinary = tfdp.DPSGD(1.0, 1.0, 16), tf.keras.optimizers.Adam()
-    model = gan()
+@with_both
+def test_optimizers_are_checked(front):
+    private = front.tfdp.DPSGD(1.0, 1.0, expected_batch_size=16)
+    ordinary = front.keras.optimizers.Adam()
+    model = gan(front)
     with pytest.raises(ValueError, match="`critic_optimizer` must be"):
         model.compile(critic_optimizer=ordinary, generator_optimizer=private)
     with pytest.raises(ValueError, match="`generator_optimizer` must be"):
@@ -279,25 +284,28 @@ def test_optimizers_are_checked():
         model.compile("adam")
 
 
+@with_both
 @pytest.mark.slow
-def test_weights_are_clipped_after_each_step():
-    model = gan(gradient_penalty=None, weight_clip=0.05, non_private_diagnostics=True)
+def test_weights_are_clipped_after_each_step(front):
+    model = gan(front, gradient_penalty=None, weight_clip=0.05, non_private_diagnostics=True)
     history = compiled(model).fit(batches(X), verbose=0).history
     assert np.max(np.abs(critic_of(model))) <= np.float32(0.05)
     assert set(history) == {"updates", "non_private_critic_loss"}
 
 
+@with_both
 @pytest.mark.slow
-def test_compiling_again_keeps_the_ledger():
-    model = gan(gradient_penalty=None, loss="non_saturating")
+def test_compiling_again_keeps_the_ledger(front):
+    model = gan(front, gradient_penalty=None, loss="non_saturating")
     for _ in range(2):
         compiled(model).fit(batches(X), verbose=0)
     assert model.optimizer.ledger.steps == 4
 
 
+@with_both
 @pytest.mark.slow
-def test_single_batches_of_a_known_size_are_refused():
-    model = compiled(gan(gradient_penalty=None, loss="non_saturating"))
+def test_single_batches_of_a_known_size_are_refused(front):
+    model = compiled(gan(front, gradient_penalty=None, loss="non_saturating"))
     with pytest.raises(ValueError, match="Leave the batch dimension open"):
         model.train_on_batch(*next(iter(batches(X))))
     assert model.optimizer.ledger.steps == 0

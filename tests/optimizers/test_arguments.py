@@ -1,9 +1,8 @@
-import keras
 import pytest
 
 import tfdp
 from tests import support
-from tests.front_ends import with_both
+from tests.front_ends import keras, with_both
 from tfdp.optimizers import arguments
 
 

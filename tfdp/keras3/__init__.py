@@ -14,6 +14,7 @@ from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
 from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD  # noqa: E402
 from tfdp.keras3.model_check import validate  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
+from tfdp.keras3.private_gan import PrivateGAN  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
 from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
 from tfdp.keras3.term_wise_vae import TermWiseVAE  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "DPSignAdam",
     "DPSignSGD",
     "PrivacyBudget",
+    "PrivateGAN",
     "SelectiveModel",
     "TermWiseVAE",
     "TooManyAttemptsError",

@@ -5,24 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdp._term_wise.front_end import FrontEnd
 from tfdp._term_wise.training import TermWiseTraining
 from tfdp.clipping import Aggregation, TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state
-from tfdp.keras3.keras_3 import tf_variable
-
-
-def _takes(network: keras.Model) -> Any:
-    if hasattr(network, "inputs"):  # Functional or sequential.
-        sequential = isinstance(network, keras.Sequential)
-        inputs = network.inputs[0] if sequential else network.input
-        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), inputs)
-    shapes = (network.get_build_config() or {}).get("input_shape")
-    return keras.tree.map_shape_structure(
-        lambda shape: tf.TensorSpec([None, *shape[1:]], network.input_dtype), shapes
-    )
+from tfdp.keras3.keras_3 import takes, tf_variable
 
 
 def _seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
@@ -91,7 +79,7 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
         keras,
         "Keras 3",
         "tfdp.keras3.DPOptimizer, DPSGD, DPAdam, DPSignSGD or DPSignAdam",
-        _takes,
+        takes,
         lambda optimizer, loss: optimizer.scale_loss(loss),
         _networks_called,
     )
@@ -108,5 +96,5 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
 
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Exports the model, which reconstructs examples; the arguments are those of Keras."""
-        kwargs.setdefault("input_signature", [_takes(self.encoder)])
+        kwargs.setdefault("input_signature", [takes(self.encoder)])
         super().export(*args, **kwargs)

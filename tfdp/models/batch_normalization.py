@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp import _batch_normalization
-from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
+from tfdp._keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
 
 
 def replace_batch_normalization(model: tf.keras.Model, by: str = "group") -> tf.keras.Model:

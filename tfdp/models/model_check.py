@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp import _model_check
 from tfdp._findings import ModelCheck
-from tfdp.models.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
+from tfdp._keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
 
 
 def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:

@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._keras_2 import check_is_model
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
 from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data.columns import Features
-from tfdp.models.keras_2 import check_is_model
 from tfdp.models.model_check import validate
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp._keras_2 import registered
 from tfdp._selective.front_end import FrontEnd
 from tfdp._selective.training import SelectiveTraining
 
@@ -16,7 +17,7 @@ def _loss(model: tf.keras.Model, x: Any, y: Any, weights: Any, training: bool) -
     return model.compute_loss(x, y, model(x, training=training), weights)
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class SelectiveModel(SelectiveTraining, tf.keras.Model):
     """Model that trains a Keras model by selective update and release (DPSUR).
 

@@ -1,20 +1,15 @@
 """A Keras 2 variational autoencoder with a divergence between batches and prior, private."""
 
 import contextlib
-from typing import Any
 
 import tensorflow as tf
 
+from tfdp._keras_2 import registered, takes
 from tfdp._term_wise.front_end import FrontEnd
 from tfdp._term_wise.training import TermWiseTraining
 
 
-def _takes(network: tf.keras.Model) -> Any:
-    spec = network.save_spec(dynamic_batch=True)
-    return None if spec is None else spec[0][0]
-
-
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class TermWiseVAE(TermWiseTraining, tf.keras.Model):
     """A variational autoencoder (VAE), trained with differential privacy (PriVAE).
 
@@ -94,10 +89,10 @@ class TermWiseVAE(TermWiseTraining, tf.keras.Model):
         tf.keras,
         "Keras 2",
         "tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam",
-        _takes,
+        takes,
         lambda optimizer, loss: loss,
         lambda model: contextlib.nullcontext(),
     )
 
     def _make_saveable(self) -> None:
-        self._set_save_spec(_takes(self.encoder))
+        self._set_save_spec(takes(self.encoder))

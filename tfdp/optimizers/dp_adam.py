@@ -1,15 +1,11 @@
 """Differentially private Adam."""
 
-import tensorflow as tf
-from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
-    VectorizedDPKerasAdamOptimizer,
-)
-
+from tfdp._keras_2 import VectorizedDPKerasAdamOptimizer, registered
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class DPAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
     """Differentially private Adam.
 

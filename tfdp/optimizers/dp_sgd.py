@@ -1,15 +1,11 @@
 """Differentially private stochastic gradient descent."""
 
-import tensorflow as tf
-from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
-    VectorizedDPKerasSGDOptimizer,
-)
-
+from tfdp._keras_2 import VectorizedDPKerasSGDOptimizer, registered
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     """Differentially private stochastic gradient descent, with momentum.
 

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
-    VectorizedDPKerasAdamOptimizer,
-)
 
+from tfdp._keras_2 import VectorizedDPKerasAdamOptimizer, registered
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
     """Differentially private Adam, fed with the signs of the noisy gradient.
 

@@ -3,15 +3,13 @@
 from typing import Any
 
 import tensorflow as tf
-from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
-    VectorizedDPKerasSGDOptimizer,
-)
 
+from tfdp._keras_2 import VectorizedDPKerasSGDOptimizer, registered
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     """Differentially private sign descent: steps of one size, in the noisy gradient's directions.
 

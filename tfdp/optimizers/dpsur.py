@@ -2,8 +2,7 @@
 
 import functools
 
-import tensorflow as tf
-
+from tfdp._keras_2 import registered
 from tfdp.optimizers.dp_adam import DPAdam
 from tfdp.optimizers.dp_sgd import DPSGD
 from tfdp.optimizers.dp_sign_adam import DPSignAdam
@@ -15,25 +14,25 @@ _documented = functools.partial(
 )
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 @_documented(rate=0.5)
 class DPSURSGD(SelectiveUpdateMixin, DPSGD):  # noqa: D101
     pass
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 @_documented(rate=0.01)
 class DPSURAdam(SelectiveUpdateMixin, DPAdam):  # noqa: D101
     pass
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 @_documented(rate=0.01)
 class DPSURSignSGD(SelectiveUpdateMixin, DPSignSGD):  # noqa: D101
     pass
 
 
-@tf.keras.utils.register_keras_serializable(package="tfdp")
+@registered
 @_documented(rate=0.01)
 class DPSURSignAdam(SelectiveUpdateMixin, DPSignAdam):  # noqa: D101
     pass
