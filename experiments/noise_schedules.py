@@ -43,7 +43,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_list("ratios", ratios, text, flag_values=values)
     flags.DEFINE_list("epsilons", ["1", "4"], "Budgets.", flag_values=values)
     text = "Learning rates that are tried."
-    rates = ["0.15", "0.3"]
+    rates = ["0.075", "0.15", "0.3", "0.6"]
     flags.DEFINE_list("learning_rates", rates, text, flag_values=values)
     tuned_runs.define_flags(values, "results/noise_schedules.jsonl", seeds=4)
 

@@ -56,6 +56,7 @@ _NUMBERS = {
     "delta": "Delta of the guarantee, below 1/N.",
     "alpha": "Weight of the divergence.",
     "beta": "Weight of KL(q(z|x) || p(z)).",
+    "normal_scale": "Standard deviation of a normal likelihood, instead of the task's likelihood.",
     "l2_norm_clip": "Largest l2 norm of an example's gradient.",
     "batch_clip": "Largest l2 norm of the gradient of a group's divergence.",
     "learning_rate": "Learning rate of all methods. Default: by task and method.",
@@ -185,9 +186,11 @@ def run(values: flags.FlagValues) -> list[dict[str, Any]]:
         rows.append(row)
     written = write_figures(runs, todo, rows)
     measures = [DEFAULTS[task].measure, "log_likelihood", "mmd"]
+    if task in training.CONDITIONAL:
+        measures += ["kl", "explained", "diversity"]
     print(f"\n{vae_figures.table(rows, measures)}\n")
     print(_privacy(runs, todo))
-    if task == "digits":
+    if task in training.CONDITIONAL:
         accuracy = training.accuracy_of_real(data)
         print(f"A classifier of the real training images: {accuracy:.4f}; not private.")
     print(f"{', '.join(written)}: {folder}")
@@ -221,7 +224,9 @@ def write_figures(runs: Runs, todo: list[VaeSettings], rows: list[dict[str, Any]
         )
     else:
         images = {method: found["generated"] for method, found in arrays.items()}
-        figures["generated.png"] = vae_figures.draw_generated(images, titles, task == "digits")
+        figures["generated.png"] = vae_figures.draw_generated(
+            images, titles, task in training.CONDITIONAL
+        )
     for name, figure in figures.items():
         figure.savefig(runs.folder / name, dpi=120)
     return ["runs.csv", *figures]

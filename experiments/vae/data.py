@@ -7,13 +7,13 @@ import numpy as np
 
 from experiments import datasets
 
-TASKS = ("digits", "sparsity", "pinwheel")
+TASKS = ("digits", "mnist", "sparsity", "pinwheel")
 
 SPIRALS = 4
 
 _POINTS = 400  # of the pinwheel, in each of its sets
 _SEEDS = {"train": 1, "validation": 2, "test": 3}  # constants: all runs see the same points
-_VALIDATION_EXAMPLES = {"digits": 287, "sparsity": 10_000}
+_VALIDATION_EXAMPLES = {"digits": 287, "mnist": 10_000, "sparsity": 10_000}
 _PADDING = 2  # pixels on every side of a 28x28 image, which 4x4 strides then halve three times
 
 
@@ -21,9 +21,10 @@ def load(task: str, *, data_dir: str | None = None, eval_split: str = "test") ->
     """Loads the data set of a task.
 
     Args:
-      task: One of `TASKS`: scikit-learn's digits `[N, 8, 8, 1]`, Fashion-MNIST padded with black
-        to `[N, 32, 32, 1]`, or the pinwheel `[400, 2]`.
-      data_dir: Folder of TensorFlow Datasets, for Fashion-MNIST; None for its own default.
+      task: One of `TASKS`: scikit-learn's digits `[N, 8, 8, 1]`, MNIST `[N, 28, 28, 1]`,
+        Fashion-MNIST padded with black to `[N, 32, 32, 1]`, or the pinwheel `[400, 2]`.
+      data_dir: Folder of TensorFlow Datasets, for MNIST and Fashion-MNIST; None for its own
+        default.
       eval_split: "test", or "validation" to hold out examples that are not of the test set: for
         choosing hyperparameters.
 
@@ -36,12 +37,12 @@ def load(task: str, *, data_dir: str | None = None, eval_split: str = "test") ->
     if task == "pinwheel":
         return datasets.Data(*pinwheel(_SEEDS["train"]), *pinwheel(_SEEDS[eval_split]))
     data = datasets.load(
-        "digits" if task == "digits" else "fashion_mnist",
+        "fashion_mnist" if task == "sparsity" else task,
         data_dir=data_dir,
         eval_split=eval_split,
         validation_examples=_VALIDATION_EXAMPLES[task],
     )
-    if task == "digits":
+    if task != "sparsity":
         return data
     return datasets.Data(pad(data.train_x), data.train_y, pad(data.eval_x), data.eval_y)
 

@@ -139,6 +139,36 @@ def downstream_accuracy(
     return float(classifier.score(eval_x.reshape(len(eval_x), -1), eval_y))
 
 
+def kl_from_standard_normal(means: np.ndarray, deviations: np.ndarray) -> float:
+    """Mean KL divergence of normal codes from the standard normal prior, in nats.
+
+    Args:
+      means: Means of q(z|x), `[N, D]`.
+      deviations: Standard deviations of q(z|x), `[N, D]`.
+
+    Returns:
+      The mean over N of the sum over D; NaN where a code is not finite.
+    """
+    means, deviations = _matrix("means", means), _matrix("deviations", deviations)
+    of_each = (means**2 + deviations**2 - 1) / 2 - np.log(deviations)
+    return float(of_each.sum(axis=1).mean())
+
+
+def variance_within(images: np.ndarray, labels: np.ndarray) -> float:
+    """Variance of images within their classes, summed over pixels; the mean over the classes.
+
+    Args:
+      images: Images `[N, ...]`.
+      labels: Their classes, `[N]`.
+
+    Returns:
+      The variance; NaN where an image is not finite.
+    """
+    flat = np.asarray(images, np.float64).reshape(len(images), -1)
+    found = [flat[labels == label].var(axis=0).sum() for label in np.unique(labels)]
+    return float(np.mean(found))
+
+
 def _matrix(name: str, values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or not len(values):

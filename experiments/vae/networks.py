@@ -5,6 +5,8 @@ q(z|x); and a decoder of codes `[batch, latent_dim]`. None of them has BatchNorm
 so that no gradient belongs to one of them.
 """
 
+import math
+
 import tensorflow as tf
 
 import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
@@ -40,8 +42,17 @@ def digits(latent_dim: int = 8, num_classes: int | None = None) -> Pair:
     The class comes beside the image and beside the code: `encoder([x, one_hot])`,
     `decoder([z, one_hot])`. Two dense layers each way: of 64 pixels there is little to convolve.
     """
+    return _dense((8, 8, 1), 128, latent_dim, num_classes)
+
+
+def mnist(latent_dim: int = 16, num_classes: int | None = None) -> Pair:
+    """Builds networks for images `[batch, 28, 28, 1]`, as `digits`, with 256 hidden units."""
+    return _dense((28, 28, 1), 256, latent_dim, num_classes)
+
+
+def _dense(shape: tuple, units: int, latent_dim: int, num_classes: int | None) -> Pair:
     layers = tf.keras.layers
-    image, code = layers.Input((8, 8, 1)), layers.Input((latent_dim,))
+    image, code = layers.Input(shape), layers.Input((latent_dim,))
     classes = [] if num_classes is None else [layers.Input((num_classes,))]
 
     def beside_classes(hidden: tf.Tensor) -> tf.Tensor:
@@ -51,11 +62,11 @@ def digits(latent_dim: int = 8, num_classes: int | None = None) -> Pair:
         return tf.keras.Model([first, *classes] if classes else first, output, name=name)
 
     hidden = beside_classes(layers.Flatten()(image))
-    hidden = layers.Dense(128, activation="relu")(hidden)
+    hidden = layers.Dense(units, activation="relu")(hidden)
     encoder = model(image, layers.Dense(2 * latent_dim)(hidden), "encoder")
-    hidden = layers.Dense(128, activation="relu")(beside_classes(code))
-    decoder = model(code, layers.Reshape((8, 8, 1))(layers.Dense(64)(hidden)), "decoder")
-    return encoder, decoder
+    hidden = layers.Dense(units, activation="relu")(beside_classes(code))
+    made = layers.Reshape(shape)(layers.Dense(math.prod(shape))(hidden))
+    return encoder, model(code, made, "decoder")
 
 
 def fashion_mnist(latent_dim: int = 50) -> Pair:

@@ -58,6 +58,7 @@ class VaeSettings:
       num_groups: m, groups of a batch that the divergence is clipped in.
       alpha: Weight of the divergence.
       beta: Weight of KL(q(z|x) || p(z)).
+      normal_scale: Standard deviation of a normal likelihood; None for the likelihood of the task.
       l2_norm_clip: C1, of an example's gradient, or of whatever the aggregation clips.
       batch_clip: C2, of the gradient of a group's divergence.
       learning_rate: Learning rate of the optimizer.
@@ -78,6 +79,7 @@ class VaeSettings:
     num_groups: int | None
     alpha: float
     beta: float
+    normal_scale: float | None
     l2_norm_clip: float | None
     batch_clip: float | None
     learning_rate: float
@@ -165,6 +167,26 @@ DEFAULTS = {
         measure="accuracy",
         optimizer="dpadam",
     ),
+    "mnist": Defaults(
+        methods=("term_wise", "no_divergence", "non_private"),
+        target_epsilon=(4.0,),
+        epochs=10,
+        expected_batch_size=1024,
+        num_samples=1,
+        num_groups=16,
+        alpha=10.0,
+        beta=5.0,
+        beta_without=5.0,
+        l2_norm_clip=1.0,
+        batch_clip=0.01,
+        learning_rate=0.005,
+        learning_rate_whole=0.005,
+        learning_rate_non_private=0.001,
+        evaluation_examples=1000,
+        importance_samples=50,
+        measure="accuracy",
+        optimizer="dpadam",
+    ),
     "sparsity": Defaults(
         methods=tuple(METHODS),
         target_epsilon=(1.0,),
@@ -209,7 +231,9 @@ DEFAULTS = {
 }
 
 # Flags whose value is a setting, or decides one.
-_NUMBERS = ("alpha", "beta", "l2_norm_clip", "batch_clip", "learning_rate", "delta")
+_NUMBERS = (
+    *("alpha", "beta", "normal_scale", "l2_norm_clip", "batch_clip", "learning_rate", "delta"),
+)
 _MAY_BE_ZERO = ("alpha", "beta")
 
 
@@ -233,7 +257,7 @@ def resolve(
     """
     task = given["task"]
     defaults, how = DEFAULTS[task], METHODS[method]
-    values = {**dataclasses.asdict(defaults), "eval_split": "test"}
+    values = {**dataclasses.asdict(defaults), "eval_split": "test", "normal_scale": None}
     values |= {name: value for name, value in given.items() if value is not None}
     _check(values, dataset_size)
     if not how.divergence and given.get("beta") is None:
@@ -280,6 +304,8 @@ def _check(values: dict[str, Any], dataset_size: int) -> None:
     for name in _NUMBERS:
         low = "at least 0" if name in _MAY_BE_ZERO else "positive"
         value = values[name]
+        if name == "normal_scale" and value is None:
+            continue
         if not (0 < value < math.inf or (value == 0 and name in _MAY_BE_ZERO)):
             raise RefusedError(f"--{name} must be {low} and finite. Received: --{name}={value}.")
     if values["delta"] >= 1 / dataset_size:

@@ -17,11 +17,15 @@ from tfdp.accounting import PoissonSampling
 from tfdp.models import likelihoods, priors
 
 NUM_CLASSES = 10
-LATENT_DIM = {"digits": 8, "sparsity": 50, "pinwheel": 2}
+LATENT_DIM = {"digits": 8, "mnist": 16, "sparsity": 50, "pinwheel": 2}
+CONDITIONAL = ("digits", "mnist")  # Tasks whose networks get the class.
 PINWHEEL_CENTRES = ((0.0, 1.0), (1.0, 0.0), (0.0, -1.0), (-1.0, 0.0))
 PINWHEEL_VARIANCE = 0.03
 
-MEASURES = ("log_likelihood", "mmd", "sparsity", "purity", "accuracy")
+MEASURES = (
+    *("log_likelihood", "mmd", "sparsity", "purity"),
+    *("accuracy", "kl", "explained", "diversity"),
+)
 
 _OPTIMIZERS = {
     "dpsgd": tfdp.DPSGD,
@@ -31,11 +35,13 @@ _OPTIMIZERS = {
 }
 _LIKELIHOODS = {
     "digits": likelihoods.Bernoulli(),
+    "mnist": likelihoods.Bernoulli(),
     "sparsity": likelihoods.Laplace(0.1),
     "pinwheel": likelihoods.Normal(0.1),
 }
-_DIVERGENCES = {"digits": "mmd", "sparsity": "mmd", "pinwheel": "kl"}
+_DIVERGENCES = {"digits": "mmd", "mnist": "mmd", "sparsity": "mmd", "pinwheel": "kl"}
 _GENERATED_PER_CLASS = 8
+_MOST_GENERATED = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +55,12 @@ class Outcome:
       mmd: Squared MMD of q(z), over held-out examples, and p(z), summed over the dimensions.
       sparsity: Hoyer's, of held-out codes; None but for the task of that name.
       purity: Purity of held-out codes; None but for pinwheel.
-      accuracy: On held-out examples, of a classifier of generated ones; None but for digits.
+      accuracy: On held-out examples, of a classifier of generated ones; None but for digits and
+        MNIST, as the next ones.
+      kl: Mean of KL(q(z|x) || p(z)) over held-out examples, in nats.
+      explained: Share of the variance of held-out images within their classes that reconstructions
+        explain: 0 is what the mean of the class does, which needs no code.
+      diversity: Variance of generated images within their classes, by that of held-out ones.
       seconds: Time of training, its graph's making included.
     """
 
@@ -60,6 +71,28 @@ class Outcome:
     sparsity: float | None
     purity: float | None
     accuracy: float | None
+    kl: float | None
+    explained: float | None
+    diversity: float | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model.
+
+    Attributes:
+      model: The `tfdp.TermWiseVAE`.
+      noise_multiplier: See `Outcome`.
+      epsilon: See `Outcome`.
+      statement: Privacy statement.
+      seconds: See `Outcome`.
+    """
+
+    model: Any
+    noise_multiplier: float | None
+    epsilon: float
+    statement: str
     seconds: float
 
 
@@ -74,6 +107,18 @@ def run(settings: VaeSettings, data: Data) -> tuple[Outcome, dict[str, np.ndarra
       RefusedError: The budget cannot be met.
       RuntimeError: More than the budget was spent.
     """
+    trained = train(settings, data)
+    outcome = Outcome(
+        noise_multiplier=trained.noise_multiplier,
+        epsilon=trained.epsilon,
+        seconds=trained.seconds,
+        **measure(trained.model, settings, data),
+    )
+    return outcome, pictures(trained.model, settings, data), trained.statement
+
+
+def train(settings: VaeSettings, data: Data) -> Trained:
+    """Trains; raises as `run` does."""
     noise = calibrate(settings, data.size) if settings.private else None
     # Weights, and codes that are drawn. The noise does not depend on it.
     tf.keras.utils.set_random_seed(settings.seed)
@@ -95,9 +140,7 @@ def run(settings: VaeSettings, data: Data) -> tuple[Outcome, dict[str, np.ndarra
         statement = tfdp.privacy_statement(model, settings.delta, dataset_size=data.size)
         if epsilon > settings.target_epsilon:
             raise RuntimeError(f"epsilon = {epsilon} was spent, more than the target: {settings}.")
-    measures = measure(model, settings, data)
-    outcome = Outcome(noise_multiplier=noise, epsilon=epsilon, seconds=seconds, **measures)
-    return outcome, pictures(model, settings, data), statement
+    return Trained(model, noise, epsilon, statement, seconds)
 
 
 def calibrate(settings: VaeSettings, dataset_size: int) -> float:
@@ -132,9 +175,10 @@ def make_prior(task: str) -> priors.Prior:
 def make_model(settings: VaeSettings) -> Any:
     """Returns the untrained model, a `tfdp.TermWiseVAE`."""
     num_classes = None
-    if settings.task == "digits":
+    if settings.task in CONDITIONAL:
         num_classes = NUM_CLASSES
-        networks = vae_networks.digits(LATENT_DIM["digits"], num_classes)
+        build = {"digits": vae_networks.digits, "mnist": vae_networks.mnist}[settings.task]
+        networks = build(LATENT_DIM[settings.task], num_classes)
     elif settings.task == "sparsity":
         networks = vae_networks.fashion_mnist(LATENT_DIM["sparsity"])
     else:
@@ -145,7 +189,7 @@ def make_model(settings: VaeSettings) -> Any:
     return tfdp.TermWiseVAE(
         *networks,
         prior=make_prior(settings.task),
-        likelihood=_LIKELIHOODS[settings.task],
+        likelihood=_likelihood(settings),
         divergence=_DIVERGENCES[settings.task] if method.divergence else None,
         alpha=settings.alpha,
         beta=settings.beta,
@@ -155,6 +199,12 @@ def make_model(settings: VaeSettings) -> Any:
         **groups,
         **clip,
     )
+
+
+def _likelihood(settings: VaeSettings) -> likelihoods.Likelihood:
+    if settings.normal_scale is None:
+        return _LIKELIHOODS[settings.task]
+    return likelihoods.Normal(settings.normal_scale)
 
 
 def make_optimizer(settings: VaeSettings, noise: float | None, sampling: PoissonSampling) -> Any:
@@ -173,7 +223,7 @@ def measure(model: Any, settings: VaeSettings, data: Data) -> dict[str, float | 
     """Returns the measures of a trained model, by name; on held-out examples alone."""
     x = data.eval_x[: settings.evaluation_examples]
     labels = data.eval_y[: settings.evaluation_examples]
-    y = labels if settings.task == "digits" else None
+    y = labels if settings.task in CONDITIONAL else None
     posterior = model.encode(x, y)
     centres, drawn = np.asarray(posterior.mean()), np.asarray(posterior.sample())
     found = dict.fromkeys(MEASURES)
@@ -186,17 +236,23 @@ def measure(model: Any, settings: VaeSettings, data: Data) -> dict[str, float | 
     elif settings.task == "pinwheel":
         found["purity"] = metrics.cluster_purity(centres, PINWHEEL_CENTRES, labels)
     else:
-        # As many as there are real ones, of equally many of each class: nothing of the real
-        # classes' frequencies is used.
-        classes = np.arange(data.size) % NUM_CLASSES
+        # As many as there are real ones, but at most 10,000, of equally many of each class: nothing
+        # of the real classes' frequencies is used.
+        classes = np.arange(min(data.size, _MOST_GENERATED)) % NUM_CLASSES
         generated = generate(model, classes, settings.seed)
         found["accuracy"] = metrics.downstream_accuracy(generated, classes, x, labels)
+        deviations, within = np.asarray(posterior.stddev()), metrics.variance_within(x, labels)
+        found["kl"] = metrics.kl_from_standard_normal(centres, deviations)
+        errors = np.square(np.asarray(model.reconstruct(x, y)) - x)
+        found["explained"] = 1 - float(errors.sum(axis=(1, 2, 3)).mean()) / within
+        found["diversity"] = metrics.variance_within(generated, classes) / within
     return found
 
 
 def accuracy_of_real(data: Data) -> float:
-    """Computes `downstream_accuracy` of the real training images, without privacy."""
-    return metrics.downstream_accuracy(data.train_x, data.train_y, data.eval_x, data.eval_y)
+    """Computes `downstream_accuracy` of as many real training images, without privacy."""
+    x, y = data.train_x[:_MOST_GENERATED], data.train_y[:_MOST_GENERATED]
+    return metrics.downstream_accuracy(x, y, data.eval_x, data.eval_y)
 
 
 def generate(model: Any, classes: np.ndarray | int, seed: int) -> np.ndarray:
@@ -218,7 +274,7 @@ def pictures(model: Any, settings: VaeSettings, data: Data) -> dict[str, np.ndar
             "reconstructions": np.asarray(model.reconstruct(x)),
             "latents": np.asarray(model.encode(x).sample()),
         }
-    if settings.task == "digits":
+    if settings.task in CONDITIONAL:
         classes = np.repeat(np.arange(NUM_CLASSES), _GENERATED_PER_CLASS)
         images = generate(model, classes, settings.seed)
     else:

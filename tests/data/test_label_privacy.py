@@ -106,6 +106,29 @@ def test_wrong_words_are_caught(mutant, monkeypatch):
         assert_words_give_the_probabilities()
 
 
+def assert_an_audit_is_below_epsilon(num_classes=2, epsilon=1.0, n=100_000):
+    """Fails by chance with a probability below 1e-10: whether labels are 1 tells what they were."""
+    given = np.arange(n) % 2
+    released = randomized_response_labels(given, num_classes=num_classes, epsilon=epsilon)
+    scores = (released.labels == 1).astype(float)
+    bound = tfdp.auditing.epsilon_lower_bound(
+        scores[given == 1], scores[given == 0], delta=0.0, significance=1e-10
+    )
+    assert 0.8 * epsilon < bound <= epsilon
+
+
+def test_an_audit_of_the_labels():
+    assert_an_audit_is_below_epsilon()
+
+
+def test_an_audit_finds_labels_that_are_kept_too_often(monkeypatch):
+    monkeypatch.setattr(
+        label_privacy, "_words_of_another", lambda k, epsilon: _words_of_another(k, 1.2 * epsilon)
+    )
+    with pytest.raises(AssertionError):
+        assert_an_audit_is_below_epsilon()
+
+
 def assert_draws_have_the_probabilities(n=300_000, num_classes=10, epsilon=1.0):
     """Fails by chance with a probability below 1e-10: 100 counts, each below 1e-12."""
     labels = np.arange(n) % num_classes

@@ -3,7 +3,7 @@
 import pytest
 from absl import flags
 
-from experiments import gan
+from experiments import datasets, gan, records
 from experiments.settings import RefusedError
 
 
@@ -15,14 +15,42 @@ def _parse(*arguments):
 
 
 @pytest.mark.slow
-def test_a_picture_and_a_table(tmp_path, capsys):
+def test_a_picture_a_table_and_no_run_twice(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "pictures"
-    gan.compare(_parse("--epochs=2", "--novae", "--loss=weight_clip", f"--output_dir={folder}"))
+    values = _parse("--epochs=2", "--novae", "--loss=weight_clip", f"--output_dir={folder}")
+    gan.compare(values)
     printed = capsys.readouterr().out
     assert (folder / "gan.png").exists() and "epsilon = " in printed
-    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][-2:]
-    assert [row[0] for row in rows] == ["| PrivateGAN", "| real images"]
-    assert 0 <= float(rows[0][2]) <= 1 and float(rows[1][2]) > 0.9
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][-3:]
+    assert [row[0] for row in rows] == ["| PrivateGAN", "| PrivateGAN, no privacy", "| real images"]
+    assert 0 <= float(rows[0][2]) <= 100 and float(rows[2][2]) > 90
+    private, control = records.read(folder / "gan.jsonl")
+    assert 3.9 < private["epsilon"] <= 4 and control["epsilon"] is None
+    assert private["run"]["target_epsilon"] == 4 and control["run"]["target_epsilon"] is None
+
+    def none_is_left(run, data):
+        raise AssertionError(run)
+
+    monkeypatch.setattr(gan, "train", none_is_left)
+    gan.compare(values)
+    assert rows[0][2] == capsys.readouterr().out.split("| PrivateGAN | ")[1].split(" | ")[1]
+    with pytest.raises(AssertionError, match="seed=1"):
+        gan.compare(
+            _parse(
+                "--epochs=2", "--novae", "--seeds=2", "--loss=weight_clip", f"--output_dir={folder}"
+            )
+        )
+
+
+def test_each_model_has_runs_of_its_own():
+    data = datasets.load("digits")
+    found = gan.runs_of(_parse("--seeds=2", "--target_epsilon=2", "--critic_steps=7"), data)
+    assert list(found) == ["PrivateGAN", "PrivateGAN, no privacy", "TermWiseVAE"]
+    assert [run.seed for own in found.values() for run in own] == [0, 1] * 3
+    private, control, vae = (own[0] for own in found.values())
+    assert private.critic_steps == control.critic_steps == 7
+    assert (private.target_epsilon, control.target_epsilon, vae.target_epsilon) == (2, None, 2)
+    assert private.learning_rate == gan.DEFAULTS["digits"].learning_rate
 
 
 def test_networks_fit_each_other():

@@ -54,7 +54,7 @@ def assert_drawn(path):
 @pytest.mark.parametrize(
     ("argument", "complaint"),
     [
-        ("--task=mnist", "should be one of <digits|sparsity|pinwheel>"),
+        ("--task=cifar10", "should be one of <digits|mnist|sparsity|pinwheel>"),
         ("--optimizer=adam", "should be one of <dpsgd|"),
         ("--eval_split=train", "should be one of <test|validation>"),
         ("--steps=0", "--steps"),
@@ -90,6 +90,7 @@ def test_bad_flag_is_refused(argument, complaint):
         (["--delta=1e-90", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
         (["--alpha=-1"], "--alpha must be at least 0"),
         (["--beta=nan"], "--beta must be at least 0"),
+        (["--normal_scale=0"], "--normal_scale must be positive"),
         (["--l2_norm_clip=0"], "--l2_norm_clip must be positive"),
         (["--batch_clip=inf"], "--batch_clip must be positive"),
         (["--learning_rate=0"], "--learning_rate must be positive"),
@@ -129,6 +130,7 @@ def test_every_task_and_method_has_defaults(task):
     for method, how in METHODS.items():
         settings = resolve({"task": task, "delta": 1e-6}, method, 1.0, 1, 60_000)
         absent = {name for name, value in dataclasses.asdict(settings).items() if value is None}
+        absent -= {"normal_scale"}  # The likelihood is that of the task.
         grouped = {"num_groups", "batch_clip"}
         expected = set() if method == "term_wise" else grouped
         assert absent == expected | (set() if how.private else {"delta", "l2_norm_clip"})
@@ -217,6 +219,9 @@ def test_each_method_is_run_at_each_epsilon(pinwheel):
         "sparsity",
         "purity",
         "accuracy",
+        "kl",
+        "explained",
+        "diversity",
         "seconds",
     ]
     assert len(shown) == len(rows) == 3

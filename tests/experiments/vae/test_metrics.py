@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tensorflow_probability import distributions as tfd
 
 from experiments.vae import metrics
 
@@ -141,6 +142,25 @@ def test_downstream_accuracy_is_that_on_the_real_images():
     assert metrics.downstream_accuracy(x, (y + 1) % 3, x, y) < 0.05
 
 
+# Codes and images of a class.
+
+
+def test_kl_is_that_of_normal_distributions():
+    means, deviations = RANDOM.normal(size=[30, 4]), RANDOM.uniform(0.1, 2, [30, 4])
+    own = tfd.MultivariateNormalDiag(means, deviations)
+    expected = tfd.kl_divergence(own, tfd.MultivariateNormalDiag(np.zeros(4), np.ones(4)))
+    found = metrics.kl_from_standard_normal(means, deviations)
+    assert found == pytest.approx(np.mean(expected.numpy()))
+    assert metrics.kl_from_standard_normal(np.zeros([2, 4]), np.ones([2, 4])) == 0
+
+
+def test_variance_within_does_not_see_what_differs_between_classes():
+    labels = np.arange(3000) % 3
+    images = 5.0 * labels[:, np.newaxis] + RANDOM.normal(0, 0.5, [3000, 4])
+    assert metrics.variance_within(images, labels) == pytest.approx(4 * 0.25, rel=0.15)
+    assert metrics.variance_within(images, np.zeros(3000)) > 60
+
+
 # Divergence of a training.
 
 
@@ -154,3 +174,6 @@ def test_a_run_that_diverged_has_no_measure(value):
     assert np.isnan(metrics.dimensionwise_mmd(codes, fine))
     assert np.isnan(metrics.dimensionwise_mmd(fine, codes))
     assert np.isnan(metrics.downstream_accuracy(codes, labels, fine, labels))
+    with np.errstate(invalid="ignore"):
+        assert not np.isfinite(metrics.variance_within(codes, labels))
+        assert not np.isfinite(metrics.kl_from_standard_normal(codes, np.ones_like(codes)))

@@ -9,6 +9,7 @@ from experiments.vae import networks as vae_networks
 PAIRS = {
     "pinwheel": (vae_networks.pinwheel, [2], 2),
     "digits": (lambda: vae_networks.digits(8), [8, 8, 1], 8),
+    "mnist": (vae_networks.mnist, [28, 28, 1], 16),
     "fashion_mnist": (vae_networks.fashion_mnist, [32, 32, 1], 50),
 }
 
@@ -28,6 +29,7 @@ def test_decoders_mirror_encoders(name):
     [
         ("pinwheel", 2 * 100 + 100 + 100 * 4 + 4, 2 * 100 + 100 + 100 * 2 + 2),
         ("digits", 64 * 128 + 128 + 128 * 16 + 16, 8 * 128 + 128 + 128 * 64 + 64),
+        ("mnist", 784 * 256 + 256 + 256 * 32 + 32, 16 * 256 + 256 + 256 * 784 + 784),
         (
             "fashion_mnist",
             16 * (1 * 32 + 32 * 64 + 64 * 128) + 32 + 64 + 128 + 2048 * 100 + 100,
