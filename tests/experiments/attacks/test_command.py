@@ -206,6 +206,31 @@ def test_the_target_and_the_shadow_are_trained_on_their_parts(folder, monkeypatc
     assert len(set.union(*rows)) == sum(map(len, rows))
 
 
+def test_what_needs_no_model_is_computed_once_for_a_split(folder, monkeypatch):
+    """And is that of the model's own split: a prior or judge of members would help the attack."""
+    grown, judge_of = [], inversion.judge_of
+
+    def noted(data, seed):
+        grown.append(data)
+        return judge_of(data, seed)
+
+    monkeypatch.setattr(inversion, "judge_of", noted)
+    runs._without_model.cache_clear()
+    places = jobs.Places(folder / "record", folder / "runs", None, None)
+    declared = grid.Grid(folder / "tables.toml")
+    cells = [("SGD", None, 0), ("DPSGD", 1.0, 0), ("DPSGD", 1.0, 1)]
+    for row, epsilon, seed in cells:
+        job = declared.job("digits", row, epsilon, seed, {"epochs": 1})
+        job = runs.Job("digits", row, epsilon, job.settings, TINY_EXAMPLES)
+        target, shadow = runs._split(job, places)
+        args = ("digits", job.settings.eval_split, 0, seed, TINY_EXAMPLES, places)
+        images, prior, _ = runs._without_model(*args)
+        np.testing.assert_array_equal(images.train_x, target.train_x)
+        np.testing.assert_array_equal(grown[-1].train_x, shadow.train_x)
+        np.testing.assert_allclose(prior.mean, shadow.train_x.mean(axis=0), atol=1e-6)
+    assert len(grown) == 2
+
+
 def test_controls_come_first_and_every_cell_gets_a_run(folder, at_once):
     assert command.run(flags_in(folder, "--seeds=2")) == []
     assert [(job.row, job.target_epsilon, job.settings.seed) for job in at_once] == [
