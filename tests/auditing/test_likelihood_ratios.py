@@ -72,7 +72,7 @@ def uncorrected(scores, member):
     return np.array(ratios)
 
 
-@pytest.mark.parametrize(("models", "least"), [(4, 0.43), (8, 0.48)])
+@pytest.mark.parametrize(("models", "least"), [(4, 0.43), (8, 0.48), (16, 0.495)])
 def test_guessing_with_few_shadows_is_guessing(models, least):
     """A member's own side has one shadow fewer, and so a mean that is farther away."""
     random = np.random.default_rng(0)

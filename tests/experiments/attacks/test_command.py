@@ -16,6 +16,7 @@ from experiments.attacks import attackers, command, inversion, layers, runs
 from experiments.attacks.declarations import ATTACKS, FILE, INVERSION, LAYERS, Tables
 from experiments.settings import RefusedError
 from experiments.tables import grid
+from experiments.tables.runs import TITLES
 from tests.experiments.jobs_support import TABLES, WorkersHere, line, parse
 
 ROOT = Path(__file__).absolute().parents[3]
@@ -256,6 +257,7 @@ def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folde
     assert command.run(flags_in(folder, "--rows=SGD", "--lira_models=4")) == []
     rest = "0.510 / 0.510 | 0.002 / 0.002"
     text, _, more = report_in(folder).partition("## Layers")
+    summary, _, text = text.partition("### ")
     by_layer, _, inverted = more.partition("## Model inversion")
     assert rows_in(text) == [
         f"| SGD | – | 0.900 / 0.800 | black box | 0.500 / 0.600 | 0.600 | – | {rest} | 2 |",
@@ -267,6 +269,11 @@ def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folde
         f"{rest} | 2 |",
     ]
     assert "Not run: DPSGD at ε = 2." in text
+    both = "0.500 to 0.600"
+    assert rows_in(summary) == [
+        f"| digits | SGD | – | {both} | {both} | {both} | {both} |",
+        f"| digits | DPSGD | 1 | {both} | {both} | {both} | – |",
+    ]
     rest = "0.510 / 0.510 | 0.002 / 0.002 | 0.520, 0.550 | 2 |"
     assert rows_in(by_layer) == [
         f"| digits | SGD | – | 0.500 / 0.600 | – | {rest}",
@@ -467,14 +474,15 @@ def test_the_committed_report_is_what_the_committed_runs_say(committed, tmp_path
     command.render(grid.Grid(), committed.tables, lines, tmp_path)
     text = (tmp_path / "attacks.md").read_text()
     assert (folder / "attacks.md").read_text() == text
-    # The page has no other numbers than the report.
+    # The page has the summary, and no other numbers than the report.
     page = (ROOT / "docs" / "auditing.md").read_text()
     rows = [
         row
         for row in page.splitlines()
-        if any(mark in row for mark in (" box | ", "| LiRA, ", "| Fashion-MNIST | "))
+        if row.startswith(tuple(f"| {name} | " for name in TITLES.values()))
     ]
     assert rows and set(rows) <= set(text.splitlines())
+    assert set(rows_in(text.partition("### ")[0])) <= set(rows)
 
 
 # Copied from the papers by hand, once more: black box, then white box, row by row.
