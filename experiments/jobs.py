@@ -194,7 +194,8 @@ def _set_up(threads: int) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _data(dataset: str, eval_split: str, held_out: int, features: str, places: Places) -> Any:
+def data_of(dataset: str, eval_split: str, held_out: int, features: str, places: Places) -> Any:
+    """Returns the data that settings of these names ask for; the last one's is kept in memory."""
     from experiments import datasets
 
     return datasets.load(
@@ -209,7 +210,7 @@ def _data(dataset: str, eval_split: str, held_out: int, features: str, places: P
 
 def load_data(settings: Settings, places: Places) -> Any:
     """Returns the data of a run; the last one's is kept in memory."""
-    return _data(
+    return data_of(
         settings.dataset,
         settings.eval_split,
         settings.validation_examples or 0,

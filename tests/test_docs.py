@@ -203,6 +203,9 @@ def test_examples_of_auditing(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().out
     assert "8.0 1000 {'clopper_pearson': 2.13" in printed and "Attack on 8 models" in printed
     assert names["result"].steps == 88 and names["result"].lower_bound > 1
+    # At chance the standard deviation is 0.017.
+    seen, unseen = (names["attacks"][name].auc for name in ("not_private", "private"))
+    assert seen > 0.6 > unseen
     assert {path.name for path in tmp_path.iterdir()} == {"audit.png", "audit.md", "lira.png"}
 
 

@@ -177,7 +177,15 @@ def network(known: Observed, others: np.ndarray, seed: int) -> np.ndarray:
 def forest(known: Observed, others: np.ndarray, seed: int) -> np.ndarray:
     """Grows a random forest on what is known, and guesses others; see `network`."""
     trees = RandomForestClassifier(200, min_samples_leaf=10, random_state=seed)
-    return trees.fit(*known.labelled()).predict_proba(others)[:, 1]
+    return grown(trees, *known.labelled()).predict_proba(others)[:, 1]
+
+
+def grown(trees: RandomForestClassifier, x: np.ndarray, y: np.ndarray) -> RandomForestClassifier:
+    """Grows a forest on as many threads as TensorFlow may use: the same trees as on one."""
+    trees.set_params(n_jobs=tf.config.threading.get_intra_op_parallelism_threads() or None)
+    trees.fit(x, y)
+    # Threads would add the trees' guesses in any order, and rounding depends on it.
+    return trees.set_params(n_jobs=None)
 
 
 ATTACKERS: dict[str, Attacker] = {"network": network, "forest": forest}

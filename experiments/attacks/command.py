@@ -127,6 +127,7 @@ def render(
     parts = [
         "# Membership inference",
         report.HOW,
+        report.summary(tables.values(), lines),
         *(report.section(table, declared.counterparts, lines) for table in tables.values()),
         report.layers_section(tables.values(), lines),
         report.inversion_section(tables.values(), lines),

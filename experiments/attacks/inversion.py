@@ -21,6 +21,7 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 
+from experiments.attacks import attackers
 from experiments.datasets import Data
 from tfdp import auditing
 
@@ -157,7 +158,7 @@ def measure(
 def judge_of(data: Data, seed: int) -> RandomForestClassifier:
     """Grows a random forest on the training set: reconstructions of networks do not aim at it."""
     forest = RandomForestClassifier(100, min_samples_leaf=5, random_state=seed)
-    return forest.fit(_flat(data.train_x), data.train_y)
+    return attackers.grown(forest, _flat(data.train_x), data.train_y)
 
 
 def differentiable_scattering(shape: tuple[int, int, int]) -> Callable[[Any], Any]:

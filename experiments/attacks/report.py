@@ -41,6 +41,10 @@ of the members, and of the others, of the class: the root of the mean square ove
 guess of membership by the distance to the nearest of these images.\
 """
 
+SUMMARY_HOW = """\
+The smallest and the largest accuracy of attackers, over both attackers and all ε of a row.\
+"""
+
 _NAMES = {BLACK_BOX: "black box", WHITE_BOX: "white box"}
 _RUN = ("dataset", "row", "target_epsilon", "seed", "examples", "lira_models")
 _TITLES = (
@@ -74,6 +78,34 @@ def largest_accuracy(epsilon: float, delta: float, changed: int = 1) -> float:
     # Numerator and denominator are divided by e^(changed epsilon), which may be too large a number.
     excess = delta * sum(math.exp((i - changed) * epsilon) for i in range(changed))
     return min(1.0, (1 + excess) / (1 + math.exp(-changed * epsilon)))
+
+
+def summary(tables: Iterable[Table], lines: Sequence[dict[str, Any]]) -> str:
+    """Writes a line for each row of each data set: what its attackers reached; "" without runs."""
+    attacks = {**_NAMES, LAYERS: "each layer", LIRA: "LiRA"}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for dataset in dict.fromkeys(table.dataset for table in tables):
+        same = [line for line in lines if line["dataset"] == dataset]
+        # Controls first.
+        for line in sorted(
+            same, key=lambda line: (line["target_epsilon"] is not None, line["row"])
+        ):
+            found.setdefault((TITLES.get(dataset, dataset), line["row"]), []).append(line)
+    body = []
+    for place, cells in found.items():
+        epsilons = sorted({line["target_epsilon"] or 0.0 for line in cells})
+        reached = []
+        for attack in attacks:
+            accuracies = [
+                each["accuracy"]
+                for line in cells
+                for each in line["attacks"].get(attack, {}).values()
+            ]
+            ends = sorted({f"{end(accuracies):.3f}" for end in (min, max)} if accuracies else "–")
+            reached.append(" to ".join(ends))
+        body.append((*place, ", ".join(f"{x:g}" if x else "–" for x in epsilons), *reached))
+    titles = ("data set", "model", "ε", *attacks.values())
+    return f"{SUMMARY_HOW}\n\n{markdown(titles, body)}" if body else ""
 
 
 def section(table: Table, counterparts: dict[str, str], lines: Sequence[dict[str, Any]]) -> str:

@@ -1,12 +1,14 @@
 """One run: a target and a shadow model are trained as a row of the tables, and attacked."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
 import numpy as np
 import sklearn
 import tensorflow as tf
+from sklearn.ensemble import RandomForestClassifier
 
 from experiments import jobs
 from experiments.attacks import attackers, inversion, layers
@@ -87,13 +89,14 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
 
 
 def _split(job: Job, places: jobs.Places) -> tuple[Data, Data]:
-    return _split_of(job, jobs.load_data(job.settings, places))
+    whole = jobs.load_data(job.settings, places)
+    return _split_of(whole, job.settings.seed, job.examples)
 
 
-def _split_of(job: Job, whole: Data) -> tuple[Data, Data]:
+def _split_of(whole: Data, seed: int, examples: int | None) -> tuple[Data, Data]:
     x = np.concatenate([whole.train_x, whole.eval_x])
     y = np.concatenate([whole.train_y, whole.eval_y])
-    return split(x, y, job.settings.seed, job.examples)
+    return split(x, y, seed, examples)
 
 
 def _papers_attacks(
@@ -147,19 +150,34 @@ def _by_layer(
 def _inverted(job: Job, model: Any, places: jobs.Places) -> tuple[dict[str, float], dict[str, Any]]:
     """Returns what reconstructions show, and one of each class."""
     settings, seed = job.settings, job.settings.seed
-    # The same split, of images where the model has their features.
-    images = dataclasses.replace(settings, features="none")
-    target, shadow = _split_of(job, jobs.load_data(images, places))
+    held_out = settings.validation_examples or 0
+    target, prior, judge = _without_model(
+        settings.dataset, settings.eval_split, held_out, seed, job.examples, places
+    )
     shape, classes = target.train_x.shape[1:], model.output_shape[1]
     features = None
     if settings.features == "scattering":
         features = inversion.differentiable_scattering(shape)
     labels = np.repeat(np.arange(classes), inversion.STARTS)
-    prior = inversion.Prior.of(shadow.train_x, seed)
     found = inversion.reconstruct(model, labels, prior, seed, features)
-    judge = inversion.judge_of(shadow, seed)
     measured = inversion.measure(found, labels, target, judge, prior)
     return measured, inversion.packed(found[:: inversion.STARTS])
+
+
+@functools.lru_cache(maxsize=1)
+def _without_model(
+    dataset: str,
+    eval_split: str,
+    held_out: int,
+    seed: int,
+    examples: int | None,
+    places: jobs.Places,
+) -> tuple[Data, inversion.Prior, RandomForestClassifier]:
+    """Returns the target's images, the attacker's prior and the judge: the same for all rows."""
+    # The same split as the models', of images where models have their features.
+    whole = jobs.data_of(dataset, eval_split, held_out, "none", places)
+    target, shadow = _split_of(whole, seed, examples)
+    return target, inversion.Prior.of(shadow.train_x, seed), inversion.judge_of(shadow, seed)
 
 
 def _likelihood_ratios(

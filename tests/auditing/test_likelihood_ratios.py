@@ -59,6 +59,31 @@ def test_a_model_is_not_its_own_shadow():
     np.testing.assert_array_equal(before, after)
 
 
+def uncorrected(scores, member):
+    """Mutant: ratios of densities whose means are taken for exact."""
+    ratios = []
+    for index, attacked in enumerate(scores):
+        own, kinds = np.delete(scores, index, axis=0), np.delete(member, index, axis=0)
+        inside, outside = (
+            (attacked - np.ma.masked_array(own, ~kind).mean(axis=0).data) ** 2
+            for kind in (kinds, ~kinds)
+        )
+        ratios.append(outside - inside)
+    return np.array(ratios)
+
+
+@pytest.mark.parametrize(("models", "least"), [(4, 0.43), (8, 0.48), (16, 0.495)])
+def test_guessing_with_few_shadows_is_guessing(models, least):
+    """A member's own side has one shadow fewer, and so a mean that is farther away."""
+    random = np.random.default_rng(0)
+    member = random.random([models, 20_000]).argsort(axis=0) < models // 2
+    scores = random.normal(size=member.shape)
+    ratios = likelihood_ratios._log_ratios(scores, member)
+    assert auc(ratios[member], ratios[~member]) == pytest.approx(0.5, abs=0.01)
+    mutant = uncorrected(scores, member)
+    assert auc(mutant[member], mutant[~member]) < least
+
+
 @pytest.mark.slow
 def test_models_that_overfit_are_found():
     random = np.random.default_rng(0)

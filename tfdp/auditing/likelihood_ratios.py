@@ -90,7 +90,9 @@ def lira(
     Each example is in the training sets of half of the models, at random. Every model is attacked
     in turn, with all others as its shadows: for each example, the scores of the shadows that had
     it, and of those that had not, are taken as two normal distributions of one common variance. The
-    ratio of their densities at the attacked model's score says whether the example was in.
+    ratio of their densities at the attacked model's score says whether the example was in. Means
+    are those of few shadows, and of one fewer on the side that the attacked model is on: each
+    distance is divided by its own standard deviation, so that guessing has an AUC of 1/2.
 
     Args:
       train: Function of `(x, y)`, a part of the data, that returns a trained model.
@@ -147,13 +149,15 @@ def _log_ratios(scores: np.ndarray, member: np.ndarray) -> np.ndarray:
     ratios = np.empty_like(scores)
     for index in range(len(scores)):
         others = np.arange(len(scores)) != index
-        own, means, squares = scores[others], [], []
+        own, distances, squares = scores[others], [], []
         for kind in (member[others], ~member[others]):
             count = kind.sum(axis=0)
             mean = np.where(kind, own, 0).sum(axis=0) / count
-            means.append(mean)
+            # A new score differs from the mean of n by a variance of 1 + 1/n. The mean of fewer is
+            # farther away, and the attacked model is not among its own shadows.
+            distances.append((scores[index] - mean) ** 2 / (1 + 1 / count))
             squares.append(np.where(kind, (own - mean) ** 2, 0).sum())
         variance = sum(squares) / max(1, own.size - 2 * own.shape[1]) + 1e-30
-        inside, outside = ((scores[index] - mean) ** 2 for mean in means)
+        inside, outside = distances
         ratios[index] = (outside - inside) / (2 * variance)
     return ratios

@@ -71,6 +71,25 @@ def test_attackers_learn_what_distinguishes_members(attacker, monkeypatch):
     assert 0.85 < result["accuracy"] < 0.98 and 0.93 < result["auc"] < 1
 
 
+def test_threads_grow_the_same_trees(monkeypatch):
+    threads, fit = [], attackers.RandomForestClassifier.fit
+
+    def noted(self, x, y):
+        threads.append(self.n_jobs)
+        return fit(self, x, y)
+
+    monkeypatch.setattr(attackers.RandomForestClassifier, "fit", noted)
+    known, others = normals(0.5, 50), normals(0.5, 50, seed=1).inside
+    guesses = []
+    for count, seed in ((0, 0), (3, 0), (3, 1)):
+        name = "get_intra_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, name, lambda count=count: count)
+        guesses.append(attackers.forest(known, others, seed))
+    assert threads == [None, 3, 3]
+    np.testing.assert_array_equal(guesses[0], guesses[1])
+    assert (guesses[1] != guesses[2]).any()  # Mutant: another seed.
+
+
 def constant(known, others, seed):
     """Guesses what most of the known examples are."""
     return np.full(len(others), len(known.inside) / (len(known.inside) + len(known.outside)))

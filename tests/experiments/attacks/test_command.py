@@ -16,6 +16,7 @@ from experiments.attacks import attackers, command, inversion, layers, runs
 from experiments.attacks.declarations import ATTACKS, FILE, INVERSION, LAYERS, Tables
 from experiments.settings import RefusedError
 from experiments.tables import grid
+from experiments.tables.runs import TITLES
 from tests.experiments.jobs_support import TABLES, WorkersHere, line, parse
 
 ROOT = Path(__file__).absolute().parents[3]
@@ -206,6 +207,31 @@ def test_the_target_and_the_shadow_are_trained_on_their_parts(folder, monkeypatc
     assert len(set.union(*rows)) == sum(map(len, rows))
 
 
+def test_what_needs_no_model_is_computed_once_for_a_split(folder, monkeypatch):
+    """And is that of the model's own split: a prior or judge of members would help the attack."""
+    grown, judge_of = [], inversion.judge_of
+
+    def noted(data, seed):
+        grown.append(data)
+        return judge_of(data, seed)
+
+    monkeypatch.setattr(inversion, "judge_of", noted)
+    runs._without_model.cache_clear()
+    places = jobs.Places(folder / "record", folder / "runs", None, None)
+    declared = grid.Grid(folder / "tables.toml")
+    cells = [("SGD", None, 0), ("DPSGD", 1.0, 0), ("DPSGD", 1.0, 1)]
+    for row, epsilon, seed in cells:
+        job = declared.job("digits", row, epsilon, seed, {"epochs": 1})
+        job = runs.Job("digits", row, epsilon, job.settings, TINY_EXAMPLES)
+        target, shadow = runs._split(job, places)
+        args = ("digits", job.settings.eval_split, 0, seed, TINY_EXAMPLES, places)
+        images, prior, _ = runs._without_model(*args)
+        np.testing.assert_array_equal(images.train_x, target.train_x)
+        np.testing.assert_array_equal(grown[-1].train_x, shadow.train_x)
+        np.testing.assert_allclose(prior.mean, shadow.train_x.mean(axis=0), atol=1e-6)
+    assert len(grown) == 2
+
+
 def test_controls_come_first_and_every_cell_gets_a_run(folder, at_once):
     assert command.run(flags_in(folder, "--seeds=2")) == []
     assert [(job.row, job.target_epsilon, job.settings.seed) for job in at_once] == [
@@ -231,6 +257,7 @@ def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folde
     assert command.run(flags_in(folder, "--rows=SGD", "--lira_models=4")) == []
     rest = "0.510 / 0.510 | 0.002 / 0.002"
     text, _, more = report_in(folder).partition("## Layers")
+    summary, _, text = text.partition("### ")
     by_layer, _, inverted = more.partition("## Model inversion")
     assert rows_in(text) == [
         f"| SGD | – | 0.900 / 0.800 | black box | 0.500 / 0.600 | 0.600 | – | {rest} | 2 |",
@@ -242,6 +269,11 @@ def test_cells_stand_beside_controls_published_numbers_and_what_is_allowed(folde
         f"{rest} | 2 |",
     ]
     assert "Not run: DPSGD at ε = 2." in text
+    both = "0.500 to 0.600"
+    assert rows_in(summary) == [
+        f"| digits | SGD | – | {both} | {both} | {both} | {both} |",
+        f"| digits | DPSGD | 1 | {both} | {both} | {both} | – |",
+    ]
     rest = "0.510 / 0.510 | 0.002 / 0.002 | 0.520, 0.550 | 2 |"
     assert rows_in(by_layer) == [
         f"| digits | SGD | – | 0.500 / 0.600 | – | {rest}",
@@ -442,14 +474,15 @@ def test_the_committed_report_is_what_the_committed_runs_say(committed, tmp_path
     command.render(grid.Grid(), committed.tables, lines, tmp_path)
     text = (tmp_path / "attacks.md").read_text()
     assert (folder / "attacks.md").read_text() == text
-    # The page has no other numbers than the report.
+    # The page has the summary, and no other numbers than the report.
     page = (ROOT / "docs" / "auditing.md").read_text()
     rows = [
         row
         for row in page.splitlines()
-        if any(mark in row for mark in (" box | ", "| LiRA, ", "| Fashion-MNIST | "))
+        if row.startswith(tuple(f"| {name} | " for name in TITLES.values()))
     ]
     assert rows and set(rows) <= set(text.splitlines())
+    assert set(rows_in(text.partition("### ")[0])) <= set(rows)
 
 
 # Copied from the papers by hand, once more: black box, then white box, row by row.
