@@ -2,7 +2,7 @@
 
     python -m benchmarks.data --folder=/tmp/examples
 
-Prints three Markdown tables. The first: CPU time of the start of an iteration over batches of 32,
+Prints three Markdown tables (`print_first_start` a fourth). The first: CPU time of the start of an iteration over batches of 32,
 to the first batch, which `fit` pays in each epoch. The second: rows a second of batches of images
 `[28, 28, 1]`, float32, from each kind of source, with nothing else to do. The third: private steps
 on MNIST's network, 256 rows each, from a data set of so many gigabytes that is generated and
@@ -184,6 +184,34 @@ def print_starts() -> None:
         times = start_times(batches)
         low, median, high = (times[int(q * len(times))] for q in (0.25, 0.5, 0.75))
         print(f"| {name} | {median:.1f} ({low:.1f} to {high:.1f}) |", flush=True)
+
+
+def print_first_start(mebibytes: int = 1024) -> None:
+    """Prints what the first iteration over data in memory takes; run it in a process of its own.
+
+    Args:
+      mebibytes: Size of the data.
+    """
+
+    def resident() -> float:
+        fields = pathlib.Path("/proc/self/statm").read_text().split()
+        return int(fields[1]) * resource.getpagesize() / 2**20
+
+    print("| | seconds | MiB of memory in addition |\n|---|---|---|")
+    rows = mebibytes * 2**20 // ROW_BYTES
+    given = resident()
+    data = np.ones([rows, *SHAPE], "float32"), np.zeros(rows, "int64")
+    print(f"| the data | | {resident() - given:.0f} |")
+    made: list[tf.data.Dataset] = []
+    for name, run in (
+        ("`poisson_batches`", lambda: made.append(tfdp.data.poisson_batches(data))),
+        ("the first batch", lambda: next(iter(made[0]))),
+        ("the first batch of a second iteration", lambda: next(iter(made[0]))),
+    ):
+        before, begin = resident(), time.perf_counter()
+        run()
+        seconds, after = time.perf_counter() - begin, resident()
+        print(f"| {name} | {seconds:.2f} | {after - before:.0f} |", flush=True)
 
 
 def generated(size: int) -> Iterator[tuple]:
