@@ -2,12 +2,12 @@
 
     python -m benchmarks.data --folder=/tmp/examples
 
-Prints three Markdown tables (`print_first_start` a fourth). The first: CPU time of the start of an iteration over batches of 32,
+Prints three Markdown tables. The first: CPU time of the start of an iteration over batches of 32,
 to the first batch, which `fit` pays in each epoch. The second: rows a second of batches of images
 `[28, 28, 1]`, float32, from each kind of source, with nothing else to do. The third: private steps
 on MNIST's network, 256 rows each, from a data set of so many gigabytes that is generated and
-deleted afterwards, in a process that may allocate 2 GiB. Sources
-whose packages are not installed are left out.
+deleted afterwards, in a process that may allocate 2 GiB. Sources whose packages are not installed
+are left out. `print_first_start` prints what the first iteration over data in memory takes.
 """
 
 import argparse
