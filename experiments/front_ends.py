@@ -30,8 +30,9 @@ class FrontEnd:
 def front_end(version: int) -> FrontEnd:
     """Returns the parts that belong to a version of Keras, one of `VERSIONS`."""
     if version == 3:
-        import keras  # Only here: `tf.keras` is Keras 2 unless Keras 3 was imported first.
+        private = tfdp.keras3  # First: it refuses Keras 2.15 without importing it.
+        import keras
 
-        return FrontEnd(keras, tfdp.keras3, tfdp.keras3.PrivacyBudget, ("tensorflow", "keras"))
+        return FrontEnd(keras, private, private.PrivacyBudget, ("tensorflow", "keras"))
     packages = ("tensorflow", "tf-keras", "tensorflow-privacy")
     return FrontEnd(tf.keras, tfdp, tfdp.callbacks.PrivacyBudget, packages)

@@ -19,6 +19,7 @@ import collections
 import gc
 import importlib.metadata
 import os
+import sys
 
 import hypothesis
 import pytest
@@ -43,7 +44,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("LD_PRELOAD", None)
 
 # Its modules need Keras 3, which TensorFlow 2.15 of `bash run oldest` does not know.
-collect_ignore = [] if importlib.metadata.version("keras").startswith("3.") else ["keras3"]
+_HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
+collect_ignore = [] if _HAS_KERAS_3 else ["keras3"]
 
 ENTROPY = RepeatableEntropy(os.urandom)
 os.urandom = ENTROPY
@@ -120,6 +122,17 @@ def _nothing_of_another_test():
     yield
     tf.random.set_seed(None)
     lineage._lineages.clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_keras_2_by_its_own_name():
+    """Fails the test that imports Keras 2.15 as `keras`, rather than those that follow.
+
+    It registers its classes under the names of those of `tf_keras`, which then loads `.keras` files
+    into models of the wrong classes: with their first weights, or without end.
+    """
+    yield
+    assert _HAS_KERAS_3 or sys.modules.pop("keras", None) is None
 
 
 @pytest.fixture(autouse=True)

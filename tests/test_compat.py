@@ -143,6 +143,18 @@ def test_keras_3_is_listed_where_it_is_installed(is_there, monkeypatch):
     assert ("keras3" in dir(tfdp)) == is_there
 
 
+def test_keras_2_is_refused_without_importing_it(monkeypatch):
+    """Keras 2.15 takes the names by which `tf_keras` loads models: their weights would be lost."""
+    imported = []
+    monkeypatch.setattr(importlib.metadata, "version", {"keras": "2.15.0"}.get)
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    before = _compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")
+    with pytest.raises(ImportError, match=r"needs Keras 3 .* Received: Keras 2\.15\.0\. For"):
+        _compat.use_keras_3()
+    assert not imported
+    assert (_compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")) == before
+
+
 @needs_keras_3
 def test_errors_name_what_keras_3_has():
     """An error about a name of Keras 2 offers a name of `tfdp.keras3`, where it has one."""

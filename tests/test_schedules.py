@@ -9,6 +9,7 @@ from dp_accounting import pld, rdp
 
 import tfdp
 from tests import support
+from tests.front_ends import needs_keras_3
 from tfdp import schedules
 from tfdp.schedules import ExponentialDecayNoise, PiecewiseConstantNoise
 
@@ -191,6 +192,7 @@ def test_planning_with_the_first_noise_alone_is_caught():
 # Keras 3.
 
 
+@needs_keras_3
 @pytest.mark.slow
 def test_keras_3_records_and_saves_it(tmp_path):
     import keras

@@ -158,10 +158,15 @@ def _in_keras_3(name: str) -> str:
 
 def has_keras_3() -> bool:
     """Returns whether the package `keras` that is installed is Keras 3."""
+    return _version_of_keras().startswith("3.")
+
+
+def _version_of_keras() -> str:
+    """Returns the version of the package `keras` that is installed; empty if there is none."""
     try:
-        return importlib.metadata.version("keras").startswith("3.")
+        return importlib.metadata.version("keras")
     except importlib.metadata.PackageNotFoundError:
-        return False
+        return ""
 
 
 def use_keras_3() -> None:
@@ -171,6 +176,10 @@ def use_keras_3() -> None:
       ImportError: `keras` is missing, is Keras 2, or runs on another backend.
     """
     global _chosen
+    # Without importing it: Keras 2.15 takes the names by which `tf_keras` loads `.keras` files, and
+    # weights would be lost without an error.
+    if (version := _version_of_keras()).startswith("2."):
+        raise _is_keras_2(version)
     if _chosen and not _has_loaded_tf_keras():  # By `import tfdp`, and no one has used it.
         _choose_keras_2(False)
     _chosen = False
@@ -179,17 +188,21 @@ def use_keras_3() -> None:
     except ImportError as error:
         raise ImportError("tfdp.keras3 needs Keras 3: `pip install keras`.") from error
     if not keras.__version__.startswith("3."):
-        raise ImportError(
-            "tfdp.keras3 needs Keras 3 as `keras`: `pip install 'keras>=3'`, with TensorFlow 2.16 "
-            f"or newer. Received: Keras {keras.__version__}. For Keras 2, use tfdp.DPSGD and the "
-            "other names of tfdp."
-        )
+        raise _is_keras_2(keras.__version__)
     if keras.backend.backend() != "tensorflow":
         raise ImportError(
             "tfdp.keras3 needs Keras to run on TensorFlow, whose graph it clips in. Set the "
             "environment variable KERAS_BACKEND=tensorflow before Keras is imported. Received: "
             f"the backend {keras.backend.backend()!r}."
         )
+
+
+def _is_keras_2(version: str) -> ImportError:
+    return ImportError(
+        "tfdp.keras3 needs Keras 3 as `keras`: `pip install 'keras>=3'`, with TensorFlow 2.16 "
+        f"or newer. Received: Keras {version}. For Keras 2, use tfdp.DPSGD and the other names of "
+        "tfdp."
+    )
 
 
 def import_tensorflow_probability() -> None:

@@ -9,6 +9,7 @@ import dp_accounting
 import pytest
 
 import tfdp
+from tests.front_ends import needs_keras_3
 from tfdp._selective.progress import Progress
 from tfdp.accounting import (
     PldAccountant,
@@ -73,6 +74,10 @@ _TAKERS = {
     "tfdp.optimizers.dpsur.DPSURSignAdam": lambda v: _optimizer(tfdp.DPSURSignAdam, v),
     "tfdp.optimizers.selective.SelectiveUpdateMixin": lambda v: _optimizer(tfdp.DPSURSGD, v),
 }
+_NAMES = [
+    pytest.param(name, marks=needs_keras_3) if name.startswith("tfdp.keras3.") else name
+    for name in _TAKERS
+]
 
 
 def _own(owner, module):
@@ -83,6 +88,7 @@ def _own(owner, module):
             yield f"{owner.__name__}.{name}", member
 
 
+@needs_keras_3
 def test_every_argument_for_what_can_be_observed_is_called_here():
     found = set()
     for info in pkgutil.walk_packages(tfdp.__path__, "tfdp."):
@@ -101,7 +107,7 @@ def _parameters(function):
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("name", _TAKERS)
+@pytest.mark.parametrize("name", _NAMES)
 def test_no_argument_accepts_the_published_cost(name):
     _TAKERS[name]("conditional")
     with pytest.raises(ValueError, match=r"'per_attempt'\. Received: .*='published'"):

@@ -3,8 +3,10 @@
 import pytest
 
 from benchmarks import keras_apis
+from tests.front_ends import needs_keras_3
 
 
+@needs_keras_3
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "begin"),
@@ -14,6 +16,7 @@ def test_outcomes_of_tfdp(name, begin):
     assert keras_apis.outcome("tfdp", name).startswith(begin)
 
 
+@needs_keras_3
 def test_a_process_that_dies_is_a_row(monkeypatch):
     monkeypatch.setattr(keras_apis.Program, "optimizer", None)
     assert keras_apis.outcome("tfdp", "Program").startswith("TypeError")

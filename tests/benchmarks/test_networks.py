@@ -7,11 +7,12 @@ import pytest
 from benchmarks import networks
 from benchmarks.problems import PROBLEMS, mlp_parameters, mlp_width, problem
 from experiments.front_ends import front_end
+from tests.front_ends import needs_keras_3
 
 
 @pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", [*PROBLEMS, "mlp_7"])
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=needs_keras_3)])
 def test_network_has_the_stated_shapes_and_parameters(version, name):
     p, keras = problem(name), front_end(version).keras
     model = networks.build(p, keras)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.front_ends import needs_keras_3
 from tests.fuzz import corpus, fuzz, mutants, recipes, shrink
 from tests.fuzz.runner import Runner
 
@@ -21,6 +22,7 @@ def test_finds_what_a_mechanism_prevents(mutant, runner):
     assert "finding" in [outcome["outcome"] for outcome in outcomes], outcomes
 
 
+@needs_keras_3
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 7, 9])
 def test_finds_it_with_keras_3(number, runner):
@@ -37,7 +39,7 @@ def test_finds_nothing_where_it_once_did(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("keras", "cases"), [(2, 5), (3, 5)])
+@pytest.mark.parametrize(("keras", "cases"), [(2, 5), pytest.param(3, 5, marks=needs_keras_3)])
 def test_finds_nothing_in_random_cases(keras, cases, runner):
     summary = fuzz.fuzz(seed=4, cases=cases, runner=runner, keras=keras)
     assert not summary.findings and not summary.errors, summary

@@ -2,7 +2,7 @@ import pytest
 
 import tfdp
 from tests import support
-from tests.front_ends import keras, with_both
+from tests.front_ends import keras, needs_keras_3, with_both
 from tfdp.optimizers import arguments
 
 
@@ -28,6 +28,7 @@ def test_a_learning_rate_in_the_place_of_the_clip_is_named(front, name):
     assert cls(1.0, 1.1, 16, learning_rate=0.01).get_config()["l2_norm_clip"] == 1.0
 
 
+@needs_keras_3
 def test_models_of_keras_3_are_refused_with_advice():
     optimizer = tfdp.DPSGD(1.0, 1.0, 5)
     model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(3)])
