@@ -198,7 +198,7 @@ def test_a_run_that_ended_before_its_line_was_written_is_not_run_again(tmp_path,
         (failure,) = jobs.run_all([GOOD], places)
     assert "ZeroDivisionError" in failure
     result = json.loads((places.runs / GOOD.key / "result.json").read_text())
-    monkeypatch.setattr(jobs, "_data", None)
+    monkeypatch.setattr(jobs, "data_of", None)
     assert jobs.run_all([GOOD], places) == []
     assert find(places, GOOD)["ledger"] == result["ledger"]
     assert list(places.runs.iterdir()) == []
