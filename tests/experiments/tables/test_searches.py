@@ -47,4 +47,7 @@ def test_runs_of_one_trial_are_averaged():
         trial("DPSGD", 1.0, 0.91, seed=1, learning_rate=1.0),
         *(trial("DPSGD", 1.0, 0.95, seed=seed, learning_rate=2.0) for seed in (0, 1)),
     ]
-    assert rows(lines)[0][3:] == ["4", "95.00", "learning_rate **2** of 1, 2"]
+    assert rows(lines)[0][3:] == ["2 (4 runs)", "95.00", "learning_rate **2** of 1, 2"]
+    lines.append(trial("DPSGD", 1.0, 0.99, learning_rate=3.0))  # One run is not the best of all.
+    lines.append(trial("DPSGD", 1.0, 0.95, seed=2, learning_rate=2.0, later_flag=None))
+    assert rows(lines)[0][3:] == ["3 (6 runs)", "95.00", "learning_rate 2 of 1, 2, 3"]
