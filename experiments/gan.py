@@ -151,7 +151,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a training gives.
+    """Result of a training.
 
     Attributes:
       generate: Makes images for classes `[n]`, as `[n, height, width, 1]`.
