@@ -3,7 +3,7 @@
     python -m experiments.pate
     python -m experiments.pate --dataset=mnist --data_dir=...
     python -m experiments.pate --dataset=mnist --data_dir=... --features=scattering \\
-        --notest_queries --queries=200 --epsilons=0.5,1,2.04,4 --nodpsgd --plot=pate.png
+        --notest_queries --queries=800 --epsilons=0.5,1,2.04,4 --nodpsgd --plot=pate.png
 
 Teachers are trained on random disjoint parts of the training set, which is private. One half of the
 test set is public: its images are the queries, which teachers label by noisy votes, and on which

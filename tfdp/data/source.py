@@ -278,8 +278,8 @@ def _transformed(rows: tuple, transform: Transform) -> tuple:
 def in_variables(data: Any) -> Any:
     """Puts the tensors of a data set into variables, without a copy if nothing else holds them.
 
-    A function that reads a variable captures a handle. Of every tensor that it captures, `tf.data`
-    makes up another one of the same size when an iteration begins, and each iterator keeps one.
+    A function that reads a variable captures a handle. For each tensor that a function captures,
+    the first iteration over a dataset allocates another one of the same size, and keeps it.
     """
     with plain_variables(), tf.device("cpu"):
         return tf.nest.map_structure(lambda t: tf.Variable(t, trainable=False), data)
