@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tests.front_ends import keras as keras_3
-from tests.front_ends import needs_keras_3
+from tests.front_ends import needs_keras_3, with_both
 from tests.keras3 import support as support_3
 from tests.support import compiled, small_data, small_model
 from tfdp.schedules import PiecewiseConstantNoise
@@ -133,6 +133,20 @@ def test_coordinates_move_as_without_noise():
         speeds[cls] = -w.numpy().mean() / (400 * 0.001)
     assert speeds[tfdp.DPAdam] == pytest.approx(math.sqrt(0.5), rel=0.03)
     assert speeds[tfdp.DPAdamBC] == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.slow
+@with_both
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_variables_of_other_types_are_trained(front, dtype):
+    """In bfloat16, 0.999 is 1."""
+    layers = front.keras.layers
+    model = front.keras.Sequential([layers.Input([4]), layers.Dense(3, dtype=dtype)])
+    before = support.flat(model.get_weights()).astype(float)
+    model.compile(front.tfdp.DPAdamBC(1.0, 1.1, 64, learning_rate=0.1), front.crossentropy())
+    model.fit(BATCHES, epochs=3, verbose=0)
+    moved = np.abs(support.flat(model.get_weights()).astype(float) - before)
+    assert np.all(np.isfinite(moved)) and moved.max() > 0.05
 
 
 @needs_keras_3

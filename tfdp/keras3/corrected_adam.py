@@ -31,19 +31,20 @@ class CorrectedAdam(keras.optimizers.Adam):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Moves a variable."""
-        dtype = variable.dtype
-        step = ops.cast(self.iterations + 1, dtype)
-        beta_1, beta_2 = ops.cast(self.beta_1, dtype), ops.cast(self.beta_2, dtype)
+        # In narrower numbers, beta_2 is 1.
+        dtype = variable.dtype if variable.dtype == "float64" else "float32"
         index = self._get_variable_index(variable)
         m, v = self._momentums[index], self._velocities[index]
-        gradient = ops.cast(gradient, dtype)
-        self.assign_add(m, ops.multiply(ops.subtract(gradient, m), 1 - beta_1))
-        self.assign_add(v, ops.multiply(ops.subtract(ops.square(gradient), v), 1 - beta_2))
-        variance = ops.cast(self.noise_variance, dtype)
-        second = ops.subtract(ops.divide(v, 1 - ops.power(beta_2, step)), variance)
-        root = ops.add(ops.sqrt(ops.maximum(second, self._least * variance)), self.epsilon)
-        rate = ops.cast(learning_rate, dtype) / (1 - ops.power(beta_1, step))
-        self.assign_sub(variable, ops.divide(ops.multiply(m, rate), root))
+        gradient, m_old, v_old = (ops.cast(each, dtype) for each in (gradient, m, v))
+        m_new = m_old + (gradient - m_old) * (1 - self.beta_1)
+        v_new = v_old + (ops.square(gradient) - v_old) * (1 - self.beta_2)
+        step = ops.cast(self.iterations + 1, dtype)
+        second = v_new / (1 - ops.power(ops.cast(self.beta_2, dtype), step)) - self.noise_variance
+        root = ops.sqrt(ops.maximum(second, self._least * self.noise_variance)) + self.epsilon
+        rate = ops.cast(learning_rate, dtype) / (1 - ops.power(ops.cast(self.beta_1, dtype), step))
+        self.assign(m, ops.cast(m_new, m.dtype))
+        self.assign(v, ops.cast(v_new, v.dtype))
+        self.assign_sub(variable, ops.cast(rate * m_new / root, variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this optimizer again."""

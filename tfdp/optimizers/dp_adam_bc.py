@@ -77,16 +77,23 @@ class DPAdamBC(KnownNoise, DPAdam):
     def _resource_apply_dense(
         self, grad: tf.Tensor, var: tf.Variable, apply_state: Any = None
     ) -> tf.Operation:
-        key = (var.device, var.dtype.base_dtype)
-        known = (apply_state or {}).get(key) or self._fallback_apply_state(*key)
+        # In narrower numbers, beta_2 is 1.
+        dtype = tf.float32 if var.dtype.size < 4 else var.dtype.base_dtype
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        m_new = m.assign_add((grad - m) * known["one_minus_beta_1_t"])
-        v_new = v.assign_add((grad**2 - v) * known["one_minus_beta_2_t"])
-        variance = tf.constant(self.noise_variance, var.dtype.base_dtype)
-        second = v_new / (1 - known["beta_2_power"]) - variance
-        root = tf.sqrt(tf.maximum(second, self._least * variance)) + known["epsilon"]
-        update = known["lr_t"] / (1 - known["beta_1_power"]) * m_new / root
-        return var.assign_sub(update, use_locking=self._use_locking, read_value=False)
+        grad, m_old, v_old = (tf.cast(t, dtype) for t in (grad, m, v))
+        beta_1, beta_2 = (self._get_hyper(name, dtype) for name in ("beta_1", "beta_2"))
+        step = tf.cast(self.iterations + 1, dtype)
+        m_new = m_old + (grad - m_old) * (1 - beta_1)
+        v_new = v_old + (grad**2 - v_old) * (1 - beta_2)
+        variance = tf.constant(self.noise_variance, dtype)
+        second = v_new / (1 - beta_2**step) - variance
+        root = tf.sqrt(tf.maximum(second, self._least * variance)) + self.epsilon
+        update = self._decayed_lr(dtype) / (1 - beta_1**step) * m_new / root
+        return tf.group(
+            m.assign(tf.cast(m_new, m.dtype), use_locking=self._use_locking),
+            v.assign(tf.cast(v_new, v.dtype), use_locking=self._use_locking),
+            var.assign_sub(tf.cast(update, var.dtype), use_locking=self._use_locking),
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this optimizer again, without the secret noise key."""
