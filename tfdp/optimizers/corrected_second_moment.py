@@ -8,7 +8,7 @@ from tfdp._validation import error
 from tfdp.clipping import ClippedSum, clipping_rules
 from tfdp.optimizers.private_step import PrivateStep
 
-LEAST_SECOND_MOMENT = 0.1
+LEAST_SECOND_MOMENT = 0.3  # Of 0.03, 0.3 and 3 the best on held-out digits.
 
 
 class KnownNoise(PrivateStep):
