@@ -11,7 +11,12 @@ from experiments.schedules import SCHEDULES_OF_KERAS
 
 NON_PRIVATE_METHODS = ("sgd", "adam")
 SELECTIVE_METHODS = ("dpsur_sgd", "dpsur_adam", "dpsur_signsgd", "dpsur_signadam")
-_PLAIN_STEPS = ("dpsgd", "dpadam", "dpsignsgd", "dpsignadam", "dpis", "dpis_adam")
+_PLAIN_STEPS = (
+    *("dpsgd", "dpadam", "dpsignsgd", "dpsignadam"),
+    *("dpadambc", "dpis", "dpis_adam"),
+)
+# Methods that take the learning rate of another.
+RATE_OF = {"dpadambc": "dpadam", "dpis": "dpsgd", "dpis_adam": "dpadam"}
 METHODS = (
     *_PLAIN_STEPS,
     "dpagd",
@@ -253,7 +258,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     method = given.setdefault("method", METHODS[0])
     defaults = dataclasses.asdict(DEFAULTS[dataset])
     # A selective method starts from the rate of the method that it selects from.
-    below = {"dpis": "dpsgd", "dpis_adam": "dpadam"}.get(method, method.replace("dpsur_", "dp"))
+    below = RATE_OF.get(method, method.replace("dpsur_", "dp"))
     _check_descent(method, given, defaults)
     defaults["learning_rate"] = defaults["learning_rate"][below]
     _check_selective(method, given, defaults)

@@ -74,6 +74,7 @@ SYSTEMS = {
     "DP-SGD with relu": System(0.15, activation=("relu",)),
     "tempered sigmoid": System(0.15, activation=("tempered_sigmoid", 1.58, 3.0, 0.71)),
     "DP-Adam": System(0.01, "DPAdam"),
+    "DP-AdamBC": System(0.01, "DPAdamBC"),
     "DP-SignSGD": System(0.0025, "DPSignSGD"),
     "noise schedule": System(0.15, kind="schedule"),
     "correlated noise": System(0.15, kind="correlated"),
@@ -142,7 +143,7 @@ def _private(run: Run, system: System, data: datasets.Data) -> tuple[Any, Any, A
     steps = run.epochs * max(1, round(data.size / batch))
     sampled: dict[str, Any] = {"expected_batch_size": batch, "steps_per_epoch": steps}
     arguments = dict(system.arguments)
-    if system.optimizer != "DPAdam":
+    if "Adam" not in system.optimizer:
         arguments["momentum"] = _MOMENTUM
     size = data.size
     if kind == "users":

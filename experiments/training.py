@@ -25,6 +25,7 @@ _PRIVATE_OPTIMIZERS = {
     "dpis": "DPSGD",
     "dpis_adam": "DPAdam",
     "dpadam": "DPAdam",
+    "dpadambc": "DPAdamBC",
     "dpsignsgd": "DPSignSGD",
     "dpsignadam": "DPSignAdam",
     "dpsur_sgd": "DPSURSGD",

@@ -15,6 +15,7 @@ from experiments import classify, datasets, networks
 from experiments.settings import (
     DEFAULTS,
     METHODS,
+    RATE_OF,
     SELECTIVE_FLAGS,
     SELECTIVE_METHODS,
     RefusedError,
@@ -111,7 +112,7 @@ def test_refusal_ends_the_program_without_a_traceback(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_data_set_has_defaults_for_every_method(dataset, method):
     settings = resolve({"dataset": dataset, "method": method})
-    below = {"dpis": "dpsgd", "dpis_adam": "dpadam"}.get(method, method.replace("dpsur_", "dp"))
+    below = RATE_OF.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
     absent |= {"head", "keras"} | (set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS))

@@ -13,7 +13,7 @@ from tfdp.keras3.distributed_fit import let_keras_fit_distributed_batches  # noq
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
 from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD  # noqa: E402
 from tfdp.keras3.model_check import validate  # noqa: E402
-from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD  # noqa: E402
+from tfdp.keras3.named import DPSGD, DPAdam, DPAdamBC, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_gan import PrivateGAN  # noqa: E402
 from tfdp.keras3.private_training import make_private  # noqa: E402
 from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
@@ -25,6 +25,7 @@ __all__ = [
     "DPSGD",
     "DPSURSGD",
     "DPAdam",
+    "DPAdamBC",
     "DPOptimizer",
     "DPSURAdam",
     "DPSURSignAdam",

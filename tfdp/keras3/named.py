@@ -8,10 +8,12 @@ import tensorflow as tf
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule
 from tfdp.correlated_noise import BandedNoise
+from tfdp.keras3.corrected_adam import CorrectedAdam
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, check_first_argument
 from tfdp.optimizers.compression import Compression
+from tfdp.optimizers.corrected_second_moment import KnownNoise
 from tfdp.schedules import NoiseMultiplier
 
 # Arguments of Keras's optimizers that have another place here.
@@ -120,6 +122,17 @@ class DPAdam(_NamedOptimizer):
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
+class DPAdamBC(KnownNoise, _NamedOptimizer):
+    """Differentially private Adam whose second moment is corrected for the noise (DP-AdamBC)."""
+
+    _inner_class = CorrectedAdam
+
+    def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
+        self.inner_optimizer.noise_variance = self.noise_variance
+        return super()._update(gradients, name)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
 class DPSignSGD(_NamedOptimizer):
     """Differentially private sign descent: steps of one size, by the noisy gradient's signs."""
 
@@ -145,5 +158,11 @@ _SGD = "`learning_rate`, `momentum`, `nesterov`, `weight_decay` and others"
 _ADAM = "`learning_rate`, `beta_1`, `beta_2`, `epsilon`, `weight_decay` and others"
 _document(DPSGD, "`keras.optimizers.SGD`", _SGD)
 _document(DPAdam, "`keras.optimizers.Adam`", _ADAM)
+_document(
+    DPAdamBC,
+    "Adam with a corrected second moment",
+    "`least_second_moment`, `learning_rate`, `beta_1`,\n        `beta_2`, `epsilon`, "
+    "`weight_decay` and others, as in `keras.optimizers.Adam`",
+)
 _document(DPSignSGD, "sign descent", f"{_SGD}, as in\n        `keras.optimizers.SGD`")
 _document(DPSignAdam, "Adam on signs", f"{_ADAM}, as in\n        `keras.optimizers.Adam`")

@@ -6,6 +6,7 @@ from tfdp import _lazy
 
 if TYPE_CHECKING:
     from tfdp.optimizers.dp_adam import DPAdam
+    from tfdp.optimizers.dp_adam_bc import DPAdamBC
     from tfdp.optimizers.dp_sgd import DPSGD
     from tfdp.optimizers.dp_sign_adam import DPSignAdam
     from tfdp.optimizers.dp_sign_sgd import DPSignSGD
@@ -15,6 +16,7 @@ __all__ = [
     "DPSGD",
     "DPSURSGD",
     "DPAdam",
+    "DPAdamBC",
     "DPSURAdam",
     "DPSURSignAdam",
     "DPSURSignSGD",
@@ -28,6 +30,7 @@ __getattr__, __dir__ = _lazy.attributes(
         "DPSGD": "tfdp.optimizers.dp_sgd",
         "DPSURSGD": "tfdp.optimizers.dpsur",
         "DPAdam": "tfdp.optimizers.dp_adam",
+        "DPAdamBC": "tfdp.optimizers.dp_adam_bc",
         "DPSURAdam": "tfdp.optimizers.dpsur",
         "DPSURSignAdam": "tfdp.optimizers.dpsur",
         "DPSURSignSGD": "tfdp.optimizers.dpsur",
