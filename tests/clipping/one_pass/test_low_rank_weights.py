@@ -31,7 +31,7 @@ class Adapted(layers.Layer):
         self.of, self.applied, self.rank, self.by = shape, apply, rank, scale
 
     def build(self, shape):
-        normal = {"initializer": tf.keras.initializers.RandomNormal(stddev=0.5)}
+        normal = {"initializer": "glorot_normal"}
         self.kernel = self.add_weight("kernel", self.of, trainable=False, **normal)
         shapes = {"a": [*self.of[:-1], self.rank], "b": [self.rank, self.of[-1]]}
         self.a, self.b = (

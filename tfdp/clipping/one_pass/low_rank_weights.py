@@ -11,6 +11,7 @@ References:
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -151,7 +152,8 @@ def _lookups_of(part: Lookups, product: _Product, shape: Sequence[int]) -> Contr
     rows = tf.gather(product.matrix(product.rank, part.dtype), tf.where(known, indices, 0))
     bad = tf.constant(math.nan, rows.dtype)  # As `Lookups` has it.
     rows = tf.where(known[..., tf.newaxis], rows, bad)
-    return OuterProducts(rows, g, shape, indices.shape[1], *shape, _name(part))
+    positions = indices.shape[1]
+    return OuterProducts(rows, g, shape, positions, product.rank, product.width, _name(part))
 
 
 def _name(part: Contribution) -> str:
@@ -167,7 +169,9 @@ def _find_product(view: View) -> _Product | None:
     """Returns the product that the weights of a view are, or None."""
     if view.caller is not None:
         return None
-    tensor, scales, found = view.end, [], None
+    tensor: Any = view.end
+    scales: list[tf.Tensor] = []
+    found: _Product | None = None
     while tensor is not view.handle:
         op = tensor.op
         path = [i for i, t in enumerate(op.inputs) if t is view.handle or follows_from(t, view)]
