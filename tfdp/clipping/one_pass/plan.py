@@ -7,7 +7,13 @@ import tensorflow as tf
 
 from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
-from tfdp.clipping.one_pass import computed_weights, loop_recordings, memory, op_gradients
+from tfdp.clipping.one_pass import (
+    computed_weights,
+    loop_recordings,
+    low_rank_weights,
+    memory,
+    op_gradients,
+)
 from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.example_rows import of_examples
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
@@ -261,6 +267,10 @@ class Plan:
                 gradient = gradients[site.op.outputs[0].ref()]
                 part = None if gradient is None else self._part(site, gradient, variable, count)
             if part is not None and site.view.end is not None:
+                product = low_rank_weights.of_variable(part, site.view, variable.shape.as_list())
+                if product is not None:
+                    parts.append(product)
+                    continue
                 computed_parts.setdefault(site.view.key, []).append((site.view, part))
             elif part is not None:
                 parts.append(part.through(site.view))

@@ -1,0 +1,184 @@
+"""Low-rank adapters: gradients of weights that are a product with a variable."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.clipping.models import (
+    CLIP,
+    IMAGES,
+    SEQUENCES,
+    TOKENS,
+    VECTORS,
+    Y,
+    assert_equals_loop,
+)
+from tests.front_ends import keras as keras_3
+from tests.front_ends import needs_keras_3
+from tests.keras3 import support as support_3
+from tfdp.clipping import OnePassEngine
+from tfdp.clipping.one_pass import low_rank_weights
+
+layers = tf.keras.layers
+
+
+class Adapted(layers.Layer):
+    """Frozen weights plus a multiple of a product, which `apply` uses."""
+
+    def __init__(self, shape, apply, rank=2, multiply=tf.matmul, scale=0.7, frozen=None):
+        super().__init__()
+        self.multiply, self.frozen = multiply, frozen
+        self.of, self.applied, self.rank, self.by = shape, apply, rank, scale
+
+    def build(self, shape):
+        normal = {"initializer": "glorot_normal"}
+        self.kernel = self.add_weight("kernel", self.of, trainable=False, **normal)
+        shapes = {"a": [*self.of[:-1], self.rank], "b": [self.rank, self.of[-1]]}
+        self.a, self.b = (
+            self.add_weight(name, shape, trainable=name != self.frozen, **normal)
+            for name, shape in shapes.items()
+        )
+
+    def call(self, x):
+        return self.applied(x, self.kernel + self.by * self.multiply(self.a, self.b))
+
+
+def grouped(a, b):
+    """As Keras 3 multiplies with matrices on the right."""
+    product = tf.reshape(a, [-1, a.shape[-1]]) @ b
+    return tf.reshape(product, [*a.shape[:-1], b.shape[-1]])
+
+
+FAST = {
+    "matrix": (VECTORS, [5, 6], lambda x, w: tf.tanh(x @ w)),
+    "sequence": (SEQUENCES, [4, 6], lambda x, w: tf.tanh(x @ w)),
+    "used twice": (VECTORS, [5, 6], lambda x, w: tf.tanh(x @ w) * (tf.square(x) @ w)),
+    "heads": (SEQUENCES, [4, 2, 3], lambda x, w: tf.einsum("btd,dnh->btnh", x, w)),
+    "heads in one matrix": (
+        SEQUENCES,
+        [4, 2, 3],
+        lambda x, w: tf.tanh(x @ tf.reshape(w, [4, 6])),
+    ),
+    "from heads": (
+        SEQUENCES,
+        [2, 2, 3],
+        lambda x, w: tf.einsum("btnh,nhd->btd", tf.reshape(x, [-1, 6, 2, 2]), w),
+    ),
+    "convolution": (IMAGES, [3, 3, 2, 4], lambda x, w: tf.nn.conv2d(x, w, 2, "SAME")),
+    "embedding": (TOKENS, [9, 4], lambda x, w: tf.tanh(tf.gather(w, x))),
+}
+
+
+def model_of(shape, apply, **kwargs):
+    return lambda: tf.keras.Sequential(
+        [Adapted(shape, apply, **kwargs), layers.Flatten(), layers.Dense(3)]
+    )
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", FAST)
+def test_gradients_equal_a_loop_over_examples(name):
+    x, shape, apply = FAST[name]
+    engine = OnePassEngine(CLIP)
+    assert_equals_loop(engine, model_of(shape, apply), x)
+    report = engine.report()
+    assert report.fast_fraction == 1, str(report)
+    assert ["low-rank" in entry.how for entry in report.entries] == [True, True, False, False]
+
+
+OTHERWISE = {
+    "another factor": {"multiply": lambda a, b: tf.matmul(a, tf.tanh(b))},
+    "one transposed": {"multiply": lambda a, b: tf.matmul(a, tf.transpose(b), transpose_b=True)},
+    "other groups": {"multiply": grouped},
+    "a scale of its own": {"multiply": lambda a, b: (3.0 * a) @ b, "scale": tf.constant([[2.0]])},
+    "a scale of columns": {"scale": tf.range(1.0, 7.0)},
+    "a sum with itself": {"multiply": lambda a, b: a @ b + 2.0 * tf.matmul(a, b)},
+    "a square": {"multiply": lambda a, b: tf.square(a @ b)},
+    "a broadcast sum": {"multiply": lambda a, b: (a @ b)[tf.newaxis][0] + tf.ones([5, 1])},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_products_of_other_forms(name):
+    """Those that are no plain product are still clipped right."""
+    engine = OnePassEngine(CLIP)
+    apply = FAST["matrix"][2]
+    assert_equals_loop(engine, model_of([5, 6], apply, **OTHERWISE[name]), VECTORS)
+    how = [entry.how for entry in engine.report().entries]
+    assert all("low-rank" in h or "computed" in h or "vectorised" in h for h in how[:2]), how
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", ["a", "b"])
+def test_a_frozen_factor(frozen):
+    x, shape, apply = FAST["matrix"]
+    assert_equals_loop(OnePassEngine(CLIP), model_of(shape, apply, frozen=frozen), x)
+
+
+@pytest.mark.parametrize("mutant", ["scale", "side"])
+def test_mutants_are_caught(monkeypatch, mutant):
+    find = low_rank_weights._find_product
+
+    def wrong(view):
+        product = find(view)
+        if product is not None:
+            kept = () if mutant == "scale" else product.scales
+            object.__setattr__(product, "scales", kept)
+            if mutant == "side":
+                object.__setattr__(product, "other", 2.0 * product.other)
+        return product
+
+    monkeypatch.setattr(low_rank_weights, "_find_product", wrong)
+    x, shape, apply = FAST["matrix"]
+    with pytest.raises(AssertionError):
+        assert_equals_loop(OnePassEngine(CLIP), model_of(shape, apply), x)
+
+
+def test_an_index_outside_of_the_table_makes_the_example_bad():
+    product = low_rank_weights._Product(tf.ones([9, 2]), False, 2, 4)
+
+    @tf.function
+    def squares(indices, g):
+        table = low_rank_weights.Lookups(indices, g, [9, 4])
+        found = low_rank_weights._lookups_of(table, product, [2, 4])
+        return found.squares(found.tensors)
+
+    good, bad = squares(tf.constant([[0, 1], [2, 9]]), tf.ones([2, 2, 4])).numpy()
+    assert good > 0 and np.isnan(bad)
+
+
+@needs_keras_3
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "attention", "convolution", "embedding"])
+def test_adapters_of_keras_3_are_fast(name):
+    keras = keras_3
+    if name == "dense":
+        x, inner = VECTORS, [keras.layers.Dense(6, "tanh")]
+    elif name == "convolution":
+        x, inner = IMAGES, [keras.layers.Conv2D(4, 3, activation="tanh")]
+    elif name == "embedding":
+        x, inner = TOKENS, [keras.layers.Embedding(9, 4)]
+    else:
+        x, inner = SEQUENCES, []
+    inputs = keras.Input(x.shape[1:], dtype=x.dtype.name if name == "embedding" else None)
+    if name == "attention":
+        attention = keras.layers.MultiHeadAttention(2, 4)
+        hidden = attention(inputs, inputs)
+        inner = [attention._query_dense, attention._value_dense, attention._output_dense]
+        attention._key_dense.trainable = False
+    else:
+        (layer,) = inner
+        hidden = layer(inputs)
+    for layer in inner:
+        layer.enable_lora(2)
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(hidden)))
+    for variable in model.trainable_variables:  # B is zero at first, and so is A's gradient.
+        if "lora" in variable.path:
+            variable.assign(np.random.default_rng(0).normal(size=variable.shape))
+    expected = support_3.looped_clipped_sum(model, x, Y, 0.5)
+    found = support_3.update_of(model, x, Y, l2_norm_clip=0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    report = model.optimizer.clipping.report()
+    assert report.fast_fraction == 1
+    assert sum("low-rank" in entry.how for entry in report.entries) == 2 * len(inner), str(report)
