@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments import cli, datasets, jobs, records, tune
+from experiments import cli, datasets, jobs, records
 from experiments.output import markdown
 from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import declarations, grid
