@@ -189,7 +189,7 @@ def tables(recipes: Sequence[Recipe], lines: Sequence[dict[str, Any]]) -> dict[s
         ]
         for recipe, each in ended
     ]
-    titles = ["data set", "ε", "test accuracy, %", "best published, %", "minutes", "trials"]
+    titles = ["data set", "ε", "test accuracy, %", "best published, %", "minutes", "further trials"]
     cells = {
         (recipe.dataset, recipe.epsilon): f"{each.mean:.1f} ({recipe.published:.1f})"
         for recipe, each in ended
