@@ -141,11 +141,11 @@ def test_shapes_of_features_are_declared(name):
     assert datasets.features_shape(name, "none") == image.shape[1:]
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar10"])
-def test_constants_of_the_normalization_depend_on_no_data(name, monkeypatch):
-    monkeypatch.setattr(datasets, "_NOISE_IMAGES", 8)
+@pytest.mark.parametrize(("name", "count"), [("digits", 60), ("cifar10", 8)])
+def test_constants_of_the_normalization_depend_on_no_data(name, count, monkeypatch):
+    monkeypatch.setattr(datasets, "_NOISE_IMAGES", count)
     monkeypatch.setattr(datasets, "_images", None)  # Data would be read by it.
-    images = datasets.random_images(8, *datasets.IMAGES[name])
+    images = datasets.random_images(count, *datasets.IMAGES[name])
     assert images.shape[1:] == datasets.IMAGES[name] and 0 <= images.min() < images.max() <= 1
     x = tfdp.data.scattering_features(images)
     order = datasets._mirrored_channels(x.shape[-1])
