@@ -197,9 +197,10 @@ def _define_what(values: flags.FlagValues) -> None:
     text = "Version of Keras: 2, or 3 (private or plain SGD, Adam and their signs)."
     flags.DEFINE_integer("keras", None, f"{text} Default: 2.", flag_values=values)
     _validate(values, "keras", lambda value: value in VERSIONS, "2 or 3")
-    text = "What the network sees: the images, or their scattering transform."
+    text = "What the network sees: the images, or their scattering transform; its mean over an "
+    text += "image and its mirror image; channels standardized or whitened by statistics of noise."
     flags.DEFINE_enum("features", "none", datasets.FEATURES, text, flag_values=values)
-    text = f"Network on features. Default with --features=scattering: {networks.HEADS[0]}."
+    text = f"Network on features. Default there: {networks.HEADS[0]}."
     flags.DEFINE_enum("head", None, networks.HEADS, text, flag_values=values)
     flags.DEFINE_enum(
         "activation",
@@ -248,6 +249,9 @@ def _define_how(values: flags.FlagValues) -> None:
     _integer(values, "epochs", f"Epochs. {_default('epochs')}")
     text = f"Expected number of examples in a batch, at most all. {_default('expected_batch_size')}"
     _integer(values, "expected_batch_size", text)
+    text = "Copies of each image in a batch, each shifted by up to 2 pixels, that count as "
+    text += "one example. By default images are as they are."
+    _integer(values, "augmentations", text)
     text = "Rows of a batch that are worked on at a time, for large batches in little memory."
     _integer(values, "chunk_size", text)
     _number(values, "learning_rate", f"Learning rate. {_default('learning_rate')}")

@@ -21,13 +21,25 @@ IMAGES = {
     "fashion_mnist": (28, 28, 1),
     "cifar10": (32, 32, 3),
 }
-FEATURES = ("none", "scattering")
+FEATURES = (
+    "none",
+    "scattering",
+    "scattering+mirror",
+    "scattering+standard",
+    "scattering+mirror+standard",
+    "scattering+white",
+    "scattering+mirror+white",
+)
 
 VOCABULARY_SIZE = 20_000
 REVIEW_TOKENS = 80
 
 _TEST_FRACTION = 0.2  # of digits, which comes without a test set
 _SPLIT_SEED = 2020  # a constant: all runs and all methods see the same split
+_ANGLES = 8  # Of the scattering transform.
+_NOISE_IMAGES = 500
+_RIDGE = 0.1
+_CHUNK = 1000  # Images whose features are averaged at a time.
 _NOT_A_WORD = re.compile(r"[^a-z0-9' ]+")
 
 
@@ -40,8 +52,8 @@ class Data:
     """Examples to train on and examples to evaluate on; they share none.
 
     Attributes:
-      train_x: Images `[N, height, width, channels]` float32 in [0, 1], their features `[N, height /
-        4, width / 4, 81 channels]` float32, or token ids `[N, tokens]` int32.
+      train_x: Images `[N, height, width, channels]` float32 in [0, 1], their features `[N,
+        *features_shape]` float32, or token ids `[N, tokens]` int32.
       train_y: Classes `[N]`, int64.
       eval_x: Like `train_x`.
       eval_y: Like `train_y`.
@@ -79,7 +91,9 @@ def load(
         train on the rest, and not touch the test set: for choosing hyperparameters.
       validation_examples: Number of training examples that are held out for "validation".
       features: "none", or "scattering" for the scattering transform of images, normalised example
-        by example (`tfdp.data.scattering_features`): no function of the other examples.
+        by example (`tfdp.data.scattering_features`): no function of the other examples;
+        then "mirror" averages over an image and its mirror image (`mirrored`), and "standard"
+        or "white" standardizes or whitens channels by constants (`normalization`).
       features_dir: Folder in which features are kept for the next run; None: they are not.
 
     Returns:
@@ -94,10 +108,15 @@ def load(
         train, test = _imdb_reviews(data_dir, download)
     else:
         train, test = _images(name, data_dir, download)
-    if features == "scattering":
+    if features != "none":
         train, test = (
             (tfdp.data.scattering_features(x, cache_dir=features_dir), y) for x, y in (train, test)
         )
+    if "+mirror" in features:
+        train, test = ((mirrored(x), y) for x, y in (train, test))
+    if features.endswith(("+standard", "+white")):
+        constants = normalization(name, features.endswith("+white"))
+        train, test = ((normalized(x, *constants), y) for x, y in (train, test))
     if eval_split == "test":
         return Data(*train, *test)
     size = len(train[1])
@@ -108,6 +127,109 @@ def load(
         )
     held_out, rest = _split(size, validation_examples)
     return Data(train[0][rest], train[1][rest], train[0][held_out], train[1][held_out])
+
+
+def features_shape(name: str, features: str) -> tuple[int, int, int]:
+    """Returns the shape of an image's features, `(height, width, channels)`.
+
+    Args:
+      name: One of `IMAGES`.
+      features: One of `FEATURES`.
+    """
+    height, width, channels = IMAGES[name]
+    if features == "none":
+        return height, width, channels
+    width //= 4
+    return height // 4, -(-width // 2) if "+mirror" in features else width, 81 * channels
+
+
+def normalization(name: str, whiten: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what makes the channels of scattering features comparable, from images of noise.
+
+    Channels of coarse and fine scales differ in size on every image, and neighbours are correlated,
+    so that much of the norm of features, to which noise is relative, says little about the image.
+    Statistics of the training set would be private; those over noise with the spectrum of natural
+    images (amplitude 1/f) depend on no data.
+
+    Args:
+      name: One of `IMAGES`.
+      whiten: Whether channels are also decorrelated, but for `_RIDGE` of their mean variance.
+
+    Returns:
+      The mean of each channel, and the matrix that differences from it are multiplied by.
+    """
+    features = tfdp.data.scattering_features(random_images(_NOISE_IMAGES, *IMAGES[name]))
+    order = _mirrored_channels(features.shape[-1])
+    rows = np.concatenate([features, features[..., order]]).reshape(-1, len(order))
+    mean, covariance = rows.mean(axis=0), np.cov(rows.T)
+    if not whiten:
+        return mean, np.diag(np.diag(covariance) ** -0.5).astype(np.float32)
+    variances, vectors = np.linalg.eigh(covariance)
+    scales = (variances + _RIDGE * variances.mean()) ** -0.5
+    return mean, ((vectors * scales) @ vectors.T).astype(np.float32)
+
+
+def normalized(features: np.ndarray, mean: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Returns normalized features; see `normalization`."""
+    found = np.empty(features.shape, np.float32)
+    for start in range(0, len(features), _CHUNK):
+        found[start : start + _CHUNK] = (features[start : start + _CHUNK] - mean) @ matrix
+    return found
+
+
+def random_images(size: int, height: int, width: int, channels: int) -> np.ndarray:
+    """Returns Gaussian noise with amplitude 1/f, in [0, 1]; its colors are correlated."""
+    random = np.random.default_rng(_SPLIT_SEED)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, np.newaxis], np.fft.fftfreq(width))
+    frequency[0, 0] = 1 / max(height, width)
+
+    def fields(count: int) -> np.ndarray:
+        spectra = np.fft.fft2(random.normal(size=[count, size, height, width])) / frequency
+        found = np.real(np.fft.ifft2(spectra))
+        return found / found.std(axis=(2, 3), keepdims=True)
+
+    light = fields(1) + (0.4 * fields(channels) if channels > 1 else 0.0)
+    images = np.clip(0.5 + 0.2 * np.moveaxis(light, 0, 3), 0, 1)
+    return images.astype(np.float32)
+
+
+def mirrored(features: np.ndarray) -> np.ndarray:
+    """Averages the scattering features of images with those of their mirror images.
+
+    A linear classifier then cannot tell left from right, has half the weights, and so has noise in
+    half as many directions. Each row is a function of one example: it costs no privacy.
+
+    The transform of a mirror image is that of the image with its columns in reverse and its angles
+    mirrored: nothing is computed again. That is exact but for the borders, the groups of the
+    normalisation, and a shift by three pixels: columns are those of every fourth pixel from the
+    first.
+
+    Args:
+      features: Features of `tfdp.data.scattering_features` `[N, height, width, 81 channels]`.
+
+    Returns:
+      Features `[N, height, (width + 1) // 2, 81 channels]`: the others are the same, mirrored.
+    """
+    size, height, width, depth = features.shape
+    half, order = -(-width // 2), _mirrored_channels(depth)
+    found = np.empty([size, height, half, depth], features.dtype)
+    for start in range(0, size, _CHUNK):
+        rows = features[start : start + _CHUNK]
+        other = rows[:, :, ::-1][:, :, :half, order]
+        found[start : start + _CHUNK] = (rows[:, :, :half] + other) / 2
+    return found
+
+
+def _mirrored_channels(depth: int) -> np.ndarray:
+    """Returns the channel of each channel's mirror image.
+
+    Kymatio's angle t is (3 - t) pi / 8 of the horizontal: -(3 - t) is that of 6 - t, modulo 8.
+    """
+    angle = (6 - np.arange(_ANGLES)) % _ANGLES
+    first = 1 + np.concatenate([angle, _ANGLES + angle])
+    second = 1 + 2 * _ANGLES + (_ANGLES * angle[:, np.newaxis] + angle).ravel()
+    one = np.concatenate([[0], first, second])
+    return (np.arange(0, depth, len(one))[:, np.newaxis] + one).ravel()
 
 
 def hash_tokens(text: str) -> np.ndarray:

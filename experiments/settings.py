@@ -96,6 +96,7 @@ class Settings:
     max_attempts: int | None = None
     selective_release: str | None = None
     keras: int | None = None  # Keras 2.
+    augmentations: int | None = None
 
     @property
     def front_end(self) -> FrontEnd:
@@ -280,6 +281,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     if given.setdefault("eval_split", "test") == "test":
         given["validation_examples"] = defaults["validation_examples"] = None
     _check_features(dataset, given)
+    _check_augmentations(dataset, method, given)
     _check_keras(method, given, defaults)
     rest = dict(
         tempered_scale=2.0,
@@ -352,10 +354,27 @@ def _check_features(dataset: str, given: dict[str, Any]) -> None:
         return
     if dataset not in datasets.IMAGES:
         raise RefusedError(
-            f"--features=scattering must come with images: --dataset={'|'.join(datasets.IMAGES)}. "
-            f"Received: --dataset={dataset}."
+            f"--features={given['features']} must come with images: --dataset="
+            f"{'|'.join(datasets.IMAGES)}. Received: --dataset={dataset}."
         )
     given.setdefault("head", networks.HEADS[0])
+
+
+def _check_augmentations(dataset: str, method: str, given: dict[str, Any]) -> None:
+    if "augmentations" not in given:
+        return
+    for name, value, accepted in (
+        ("dataset", dataset, tuple(datasets.IMAGES)),
+        ("features", given["features"], ("none",)),
+        ("method", method, _PLAIN_STEPS),
+        ("num_microbatches", given.get("num_microbatches"), (None,)),
+    ):
+        if value not in accepted:
+            must = "be left out" if accepted == (None,) else f"be one of {', '.join(accepted)}"
+            raise RefusedError(
+                f"--{name} must {must} with --augmentations, which shifts images. Received: "
+                f"--{name}={value}."
+            )
 
 
 def make_network(settings: Settings):
@@ -371,8 +390,7 @@ def make_network(settings: Settings):
     if settings.head is None:
         network = networks.NETWORKS[settings.dataset](activation, keras=keras)
     else:
-        height, width, channels = datasets.IMAGES[settings.dataset]
-        shape = (height // 4, width // 4, 81 * channels)
+        shape = datasets.features_shape(settings.dataset, settings.features)
         network = networks.head_on_features(shape, settings.head, activation, keras)
     if settings.selective:
         return settings.front_end.private.SelectiveModel(network)

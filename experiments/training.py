@@ -34,6 +34,7 @@ _PRIVATE_OPTIMIZERS = {
     "dpsur_signadam": "DPSURSignAdam",
 }
 _EVALUATION_BATCH = 1000
+_SHIFT = 2  # Pixels, at most, of --augmentations.
 # How long attempts took says how many of them were rejected.
 _WITHOUT_TIMES = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} epochs{postfix}"
 _LEAST_ACCEPTANCE = 1e-4
@@ -255,6 +256,8 @@ class Training:
             (self.data.train_x, self.data.train_y),
             expected_batch_size=self.settings.expected_batch_size,
             chunk_size=self.settings.chunk_size,
+            augmentations=self.settings.augmentations or 1,
+            transform=_shifted if self.settings.augmentations else None,
             steps_per_epoch=self.steps_per_epoch,
             seed=self.settings.seed,
             first_step=len(self.rows) * self.steps_per_epoch,
@@ -346,6 +349,12 @@ class Training:
             self.model, self.data.eval_x, labels, labels, batch_size=_EVALUATION_BATCH
         )
         return {group.name: group.value for group in report.subgroups}
+
+
+def _shifted(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Shifts an image at random; zeros come in."""
+    border = tf.constant([[_SHIFT, _SHIFT], [_SHIFT, _SHIFT], [0, 0]])
+    return tf.image.random_crop(tf.pad(image, border), tf.shape(image)), label
 
 
 class _EpochEnd:

@@ -150,7 +150,7 @@ class Grid:
           RefusedError: They are no flags of `experiments.classify`, or do not go together.
         """
         given = {"dataset": dataset, "seed": seed, "target_epsilon": epsilon}
-        return Job(dataset, row, epsilon, _settings({**given, **self.rows[row], **flags}))
+        return Job(dataset, row, epsilon, settings_of({**given, **self.rows[row], **flags}))
 
     def cell(
         self,
@@ -307,8 +307,12 @@ def _parsed_flags(arguments: tuple[str, ...]) -> Settings:
     return classify.settings_from(values)
 
 
-def _settings(given: dict[str, Any]) -> Settings:
-    """Returns the settings that a command line with these flags would ask for."""
+def settings_of(given: dict[str, Any]) -> Settings:
+    """Returns the settings that a command line with these flags would ask for.
+
+    Raises:
+      RefusedError: They are no flags of `experiments.classify`, or do not go together.
+    """
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return _parsed_flags(tuple(flags))
 

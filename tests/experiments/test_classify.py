@@ -36,7 +36,7 @@ from tests.experiments.classify_support import classify_here, parse, start
         ),
         ("--method=rmsprop", "should be one of <dpsgd|"),
         ("--activation=gelu", "should be one of <relu|"),
-        ("--features=sift", "should be one of <none|scattering>"),
+        ("--features=sift", "should be one of <none|scattering|"),
         ("--head=deep", "should be one of <linear|conv>"),
         ("--eval_split=train", "should be one of <test|validation>"),
         ("--target_epsilon=0", "--target_epsilon must be a positive, finite number"),
@@ -82,6 +82,22 @@ def test_bad_flag_is_refused_with_a_sentence(argument, complaint):
             "--features=scattering must come with images: .*--dataset=imdb_reviews",
         ),
         (["--expected_batch_size=1439"], "at most 1438, the number of training examples"),
+        (
+            ["--features=scattering", "--augmentations=2"],
+            "--features must be one of none with --augmentations, .*--features=scattering",
+        ),
+        (
+            ["--method=dpsur_sgd", "--augmentations=2"],
+            "--method must be one of dpsgd, .* with --augmentations.*--method=dpsur_sgd",
+        ),
+        (
+            ["--num_microbatches=8", "--augmentations=2"],
+            "--num_microbatches must be left out with --augmentations",
+        ),
+        (
+            ["--dataset=imdb_reviews", "--augmentations=2"],
+            "--dataset must be one of digits, .*--dataset=imdb_reviews",
+        ),
         (["--delta=0.001"], "--delta must be below 1/N = 0.0007"),
         (["--delta=1e-90", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
         (["--eval_split=validation", "--validation_examples=1438"], "--validation_examples"),
@@ -115,7 +131,8 @@ def test_every_data_set_has_defaults_for_every_method(dataset, method):
     below = RATE_OF.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
-    absent |= {"head", "keras"} | (set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS))
+    absent |= {"head", "keras", "augmentations"}
+    absent |= set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS)
     for field in dataclasses.fields(settings):
         assert getattr(settings, field.name) is not None or field.name in absent
     # What the defaults say is acceptable as flags, too.

@@ -84,6 +84,107 @@ def test_features_are_kept_for_the_next_run(tmp_path, monkeypatch):
         held_out(features="scattering")
 
 
+def drawing():
+    """Lines on black, far from the borders of an image, and not symmetric."""
+    image = np.zeros([1, 32, 32, 1], np.float32)
+    image[0, 12:20, 14:16] = 1.0
+    image[0, 13, 12:17] = 0.6
+    for i in range(6):
+        image[0, 12 + i, 13 + i] = 0.8
+    return image
+
+
+def mirrored_channels_but_not(angle):
+    """A mutant of `datasets._mirrored_channels`: it mirrors angles otherwise."""
+    first = 1 + np.concatenate([angle, 8 + angle])
+    second = 17 + (8 * angle[:, np.newaxis] + angle).ravel()
+    return np.concatenate([[0], first, second])
+
+
+def test_features_of_a_mirror_image_are_the_same_in_another_order():
+    image = drawing()
+    # Columns are those of pixels 0, 4, ..., 28: pixel 31 - 4 i comes to 28 - 4 i by a shift.
+    other = np.roll(image[:, :, ::-1], -3, axis=2)
+    raw, expected = (tfdp.data.scattering_features(x, num_groups=None) for x in (image, other))
+    error = {
+        name: np.abs(raw[:, :, ::-1][..., order] - expected).max()
+        for name, order in (
+            ("right", datasets._mirrored_channels(81)),
+            ("reversed", mirrored_channels_but_not(np.arange(8)[::-1])),
+            ("kept", mirrored_channels_but_not(np.arange(8))),
+        )
+    }
+    assert error["right"] < 1e-3 < 3e-2 < min(error["reversed"], error["kept"])
+
+
+@pytest.mark.parametrize(("width", "depth"), [(7, 81), (8, 243)])
+def test_mirrored_features_are_means_of_both(monkeypatch, width, depth):
+    monkeypatch.setattr(datasets, "_CHUNK", 2)  # The last is not full.
+    x = np.random.default_rng(0).normal(size=[5, 3, width, depth]).astype(np.float32)
+    found, half = datasets.mirrored(x), (width + 1) // 2
+    assert found.shape == (5, 3, half, depth) and found.dtype == np.float32
+    order = datasets._mirrored_channels(depth)
+    assert sorted(order) == list(range(depth)) and (order[order] == np.arange(depth)).all()
+    np.testing.assert_array_equal(order // 81, np.arange(depth) // 81)  # Of the same color.
+    other = x[:, :, ::-1][..., order]
+    np.testing.assert_allclose(found, (x + other)[:, :, :half] / 2, rtol=1e-6)
+    np.testing.assert_array_equal(datasets.mirrored(other), found)  # Left is right.
+
+
+@pytest.mark.parametrize("name", datasets.IMAGES)
+def test_shapes_of_features_are_declared(name):
+    image = np.zeros([1, *datasets.IMAGES[name]], np.float32)
+    found = tfdp.data.scattering_features(image)
+    for features in datasets.FEATURES[1:]:
+        same = datasets.mirrored(found) if "+mirror" in features else found
+        assert datasets.features_shape(name, features) == same.shape[1:]
+    assert datasets.features_shape(name, "none") == image.shape[1:]
+
+
+@pytest.mark.parametrize(("name", "count"), [("digits", 60), ("cifar10", 8)])
+def test_constants_of_the_normalization_depend_on_no_data(name, count, monkeypatch):
+    monkeypatch.setattr(datasets, "_NOISE_IMAGES", count)
+    monkeypatch.setattr(datasets, "_images", None)  # Data would be read by it.
+    images = datasets.random_images(count, *datasets.IMAGES[name])
+    assert images.shape[1:] == datasets.IMAGES[name] and 0 <= images.min() < images.max() <= 1
+    x = tfdp.data.scattering_features(images)
+    order = datasets._mirrored_channels(x.shape[-1])
+    x = np.concatenate([x, x[..., order]])  # A channel has the constants of its mirror image.
+
+    def moments(whiten):
+        found = datasets.normalized(x, *datasets.normalization(name, whiten))
+        found = found.reshape(-1, len(order))
+        return found.mean(axis=0), np.cov(found.T)
+
+    for whiten in (False, True):
+        mean, covariance = moments(whiten)
+        np.testing.assert_allclose(mean, 0, atol=1e-3)
+        np.testing.assert_allclose(covariance[order][:, order], covariance, atol=1e-3)
+    _, standard = moments(whiten=False)
+    np.testing.assert_allclose(np.diag(standard), 1, rtol=1e-3)
+    monkeypatch.setattr(datasets, "_RIDGE", 1e-7)
+    _, white = moments(whiten=True)
+    np.testing.assert_allclose(white, np.eye(len(order)), atol=0.05)
+    assert np.abs(standard - np.eye(len(order))).max() > 0.5
+
+
+def test_steps_of_features_are_applied_in_their_order(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets, "_CHUNK", 150)  # The last is not full.
+    monkeypatch.setattr(datasets, "_NOISE_IMAGES", 40)
+    kept = {"features_dir": str(tmp_path)}
+    plain = held_out(features="scattering", **kept).eval_x
+    for name, whiten in (("standard", False), ("white", True)):
+        mean, matrix = datasets.normalization("digits", whiten)
+        for features, x in (
+            (f"scattering+{name}", plain),
+            (f"scattering+mirror+{name}", datasets.mirrored(plain)),
+        ):
+            found = held_out(features=features, **kept).eval_x
+            np.testing.assert_allclose(found, (x - mean) @ matrix, rtol=1e-3, atol=1e-3)
+    found = held_out(features="scattering+mirror", **kept).eval_x
+    np.testing.assert_array_equal(found, datasets.mirrored(plain))
+
+
 def test_without_features_there_are_images():
     assert held_out(features="none").eval_x.shape == (200, 8, 8, 1)
 

@@ -1,6 +1,7 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -64,3 +65,32 @@ def test_a_run_killed_before_its_only_evaluation_makes_it_later(tmp_path, monkey
     result = run.run()
     assert len(run.rows) == 3 and result["accuracy"] > 0.3
     assert column(tmp_path, "accuracy") == ["", "", str(result["accuracy"])]
+
+
+def test_copies_of_an_image_are_shifts_of_it_by_two_pixels_at_most():
+    image = np.zeros([8, 8, 1], np.float32)
+    image[3, 4] = 1.0
+    seen = set()
+    for _ in range(60):
+        copy, label = training._shifted(tf.constant(image), tf.constant(7))
+        assert copy.shape == image.shape and label == 7 and np.sum(copy) == 1
+        row, column, _ = np.argwhere(copy.numpy())[0]
+        seen.add((int(row) - 3, int(column) - 4))
+    assert len(seen) > 10 and all(abs(n) <= 2 for pair in seen for n in pair)
+    border = np.ones([8, 8, 1], np.float32)
+    copies = [training._shifted(tf.constant(border), 0)[0].numpy() for _ in range(20)]
+    assert {float(x) for copy in copies for x in copy.ravel()} == {0.0, 1.0}
+
+
+def test_batches_have_the_copies_that_were_asked_for(tmp_path):
+    def sampling(**flags):
+        run = make(tmp_path / str(flags), False, expected_batch_size=100, **flags)
+        return run.batches.sampling, next(iter(run.batches))[0].numpy()
+
+    plain, images = sampling()
+    assert plain.rows_per_example == 1
+    once, shifted = sampling(augmentations=1)
+    assert once.rows_per_example == 1 and images.shape == shifted.shape  # The seed is the same.
+    assert not np.array_equal(images, shifted)
+    thrice, rows = sampling(augmentations=3)
+    assert thrice.rows_per_example == 3 and len(rows) == 3 * len(images)
