@@ -17,6 +17,7 @@ _SELECTION_BATCH_SIZE = 512
 _SELECTION_SHARE = 0.15
 _LOSS_CLIP = 3.0
 _BUDGET_GROWTH = 0.01
+_CANDIDATES = 4
 
 
 class DescentTraining(Training):
@@ -67,7 +68,9 @@ class DescentTraining(Training):
                 selection_range=self._selection_range,
                 selection_batch_size=self._selection_batch_size,
                 max_step_size=settings.learning_rate,
+                candidates=_CANDIDATES,
                 budget_growth=_BUDGET_GROWTH,
+                momentum=settings.momentum,
             ),
             noise_seed=settings.seed + 1 if settings.insecure_fixed_noise else None,
         )

@@ -307,12 +307,12 @@ def _check_selective(method: str, given: dict[str, Any], defaults: dict[str, Any
 
 
 def _check_descent(method: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """DPAGD goes along the gradient, by a length that it chooses, in whole batches."""
+    """DPAGD chooses the length of each step, in whole batches."""
     if method != "dpagd":
         return
     defaults.update(chunk_size=None, learning_rate_schedule="constant")
-    for name in ("num_microbatches", "chunk_size", "learning_rate_schedule", "momentum"):
-        if given.get(name) not in (None, "constant", 0.0):
+    for name in ("num_microbatches", "chunk_size", "learning_rate_schedule"):
+        if given.get(name) not in (None, "constant"):
             raise RefusedError(
                 f"--{name} must be left out with --method=dpagd. Received: --{name}={given[name]}."
             )

@@ -46,9 +46,7 @@ def test_an_interrupted_run_resumes_with_what_was_spent(tmp_path, monkeypatch):
     assert result["steps"] > 2 * 6 - 1 and result["epsilon"] == 3.0
 
 
-@pytest.mark.parametrize(
-    "argument", ["--momentum=0.9", "--chunk_size=64", "--learning_rate_schedule=linear"]
-)
+@pytest.mark.parametrize("argument", ["--chunk_size=64", "--learning_rate_schedule=linear"])
 def test_what_it_does_not_have_is_refused(tmp_path, argument):
     with pytest.raises(RefusedError, match=r"must be left out with --method=dpagd"):
         run(tmp_path / "run", argument)
