@@ -206,7 +206,7 @@ DEFAULTS = {
             "dpadam": 0.002,
             "dpsignsgd": 0.001,
             "dpsignadam": 0.001,
-            "dpagd": 0.6,
+            "dpagd": 0.5,
             "sgd": 0.1,
             "adam": 0.002,
         },
@@ -225,7 +225,7 @@ DEFAULTS = {
             "dpadam": 0.03,
             "dpsignsgd": 0.002,
             "dpsignadam": 0.015,
-            "dpagd": 0.6,
+            "dpagd": 0.5,
             "sgd": 0.5,
             "adam": 0.002,
         },
@@ -259,8 +259,6 @@ def resolve(given: dict[str, Any]) -> Settings:
     _check_selective(method, given, defaults)
     if "adam" in method:
         defaults["momentum"] = 0.9
-    elif method == "dpagd":
-        defaults["momentum"] = 0.0
     if given.get("num_microbatches") is not None:
         if given.get("chunk_size") is not None:
             raise RefusedError(

@@ -56,7 +56,7 @@ def test_what_it_does_not_have_is_refused(tmp_path, argument):
 @pytest.mark.parametrize("dataset", DEFAULTS)
 def test_defaults_of_other_methods_are_not_its_own(dataset):
     settings = resolve({"dataset": dataset, "method": "dpagd"})
-    assert settings.learning_rate_schedule == "constant" and settings.momentum == 0
+    assert settings.learning_rate_schedule == "constant"
     assert settings.chunk_size is None
     assert resolve({"dataset": "imdb_reviews", "method": "dpadam"}).chunk_size
 
