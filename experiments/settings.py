@@ -212,7 +212,7 @@ DEFAULTS = {
             "dpadam": 0.002,
             "dpsignsgd": 0.001,
             "dpsignadam": 0.001,
-            "dpagd": 0.6,
+            "dpagd": 0.5,
             "sgd": 0.1,
             "adam": 0.002,
         },
@@ -231,7 +231,7 @@ DEFAULTS = {
             "dpadam": 0.03,
             "dpsignsgd": 0.002,
             "dpsignadam": 0.015,
-            "dpagd": 0.6,
+            "dpagd": 0.5,
             "sgd": 0.5,
             "adam": 0.002,
         },
@@ -265,8 +265,6 @@ def resolve(given: dict[str, Any]) -> Settings:
     _check_selective(method, given, defaults)
     if "adam" in method:
         defaults["momentum"] = 0.9
-    elif method == "dpagd":
-        defaults["momentum"] = 0.0
     if given.get("num_microbatches") is not None:
         if given.get("chunk_size") is not None:
             raise RefusedError(
@@ -314,12 +312,12 @@ def _check_selective(method: str, given: dict[str, Any], defaults: dict[str, Any
 
 
 def _check_descent(method: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """DPAGD goes along the gradient, by a length that it chooses, in whole batches."""
+    """DPAGD chooses the length of each step, in whole batches."""
     if method != "dpagd":
         return
     defaults.update(chunk_size=None, learning_rate_schedule="constant")
-    for name in ("num_microbatches", "chunk_size", "learning_rate_schedule", "momentum"):
-        if given.get(name) not in (None, "constant", 0.0):
+    for name in ("num_microbatches", "chunk_size", "learning_rate_schedule"):
+        if given.get(name) not in (None, "constant"):
             raise RefusedError(
                 f"--{name} must be left out with --method=dpagd. Received: --{name}={given[name]}."
             )

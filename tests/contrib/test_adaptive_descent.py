@@ -235,6 +235,22 @@ def test_a_clear_winner_is_found_and_the_step_is_taken():
     assert np.linalg.norm(weights(descent) - support.flat(before)) == pytest.approx(chosen, 1e-4)
 
 
+def test_momentum_keeps_a_share_of_the_last_step_that_was_taken():
+    """Every other step is none, in the mean: it leaves the velocity as it was."""
+    descent = descend(momentum=0.5, candidates=1, selection_range=1e-9)
+    shapes = [w.shape for w in descent.model.get_weights()]
+    random, velocity, chosen = np.random.default_rng(0), 0.0, []
+    for _ in range(12):
+        sums = [random.normal(size=shape).astype("float32") for shape in shapes]
+        direction = 0.5 * velocity + support.flat(sums) / 16
+        before = weights(descent)
+        chosen.append(descent._step([tf.constant(s) for s in sums]))
+        step = -chosen[-1] * direction / np.linalg.norm(direction)
+        np.testing.assert_allclose(weights(descent) - before, step, rtol=1e-3, atol=1e-5)
+        velocity = direction if chosen[-1] else velocity
+    assert set(chosen) == {0.0, 2.0}
+
+
 @pytest.mark.slow
 def test_when_no_step_is_better_the_gradient_is_measured_again():
     """Steps of length 1000: the weights stay, bit for bit, and the precision grows to the end."""
@@ -372,12 +388,12 @@ def test_a_broken_example_cannot_break_the_model():
 
 @pytest.mark.slow
 def test_a_saved_run_resumes(tmp_path):
-    whole = descend(selection_range=0.3)
+    whole = descend(selection_range=0.3, momentum=0.9)
     whole.run(9)
-    first = descend(selection_range=0.3)
+    first = descend(selection_range=0.3, momentum=0.9)
     first.run(5)
     path = tf.train.Checkpoint(descent=first).save(str(tmp_path / "c"))
-    resumed = descend(selection_range=0.3)
+    resumed = descend(selection_range=0.3, momentum=0.9)
     tf.train.Checkpoint(descent=resumed).restore(path).assert_consumed()
     assert not resumed.finished and resumed.iterations == 5
     assert resumed.budget.spent == first.budget.spent > 0
@@ -422,6 +438,7 @@ BAD = [
     ({"loss_clip": math.inf}, "loss_clip"),
     ({"candidates": 2.5}, "candidates"),
     ({"selection_range": -1.0}, "selection_range"),
+    ({"momentum": 1.0}, "momentum"),
     ({"selection_batch_size": N + 1}, "selection_batch_size"),
     ({"model": tf.keras.Sequential([tf.keras.layers.Dense(3, kernel_regularizer="l2")])}, "model"),
 ]

@@ -46,9 +46,7 @@ def test_an_interrupted_run_resumes_with_what_was_spent(tmp_path, monkeypatch):
     assert result["steps"] > 2 * 6 - 1 and result["epsilon"] == 3.0
 
 
-@pytest.mark.parametrize(
-    "argument", ["--momentum=0.9", "--chunk_size=64", "--learning_rate_schedule=linear"]
-)
+@pytest.mark.parametrize("argument", ["--chunk_size=64", "--learning_rate_schedule=linear"])
 def test_what_it_does_not_have_is_refused(tmp_path, argument):
     with pytest.raises(RefusedError, match=r"must be left out with --method=dpagd"):
         run(tmp_path / "run", argument)
@@ -58,7 +56,7 @@ def test_what_it_does_not_have_is_refused(tmp_path, argument):
 @pytest.mark.parametrize("dataset", DEFAULTS)
 def test_defaults_of_other_methods_are_not_its_own(dataset):
     settings = resolve({"dataset": dataset, "method": "dpagd"})
-    assert settings.learning_rate_schedule == "constant" and settings.momentum == 0
+    assert settings.learning_rate_schedule == "constant"
     assert settings.chunk_size is None
     assert resolve({"dataset": "imdb_reviews", "method": "dpadam"}).chunk_size
 

@@ -7,7 +7,12 @@ from collections.abc import Callable
 import dp_accounting
 import scipy.optimize
 
-from tfdp._validation import between_zero_and_one, positive, positive_integer
+from tfdp._validation import (
+    between_zero_and_one,
+    positive,
+    positive_integer,
+    small_probability,
+)
 from tfdp.accounting import BoundedRangeDpEvent, RdpFilter, calibrate_noise_multiplier
 from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.sampling import PoissonSampling
@@ -30,6 +35,7 @@ class DescentOptions:
       budget_growth: gamma: share by which the cost of a measurement grows if taking no step was
         best.
       step_size_window: Iterations after which the largest step size is adapted.
+      momentum: Share of the last step's direction that stays, in [0, 1); the paper has 0.
 
     Raises:
       ValueError: An attribute is out of its range.
@@ -44,10 +50,13 @@ class DescentOptions:
     candidates: int = 20
     budget_growth: float = 0.1
     step_size_window: int = 10
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check = positive_integer if field.type is int else positive
+            if field.name == "momentum":
+                check = small_probability
             check(field.name, getattr(self, field.name))
 
 
