@@ -90,13 +90,7 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
 
 def _split(job: Job, places: jobs.Places) -> tuple[Data, Data]:
     whole = jobs.load_data(job.settings, places)
-    return _split_of(whole, job.settings.seed, job.examples)
-
-
-def _split_of(whole: Data, seed: int, examples: int | None) -> tuple[Data, Data]:
-    x = np.concatenate([whole.train_x, whole.eval_x])
-    y = np.concatenate([whole.train_y, whole.eval_y])
-    return split(x, y, seed, examples)
+    return split(whole, job.settings.seed, job.examples)
 
 
 def _papers_attacks(
@@ -176,7 +170,7 @@ def _without_model(
     """Returns the target's images, the attacker's prior and the judge: the same for all rows."""
     # The same split as the models', of images where models have their features.
     whole = jobs.data_of(dataset, eval_split, held_out, "none", places)
-    target, shadow = _split_of(whole, seed, examples)
+    target, shadow = split(whole, seed, examples)
     return target, inversion.Prior.of(shadow.train_x, seed), inversion.judge_of(shadow, seed)
 
 
