@@ -19,6 +19,7 @@ from tfdp import auditing
 # Activations and gradients of more numbers are given by norms.
 _MOST_NUMBERS = 1000
 _BATCH = 1000
+_AT_ONCE = 5 * _BATCH  # Activations of all examples may be more than memory holds.
 _EPOCHS = 50  # Of a network that attacks, at most.
 _LEAST_PROBABILITY = 1e-12
 
@@ -99,6 +100,13 @@ def internals(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
       - Nasr et al., 2019, Comprehensive Privacy Analysis of Deep Learning.
     """
     parts = tf.keras.Model(model.inputs, [model.layers[-1].input, model.outputs[0]])
+    starts = range(0, len(y), _AT_ONCE)
+    return np.concatenate(
+        [_internals(parts, x[i : i + _AT_ONCE], y[i : i + _AT_ONCE]) for i in starts]
+    )
+
+
+def _internals(parts: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     hidden, logits = parts.predict(x, batch_size=_BATCH, verbose=0)
     logs = _log_posteriors(logits)
     classes = np.eye(logs.shape[1])[y]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import itertools
 from typing import Any
 
@@ -220,6 +221,8 @@ def _trained(settings: Settings, data: Data, folder: RunFolder) -> tuple[Any, di
     if result is None:
         training = make_training(settings, data, folder, progress=False, every_epoch=False)
         result = training.run()
+        del training  # And its copy of the examples, which is in graphs that hold each other.
+        gc.collect()
     model = tf.keras.models.load_model(folder.model, compile=False)
     network = model.base_model if settings.selective else model
     network.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
