@@ -230,5 +230,5 @@ def _trained(settings: Settings, data: Data, folder: RunFolder) -> tuple[Any, di
 
 
 def _accuracy(model: Any, data: Data) -> float:
-    logits = model.predict(data.train_x, batch_size=1000, verbose=0)
+    logits = attackers.predicted(model, data.train_x)
     return float((logits.argmax(axis=1) == data.train_y).mean())
