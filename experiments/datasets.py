@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import os
 import re
+from typing import Any
 
 import numpy as np
 
@@ -47,19 +48,42 @@ class DataError(ValueError):
     """A data set that cannot be had as asked for; the message says why."""
 
 
+class Rows:
+    """Some rows of an array on disk, which are read when they are asked for.
+
+    Args:
+      array: The array, a memory map.
+      rows: Their indices.
+    """
+
+    def __init__(self, array: np.memmap, rows: np.ndarray):
+        self._array, self._rows = array, rows
+        self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self._array[self._rows[index]])
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return self[:] if dtype is None else self[:].astype(dtype, copy=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Examples to train on and examples to evaluate on; they share none.
 
     Attributes:
       train_x: Images `[N, height, width, channels]` float32 in [0, 1], their features `[N,
-        *features_shape]` float32, or token ids `[N, tokens]` int32.
+        *features_shape]` float32, or token ids `[N, tokens]` int32. Features that are kept on disk
+        are not read before they are used: a memory map, or `Rows` of one.
       train_y: Classes `[N]`, int64.
       eval_x: Like `train_x`.
       eval_y: Like `train_y`.
     """
 
-    train_x: np.ndarray
+    train_x: np.ndarray | Rows
     train_y: np.ndarray
     eval_x: np.ndarray
     eval_y: np.ndarray
@@ -126,7 +150,9 @@ def load(
             f"examples. Received: --validation_examples={validation_examples}."
         )
     held_out, rest = _split(size, validation_examples)
-    return Data(train[0][rest], train[1][rest], train[0][held_out], train[1][held_out])
+    x, y = train
+    train_x = Rows(x, rest) if isinstance(x, np.memmap) else x[rest]
+    return Data(train_x, y[rest], x[held_out], y[held_out])
 
 
 def features_shape(name: str, features: str) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
 from tfdp.accounting import PoissonSampling
+from tfdp.data.source import in_variables
 from tfdp.evaluation import subgroup_report
 
 _PRIVATE_OPTIMIZERS = {
@@ -266,7 +267,7 @@ class Training:
     def _shuffled_batches(self) -> tf.data.Dataset:
         """Every example once per epoch, in an order that the seed and the epoch decide."""
         size, batch = self.data.size, self.settings.expected_batch_size
-        x, y = tf.constant(self.data.train_x), tf.constant(self.data.train_y)
+        x, y = in_variables((tf.constant(self.data.train_x), tf.constant(self.data.train_y)))
         seed = self.settings.seed if self.settings.seed is not None else time.time_ns()
         epoch = tf.Variable(len(self.rows), dtype=tf.int64, trainable=False)
 

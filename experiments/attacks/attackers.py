@@ -77,7 +77,7 @@ def posteriors(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     References:
       - Salem et al., 2019, ML-Leaks.
     """
-    logs = _log_posteriors(model.predict(x, batch_size=_BATCH, verbose=0))
+    logs = _log_posteriors(predicted(model, x))
     return _sorted(logs, y).astype(np.float32)
 
 
@@ -99,7 +99,12 @@ def internals(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
       - Nasr et al., 2019, Comprehensive Privacy Analysis of Deep Learning.
     """
     parts = tf.keras.Model(model.inputs, [model.layers[-1].input, model.outputs[0]])
-    hidden, logits = parts.predict(x, batch_size=_BATCH, verbose=0)
+    starts = range(0, len(y), _BATCH)  # Activations of all may be more than memory holds.
+    return np.concatenate([_internals(parts, x[i : i + _BATCH], y[i : i + _BATCH]) for i in starts])
+
+
+def _internals(parts: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    hidden, logits = parts.predict_on_batch(x)
     logs = _log_posteriors(logits)
     classes = np.eye(logs.shape[1])[y]
     by_bias = np.exp(logs) - classes
@@ -113,6 +118,12 @@ def internals(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
             *(hidden if hidden.shape[1] <= _MOST_NUMBERS else length, by_bias, by_kernel),
         ]
     ).astype(np.float32)
+
+
+def predicted(model: Any, x: np.ndarray) -> np.ndarray:
+    """Returns what a model says of each input. (Keras's `predict` never frees a copy of them.)"""
+    starts = range(0, len(x), _BATCH)
+    return np.concatenate([model.predict_on_batch(x[i : i + _BATCH]) for i in starts])
 
 
 def observe(view: View, model: Any, data: Data) -> Observed:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from experiments.attacks import attackers
 from experiments.datasets import Data
 
-_BATCH = 1000
 _EPOCHS = 50  # Of a proxy, at most.
 # Layers with more inputs are not cut: the proxy's training set would not fit into memory.
 _MOST_NUMBERS = 10_000
@@ -73,12 +73,12 @@ def _evidence(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     A softmax leaves a constant open, which is the same for all classes: their mean is set to zero.
     """
-    logits = model.predict(x, batch_size=_BATCH, verbose=0)
+    logits = attackers.predicted(model, x)
     return logits[np.arange(len(y)), y] - logits.mean(axis=1)
 
 
 def _seen(below: Any, x: np.ndarray) -> np.ndarray:
-    return x if below is None else below.predict(x, batch_size=_BATCH, verbose=0)
+    return x if below is None else attackers.predicted(below, x)
 
 
 def _proxy(layers: Sequence[Any], below: Any, shadow: Data, seed: int) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import itertools
 from typing import Any
 
@@ -94,13 +95,7 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
 
 def _split(job: Job, places: jobs.Places) -> tuple[Data, Data]:
     whole = jobs.load_data(job.settings, places)
-    return _split_of(whole, job.settings.seed, job.examples)
-
-
-def _split_of(whole: Data, seed: int, examples: int | None) -> tuple[Data, Data]:
-    x = np.concatenate([whole.train_x, whole.eval_x])
-    y = np.concatenate([whole.train_y, whole.eval_y])
-    return split(x, y, seed, examples)
+    return split(whole, job.settings.seed, job.examples)
 
 
 def _papers_attacks(
@@ -181,7 +176,7 @@ def _without_model(
     """Returns the target's images, the attacker's prior and the judge: the same for all rows."""
     # The same split as the models', of images where models have their features.
     whole = jobs.data_of(dataset, eval_split, held_out, "none", places)
-    target, shadow = _split_of(whole, seed, examples)
+    target, shadow = split(whole, seed, examples)
     return target, inversion.Prior.of(shadow.train_x, seed), inversion.judge_of(shadow, seed)
 
 
@@ -226,6 +221,8 @@ def _trained(settings: Settings, data: Data, folder: RunFolder) -> tuple[Any, di
     if result is None:
         training = make_training(settings, data, folder, progress=False, every_epoch=False)
         result = training.run()
+        del training  # And its copy of the examples, which is in graphs that hold each other.
+        gc.collect()
     model = tf.keras.models.load_model(folder.model, compile=False)
     network = model.base_model if settings.selective else model
     network.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -233,5 +230,5 @@ def _trained(settings: Settings, data: Data, folder: RunFolder) -> tuple[Any, di
 
 
 def _accuracy(model: Any, data: Data) -> float:
-    logits = model.predict(data.train_x, batch_size=1000, verbose=0)
+    logits = attackers.predicted(model, data.train_x)
     return float((logits.argmax(axis=1) == data.train_y).mean())

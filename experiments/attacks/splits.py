@@ -7,16 +7,13 @@ from experiments.datasets import Data, DataError
 _SHARES = (2, 1, 2, 1)  # Target training and test set, shadow training and test set.
 
 
-def split(
-    x: np.ndarray, y: np.ndarray, seed: int, examples: int | None = None
-) -> tuple[Data, Data]:
-    """Splits a data set at random, in the ratio 2:1:2:1.
+def split(whole: Data, seed: int, examples: int | None = None) -> tuple[Data, Data]:
+    """Splits all examples of a data set at random, in the ratio 2:1:2:1.
 
     Sizes are multiples of a sixth, rounded down; up to five examples are left over.
 
     Args:
-      x: Inputs, `[n, ...]`.
-      y: Classes, `[n]`.
+      whole: The data set. What it is trained and evaluated on is mixed.
       seed: Chooses the split.
       examples: Number of examples to use, chosen at random; None: all of them.
 
@@ -30,6 +27,7 @@ def split(
     References:
       - Fu et al., DPSUR, section 6.4.2; Ghosh and Das, Bottlenecked Backpropagation, section 5.4.1.
     """
+    y = np.concatenate([whole.train_y, whole.eval_y])
     size = len(y) if examples is None else examples
     parts = sum(_SHARES)
     # At least two examples in each part, of which an attacker may know one.
@@ -40,8 +38,16 @@ def split(
         )
     order = np.random.default_rng(seed).permutation(len(y))
     ends = np.cumsum(_SHARES) * (size // parts)
-    target_in, target_out, shadow_in, shadow_out = np.split(order[: ends[-1]], ends[:-1])
-    return (
-        Data(x[target_in], y[target_in], x[target_out], y[target_out]),
-        Data(x[shadow_in], y[shadow_in], x[shadow_out], y[shadow_out]),
+    target_in, target_out, shadow_in, shadow_out = (
+        (_rows(whole.train_x, whole.eval_x, part), y[part])
+        for part in np.split(order[: ends[-1]], ends[:-1])
     )
+    return Data(*target_in, *target_out), Data(*shadow_in, *shadow_out)
+
+
+def _rows(first: np.ndarray, second: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Returns rows of two arrays, as if one followed the other: both may be larger than memory."""
+    found = np.empty((len(indices), *first.shape[1:]), first.dtype)
+    for place, index in enumerate(indices):
+        found[place] = first[index] if index < len(first) else second[index - len(first)]
+    return found

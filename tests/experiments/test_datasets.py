@@ -185,6 +185,26 @@ def test_steps_of_features_are_applied_in_their_order(monkeypatch, tmp_path):
     np.testing.assert_array_equal(found, datasets.mirrored(plain))
 
 
+def test_features_on_disk_are_read_when_they_are_asked_for(tmp_path):
+    """Those of CIFAR-10 take 3 GB."""
+    in_memory = held_out(features="scattering").train_x
+    rows = held_out(features="scattering", features_dir=str(tmp_path)).train_x
+    assert not isinstance(rows, np.ndarray) and isinstance(rows._array, np.memmap)
+    assert (rows.shape, rows.dtype, len(rows)) == (in_memory.shape, in_memory.dtype, 1238)
+    for index in (np.array([3, 700, 1237]), slice(5, 50, 7), 0, -1):
+        np.testing.assert_array_equal(rows[index], in_memory[index])
+    np.testing.assert_array_equal(np.asarray(rows), in_memory)
+    assert np.asarray(rows, np.float64).dtype == np.float64
+    # Batches are those of the same rows in memory.
+    batches = (
+        tfdp.data.poisson_batches((x, np.arange(1238)), expected_batch_size=100, seed=1)
+        for x in (rows, in_memory)
+    )
+    for one, other in zip(*batches, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_without_features_there_are_images():
     assert held_out(features="none").eval_x.shape == (200, 8, 8, 1)
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from experiments.attacks.splits import split
-from experiments.datasets import DataError
+from experiments.datasets import Data, DataError
 
 X, Y = np.arange(100), np.arange(100) % 7
+WHOLE = Data(X[:70], Y[:70], X[70:], Y[70:])
 
 
 def parts(target, shadow):
@@ -28,11 +29,11 @@ def problems(found, size):
 
 @pytest.mark.parametrize(("examples", "size"), [(None, 16), (100, 16), (96, 16), (13, 2), (12, 2)])
 def test_parts_are_disjoint_and_of_the_printed_ratio(examples, size):
-    assert problems(parts(*split(X, Y, 0, examples)), size) == []
+    assert problems(parts(*split(WHOLE, 0, examples)), size) == []
 
 
 def test_mutants():
-    found = parts(*split(X, Y, 0))
+    found = parts(*split(WHOLE, 0))
     # The shadow model gets an example of the target; others are taken from the members.
     assert problems([found[0], found[1], np.append(found[2][1:], found[0][0]), found[3]], 16) == [
         "overlap"
@@ -42,19 +43,19 @@ def test_mutants():
 
 
 def test_labels_stay_with_their_examples():
-    for data in split(X, Y, 3):
+    for data in split(WHOLE, 3):
         np.testing.assert_array_equal(data.train_y, data.train_x % 7)
         np.testing.assert_array_equal(data.eval_y, data.eval_x % 7)
 
 
 def test_the_split_is_random_and_follows_from_the_seed():
     """A contiguous one would hand an attacker the order of the data set."""
-    first, again, other = (parts(*split(X, Y, seed)) for seed in (0, 0, 1))
+    first, again, other = (parts(*split(WHOLE, seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(np.concatenate(first), np.concatenate(again))
     assert set(first[0]) != set(other[0])
     for part in first:
         assert set(part) != set(range(part.min(), part.min() + len(part)))
-    few = np.concatenate(parts(*split(X, Y, 0, 12)))
+    few = np.concatenate(parts(*split(WHOLE, 0, 12)))
     assert few.max() > 12  # They are not the first ones.
 
 
@@ -63,4 +64,4 @@ def test_a_number_that_does_not_fit_is_refused(examples):
     with pytest.raises(
         DataError, match=rf"--examples must be in \[12, 100\].*--examples={examples}\."
     ):
-        split(X, Y, 0, examples)
+        split(WHOLE, 0, examples)
