@@ -7,12 +7,12 @@
 A data set is split at random, 2:1:2:1, into what a target model and a shadow model are trained and
 tested on. A black-box attacker sees posteriors, and learns from the shadow model; a white-box
 attacker sees losses, activations and gradients of the target, and learns from half of its members.
-On the same models: the per-layer attack of Leino and Fredrikson, and, except of texts, model
-inversion. Each run is a line of JSON in OUTPUT_DIR/attacks.jsonl, with the ledger's epsilon; what
-is found there is not run again, and a run that was killed resumes from its last epoch.
-Hyperparameters are those of the papers' tables (--searches). Rows without privacy are controls,
-which are trained until they fit their training sets: an attack that does not see their members says
-nothing about others.
+On the same models, unless --nomore_attacks is given: the per-layer attack of Leino and Fredrikson,
+and, except of texts, model inversion. Each run is a line of JSON in OUTPUT_DIR/attacks.jsonl, with
+the ledger's epsilon; what is found there is not run again, and a run that was killed resumes from
+its last epoch. Hyperparameters are those of the papers' tables (--searches). Rows without privacy
+are controls, which are trained until they fit their training sets: an attack that does not see
+their members says nothing about others.
 
 Writes OUTPUT_DIR/attacks.md and OUTPUT_DIR/inversions_DATASET.png. What attacks find is no part of
 any epsilon: it reads the members.
@@ -45,6 +45,8 @@ def define_flags(values: flags.FlagValues) -> None:
         message="--lira_models must be even.",
         flag_values=values,
     )
+    text = "Also the per-layer attack and, on images, model inversion: two thirds of a run's time."
+    flags.DEFINE_bool("more_attacks", True, text, flag_values=values)
     text = "For tests: number of examples to use; all unless given."
     flags.DEFINE_integer("examples", None, text, lower_bound=1, flag_values=values)
 
@@ -101,7 +103,8 @@ def planned(
             continue
         for seed in range(values.seeds):
             job = declared.job(dataset, row, epsilon, seed, given)
-            more = {"examples": values.examples, "lira_models": values.lira_models}
+            names = ("examples", "lira_models", "more_attacks")
+            more = {name: values[name].value for name in names}
             found.append(runs.Job(dataset, row, epsilon, job.settings, **more))
     if not (found or missing):
         raise RefusedError("The tables that are asked for have no such rows on such data sets.")

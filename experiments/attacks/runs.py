@@ -36,10 +36,12 @@ class Job(grid.Job):
     Attributes:
       examples: Number of examples to use; None for all.
       lira_models: Number of models for a likelihood-ratio attack; None: the papers' attacks.
+      more_attacks: Whether the attacks that the papers' tables do not have are made, too.
     """
 
     examples: int | None = None
     lira_models: int | None = None
+    more_attacks: bool = True
 
     @property
     def key(self) -> str:
@@ -54,6 +56,8 @@ class Job(grid.Job):
         """The attacks of this run."""
         if self.lira_models is not None:
             return {LIRA}
+        if not self.more_attacks:
+            return {BLACK_BOX, WHITE_BOX}
         # Inversion descends on inputs: token ids have no gradient.
         images = set() if self.dataset == "imdb_reviews" else {INVERSION}
         return {BLACK_BOX, WHITE_BOX, LAYERS} | images
@@ -75,7 +79,7 @@ def run(job: Job, places: jobs.Places) -> dict[str, Any]:
       The line for the record: that of the target's training (of a likelihood-ratio attack, that of
       the model with the largest epsilon), `members` (their number), `accuracy_on_members`, and
       `attacks`: for each attack what `attackers.success` returns, of an inversion what
-      `inversion.measure` returns. The per-layer attack adds `auc_by_layer`, an inversion
+      `inversion.measure` returns. A per-layer attack adds `auc_by_layer`, an inversion
       `inversions`: an image of each class.
     """
     jobs.forget_models()
@@ -121,7 +125,8 @@ def _papers_attacks(
         WHITE_BOX: attackers.success(a_half, the_rest, seed),
     }
     more: dict[str, Any] = {}
-    found[LAYERS], more["auc_by_layer"] = _by_layer(model, shadow_model, target, shadow, seed)
+    if LAYERS in job.attacks:
+        found[LAYERS], more["auc_by_layer"] = _by_layer(model, shadow_model, target, shadow, seed)
     if INVERSION in job.attacks:
         found[INVERSION], more["inversions"] = _inverted(job, model, places)
     return result, {

@@ -29,8 +29,11 @@ def _run(name, **changes):
     return survey.Run(**(given | changes))
 
 
-@pytest.mark.slow
 def test_a_row_for_each_system_and_no_run_twice(tmp_path, monkeypatch):
+    # The best at the second factor, 2, of each learning rate.
+    monkeypatch.setattr(
+        survey, "train", lambda run: (60.0 * (run.learning_rate > 0.1) + run.seed, 3.9)
+    )
     flags_of_it = ["--systems=DP-SGD,random layers (half)", "--epsilons=4", "--seeds=2"]
     values = _parse(*flags_of_it, "--epochs=1", "--expected_batch_size=512")
     monkeypatch.setattr(survey, "_FACTORS", (1e-9, 2.0))
@@ -40,9 +43,8 @@ def test_a_row_for_each_system_and_no_run_twice(tmp_path, monkeypatch):
         ("DP-SGD", 2),
         ("random layers (half)", 2),
     ]
-    assert all(row.found.learning_rate == 0.3 for row in rows)  # Nothing is learnt at 1e-9.
-    lines = records.read(record)
-    assert len(lines) == 8 and all(0 < line["epsilon"] <= 4 for line in lines)
+    assert all(row.found.learning_rate == 0.3 for row in rows)
+    assert [line["epsilon"] for line in records.read(record)] == [3.9] * 8
 
     def none_is_left(run):
         raise AssertionError(run)
@@ -56,9 +58,13 @@ def test_a_row_for_each_system_and_no_run_twice(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["correlated noise", "noise schedule", "users of 4 images", "DPSUR", "PATE"]
+    "name",
+    [
+        *("DP-SGD", "random layers (half)", "correlated noise", "noise schedule"),
+        *("users of 4 images", "DPSUR", "PATE"),
+    ],
 )
-def test_what_differs_from_dp_sgd_stays_within_its_budget(name):
+def test_a_run_stays_within_its_budget(name):
     accuracy, spent = survey.train(_run(name))
     assert 0 <= accuracy <= 100
     assert 3.9 < spent <= 4.0

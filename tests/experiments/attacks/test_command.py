@@ -302,6 +302,31 @@ def test_runs_of_other_sizes_or_attacks_are_other_runs(folder, at_once):
     assert len({*(job.key for job in at_once), training.key}) == 4
 
 
+def test_the_attacks_of_the_papers_alone(folder, at_once):
+    """A later call makes the others, too, and a call that asks for less makes nothing again."""
+    few, all_of_them = (
+        [*("--rows=SGD", "--epsilons=1"), flag] for flag in ("--nomore_attacks", "--more_attacks")
+    )
+    assert command.run(flags_in(folder, *few)) == []
+    assert at_once[0].attacks == set(ATTACKS)
+    assert "## Layers" not in report_in(folder) and "white box" in report_in(folder)
+    assert command.run(flags_in(folder, *all_of_them)) == []
+    assert at_once[1].attacks == {*ATTACKS, LAYERS, INVERSION}
+    assert "## Layers" in report_in(folder)
+    assert command.run(flags_in(folder, *few)) == [] and len(at_once) == 2
+
+
+@pytest.mark.slow
+def test_attacks_that_are_not_asked_for_are_not_made(folder, here, weak, monkeypatch):
+    for name in ("_by_layer", "_inverted"):
+        monkeypatch.setattr(runs, name, None)
+    arguments = [f"--examples={TINY_EXAMPLES}", "--rows=SGD", "--nomore_attacks"]
+    assert command.run(flags_in(folder, *arguments)) == []
+    (found,) = records.read(folder / "results" / "attacks.jsonl")
+    assert set(found["attacks"]) == set(ATTACKS)
+    assert not {"auc_by_layer", "inversions"} & set(found)
+
+
 def test_a_run_that_lacks_attacks_is_made_again_and_replaced(folder, at_once):
     """The record of an earlier version, with the attacks of the papers' tables alone."""
     values = flags_in(folder, "--epsilons=1")
