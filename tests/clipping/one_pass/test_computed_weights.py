@@ -47,6 +47,25 @@ def test_gradients_equal_a_loop_over_examples(name):
     assert "computed weights" in report.entries[0].how
 
 
+@tf.RegisterGradient("TwiceIdentity")
+def _twice(op, gradient):
+    return 2 * gradient
+
+
+def test_an_identity_whose_gradient_was_overridden_is_no_view():
+    def overridden(w):
+        graph = tf.compat.v1.get_default_graph()
+        with graph.gradient_override_map({"Identity": "TwiceIdentity"}):
+            return tf.identity(w)
+
+    sums = []
+    for function in (overridden, lambda w: 2 * w - tf.stop_gradient(w)):
+        model = built(with_weights(function), VECTORS)
+        engine = OnePassEngine(CLIP)
+        sums.append(support.ClippedSum(engine, model, VECTORS)(VECTORS, Y))
+    np.testing.assert_allclose(*sums, atol=3e-6)
+
+
 def test_what_has_no_gradient_adds_none():
     engine = OnePassEngine(CLIP)
     model = built(with_weights(lambda w: tf.round(3 * w)), VECTORS)

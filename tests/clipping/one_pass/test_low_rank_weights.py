@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import support
 from tests.clipping.models import (
     CLIP,
     IMAGES,
@@ -12,6 +13,7 @@ from tests.clipping.models import (
     VECTORS,
     Y,
     assert_equals_loop,
+    built,
 )
 from tests.front_ends import keras as keras_3
 from tests.front_ends import needs_keras_3
@@ -86,7 +88,23 @@ def test_gradients_equal_a_loop_over_examples(name):
     assert ["low-rank" in entry.how for entry in report.entries] == [True, True, False, False]
 
 
+@tf.custom_gradient
+def doubled_backwards(w):
+    return tf.identity(w), lambda gradient: 2 * gradient
+
+
+def overridden(w):
+    with tf.compat.v1.get_default_graph().gradient_override_map({"Identity": "NegativeIdentity"}):
+        return tf.identity(w)
+
+
+@tf.RegisterGradient("NegativeIdentity")
+def _negative_identity(op, gradient):
+    return -gradient
+
+
 OTHERWISE = {
+    "a gradient of its own": {"multiply": lambda a, b: doubled_backwards(a @ b)},
     "another factor": {"multiply": lambda a, b: tf.matmul(a, tf.tanh(b))},
     "one transposed": {"multiply": lambda a, b: tf.matmul(a, tf.transpose(b), transpose_b=True)},
     "other groups": {"multiply": grouped},
@@ -107,6 +125,23 @@ def test_products_of_other_forms(name):
     assert_equals_loop(engine, model_of([5, 6], apply, **OTHERWISE[name]), VECTORS)
     how = [entry.how for entry in engine.report().entries]
     assert all("low-rank" in h or "computed" in h or "vectorised" in h for h in how[:2]), how
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["product", "first", "second"])
+def test_a_gradient_that_was_overridden(of):
+    """Eagerly there is none to override: the expected sum is that of a negative one."""
+    apply = FAST["matrix"][2]
+    sums = []
+    for change in (overridden, lambda w: 2.0 * tf.stop_gradient(w) - w):
+        places = {
+            "product": lambda a, b, change=change: change(a @ b),
+            "first": lambda a, b, change=change: change(a) @ b,
+            "second": lambda a, b, change=change: a @ change(b),
+        }
+        model = built(model_of([5, 6], apply, multiply=places[of]), VECTORS)
+        sums.append(support.ClippedSum(OnePassEngine(CLIP), model, VECTORS)(VECTORS, Y))
+    np.testing.assert_allclose(*sums, atol=3e-6)
 
 
 @pytest.mark.slow

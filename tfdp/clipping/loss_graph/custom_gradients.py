@@ -26,8 +26,11 @@ class TracedGradient:
 
 def is_custom(op: tf.Operation) -> bool:
     """Returns whether an operation's gradient was replaced by `tf.custom_gradient`."""
-    if op.type != "IdentityN":
-        return False
+    return op.type == "IdentityN" and is_replaced(op)
+
+
+def is_replaced(op: tf.Operation) -> bool:
+    """Returns whether an operation's gradient is not that of its type."""
     try:
         return bool(op.get_attr("_gradient_op_type"))
     except ValueError:

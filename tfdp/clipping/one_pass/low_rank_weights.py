@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping.loss_graph import copying
+from tfdp.clipping.loss_graph import copying, custom_gradients
 from tfdp.clipping.one_pass.per_example_gradients import (
     Contribution,
     Lookups,
@@ -175,7 +175,7 @@ def _find_product(view: View) -> _Product | None:
     while tensor is not view.handle:
         op = tensor.op
         path = [i for i, t in enumerate(op.inputs) if t is view.handle or follows_from(t, view)]
-        if len(path) != 1:
+        if len(path) != 1 or custom_gradients.is_replaced(op):
             return None
         own = op.inputs[path[0]]
         same_shape = own.shape.is_fully_defined() and own.shape == tensor.shape

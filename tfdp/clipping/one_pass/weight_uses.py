@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.clipping.constants import constant, reshaped, shared
-from tfdp.clipping.loss_graph import copying, data_flow
+from tfdp.clipping.loss_graph import copying, custom_gradients, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Public, Rows
 
@@ -190,7 +190,7 @@ class _Search:
         if any(not isinstance(analysis.state(t), Public) for t in op.outputs):
             self.sites.append(Site(op, index, view, caller))
             return []
-        if view.end is None and op.type in _VIEW_TYPES and index == 0 and _is_static(op):
+        if view.end is None and index == 0 and _is_view(op):
             return [(op.outputs[0], View((*view.operations, op)))]
         made = [t for t in op.outputs if not _has_no_gradient(t)]
         if made and not (_is_pure(op) and all(t.dtype.is_floating for t in made)):
@@ -246,7 +246,10 @@ def _is_pure(op: tf.Operation) -> bool:
     return (reads or not op.op_def.is_stateful) and not data_flow.called_functions(op)
 
 
-def _is_static(op: tf.Operation) -> bool:
+def _is_view(op: tf.Operation) -> bool:
+    """Returns whether an operation arranges the same numbers in another way, or negates them."""
+    if op.type not in _VIEW_TYPES or custom_gradients.is_replaced(op):
+        return False
     if op.type == "Transpose" and tf.get_static_value(op.inputs[1]) is None:
         return False
     shapes = [op.inputs[0].shape, op.outputs[0].shape]
