@@ -74,8 +74,8 @@ class Step:
         if private:
             optimizer = tfdp.keras3.DPSGD(1.0, 1.0, batch, learning_rate=0.01)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        self._step, self._data = model.make_train_function(), iter(data)
-        self._step = self._step or model.train_function
+        model.make_train_function()
+        self._step, self._data = model.train_function, iter(data)
         self.trained = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
 
     def __call__(self) -> None:

@@ -15,7 +15,7 @@ from experiments.training import Training, remarks
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """How exactly step sizes are chosen."""
+    """Settings of the choice of a step size."""
 
     candidates: int
     batch_size: int

@@ -56,7 +56,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(tuned_runs.Run):
     """One private training, by all that decides it."""
 
     public: str
@@ -65,12 +65,6 @@ class Run:
     rank: int
     epsilon: float
     delta: float
-    epochs: int
-    expected_batch_size: int
-    validation_examples: int
-    split: str
-    learning_rate: float
-    seed: int
 
 
 @functools.cache
@@ -118,11 +112,7 @@ def train(run: Run, data_dir: str | None) -> tuple[float, float]:
     """Trains once; returns the accuracy in percent, and the epsilon of the ledger."""
     keras, private = (getattr(front_end(3), name) for name in ("keras", "private"))
     data = _data(run.dataset, data_dir, run.split, run.validation_examples)
-    if run.expected_batch_size > data.size:
-        raise RefusedError(
-            f"--expected_batch_size must be at most {data.size}. Received: "
-            f"{run.expected_batch_size}."
-        )
+    run.check_size(data.size)
     keras.utils.set_random_seed(run.seed)
     model = prepared(run, data_dir, keras)
     steps = run.epochs * max(1, round(data.size / run.expected_batch_size))

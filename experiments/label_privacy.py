@@ -43,17 +43,11 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(tuned_runs.Run):
     """One training, by all that decides it."""
 
     loss: str
     epsilon: float
-    epochs: int
-    expected_batch_size: int
-    validation_examples: int
-    split: str
-    learning_rate: float
-    seed: int
 
 
 @functools.cache

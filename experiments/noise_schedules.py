@@ -49,18 +49,12 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(tuned_runs.Run):
     """One training, by all that decides it."""
 
     ratio: float
     epsilon: float
     delta: float
-    epochs: int
-    expected_batch_size: int
-    validation_examples: int
-    split: str
-    learning_rate: float
-    seed: int
 
 
 @functools.cache
@@ -89,8 +83,7 @@ def noise_of(ratio: float, epsilon: float, delta: float, size: int, batch: int, 
 def train(run: Run) -> tuple[float, float]:
     """Trains once; returns the accuracy in percent, and the epsilon of the ledger."""
     data, batch = _data(run.split, run.validation_examples), run.expected_batch_size
-    if batch > data.size:
-        raise RefusedError(f"--expected_batch_size must be at most {data.size}. Received: {batch}.")
+    run.check_size(data.size)
     steps = run.epochs * max(1, round(data.size / batch))
     tf.keras.utils.set_random_seed(run.seed)
     batches = tfdp.data.poisson_batches(

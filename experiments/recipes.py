@@ -136,7 +136,7 @@ def adopted(wanted: Sequence[grid.Job], lines: Sequence[dict[str, Any]]) -> list
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the record says about a recipe.
+    """Outcome of a recipe, from the record.
 
     Attributes:
       accuracies: Accuracies of its runs on the test set in percent.

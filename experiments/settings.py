@@ -11,10 +11,7 @@ from experiments.schedules import SCHEDULES_OF_KERAS
 
 NON_PRIVATE_METHODS = ("sgd", "adam")
 SELECTIVE_METHODS = ("dpsur_sgd", "dpsur_adam", "dpsur_signsgd", "dpsur_signadam")
-_PLAIN_STEPS = (
-    *("dpsgd", "dpadam", "dpsignsgd", "dpsignadam"),
-    *("dpadambc", "dpis", "dpis_adam"),
-)
+_PLAIN_STEPS = ("dpsgd", "dpadam", "dpadambc", "dpsignsgd", "dpsignadam", "dpis", "dpis_adam")
 # Methods that take the learning rate of another.
 RATE_OF = {"dpadambc": "dpadam", "dpis": "dpsgd", "dpis_adam": "dpadam"}
 METHODS = (

@@ -98,18 +98,12 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(tuned_runs.Run):
     """One training, by all that decides it."""
 
     system: str
     epsilon: float
     delta: float
-    epochs: int
-    expected_batch_size: int
-    validation_examples: int
-    split: str
-    learning_rate: float
-    seed: int
 
 
 @functools.cache
@@ -121,11 +115,7 @@ def train(run: Run) -> tuple[float, float]:
     """Trains once; returns the accuracy in percent, and the epsilon of the ledger."""
     system = SYSTEMS[run.system]
     data = _data(run.split, run.validation_examples)
-    if run.expected_batch_size > data.size:
-        raise RefusedError(
-            f"--expected_batch_size must be at most {data.size}. Received: "
-            f"{run.expected_batch_size}."
-        )
+    run.check_size(data.size)
     tf.keras.utils.set_random_seed(run.seed)
     if system.kind == "pate":
         return _pate(run, data)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import flags, logging
 
 from experiments import records
+from experiments.settings import RefusedError
 
 TUNING, TEST = "validation", "test"
 
@@ -22,12 +23,36 @@ def accuracy_of(model: Any, x: np.ndarray, y: np.ndarray) -> float:
     return 100 * float(np.mean(logits.argmax(axis=-1) == y))
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Base of what decides a run."""
+
+    epochs: int
+    expected_batch_size: int
+    validation_examples: int
+    split: str
+    learning_rate: float
+    seed: int
+
+    def check_size(self, size: int) -> None:
+        """Checks that a batch fits a training set of this size.
+
+        Raises:
+          RefusedError: It does not.
+        """
+        if self.expected_batch_size > size:
+            raise RefusedError(
+                f"--expected_batch_size must be at most {size}. Received: "
+                f"{self.expected_batch_size}."
+            )
+
+
 class Runs:
     """Runs that ended, in memory and in the record.
 
     Args:
       path: File of the record.
-      kind: Dataclass of all that decides a run.
+      kind: Subclass of `Run`, with all that decides a run.
       train: Trains once; returns the accuracy in percent, and the epsilon that was spent.
     """
 

@@ -61,19 +61,13 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(tuned_runs.Run):
     """One training, by all that decides it."""
 
     kind: str
     images_per_user: int
     epsilon: float
     delta: float
-    epochs: int
-    expected_batch_size: int
-    validation_examples: int
-    split: str
-    learning_rate: float
-    seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,11 +165,7 @@ def _data(split: str, held_out: int) -> datasets.Data:
 def train(run: Run) -> tuple[float, float]:
     """Trains once; returns the accuracy in percent, and the epsilon of a user."""
     data, per_user = _data(run.split, run.validation_examples), run.images_per_user
-    if run.expected_batch_size > data.size:
-        raise RefusedError(
-            f"--expected_batch_size must be at most {data.size}. Received: "
-            f"{run.expected_batch_size}."
-        )
+    run.check_size(data.size)
     plan = plan_of(run.kind, per_user, data.size, run.expected_batch_size, run.epochs)
     noise = noise_of(plan, run.epsilon, run.delta)
     of_users: dict[str, Any] = {}

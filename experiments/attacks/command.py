@@ -45,7 +45,9 @@ def define_flags(values: flags.FlagValues) -> None:
         message="--lira_models must be even.",
         flag_values=values,
     )
-    text = "Also the per-layer attack and, on images, model inversion: two thirds of a run's time."
+    text = (
+        "Also the per-layer attack and, on images, model inversion: they take most of a run's time."
+    )
     flags.DEFINE_bool("more_attacks", True, text, flag_values=values)
     text = "For tests: number of examples to use; all unless given."
     flags.DEFINE_integer("examples", None, text, lower_bound=1, flag_values=values)

@@ -116,7 +116,7 @@ def test_without_noise_it_is_adam():
 
 @pytest.mark.slow
 def test_coordinates_move_as_without_noise():
-    """Where a gradient is as large as the noise, Adam's step is too small by the root of 2."""
+    """Adam divides a step by the root of 2 where a gradient is as large as the noise."""
     speeds = {}
     for cls in (tfdp.DPAdam, tfdp.DPAdamBC):
         optimizer = cls(1.0, 0.01, 1, learning_rate=0.001, noise_seed=1)

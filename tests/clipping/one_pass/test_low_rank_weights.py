@@ -46,7 +46,7 @@ class Adapted(layers.Layer):
 
 
 def grouped(a, b):
-    """As Keras 3 multiplies with matrices on the right."""
+    """Multiplies as Keras 3 does, with a matrix on the right."""
     product = tf.reshape(a, [-1, a.shape[-1]]) @ b
     return tf.reshape(product, [*a.shape[:-1], b.shape[-1]])
 

@@ -46,13 +46,13 @@ class _Product:
     width: int
     scales: tuple[tf.Tensor, ...] = ()
 
-    def matrix(self, rank: int, dtype: tf.DType) -> tf.Tensor:
+    def matrix(self, dtype: tf.DType) -> tf.Tensor:
         """Computes the other matrix times the scales, `[r, k]` or `[-1, r]`."""
         target = tf.compat.v1.get_default_graph()
         scaled = tf.cast(copying.bring(self.other, target), dtype)
         for scale in self.scales:
             scaled *= tf.reshape(tf.cast(copying.bring(scale, target), dtype), [])
-        return tf.reshape(scaled, [rank, -1] if self.is_first else [-1, rank])
+        return tf.reshape(scaled, [self.rank, -1] if self.is_first else [-1, self.rank])
 
 
 def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contribution | None:
@@ -96,14 +96,13 @@ def _of_first(
 ) -> Contribution:
     """Returns gradients of A in A B: in the place of each g stands B g."""
     g = _rows_of(tf.cast(widen(part.tensors[1]), part.dtype), product.width)
-    rank = shape[-1]
     return OuterProducts(
         part.tensors[0],
-        tf.matmul(g, product.matrix(rank, part.dtype), transpose_b=True),
+        tf.matmul(g, product.matrix(part.dtype), transpose_b=True),
         shape,
         part.positions,
         part.fan_in,
-        part.fan_out // product.width * rank,
+        part.fan_out // product.width * product.rank,
         _name(part),
         expand=part.expand,
         order=order,
@@ -115,7 +114,7 @@ def _of_second(
 ) -> Contribution:
     """Returns gradients of B in A B: in the place of each a stands A^T a."""
     rank, others = product.rank, part.fan_out // product.width
-    matrix = tf.reshape(product.matrix(rank, part.dtype), [*leading, rank])
+    matrix = tf.reshape(product.matrix(part.dtype), [*leading, rank])
     matrix = tf.transpose(matrix, [*order, len(order)])
     matrix = tf.reshape(matrix, [part.fan_in, others * rank])
     expand = part.expand
@@ -143,13 +142,13 @@ def _lookups_of(part: Lookups, product: _Product, shape: Sequence[int]) -> Contr
     indices, g = part.tensors
     if product.is_first:
         g = tf.cast(widen(g), part.dtype)
-        g = tf.matmul(g, product.matrix(shape[-1], part.dtype), transpose_b=True)
+        g = tf.matmul(g, product.matrix(part.dtype), transpose_b=True)
         found = Lookups(indices, g, shape)
         found.name = f"{_name(part)}, norms by comparing tokens"
         return found
     indices = tf.cast(indices, tf.int64)
     known = (indices >= 0) & (indices < part.shape[0])
-    rows = tf.gather(product.matrix(product.rank, part.dtype), tf.where(known, indices, 0))
+    rows = tf.gather(product.matrix(part.dtype), tf.where(known, indices, 0))
     bad = tf.constant(math.nan, rows.dtype)  # As `Lookups` has it.
     rows = tf.where(known[..., tf.newaxis], rows, bad)
     positions = indices.shape[1]
