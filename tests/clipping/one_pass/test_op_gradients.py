@@ -17,7 +17,7 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassEngine
+from tfdp.clipping import OnePassEngine, SlowClippingWarning
 from tfdp.clipping.one_pass import op_gradients, weight_uses
 from tfdp.clipping.one_pass.op_gradients import registry
 
@@ -71,6 +71,14 @@ def test_convolutions_of_any_size_equal_a_loop_over_examples(name):
     report = engine.report()
     assert report.fast_fraction == 1, str(report)
     assert "vectorised" not in str(report)
+
+
+def test_a_loop_over_examples_is_called_slow():
+    """TensorFlow vectorises no volumes; ours need to know how many channels they have."""
+    engine, (make, x) = OnePassEngine(CLIP), FAST["conv3d"]
+    with pytest.warns(SlowClippingWarning, match="by a slow rule.*in a loop over the examples"):
+        assert_equals_loop(engine, make, x, x_spec=tf.TensorSpec([None] * 5))
+    assert [entry.fast for entry in engine.report().entries] == [False, True, True, True]
 
 
 IMAGE_LAYERS = {

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp.clipping import norms
 from tfdp.clipping.constants import constant, product, reshaped, sizes_of
 from tfdp.clipping.one_pass.weight_uses import View
+from tfdp.clipping.vectorized.mapping import noting_loops
 
 # Instantiating a gradient writes and reads its entries: about as long as this many multiplications.
 _MULTIPLICATIONS_PER_ENTRY = 16
@@ -44,6 +45,7 @@ class Contribution(abc.ABC):
 
     factored = False  # Whether norms and sums come without instantiating the gradients.
     whole = False  # Whether all rows can be worked on at once in little memory.
+    slow: str | None = None  # Why this takes long, if it does.
 
     def __init__(self, tensors: Sequence[tf.Tensor], shape: Sequence[int], name: str):
         self.tensors = list(tensors)
@@ -325,7 +327,10 @@ class Direct(Contribution):
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`."""
         given = tensors if self._as_they_are else [widen(t) for t in tensors]
-        found = widen(self._function(*given))
+        with noting_loops() as loops:
+            found = widen(self._function(*given))
+        if loops and self.slow is None:
+            self.slow = "in a loop over the examples, as TensorFlow cannot vectorise it"
         return found if found.shape.rank == 2 else reshaped(found, [-1, self.size])
 
 
