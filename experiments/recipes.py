@@ -140,13 +140,14 @@ class Outcome:
 
     Attributes:
       accuracies: Accuracies of its runs on the test set in percent.
-      minutes: Minutes that the fastest of them trained for.
+      minutes: Minutes that the fastest of them trained for; None where no run was timed, as none of
+        a selective method is: the time says how many attempts were rejected.
       trials: Number of settings that were tried on its data set, at any epsilon.
       trial_runs: Number of runs of these.
     """
 
     accuracies: list[float]
-    minutes: float
+    minutes: float | None
     trials: int
     trial_runs: int
 
@@ -171,7 +172,8 @@ def outcome(recipe: Recipe, lines: Sequence[dict[str, Any]]) -> Outcome | None:
     settings = {repr({**line["settings"], "seed": None}) for line in trials}
     seconds = [line["seconds"] for line in runs if line["seconds"] is not None]
     accuracies = [100 * line["accuracy"] for line in runs]
-    return Outcome(accuracies, min(seconds) / 60, len(settings), len(trials))
+    minutes = min(seconds) / 60 if seconds else None
+    return Outcome(accuracies, minutes, len(settings), len(trials))
 
 
 def tables(recipes: Sequence[Recipe], lines: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -184,7 +186,7 @@ def tables(recipes: Sequence[Recipe], lines: Sequence[dict[str, Any]]) -> dict[s
             f"{recipe.epsilon:g}",
             f"{each.mean:.2f} ± {statistics.stdev(each.accuracies):.2f}",
             f"{recipe.published:.2f} ({recipe.by})",
-            f"{each.minutes:.1f}",
+            "not timed" if each.minutes is None else f"{each.minutes:.1f}",
             f"{each.trials} ({each.trial_runs} runs)",
         ]
         for recipe, each in ended

@@ -41,9 +41,21 @@ def open_spec(data):
 
 
 class ClippedSum:
-    """Runs an engine on a model, traced once: `ClippedSum(engine, model, x)(x, y, mask)`."""
+    """Runs an engine on a model, traced once: `ClippedSum(engine, model, x)(x, y, mask)`.
 
-    def __init__(self, engine, model, x, loss=None, jit_compile=False, target_dtype=tf.int64):
+    `x_spec` says what is known of the shape of `x` when the step is traced: all but the batch.
+    """
+
+    def __init__(
+        self,
+        engine,
+        model,
+        x,
+        loss=None,
+        jit_compile=False,
+        target_dtype=tf.int64,
+        x_spec=None,
+    ):
         self.model = model
         loss = loss or crossentropy()
         model(tf.nest.map_structure(lambda t: t[:1], x))  # Builds it.
@@ -53,7 +65,8 @@ class ClippedSum:
             result = engine.clipped_sum(losses, model.trainable_variables, tf.constant([1, 2]))
             return result.gradients, result.regularizer_gradients
 
-        spec = (open_spec(x), tf.TensorSpec([None], target_dtype), tf.TensorSpec([None], tf.bool))
+        x_spec = open_spec(x) if x_spec is None else x_spec
+        spec = (x_spec, tf.TensorSpec([None], target_dtype), tf.TensorSpec([None], tf.bool))
         self._run = tf.function(run, jit_compile=jit_compile, input_signature=spec)
 
     def gradients(self, x, y, mask=None):

@@ -168,6 +168,28 @@ def test_other_optimizers_are_refused():
         model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(1.0, 1e-5)], verbose=0)
 
 
+class WithoutOptimizer(tf.keras.Sequential):
+    """Updates weights itself, and leaves the private optimizer as it was."""
+
+    def train_step(self, batch):
+        x, y, *_ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.compiled_loss(y, self(x, training=True)))
+        for variable, g in zip(
+            self.trainable_variables, tape.gradient(loss, self.trainable_variables), strict=True
+        ):
+            variable.assign_sub(0.1 * g)
+        return {"loss": loss}
+
+
+def test_a_step_without_the_private_optimizer_is_no_step_at_epsilon_zero():
+    data = batches()
+    model = make(data, model=WithoutOptimizer([tf.keras.layers.Dense(3, input_shape=[4])]))
+    with pytest.raises(RuntimeError, match=r"must take a step of the private optimizer.*DPSGD as"):
+        model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+    assert "trained in another way are not\ncovered" in tfdp.privacy_statement(model, DELTA)
+
+
 @pytest.mark.slow
 def test_prior_costs_leave_fewer_steps():
     prior = tfdp.accounting.PrivacyLedger()

@@ -56,6 +56,7 @@ class BudgetCallback:
         self._others = 0
         self._most_batches = 1
         self._is_first = True
+        self._first_state: tuple = ()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Computes how many more steps the budget allows."""
@@ -120,13 +121,22 @@ class BudgetCallback:
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Accounts for a state that another callback restored when training began."""
-        if self._is_first and self._released_elsewhere() != self._others:
-            self._plan()
+        if self._is_first:
+            if self._released_elsewhere() != self._others:
+                self._plan()
+            self._first_state = self._state()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops before a step that would overspend."""
         self._batch = batch
         optimizer = self.model.optimizer
+        if self._is_first and self._state() == self._first_state:
+            raise RuntimeError(
+                "The training step of `fit` must take a step of the private optimizer, or else "
+                "epsilon says nothing about the weights. Received a step that left "
+                f"{type(optimizer).__name__} as it was. In a `train_step` of your own, make every "
+                "update of the weights with `self.optimizer`, as the documentation of tfdp says."
+            )
         if optimizer.released_steps()[1]:
             optimizer.ledger.epsilon(self.delta)  # Raises: nothing can be stated.
         self._stop_before_overspending(optimizer.missing_batches())
@@ -158,6 +168,12 @@ class BudgetCallback:
             self._stop()
         self._before = self._ledger()
         self._others = self._released_elsewhere()
+
+    def _state(self) -> tuple:
+        """Returns what any batch changes: releases, steps, or the batches that are missing."""
+        optimizer = self.model.optimizer
+        taken = optimizer.own_steps(), int(optimizer.iterations.numpy())
+        return id(optimizer), *taken, optimizer.missing_batches()
 
     def _released_elsewhere(self) -> int:
         optimizer = self.model.optimizer

@@ -52,36 +52,44 @@ def draw_accuracy(
     rows = list(dict.fromkeys(r for t in tables for d in t.accuracy.values() for r in d))
     styles = {row: (_COLORS[i % 10], _MARKERS[(i + i // 10) % 10]) for i, row in enumerate(rows)}
     figure, panels = _panels(len(datasets), 3, 3.1, False)
+    drawn: set[tuple[str, str]] = set()  # Rows, and whose numbers of them.
+    lines: list[tuple[float, str]] = []  # Without privacy, ours and the published.
     for panel, dataset in zip(panels, datasets, strict=True):
         here = [table for table in tables if dataset in table.accuracy]
         shown = list(dict.fromkeys(row for table in here for row in table.accuracy[dataset]))
         epsilons = sorted({epsilon for table in here for epsilon in table.epsilons})
         for row, dodge in zip(shown, _dodges(len(shown), epsilons), strict=True):
-            _draw_row(panel, ours, here, (dataset, row), dodge, styles[row])
+            whose = _draw_row(panel, ours, here, (dataset, row), dodge, styles[row])
+            drawn |= {(row, one) for one in whose}
         panel.set_xscale("log")
         panel.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
         panel.minorticks_off()
         panel.set_xlim(epsilons[0] / 1.25, epsilons[-1] * 1.25)
         panel.set_xlabel("ε")
         panel.set_title(TITLES.get(dataset, dataset), fontsize=10)
-        lines = [
+        own = [
             (ours[dataset, row, None].mean, row)
             for row in baseline_rows(runs, dataset, shown, baselines or {})
         ]
-        published = {table.non_private.get(dataset) for table in here} - {None}
-        _draw_non_private(panel, lines, [(number, "published") for number in published])
+        numbers = {table.non_private.get(dataset) for table in here} - {None}
+        published = [(number, "published") for number in numbers]
+        _draw_non_private(panel, own, published)
+        lines += [*own, *published]
     panels[0].set_ylabel("test accuracy (%)")
     not_ours = {"linestyle": "--", "markerfacecolor": "white"}
-    were_run = {row for _, row, epsilon in ours if epsilon is not None}
+    were_run = {row for row, whose in drawn if whose == "ours"}
     handles = [
         Line2D([], [], color=c, marker=m, label=row, **({} if row in were_run else not_ours))
         for row, (c, m) in styles.items()
+        if any(row == one for one, _ in drawn)
     ]
-    handles += [
-        Line2D([], [], color="0.4", marker="o", label="ours, ± 1 sd"),
-        Line2D([], [], color="0.4", marker="o", label="published", **not_ours),
-        Line2D([], [], color="0.2", linestyle=":", label="non-private"),
-    ]
+    grey = {"color": "0.4", "marker": "o"}
+    if were_run:
+        handles.append(Line2D([], [], **grey, label="ours, ± 1 sd"))
+    if any(whose == "published" for _, whose in drawn):
+        handles.append(Line2D([], [], **grey, label="published", **not_ours))
+    if lines:
+        handles.append(Line2D([], [], color="0.2", linestyle=":", label="non-private"))
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False,
         fontsize=8, handlelength=2.6,
@@ -104,12 +112,14 @@ def _draw_row(
     key: tuple[str, str],
     dodge: float,
     style: tuple[str, str],
-) -> None:
-    """Returns a data set's row: ours, and what each table has of it."""
+) -> list[str]:
+    """Draws a data set's row: ours, and what each table has of it; returns what there is."""
+    drawn = []
     line = {"color": style[0], "marker": style[1], "markersize": 4.5, "linewidth": 1.1}
     for table in tables:
         numbers = [(e * dodge, table.number(*key, e)) for e in table.epsilons]
         known = np.array([point for point in numbers if point[1] is not None]).reshape(-1, 2).T
+        drawn += ["published"] if known.size else []
         panel.plot(*known, **line, linestyle="--", markerfacecolor="white", alpha=0.75, zorder=2)
     epsilons = sorted({epsilon for table in tables for epsilon in table.epsilons})
     found = [(epsilon, ours.get((*key, epsilon))) for epsilon in epsilons]
@@ -118,6 +128,8 @@ def _draw_row(
         means = [cell.mean for _, cell in run]
         deviations = [cell.deviation or 0.0 for _, cell in run]
         panel.errorbar([x for x, _ in run], means, deviations, **line, capsize=2, zorder=3)
+        drawn.append("ours")
+    return drawn
 
 
 def _draw_non_private(
@@ -173,14 +185,13 @@ def draw_classes(
         )
     classes = list(next(iter(private.values())))
     classes.sort(key=lambda c: np.mean([by_class[c] for by_class in private.values()]))
+    publics = {row: _without_privacy(runs, dataset, row, baselines) for row in private}
     figure, panels = _panels(len(private), 4, 0.9 + 0.2 * len(classes), True)
     y = range(len(classes))
     for panel, (row, by_class) in zip(panels, private.items(), strict=True):
-        other = (baselines or {}).get(row)
-        public = class_accuracies(runs, dataset, other, None) if other else {}
         values = [by_class[c] for c in classes]
-        if public:
-            without = [public[c] for c in classes]
+        if publics[row]:
+            without = [publics[row][c] for c in classes]
             panel.hlines(y, values, without, color="0.75", linewidth=2, zorder=1)
             panel.scatter(without, y, s=26, facecolor="white", edgecolor="0.2", zorder=2)
         panel.scatter(values, y, s=26, color="C0", zorder=3)
@@ -190,13 +201,21 @@ def draw_classes(
         panel.set_xlabel("accuracy (%)", fontsize=8)
         panel.tick_params(labelsize=8, labelbottom=True)
     point = {"linestyle": "", "marker": "o", "markersize": 5}
-    handles = [
-        Line2D([], [], **point, color="C0", label=f"ε = {epsilon:g}"),
-        Line2D([], [], **point, color="0.2", markerfacecolor="white", label="non-private"),
-    ]
+    handles = [Line2D([], [], **point, color="C0", label=f"ε = {epsilon:g}")]
+    if any(publics.values()):
+        white = {"color": "0.2", "markerfacecolor": "white"}
+        handles.append(Line2D([], [], **point, **white, label="non-private"))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(f"{TITLES.get(dataset, dataset)}: test accuracy by class", fontsize=11)
     return figure
+
+
+def _without_privacy(
+    runs: Sequence[Run], dataset: str, row: str, baselines: Mapping[str, str] | None
+) -> dict[str, float]:
+    """Returns the accuracy by class of the same network without privacy, if it was run."""
+    other = (baselines or {}).get(row)
+    return class_accuracies(runs, dataset, other, None) if other else {}
 
 
 def _panels(count: int, columns: int, height: float, shared: bool) -> tuple[Figure, list[Any]]:

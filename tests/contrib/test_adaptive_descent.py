@@ -49,6 +49,32 @@ def weights(descent):
     return support.flat(descent.model.get_weights())
 
 
+class TakesTheLongest(AdaptiveGradientDescent):
+    """Chooses the same step whatever the scores are."""
+
+    def _choose(self, scores, key):
+        return tf.size(scores) - 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16"])
+def test_models_of_bfloat16_take_the_steps_of_float32(dtype):
+    """Sums, noise and velocity are float32: only what the model itself computes is rounded."""
+    start = [np.round(w * 16) / 16 for w in support.small_model().get_weights()]  # Exact in both.
+    found = {}
+    for policy in ("float32", dtype):
+        layers = [tf.keras.layers.Dense(w.size, dtype=policy) for w in start[1::2]]
+        model = tf.keras.Sequential([tf.keras.layers.Input([X.shape[1]]), *layers])
+        model.set_weights(start)
+        descent = descend(TakesTheLongest, model=model, candidates=1, momentum=0.5, epsilon=50.0)
+        assert descent.run(iterations=3) == 3
+        found[policy] = descent
+    exact, rounded = (weights(descent).astype("float32") for descent in found.values())
+    assert np.linalg.norm(exact) > 1.0
+    np.testing.assert_allclose(rounded, exact, atol=0.05)
+    for velocity in found[dtype]._velocity:
+        assert velocity.dtype == tf.float32
+
+
 # One example.
 
 

@@ -101,6 +101,9 @@ def test_outcomes_of_a_recipe(tmp_path):
     assert recipes.outcome(recipe, lines[1:]) is None  # Not of two runs.
     table = recipes.tables([recipe], lines)["recipes"].splitlines()[-1]
     assert table == "| digits | 2 | 91.00 ± 1.00 | 90.00 (DPSGD) | 1.0 | 2 (4 runs) |"
+    untimed = lines_of(jobs, [0.9, 0.91, 0.92], seconds=None)  # As all of a selective method.
+    table = recipes.tables([recipe], untimed)["recipes"].splitlines()[-1]
+    assert table == "| digits | 2 | 91.00 ± 1.00 | 90.00 (DPSGD) | not timed | 0 (0 runs) |"
     with pytest.raises(RefusedError, match="spent more than epsilon 2"):
         recipes.outcome(recipe, lines_of(jobs, [0.9] * 3, epsilon=2.01))
 

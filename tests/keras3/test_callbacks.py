@@ -57,6 +57,22 @@ def test_unweighted_metrics_of_padded_batches_are_warned_about():
         model.fit(data, callbacks=[tfdp.keras3.PrivacyBudget(2.0, DELTA)], verbose=0)
 
 
+class WithoutOptimizer(keras.Sequential):
+    """Updates weights itself, and leaves the private optimizer as it was."""
+
+    def train_step(self, batch):
+        self.trainable_variables[-1].assign_add([0.0, 1.0, 2.0])
+        return {"loss": 0.0}
+
+
+def test_a_step_without_the_private_optimizer_is_no_step_at_epsilon_zero():
+    data = batches()
+    model = WithoutOptimizer([keras.Input([4]), keras.layers.Dense(3)])
+    model = compiled(tfdp.keras3.DPSGD(1.0, 2.0, sampling=data.sampling), model)
+    with pytest.raises(RuntimeError, match=r"must take a step of the private optimizer.*DPSGD as"):
+        model.fit(data, callbacks=[tfdp.keras3.PrivacyBudget(2.0, DELTA)], verbose=0)
+
+
 @pytest.mark.parametrize("budget", [tfdp.keras3.PrivacyBudget, tfdp.callbacks.PrivacyBudget])
 def test_optimizers_of_others_are_refused(budget):
     optimizer = tfdp.keras3.DPSGD(1.0, 2.0, sampling=batches().sampling)

@@ -218,7 +218,10 @@ def _headline(bound: EpsilonBound) -> str:
 
 def _what_was_released(ledger: PrivacyLedger, dataset_size: int | None) -> str:
     if not ledger.releases:
-        return "Released: nothing yet, in 0 steps."
+        return (
+            "Released: nothing yet, in 0 steps. Weights that were trained in another way are not "
+            "covered."
+        )
     parts = [_describe(run, dataset_size, ledger) for run in _runs(ledger.releases)]
     return (
         f"Released: {'; then '.join(parts)}. Every intermediate state of the released parameters "

@@ -1,5 +1,6 @@
 """Tensors that the operations of a graph share: a graph of many variables needs few of them."""
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
@@ -41,15 +42,31 @@ def constant(value: float | Sequence[int] | np.ndarray, dtype: tf.DType = tf.int
     return shared((array.tobytes(), array.shape, dtype), make)
 
 
+def sizes_of(tensor: tf.Tensor) -> list[int | tf.Tensor]:
+    """Returns the sizes of a tensor of known rank: numbers where they are static, else scalars."""
+    static = tensor.shape.as_list()
+    if None not in static:
+        return static
+    sizes = tf.shape(tensor)
+    return [sizes[axis] if size is None else size for axis, size in enumerate(static)]
+
+
+def product(sizes: Sequence[int | tf.Tensor]) -> int | tf.Tensor:
+    """Returns the product of sizes: a number if all are static, or else a scalar, int64."""
+    return math.prod(tf.cast(size, tf.int64) if tf.is_tensor(size) else size for size in sizes)
+
+
 def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
-    """Reshapes a tensor to given sizes; the first may be a scalar tensor.
+    """Reshapes a tensor to given sizes, of which each may be a scalar tensor.
 
     Args:
       tensor: The tensor.
-      shape: Its new shape; only the first size may be a tensor.
+      shape: Its new shape.
     """
     if not tf.executing_eagerly() and tensor.op.type == "ExpandDims":
         tensor = tensor.op.inputs[0]  # The order in memory is the same.
+    if any(tf.is_tensor(size) for size in shape[1:]):
+        return tf.reshape(tensor, tf.stack(list(shape)))
     rest = [int(size) for size in shape[1:]]
     if not len(shape):
         return tf.reshape(tensor, constant([]))

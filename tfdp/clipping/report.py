@@ -20,7 +20,7 @@ class Entry:
       variable: Name of the variable.
       parameters: Number of its values.
       how: The rule, or why there is none.
-      fast: Whether a rule is used.
+      fast: Whether a rule is used that is fast.
       work: About how many multiplications the gradient of one example takes.
     """
 
@@ -71,8 +71,8 @@ class Report:
         share = math.floor(1000 * self.fast_fraction) / 10  # Never 100% of what is not all.
         return (
             f"On the fast path: {count - slow} of {count} variables, {min(share, 99.9)}% of the "
-            f"multiplications for gradients. For the other {slow}, the model is evaluated and "
-            "differentiated once more, example by example."
+            f"multiplications for gradients. The gradients of the other {slow} are computed for "
+            "each example."
         )
 
     @property
@@ -94,10 +94,11 @@ class Report:
             return None
         first, others = self.slow[0], len(self.slow) - 1
         more = f" (and {others} more)" if others else ""
+        rules = any(not entry.how.startswith("vectorised") for entry in self.slow)
+        slowly = "by a slow rule" if rules else "by the slower vectorised engine"
         return (
-            f"The gradients of {len(self.slow)} of {len(self.entries)} variables are clipped by "
-            f"the slower vectorised engine. Received '{first.variable}'{more}, {first.how}. "
-            f"{remedy}"
+            f"The gradients of {len(self.slow)} of {len(self.entries)} variables are clipped "
+            f"{slowly}. Received '{first.variable}'{more}, {first.how}. {remedy}"
         )
 
 

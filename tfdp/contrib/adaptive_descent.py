@@ -148,7 +148,10 @@ class AdaptiveGradientDescent(tf.Module):
         self._learning = KeyStream(source.seed, f"iterations {use}: learning")
         self._testing = KeyStream(source.seed, f"iterations {use}: testing")
         self._noise, self._choice = KeyStream(noise_seed, "noise"), KeyStream(noise_seed, "choice")
-        self._velocity = [_variable(tf.zeros_like(v), v.dtype) for v in model.trainable_variables]
+        self._velocity = [
+            _variable(tf.zeros(v.shape, _wide(v.dtype)), _wide(v.dtype))
+            for v in model.trainable_variables
+        ]
         self._precision = _variable(options.noise_multiplier**-2.0, tf.float64)
         self._largest_step = _variable(options.max_step_size, tf.float64)
         self._largest_chosen = _variable(0.0, tf.float64)
@@ -297,14 +300,14 @@ class AdaptiveGradientDescent(tf.Module):
             most_rows=self._sampling.padded_batch_size,
         )
         return [
-            tf.zeros_like(v) if g is None else g
+            tf.zeros(v.shape, _wide(v.dtype)) if g is None else tf.cast(g, _wide(v.dtype))
             for g, v in zip(clipped.gradients, variables, strict=True)
         ]
 
     @tf.function
     def _choose_and_step(self, sums: list[tf.Tensor], position: tf.Tensor) -> tf.Tensor:
         variables = self.model.trainable_variables
-        origin = [tf.identity(v) for v in variables]
+        origin = [tf.cast(tf.identity(v), _wide(v.dtype)) for v in variables]
         # By the expected batch size, a public constant, and then by its norm.
         velocity = [
             self.options.momentum * v + s / self._sampling.expected_batch_size
@@ -320,7 +323,7 @@ class AdaptiveGradientDescent(tf.Module):
 
         def go(size: tf.Tensor) -> None:
             for v, start, d in zip(variables, origin, direction, strict=True):
-                v.assign(start - tf.cast(size, v.dtype) * d)
+                v.assign(tf.cast(start - tf.cast(size, d.dtype) * d, v.dtype))
 
         def score(size: tf.Tensor) -> tf.Tensor:
             go(size)
@@ -405,6 +408,11 @@ def _check_batches(batches: PoissonBatches) -> None:
 
 def _variable(value: Any, dtype: tf.DType) -> tf.Variable:
     return tf.Variable(value, dtype=dtype, trainable=False)
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    """Returns the type that updates of weights are computed in: float32 at least."""
+    return tf.float32 if dtype.size < 4 else tf.as_dtype(dtype).base_dtype
 
 
 def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp
 from tests import support
 from tfdp.clipping import VectorizedEngine
 from tfdp.clipping.loss_graph import reading
@@ -147,3 +148,34 @@ def test_a_mask_is_what_multiplies_every_loss(name):
     loss = {**WEIGHTED, **NOT_WEIGHTED}[name]
     found = read(tf.constant(X), tf.constant(Y), tf.constant(Y > 0), loss)
     assert bool(found) == (name in WEIGHTED)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_elements_that_are_no_dense_tensors_are_refused(kind):
+    """They were read again from the iterator for each example: whole batches, not its own row."""
+    ragged = tf.RaggedTensor.from_row_lengths(tf.range(12) % 5, [1, 3, 2, 2, 1, 3])
+    x = ragged if kind == "ragged" else tf.sparse.from_dense(X)
+    data = tf.data.Dataset.from_tensor_slices((x, tf.ones([6, 1]))).batch(6).repeat(9)
+    first = [layers.Embedding(5, 4), layers.Lambda(lambda t: tf.reduce_mean(t, 1))]
+    shape = (
+        {"shape": [None], "ragged": True} if kind == "ragged" else {"shape": [4], "sparse": True}
+    )
+    stack = [layers.Input(**shape), *(first if kind == "ragged" else []), layers.Dense(1)]
+    model = tf.keras.Sequential(stack)
+    model.compile(tfdp.DPSGD(1.0, 0.0, 6), lambda y, p: y[:, 0] * tf.reduce_mean(p))
+    with pytest.raises(ValueError, match="must be a dense tensor"):
+        model.fit(data, steps_per_epoch=1, verbose=0)
+
+
+def test_ragged_elements_that_the_loss_does_not_use_are_no_matter():
+    x = tf.RaggedTensor.from_row_lengths(tf.range(12), [1, 3, 2, 2, 1, 3])
+    iterator = iter(tf.data.Dataset.from_tensor_slices((x, X)).batch(6).repeat(2))
+    model, engine = support.small_model(), VectorizedEngine(1.0)
+
+    @tf.function
+    def step():
+        losses = tf.reduce_sum(model(next(iterator)[1]), axis=1)
+        return engine.clipped_sum(losses, model.trainable_variables, tf.zeros([2], tf.int64)).batch
+
+    (batch,) = step()
+    np.testing.assert_array_equal(batch, X)

@@ -18,7 +18,7 @@ from tests.clipping.models import (
 from tests.front_ends import keras as keras_3
 from tests.front_ends import needs_keras_3
 from tests.keras3 import support as support_3
-from tfdp.clipping import OnePassEngine
+from tfdp.clipping import OnePassEngine, SlowClippingWarning
 from tfdp.clipping.one_pass import low_rank_weights
 
 layers = tf.keras.layers
@@ -66,6 +66,10 @@ FAST = {
         [2, 2, 3],
         lambda x, w: tf.einsum("btnh,nhd->btd", tf.reshape(x, [-1, 6, 2, 2]), w),
     ),
+    "transposed matrix": (VECTORS, [6, 5], lambda x, w: tf.tanh(tf.matmul(x, w, transpose_b=True))),
+    "transposed, of sequences": (SEQUENCES, [6, 4], lambda x, w: tf.einsum("abc,dc->abd", x, w)),
+    "transposed, and back": (VECTORS, [6, 5], lambda x, w: tf.tanh(x @ tf.transpose(w))),
+    "transposed, to heads": (SEQUENCES, [3, 2, 4], lambda x, w: tf.einsum("abc,dec->abde", x, w)),
     "convolution": (IMAGES, [3, 3, 2, 4], lambda x, w: tf.nn.conv2d(x, w, 2, "SAME")),
     "embedding": (TOKENS, [9, 4], lambda x, w: tf.tanh(tf.gather(w, x))),
 }
@@ -116,6 +120,7 @@ OTHERWISE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::tfdp.clipping.SlowClippingWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_products_of_other_forms(name):
@@ -123,10 +128,21 @@ def test_products_of_other_forms(name):
     engine = OnePassEngine(CLIP)
     apply = FAST["matrix"][2]
     assert_equals_loop(engine, model_of([5, 6], apply, **OTHERWISE[name]), VECTORS)
-    how = [entry.how for entry in engine.report().entries]
-    assert all("low-rank" in h or "computed" in h or "vectorised" in h for h in how[:2]), how
+    for entry in engine.report().entries[:2]:
+        assert entry.fast == ("low-rank" in entry.how), entry
+        assert entry.fast or "a product of shape" in entry.how or "vectorised" in entry.how, entry
 
 
+def test_what_is_slow_says_so():
+    """A convolution in groups: each example's gradient of the whole kernel is made."""
+    engine = OnePassEngine(CLIP)
+    make = model_of([3, 3, 1, 4], lambda x, w: tf.nn.conv2d(x, w, 2, "SAME"))
+    with pytest.warns(SlowClippingWarning, match="by a slow rule.*depthwise convolution"):
+        assert_equals_loop(engine, make, np.tile(IMAGES, 2))
+    assert [entry.fast for entry in engine.report().entries] == [False, False, True, True]
+
+
+@pytest.mark.filterwarnings("ignore::tfdp.clipping.SlowClippingWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["product", "first", "second"])
 def test_a_gradient_that_was_overridden(of):
@@ -155,8 +171,8 @@ def test_a_frozen_factor(frozen):
 def test_mutants_are_caught(monkeypatch, mutant):
     find = low_rank_weights._find_product
 
-    def wrong(view):
-        product = find(view)
+    def wrong(view, end):
+        product = find(view, end)
         if product is not None:
             kept = () if mutant == "scale" else product.scales
             object.__setattr__(product, "scales", kept)
@@ -185,11 +201,13 @@ def test_an_index_outside_of_the_table_makes_the_example_bad():
 
 @needs_keras_3
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "attention", "convolution", "embedding"])
+@pytest.mark.parametrize("name", ["dense", "transposed", "attention", "convolution", "embedding"])
 def test_adapters_of_keras_3_are_fast(name):
     keras = keras_3
     if name == "dense":
         x, inner = VECTORS, [keras.layers.Dense(6, "tanh")]
+    elif name == "transposed":
+        x, inner = SEQUENCES, [keras.layers.EinsumDense("abc,dc->abd", [6, 6])]
     elif name == "convolution":
         x, inner = IMAGES, [keras.layers.Conv2D(4, 3, activation="tanh")]
     elif name == "embedding":

@@ -17,7 +17,7 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassEngine
+from tfdp.clipping import OnePassEngine, SlowClippingWarning
 from tfdp.clipping.one_pass import op_gradients, weight_uses
 from tfdp.clipping.one_pass.op_gradients import registry
 
@@ -31,6 +31,54 @@ def test_rules_equal_a_loop_over_examples(name):
     assert_equals_loop(engine, *FAST[name])
     report = engine.report()
     assert report.fast_fraction == 1, str(report)
+
+
+OF_ANY_SIZE = {
+    "images": (
+        models.sequential(
+            lambda: layers.Conv2D(4, 3, 2, "same", activation="tanh"),  # Padded.
+            lambda: layers.DepthwiseConv2D(2, padding="same", depth_multiplier=2),
+            lambda: layers.Conv2DTranspose(6, 3, strides=2),
+            lambda: layers.DepthwiseConv2D([4, 3], padding="same"),  # A kernel of many pixels.
+            lambda: layers.Conv2D(16, (3, 2), dilation_rate=(2, 1), activation="tanh"),
+            lambda: layers.Conv2D(4, 1),
+            layers.GlobalAveragePooling2D,
+        ),
+        IMAGES,
+    ),
+    "groups": (
+        models.sequential(lambda: layers.Conv2D(4, 3, groups=2), layers.GlobalMaxPooling2D),
+        IMAGES,
+    ),
+    "sequences": (
+        models.sequential(
+            lambda: layers.Conv1D(3, 3, padding="causal", activation="tanh"),
+            lambda: layers.Conv1D(6, 2, groups=3, dilation_rate=2),
+            layers.GlobalMaxPooling1D,
+        ),
+        models.SEQUENCES,
+    ),
+}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_convolutions_of_any_size_equal_a_loop_over_examples(name):
+    """As in `fit` on a generator, of whose batches no size is known."""
+    engine, (make, x) = ExpectsRows(CLIP), OF_ANY_SIZE[name]
+    spec = tf.TensorSpec([None] * x.ndim)
+    assert_equals_loop(engine, make, x, x_spec=spec, jit_compile=name == "sequences")
+    report = engine.report()
+    assert report.fast_fraction == 1, str(report)
+    assert "vectorised" not in str(report)
+
+
+def test_a_loop_over_examples_is_called_slow():
+    """TensorFlow vectorises no volumes; ours need to know how many channels they have."""
+    engine, (make, x) = OnePassEngine(CLIP), FAST["conv3d"]
+    with pytest.warns(SlowClippingWarning, match="by a slow rule.*in a loop over the examples"):
+        assert_equals_loop(engine, make, x, x_spec=tf.TensorSpec([None] * 5))
+    assert [entry.fast for entry in engine.report().entries] == [False, True, True, True]
 
 
 IMAGE_LAYERS = {

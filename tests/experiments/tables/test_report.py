@@ -363,6 +363,10 @@ def image(figure):
     return matplotlib.image.imread(file, "png")
 
 
+def labels_of(figure):
+    return [text.get_text() for text in figure.legends[0].texts]
+
+
 def test_figure_shows_ours_the_published_and_the_non_private():
     figure = draw_accuracy([TABLE, OTHER], RUNS, BASELINES, "Tables")
     assert [panel.get_title() for panel in figure.axes] == ["MNIST", "IMDB"]
@@ -382,8 +386,7 @@ def test_figure_shows_ours_the_published_and_the_non_private():
     dotted = [line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"]
     assert dotted == pytest.approx([99.1, 99.1])
     assert [text.get_text() for text in panel.texts] == ["SGD: 99.1", "published: 99.1"]
-    labels = [text.get_text() for text in figure.legends[0].texts]
-    assert labels == ["DPSGD", "DPSignSGD", "ours, ± 1 sd", "published", "non-private"]
+    assert labels_of(figure) == ["DPSGD", "DPSignSGD", "ours, ± 1 sd", "published", "non-private"]
     assert image(figure).shape[1] == 400 and image(figure).std() > 0.01
 
 
@@ -412,3 +415,13 @@ def test_figure_of_classes_shows_private_and_non_private():
     points = [list(dots.get_offsets()[:, 0]) for dots in first.collections[1:]]
     assert points == [pytest.approx([98, 97.5, 99]), pytest.approx([79, 85, 95])]
     assert len(second.collections) == 1 and image(figure).std() > 0.01
+    assert labels_of(figure) == ["ε = 0.5", "non-private"]
+
+
+def test_legends_name_nothing_that_is_not_drawn():
+    assert labels_of(draw_classes(BY_CLASS, "mnist", 0.5)) == ["ε = 0.5"]
+    table = Published("a", "A", (0.5,), {"mnist": {"DPSGD": (93.1,), "DPIS": (None,)}}, {})
+    assert labels_of(draw_accuracy([table], [])) == ["DPSGD", "published"]
+    table = Published("a", "A", (0.5,), {"mnist": {"DPSGD": (None,)}}, {})
+    private = [run for run in RUNS if run["target_epsilon"]]
+    assert labels_of(draw_accuracy([table], private)) == ["DPSGD", "ours, ± 1 sd"]

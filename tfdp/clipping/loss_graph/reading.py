@@ -32,6 +32,9 @@ _HOW_TO_FIX_THE_LOSS = (
     "function that returns one value per example, or their sum or mean."
 )
 
+# Of these, the outputs are an element of a data set: other than dense tensors are variants.
+_ELEMENTS = data_flow.ITERATOR_TYPES - {"IteratorGetNextAsOptional"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
@@ -383,7 +386,7 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
       The tensors of the batch, and references to all tensors of data: scalars, too.
 
     Raises:
-      ValueError: A component of the dataset has no rows.
+      ValueError: A component of the dataset has no rows, or is no dense tensor.
     """
     outer = captured(loss.graph)
     in_cone = {op.name for op in cone([loss])[0]}
@@ -394,6 +397,14 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
         for tensor in op.outputs:
             if not _is_data(tensor, outer):
                 continue
+            if tensor.dtype == tf.variant and op.type in _ELEMENTS:
+                if not any(user.name in in_cone for user in tensor.consumers()):
+                    continue
+                raise ValueError(
+                    "Every component of the dataset's batches must be a dense tensor. Received a "
+                    "ragged or sparse one, whose rows cannot be told apart: make it dense in the "
+                    "dataset, with `x.to_tensor()` or `tf.sparse.to_dense(x)`."
+                )
             data.add(tensor.ref())
             if tensor.shape.rank is None:
                 raise ValueError(
@@ -417,6 +428,8 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
             return False  # A constant or a variable.
         further = captured(outer.graph)
         return any(_is_data(t, further) for op in cone([outer])[0] for t in op.outputs)
+    if tensor.op.type in _ELEMENTS:
+        return True
     if tensor.dtype in (tf.resource, tf.variant):
         return False
     if tensor.op.type in data_flow.ITERATOR_TYPES:

@@ -80,4 +80,6 @@ def _sum_of(contributions: Sequence[Contribution], shape: Sequence[int]) -> Cont
     tensors = [t for c in contributions for t in c.tensors]
     name = " + ".join(c.name.split(",")[0] for c in contributions) + ", instantiated"
     floats = sum(c.floats_per_row for c in contributions)
-    return Direct(tensors, shape, name, function, floats)
+    found = Direct(tensors, shape, name, function, floats)
+    found.slow = next((c.slow for c in contributions if c.slow is not None), None)
+    return found

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp.clipping.loss_graph import copying
+from tfdp.clipping.one_pass import low_rank_weights
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct
 from tfdp.clipping.one_pass.weight_uses import View, follows_from
 from tfdp.clipping.vectorized.mapping import vectorized_map
@@ -31,7 +32,11 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
 
     name = f"{part.name.split(',')[0]}, of computed weights"
     floats = part.floats_per_row + tf.TensorShape(shape).num_elements()
-    return Direct(part.tensors, shape, name, function, floats)
+    found = Direct(part.tensors, shape, name, function, floats)
+    found.slow = part.slow
+    if low_rank_weights.has_product(view):
+        found.slow = f"each example's gradient of a product of shape {part.shape} is instantiated"
+    return found
 
 
 def _pulled_back(gradient: tf.Tensor, view: View, shape: Sequence[int]) -> tf.Tensor:

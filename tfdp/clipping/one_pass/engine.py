@@ -198,12 +198,12 @@ class OnePassEngine(ClippingEngine):
     def _sums_of(self, problem: ClippingProblem, plan: Plan) -> _Sums:
         """Returns the clipped sums of a loss that is computed at once."""
         contributions, report = self._contributions(problem, plan)
-        self._tell(report)
         present = [c for c in contributions if c is not None]
         places = [i for i, c in enumerate(contributions) if c is not None]
         blocks = self._blocks(problem.variables)
         masks = None if problem.masks is None else [problem.masks[i] for i in places]
         found, within = self._clipped_sums(problem, present, [blocks[i] for i in places], masks)
+        self._tell(report())
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
@@ -215,7 +215,7 @@ class OnePassEngine(ClippingEngine):
 
     def _contributions(
         self, problem: ClippingProblem, plan: Plan
-    ) -> tuple[list[Contribution | None], Report]:
+    ) -> tuple[list[Contribution | None], Callable[[], Report]]:
         slow = self._slow_gradients(problem)
         return plan.contributions(problem.rows, slow, problem.rows_per_example)
 

@@ -32,6 +32,7 @@ def of_examples(rows: Contribution, each: int) -> Contribution:
         found = Lookups(indices, gradients, rows.shape)
     else:
         found = _summed(rows, each)
+    found.slow = rows.slow
     return found.through(rows.view)
 
 

@@ -8,10 +8,11 @@ References:
   - Hu et al., 2021, LoRA (https://arxiv.org/abs/2106.09685).
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -26,6 +27,7 @@ from tfdp.clipping.one_pass.weight_uses import View, follows_from
 from tfdp.clipping.row_analysis.transfer_functions.products import transposes
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_COSTLY = _PRODUCTS | {"Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,11 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
     """
     if 0 in shape or 0 in part.shape or not isinstance(part, OuterProducts | Lookups):
         return None
-    product = _find_product(view)
+    end = view.end
+    if isinstance(part, OuterProducts):
+        part, end = _of_transposed(part, view)
+        part = _with_last_axis_last(part)
+    product = _find_product(view, end)
     if product is None or not (product.is_first or len(shape) == 2):
         return None
     if isinstance(part, Lookups):
@@ -89,6 +95,47 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
     if not in_order and list(shape[:-1]) != leading:
         return None
     return _of_first(part, product, shape, list(range(len(shape))) if in_order else part.order)
+
+
+def _of_transposed(part: OuterProducts, view: View) -> tuple[OuterProducts, Any]:
+    """Returns the gradients of what is transposed to weights, and the tensor that it is."""
+    order, end = part.order, cast(Any, view.end)
+    while (
+        view.caller is None and end is not view.handle and end.op.type in ("Identity", "Transpose")
+    ):
+        if custom_gradients.is_replaced(end.op):
+            break
+        if end.op.type == "Transpose":
+            axes = tf.get_static_value(end.op.inputs[1])
+            if axes is None or not end.op.inputs[0].shape.is_fully_defined():
+                break
+            order = [int(axes[axis]) for axis in order]
+        end = end.op.inputs[0]
+    if order == part.order:
+        return part, view.end
+    found = copy.copy(part)
+    found.order, found.shape = order, end.shape.as_list()
+    return found, end
+
+
+def _with_last_axis_last(part: OuterProducts) -> OuterProducts:
+    """Returns gradients with a and g in each other's place, if that puts the last axis into g.
+
+    Transposed weights are `sum_t g[t] outer a[t]`: the products are the same.
+    """
+    end = part.order.index(len(part.shape) - 1) + 1
+    if part.expand is not None or math.prod(part.shape[i] for i in part.order[:end]) != part.fan_in:
+        return part
+    return OuterProducts(
+        part.tensors[1],
+        part.tensors[0],
+        part.shape,
+        part.positions,
+        part.fan_out,
+        part.fan_in,
+        part.name.split(",")[0],
+        order=[*part.order[end:], *part.order[:end]],
+    )
 
 
 def _of_first(
@@ -164,11 +211,33 @@ def _rows_of(tensor: tf.Tensor, width: int) -> tf.Tensor:
     return tf.reshape(tensor, tf.concat([tf.shape(tensor)[:1], [-1, width]], 0))
 
 
-def _find_product(view: View) -> _Product | None:
-    """Returns the product that the weights of a view are, or None."""
+def has_product(view: View) -> bool:
+    """Returns whether weights are computed by a product with the variable."""
+    pending: list[Any] = [view.end]
+    seen: set[Any] = set()
+    while pending:
+        tensor = pending.pop()
+        if tensor is view.handle or tensor.ref() in seen or not follows_from(tensor, view):
+            continue
+        seen.add(tensor.ref())
+        if tensor.op.type in _COSTLY:
+            return True
+        pending += _before(tensor, view)
+    return False
+
+
+def _before(tensor: tf.Tensor, view: View) -> list[tf.Tensor]:
+    """Returns what a tensor is computed from, that of the caller for arguments of a function."""
+    if tensor.graph is not view.handle.graph and tensor.op.type == "Placeholder":
+        return [view.caller.inputs[i] for i, t in enumerate(tensor.graph.inputs) if t is tensor]
+    return list(tensor.op.inputs)
+
+
+def _find_product(view: View, end: Any) -> _Product | None:
+    """Returns the product that a tensor is, which the weights of a view follow from, or None."""
     if view.caller is not None:
         return None
-    tensor: Any = view.end
+    tensor = end
     scales: list[tf.Tensor] = []
     found: _Product | None = None
     while tensor is not view.handle:

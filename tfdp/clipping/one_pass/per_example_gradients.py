@@ -7,13 +7,15 @@ where that is cheaper, without ever having them in memory.
 
 import abc
 import copy
+import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdp.clipping import norms
-from tfdp.clipping.constants import constant, reshaped
+from tfdp.clipping.constants import constant, product, reshaped, sizes_of
 from tfdp.clipping.one_pass.weight_uses import View
+from tfdp.clipping.vectorized.mapping import noting_loops
 
 # Instantiating a gradient writes and reads its entries: about as long as this many multiplications.
 _MULTIPLICATIONS_PER_ENTRY = 16
@@ -43,6 +45,7 @@ class Contribution(abc.ABC):
 
     factored = False  # Whether norms and sums come without instantiating the gradients.
     whole = False  # Whether all rows can be worked on at once in little memory.
+    slow: str | None = None  # Why this takes long, if it does.
 
     def __init__(self, tensors: Sequence[tf.Tensor], shape: Sequence[int], name: str):
         self.tensors = list(tensors)
@@ -68,8 +71,11 @@ class Contribution(abc.ABC):
         return tf.float64 if wide else tf.float32
 
     @property
-    def floats_per_row(self) -> int:
-        """About how many floats are in memory for one example while norms are computed."""
+    def floats_per_row(self) -> int | tf.Tensor:
+        """About how many floats are in memory for one example while norms are computed.
+
+        A scalar tensor where it depends on the size of images, and that is not static.
+        """
         return self.size
 
     @property
@@ -78,7 +84,7 @@ class Contribution(abc.ABC):
         return self.size
 
     @property
-    def sum_floats_per_row(self) -> int:
+    def sum_floats_per_row(self) -> int | tf.Tensor:
         """About how many floats of one example are in memory while `total` is computed."""
         return self.floats_per_row
 
@@ -174,9 +180,11 @@ class OuterProducts(Contribution):
             self.name = f"{name}, norms as products of norms"
 
     @property
-    def floats_per_row(self) -> int:
+    def floats_per_row(self) -> int | tf.Tensor:
         """See `Contribution`."""
         positions = self.positions or 64
+        if self.positions is None and self.expand is not None:  # There may be many more.
+            positions = product([self._number_of_positions(self.tensors[1])])
         sizes = 2 * positions**2 if self.factored else self.size
         return sizes + positions * (self.fan_in + self.fan_out)
 
@@ -187,8 +195,14 @@ class OuterProducts(Contribution):
 
     @property
     def sum_floats_per_row(self) -> int:
-        """See `Contribution`."""
+        """See `Contribution`; the positions of what has norms by Gram matrices are known."""
         return (self.positions or 64) * (self.fan_in + self.fan_out)
+
+    def _number_of_positions(self, outputs: tf.Tensor) -> int | tf.Tensor:
+        """Returns T, of outputs `[n, ...]` that may be of any size."""
+        if self.positions is not None or not self.fan_out:
+            return self.positions or 0
+        return math.prod(sizes_of(outputs)[1:]) // self.fan_out
 
     def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
@@ -196,7 +210,7 @@ class OuterProducts(Contribution):
         n: int | tf.Tensor = -1
         if self.positions is None or 0 in (self.positions, self.fan_in, self.fan_out):
             n = tf.shape(inputs)[0]
-        positions = -1 if self.positions is None else self.positions
+        positions = self._number_of_positions(outputs)
         a = inputs if self.expand is None else self.expand(inputs)
         return (
             reshaped(a, [n, positions, self.fan_in]),
@@ -297,7 +311,7 @@ class Direct(Contribution):
         shape: Sequence[int],
         name: str,
         function: Callable[..., tf.Tensor],
-        floats_per_row: int | None = None,
+        floats_per_row: int | tf.Tensor | None = None,
         as_they_are: bool = False,
     ):
         super().__init__(tensors, shape, name)
@@ -306,14 +320,17 @@ class Direct(Contribution):
         self._floats_per_row = floats_per_row
 
     @property
-    def floats_per_row(self) -> int:
+    def floats_per_row(self) -> int | tf.Tensor:
         """See `Contribution`."""
-        return self._floats_per_row or self.size
+        return self.size if self._floats_per_row is None else self._floats_per_row
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`."""
         given = tensors if self._as_they_are else [widen(t) for t in tensors]
-        found = widen(self._function(*given))
+        with noting_loops() as loops:
+            found = widen(self._function(*given))
+        if loops and self.slow is None:
+            self.slow = "in a loop over the examples, as TensorFlow cannot vectorise it"
         return found if found.shape.rank == 2 else reshaped(found, [-1, self.size])
 
 

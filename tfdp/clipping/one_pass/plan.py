@@ -118,7 +118,7 @@ class Plan:
         count: tf.Tensor,
         slow: Callable[[Sequence[int]], list[Callable[..., tf.Tensor]]],
         rows_per_example: int = 1,
-    ) -> tuple[list[Contribution | None], Report]:
+    ) -> tuple[list[Contribution | None], Callable[[], Report]]:
         """Returns the per-example gradients of each variable, and which rules they come from.
 
         Args:
@@ -128,7 +128,8 @@ class Plan:
           rows_per_example: Consecutive rows whose gradients are added up to those of an example.
 
         Returns:
-          For each variable its gradients, None where the loss has none; and the report.
+          For each variable its gradients, None where the loss has none; and a function that makes
+          the report. What TensorFlow can vectorise is known once the gradients have been used.
         """
         sites: list[list[Site]] = []
         reasons: list[str | None] = []
@@ -164,12 +165,12 @@ class Plan:
             tensors = self._graph.tensors
             result[i] = Direct(tensors, shape, "vectorised", function, as_they_are=True)
         result = [None if c is None else of_examples(c, rows_per_example) for c in result]
-        entries = [
-            _entry(variable, contribution, why)
-            for variable, contribution, why in zip(self._variables, result, reasons, strict=True)
-            if contribution is not None
-        ]
-        return result, Report(tuple(entries))
+
+        def report() -> Report:
+            rows = zip(self._variables, result, reasons, strict=True)
+            return Report(tuple(_entry(v, c, why) for v, c, why in rows if c is not None))
+
+        return result, report
 
     def _connected(self, indices: Sequence[int]) -> list[int]:
         """Returns those of some variables that the loss has gradients by."""
@@ -312,10 +313,13 @@ class Plan:
 
 def _entry(variable: tf.Variable, contribution: Contribution, why: str | None) -> Entry:
     """Returns the entry of a report; `why` is the reason that there is no rule, or None."""
+    how = contribution.name if why is None else f"vectorised: {why}"
+    if why is None and contribution.slow is not None:
+        how = f"{how}: {contribution.slow}"
     return Entry(
         variable.name,
         variable.shape.num_elements(),
-        contribution.name if why is None else f"vectorised: {why}",
-        why is None,
+        how,
+        why is None and contribution.slow is None,
         contribution.work_per_row,
     )

@@ -112,22 +112,27 @@ class WeightedSums:
         """Returns those whose norms follow from little memory, before any loop."""
         return [i for i in self._factored if self._contributions[i].whole]
 
-    def _floats_per_row(self) -> int:
+    def _floats_per_row(self) -> int | tf.Tensor:
         return sum(c.floats_per_row for c in self._contributions if not c.whole)
 
-    def _rows_of_part(self) -> int:
-        return max(1, devices.working_set_bytes() // (4 * max(1, self._floats_per_row())))
+    def _rows_of_part(self) -> int | tf.Tensor:
+        floats, size = self._floats_per_row(), devices.working_set_bytes() // 4
+        if tf.is_tensor(floats):
+            rows = tf.maximum(size // floats, tf.minimum(_most_floats() // floats, _FEWEST_ROWS))
+            return tf.cast(tf.maximum(rows, 1), tf.int32)
+        return max(1, size // max(1, floats))
 
     def _fits(self, expected_rows: int | None) -> bool:
         """Returns whether all rows are worked on at once."""
-        if not self._floats_per_row():
+        floats = self._floats_per_row()
+        if tf.is_tensor(floats):  # Each step finds out how many rows make up a part.
+            return False
+        if not floats:
             return True
         if expected_rows is None:
             return False
         limit = self._rows_of_part()
-        memory = min(_MOST_PARTS * devices.working_set_bytes(), devices.memory_budget())
-        most = memory // (4 * self._floats_per_row())
-        return expected_rows <= (most if limit < _FEWEST_ROWS else limit)
+        return expected_rows <= (_most_floats() // floats if limit < _FEWEST_ROWS else limit)
 
     def _norms(
         self,
@@ -222,6 +227,11 @@ class WeightedSums:
             parallel_iterations=2,
         )
         return sums, Factors(by_block, tf.cast(bad, tf.bool), within, list(self._block_of))
+
+
+def _most_floats() -> int:
+    """Returns how many floats may be in memory where parts would have too few rows."""
+    return min(_MOST_PARTS * devices.working_set_bytes(), devices.memory_budget()) // 4
 
 
 class Part:

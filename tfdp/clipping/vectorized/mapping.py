@@ -21,6 +21,9 @@ from tfdp.clipping.loss_graph import lookup_tables
 from tfdp.clipping.vectorized import faulty_products
 
 _LOCK = threading.RLock()
+_NOTES = threading.local()
+# What TensorFlow maps a function by that it cannot vectorise.
+_LOOPS = frozenset({"While", "StatelessWhile"})
 # Their converters flatten examples with an offset as well: rare, and worked on row by row instead.
 _ROW_BY_ROW = tuple(
     f"SparseSegment{kind}{suffix}"
@@ -51,8 +54,22 @@ def vectorized_map(function: Callable[[Any], Any], rows: Any) -> Any:
     with _LOCK, _safe_converters():
         before = len(graph.get_operations())
         result = tf.vectorized_map(function, rows, warn=False)
-    faulty_products.check(graph.get_operations()[before:])
+    made = graph.get_operations()[before:]
+    faulty_products.check(made)
+    for note in getattr(_NOTES, "stack", []):
+        note += [op for op in made if op.type in _LOOPS]
     return result
+
+
+@contextlib.contextmanager
+def noting_loops() -> Iterator[list[tf.Operation]]:
+    """Yields a list that gets the loops over rows that `vectorized_map` makes meanwhile."""
+    stack = _NOTES.__dict__.setdefault("stack", [])
+    stack.append([])
+    try:
+        yield stack[-1]
+    finally:
+        stack.pop()
 
 
 @contextlib.contextmanager
