@@ -11,6 +11,9 @@ Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=ex
 `pytest` runs what takes little time, `pytest --slow` everything: tests marked `slow`, and all cases
 of those marked `quick_cases`. A test that is named by its `path::name` is run in any case.
 
+Graphs run as they were traced, but for some folders and modules marked `rewritten_graphs`: what
+TensorFlow rewrites before the first run takes a fifth of the time of a test that trains for a step.
+
 Python's garbage collector runs once in some tests and at the end of each module, and passes only
 over what is newer than the last module's end: it took a sixth of all time. A test leaves some 40 MB
 of graphs, which only it frees.
@@ -60,6 +63,9 @@ tf.config.set_logical_device_configuration(
 # tunes may wait for a minute (`tfdp._tf.autotuning`).
 tf.data.Dataset._apply_debug_options = without_autotuning
 
+_REWRITTEN = {"benchmarks", "ports", "random", "test_docs.py"}
+_rewritten = True
+
 _TESTS_PER_COLLECTION = 20
 _run = 0
 
@@ -91,6 +97,16 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 50)
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)  # Fixtures trace, too.
+def pytest_runtest_setup(item):
+    global _rewritten  # In this process.
+    folder = item.nodeid.partition("::")[0].split("/")[1]
+    rewritten = folder in _REWRITTEN or item.get_closest_marker("rewritten_graphs") is not None
+    if rewritten != _rewritten:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not rewritten})
+        _rewritten = rewritten
 
 
 @pytest.hookimpl(wrapper=True)
