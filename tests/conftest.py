@@ -102,7 +102,7 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)  # Fixtures trace, too.
 def pytest_runtest_setup(item):
     global _rewritten  # In this process.
-    folder = item.nodeid.partition("::")[0].split("/")[1]
+    folder = item.nodeid.partition("::")[0].removeprefix("tests/").split("/")[0]
     rewritten = folder in _REWRITTEN or item.get_closest_marker("rewritten_graphs") is not None
     if rewritten != _rewritten:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not rewritten})
