@@ -155,12 +155,13 @@ def _quickly() -> Iterator[None]:
     logger = logging.getLogger("tfdp")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    options = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         yield
     finally:
         logger.setLevel(level)
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+        tf.config.optimizer.set_experimental_options(options)
 
 
 def _reason(text: str) -> str:

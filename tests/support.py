@@ -87,18 +87,26 @@ def flat(tensors) -> np.ndarray:
     return np.concatenate([np.ravel(t) for t in tensors if t is not None])
 
 
-def looped_clipped_sum(model, x, y, l2_norm_clip, loss=None) -> np.ndarray:
-    """The clipped sum, one eager example at a time."""
+def looped_gradients(model, x, y, loss=None) -> list[np.ndarray]:
+    """The gradient of each example, a flat vector; one eager example at a time."""
     loss = loss or crossentropy()
-    total = 0.0
+    gradients = []
     for i in range(len(y)):
         one = tf.nest.map_structure(lambda t, i=i: tf.constant(t[i : i + 1]), x)
         with tf.GradientTape() as tape:
             value = tf.reduce_sum(loss(y[i : i + 1], model(one, training=True)))
-        gradients = tape.gradient(value, model.trainable_variables)
-        gradient = flat(tf.convert_to_tensor(g) for g in gradients)
-        total = total + gradient / max(1.0, np.linalg.norm(gradient) / l2_norm_clip)
-    return total
+        found = tape.gradient(value, model.trainable_variables)
+        gradients.append(flat(tf.convert_to_tensor(g) for g in found))
+    return gradients
+
+
+def sum_of_clipped(gradients, l2_norm_clip) -> np.ndarray:
+    return sum(g / max(1.0, np.linalg.norm(g) / l2_norm_clip) for g in gradients)
+
+
+def looped_clipped_sum(model, x, y, l2_norm_clip, loss=None) -> np.ndarray:
+    """The clipped sum, one eager example at a time."""
+    return sum_of_clipped(looped_gradients(model, x, y, loss), l2_norm_clip)
 
 
 def small_model(seed: int = 0) -> tf.keras.Model:

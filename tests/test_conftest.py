@@ -96,3 +96,11 @@ def test_models_of_two_strategies_have_no_collective_in_common():
                 model = tf.keras.Sequential(layers)
                 model.compile("sgd", support.crossentropy("sum_over_batch_size"))
             assert model.fit(x, y, batch_size=4, verbose=0).history["loss"][0] > 0
+
+
+@pytest.mark.parametrize(
+    "rewritten", [False, pytest.param(True, marks=pytest.mark.rewritten_graphs), False]
+)
+def test_graphs_are_rewritten_for_tests_that_are_marked(rewritten):
+    options = tf.config.optimizer.get_experimental_options()
+    assert options["disable_meta_optimizer"] != rewritten

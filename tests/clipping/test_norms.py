@@ -27,6 +27,8 @@ from tfdp.clipping.one_pass.per_example_gradients import (
 )
 from tfdp.contrib import ImportanceSamplingClipping
 
+pytestmark = pytest.mark.rewritten_graphs
+
 layers = tf.keras.layers
 MOST = 1 + 1e-5
 # Powers of ten from denormal numbers to nearly the largest of float32.

@@ -13,6 +13,8 @@ from tfdp.clipping import OnePassEngine, VectorizedEngine, devices, engine
 from tfdp.clipping.engine import sum_error
 from tfdp.clipping.one_pass import weighted_sums
 
+pytestmark = pytest.mark.rewritten_graphs
+
 CLIP = 0.3
 MODELS = [
     "conv2d",

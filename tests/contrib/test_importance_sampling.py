@@ -19,6 +19,8 @@ from tfdp.clipping import (
 from tfdp.contrib import ImportanceSamplingClipping
 from tfdp.optimizers.arguments import check_two_term_arguments
 
+pytestmark = pytest.mark.rewritten_graphs
+
 # The rule by itself.
 
 

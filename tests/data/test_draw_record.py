@@ -13,6 +13,8 @@ from tfdp.clipping import devices
 from tfdp.data import draw_record
 from tfdp.data.draw_record import fingerprint
 
+pytestmark = pytest.mark.rewritten_graphs
+
 X, Y = support.small_data(64)
 
 

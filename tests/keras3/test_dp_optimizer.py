@@ -24,6 +24,8 @@ from tests.keras3.support import (
 from tests.support import small_data
 from tfdp.optimizers import private_step
 
+pytestmark = pytest.mark.rewritten_graphs
+
 layers = keras.layers
 X, Y = small_data(64)
 

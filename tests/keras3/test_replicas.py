@@ -9,6 +9,8 @@ import tensorflow as tf
 import tfdp
 from tests.support import flat, mirrored, small_data
 
+pytestmark = pytest.mark.rewritten_graphs
+
 CLIP, BATCH = 1.0, 30
 X, Y = small_data(BATCH * 4)
 layers = keras.layers

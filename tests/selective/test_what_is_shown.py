@@ -9,6 +9,8 @@ from tests.selective_support import X, Y, batches, compiled, optimizer
 from tfdp._selective.shadows import Shadows
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
+pytestmark = pytest.mark.rewritten_graphs
+
 
 @with_both
 def test_nothing_tells_how_many_attempts_there_were(front, capsys):

@@ -40,6 +40,8 @@ from tfdp.clipping.batch_losses.example_groups import draw_groups
 from tfdp.clipping.batch_losses.two_term_loss import split_key
 from tfdp.models import priors
 
+pytestmark = pytest.mark.rewritten_graphs
+
 layers = tf.keras.layers
 
 
