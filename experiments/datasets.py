@@ -138,7 +138,7 @@ def load(
     else:
         train, test = _images(name, data_dir, download)
     if features.startswith("patches"):
-        options = {**_patches(name, features), "cache_dir": features_dir}
+        options = {**patch_options(name, features), "cache_dir": features_dir}
         train, test = ((tfdp.data.patch_features(x, **options), y) for x, y in (train, test))
     elif features != "none":
         train, test = (
@@ -174,14 +174,14 @@ def features_shape(name: str, features: str) -> tuple[int, int, int]:
     if features == "none":
         return height, width, channels
     if features.startswith("patches"):
-        options = _patches(name, features)
+        options = patch_options(name, features)
         grid = options["grid_size"]
         return grid, -(-grid // 2) if options["mirror"] else grid, options["num_filters"]
     width //= 4
     return height // 4, -(-width // 2) if "+mirror" in features else width, 81 * channels
 
 
-def _patches(name: str, features: str) -> dict[str, Any]:
+def patch_options(name: str, features: str) -> dict[str, Any]:
     """Returns arguments of `tfdp.data.patch_features`."""
     large = name == "cifar10"
     return {

@@ -57,7 +57,7 @@ def by_definition(image, constants, size, grid):
 
 @pytest.mark.parametrize(("size", "grid"), [(3, 2), (4, 3)])
 def test_agrees_with_the_definition(size, grid):
-    constants = module._constants(9, 10, 3, module._Parameters(6, size, grid, mirror=False))
+    constants = module._constants(9, 10, 3, module.Parameters(6, size, grid, mirror=False))
     found = features_of(patch_size=size, grid_size=grid)
     expected = [by_definition(image, constants, size, grid) for image in IMAGES]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -76,7 +76,7 @@ def test_left_is_right_where_asked_for(grid):
 def test_mirrored_features_are_means_of_both():
     """Patterns come in pairs: those of a mirror image are those of the image, at the other side."""
     filters = module._filters(
-        module.dead_leaves(24, 9, 10, 3, 0), module._Parameters(6, 3, 3, mirror=True)
+        module.dead_leaves(24, 9, 10, 3, 0), module.Parameters(6, 3, 3, mirror=True)
     )
     np.testing.assert_array_equal(filters[..., 3:], filters[:, ::-1, :, :3])
     cells, others = (module._responses(x, filters, 3).numpy() for x in (IMAGES, IMAGES[:, :, ::-1]))
@@ -107,7 +107,7 @@ def test_features_are_centered_and_uncorrelated_on_random_images(mirror, monkeyp
 def test_patterns_show_something():
     """Of large leaves, most patches are of one color: their filters would be zero."""
     leaves = module.dead_leaves(24, 28, 28, 1, 0)
-    filters = module._filters(leaves, module._Parameters(64, 5, 3, mirror=False))
+    filters = module._filters(leaves, module.Parameters(64, 5, 3, mirror=False))
     np.testing.assert_allclose(filters.sum(axis=(0, 1, 2)), 0, atol=1e-5)
     rows = filters.reshape(-1, 64).T
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ _THRESHOLD = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parameters:
-    num_filters: int
-    patch_size: int
-    grid_size: int
-    mirror: bool
+class Parameters:
+    """Arguments of `patch_features`."""
+
+    num_filters: int = 512
+    patch_size: int = 5
+    grid_size: int = 3
+    mirror: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +126,7 @@ def patch_features(
         raise error("num_filters", "even with mirror=True", num_filters)
     least_side = patch_size + grid_size - 1
     images = cached_features.checked_images(images, least_side, "patch_size + grid_size - 1")
-    parameters = _Parameters(int(num_filters), int(patch_size), int(grid_size), bool(mirror))
+    parameters = Parameters(int(num_filters), int(patch_size), int(grid_size), bool(mirror))
     path = None
     if cache_dir is not None:
         description = {"format": _FORMAT_VERSION, **dataclasses.asdict(parameters)}
@@ -169,7 +171,7 @@ def dead_leaves(size: int, height: int, width: int, channels: int, seed: int) ->
     return images
 
 
-def _constants(height: int, width: int, channels: int, parameters: _Parameters) -> _Constants:
+def _constants(height: int, width: int, channels: int, parameters: Parameters) -> _Constants:
     """Returns filters, and what whitens their responses."""
     leaves = dead_leaves(_LEAVES, height, width, channels, _SEED)
     filters = _filters(leaves, parameters)
@@ -190,7 +192,7 @@ def _constants(height: int, width: int, channels: int, parameters: _Parameters) 
     return _Constants(filters, mean.astype(np.float32), whitening.astype(np.float32))
 
 
-def _filters(leaves: np.ndarray, parameters: _Parameters) -> np.ndarray:
+def _filters(leaves: np.ndarray, parameters: Parameters) -> np.ndarray:
     """Returns random patches of random images, as filters of contrast-normalized patches."""
     size, channels = parameters.patch_size, leaves.shape[3]
     random = np.random.RandomState(_SEED + 1)
@@ -256,27 +258,35 @@ def _with_mirror_image(cells: Any) -> Any:
     return (cells[:, :, :columns] + other[:, :, :columns]) / 2
 
 
+def transform(
+    height: int, width: int, channels: int, parameters: Parameters
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a differentiable function of images `[n, height, width, channels]`: features."""
+    constants = _constants(height, width, channels, parameters)
+
+    @tf.function
+    def features(images: tf.Tensor) -> tf.Tensor:
+        cells = _responses(images, constants.filters, parameters.grid_size)
+        if parameters.mirror:
+            cells = _with_mirror_image(cells)
+        return tf.matmul(cells - constants.mean, constants.whitening)
+
+    return features
+
+
 def _batches_of_features(
-    images: np.ndarray, parameters: _Parameters, done: int
+    images: np.ndarray, parameters: Parameters, done: int
 ) -> Iterator[np.ndarray]:
     """Returns the features of successive batches of images `[N, height, width, channels]`."""
     if done == len(images):
         return
     _, height, width, channels = images.shape
-    constants = _constants(height, width, channels, parameters)
-
-    @tf.function
-    def transform(batch: tf.Tensor) -> tf.Tensor:
-        cells = _responses(batch, constants.filters, parameters.grid_size)
-        if parameters.mirror:
-            cells = _with_mirror_image(cells)
-        return tf.matmul(cells - constants.mean, constants.whitening)
-
+    features = transform(height, width, channels, parameters)
     with cached_features.progress_bar("patches", len(images), done) as advance:
         for start in range(done, len(images), _BATCH_SIZE):
             batch = images[start : start + _BATCH_SIZE]
             # All batches have one size: the order of sums must not depend on the other examples.
             missing = _BATCH_SIZE - len(batch)
             whole = np.pad(batch, [(0, missing), (0, 0), (0, 0), (0, 0)])
-            yield transform(tf.constant(whole)).numpy()[: len(batch)]
+            yield features(tf.constant(whole)).numpy()[: len(batch)]
             advance(len(batch))
