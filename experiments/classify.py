@@ -198,7 +198,8 @@ def _define_what(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("keras", None, f"{text} Default: 2.", flag_values=values)
     _validate(values, "keras", lambda value: value in VERSIONS, "2 or 3")
     text = "What the network sees: the images, or their scattering transform; its mean over an "
-    text += "image and its mirror image; channels standardized or whitened by statistics of noise."
+    text += "image and its mirror image; channels standardized or whitened by statistics of noise; "
+    text += "or responses to patches of random images."
     flags.DEFINE_enum("features", "none", datasets.FEATURES, text, flag_values=values)
     text = f"Network on features. Default there: {networks.HEADS[0]}."
     flags.DEFINE_enum("head", None, networks.HEADS, text, flag_values=values)

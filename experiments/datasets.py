@@ -30,6 +30,8 @@ FEATURES = (
     "scattering+mirror+standard",
     "scattering+white",
     "scattering+mirror+white",
+    "patches",
+    "patches+mirror",
 )
 
 VOCABULARY_SIZE = 20_000
@@ -38,6 +40,8 @@ REVIEW_TOKENS = 80
 _TEST_FRACTION = 0.2  # of digits, which comes without a test set
 _SPLIT_SEED = 2020  # a constant: all runs and all methods see the same split
 _ANGLES = 8  # Of the scattering transform.
+_FILTERS, _GRID = 512, 4  # Of `tfdp.data.patch_features`; of CIFAR-10:
+_CIFAR_10_FILTERS, _CIFAR_10_GRID = 1024, 3
 _NOISE_IMAGES = 500
 _RIDGE = 0.1
 _CHUNK = 1000  # Images whose features are averaged at a time.
@@ -117,7 +121,8 @@ def load(
       features: "none", or "scattering" for the scattering transform of images, normalised example
         by example (`tfdp.data.scattering_features`): no function of the other examples;
         then "mirror" averages over an image and its mirror image (`mirrored`), and "standard"
-        or "white" standardizes or whitens channels by constants (`normalization`).
+        or "white" standardizes or whitens channels by constants (`normalization`). "patches" for
+        `tfdp.data.patch_features`, which do both by themselves.
       features_dir: Folder in which features are kept for the next run; None: they are not.
 
     Returns:
@@ -132,11 +137,14 @@ def load(
         train, test = _imdb_reviews(data_dir, download)
     else:
         train, test = _images(name, data_dir, download)
-    if features != "none":
+    if features.startswith("patches"):
+        options = {**patch_options(name, features), "cache_dir": features_dir}
+        train, test = ((tfdp.data.patch_features(x, **options), y) for x, y in (train, test))
+    elif features != "none":
         train, test = (
             (tfdp.data.scattering_features(x, cache_dir=features_dir), y) for x, y in (train, test)
         )
-    if "+mirror" in features:
+    if features.startswith("scattering+mirror"):
         train, test = ((mirrored(x), y) for x, y in (train, test))
     if features.endswith(("+standard", "+white")):
         constants = normalization(name, features.endswith("+white"))
@@ -165,8 +173,22 @@ def features_shape(name: str, features: str) -> tuple[int, int, int]:
     height, width, channels = IMAGES[name]
     if features == "none":
         return height, width, channels
+    if features.startswith("patches"):
+        options = patch_options(name, features)
+        grid = options["grid_size"]
+        return grid, -(-grid // 2) if options["mirror"] else grid, options["num_filters"]
     width //= 4
     return height // 4, -(-width // 2) if "+mirror" in features else width, 81 * channels
+
+
+def patch_options(name: str, features: str) -> dict[str, Any]:
+    """Returns arguments of `tfdp.data.patch_features`."""
+    large = name == "cifar10"
+    return {
+        "num_filters": _CIFAR_10_FILTERS if large else _FILTERS,
+        "grid_size": _CIFAR_10_GRID if large else _GRID,
+        "mirror": features.endswith("+mirror"),
+    }
 
 
 def normalization(name: str, whiten: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -166,7 +166,7 @@ def imdb(activation: Activation, keras: Any = tf.keras) -> Any:
 def head_on_features(
     shape: tuple[int, ...], head: str, activation: Activation, keras: Any = tf.keras
 ) -> Any:
-    """Logits `[batch, 10]` of the scattering features of images.
+    """Logits `[batch, 10]` of the features of images.
 
     Args:
       shape: Shape of an image's features, `(height, width, channels)`.
@@ -193,7 +193,7 @@ def head_on_features(
             layers.Flatten(),
             layers.Dense(10),
         ],
-        name=f"scattering_{head}",
+        name=f"features_{head}",
     )
 
 

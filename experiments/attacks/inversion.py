@@ -21,9 +21,11 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 
+from experiments import datasets
 from experiments.attacks import attackers
 from experiments.datasets import Data
 from tfdp import auditing
+from tfdp.data import patches
 
 STARTS = 5  # Reconstructions of each class.
 _COMPONENTS = 50
@@ -179,6 +181,12 @@ def differentiable_scattering(shape: tuple[int, int, int]) -> Callable[[Any], An
         return tf.transpose(rows, [0, 2, 3, 1])
 
     return features
+
+
+def differentiable_patches(name: str, features: str) -> Callable[[Any], Any]:
+    """Returns the features `features` of the images of a data set, with a gradient."""
+    options = datasets.patch_options(name, features)
+    return patches.transform(*datasets.IMAGES[name], patches.Parameters(**options))
 
 
 def packed(images: np.ndarray) -> dict[str, Any]:

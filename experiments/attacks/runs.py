@@ -158,6 +158,8 @@ def _inverted(job: Job, model: Any, places: jobs.Places) -> tuple[dict[str, floa
     features = None
     if settings.features == "scattering":
         features = inversion.differentiable_scattering(shape)
+    elif settings.features.startswith("patches"):
+        features = inversion.differentiable_patches(settings.dataset, settings.features)
     labels = np.repeat(np.arange(classes), inversion.STARTS)
     found = inversion.reconstruct(model, labels, prior, seed, features)
     measured = inversion.measure(found, labels, target, judge, prior)

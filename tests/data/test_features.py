@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.data import cached_features
 from tfdp.data import features as module
 
 RNG = np.random.default_rng(0)
@@ -393,20 +394,20 @@ def test_killed_computation_is_resumed(torn, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("pairs")
 def test_a_torn_batch_that_is_kept_is_caught(tmp_path, monkeypatch):
     """Mutant: what was written is kept whole, batches that are not complete included."""
-    monkeypatch.setattr(module, "_whole_batches", lambda size, batch: -(-size // batch))
+    monkeypatch.setattr(cached_features, "_whole_batches", lambda size, batch: -(-size // batch))
     with pytest.raises(AssertionError):
         test_killed_computation_is_resumed(17, tmp_path, monkeypatch)
 
 
 def test_two_computations_at_once(tmp_path, monkeypatch):
     # Both have found nothing in the cache when either of them writes.
-    original, barrier, results = module._locked, threading.Barrier(2, timeout=300), []
+    original, barrier, results = cached_features._locked, threading.Barrier(2, timeout=300), []
 
     def together(*args):
         barrier.wait()
         return original(*args)
 
-    monkeypatch.setattr(module, "_locked", together)
+    monkeypatch.setattr(cached_features, "_locked", together)
     work = lambda: results.append(scattering(cache_dir=tmp_path))  # noqa: E731
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

@@ -136,9 +136,24 @@ def test_shapes_of_features_are_declared(name):
     image = np.zeros([1, *datasets.IMAGES[name]], np.float32)
     found = tfdp.data.scattering_features(image)
     for features in datasets.FEATURES[1:]:
-        same = datasets.mirrored(found) if "+mirror" in features else found
-        assert datasets.features_shape(name, features) == same.shape[1:]
+        if features.startswith("scattering"):
+            same = datasets.mirrored(found) if "+mirror" in features else found
+            assert datasets.features_shape(name, features) == same.shape[1:]
     assert datasets.features_shape(name, "none") == image.shape[1:]
+
+
+@pytest.mark.parametrize("name", ["patches", "patches+mirror"])
+def test_patches(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(tfdp.data.patches, "_LEAVES", 20)
+    monkeypatch.setattr(datasets, "_FILTERS", 6)
+    data = held_out(features=name, features_dir=str(tmp_path))
+    mirror = name == "patches+mirror"
+    assert data.eval_x.shape[1:] == datasets.features_shape("digits", name)
+    assert data.eval_x.shape[1:] == (4, 2 if mirror else 4, 6)
+    pixels = held_out().eval_x[:3]
+    expected = tfdp.data.patch_features(pixels, num_filters=6, grid_size=4, mirror=mirror)
+    np.testing.assert_array_equal(data.eval_x[:3], expected)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(("name", "count"), [("digits", 60), ("cifar10", 8)])

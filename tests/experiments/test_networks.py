@@ -83,7 +83,7 @@ def test_heads_take_the_features_of_every_data_set_of_images(dataset, head):
     images = np.random.default_rng(1).random([2, *datasets.IMAGES[dataset]], "float32")
     features = tfdp.data.scattering_features(images)
     model = make_network(resolve({"dataset": dataset, "features": "scattering", "head": head}))
-    assert model.name == f"scattering_{head}" and model(features).shape == (2, 10)
+    assert model.name == f"features_{head}" and model(features).shape == (2, 10)
 
 
 def test_unknown_head_is_refused():

@@ -1,31 +1,20 @@
 """Image features that depend on no data set: nothing in them is learned."""
 
-import contextlib
 import dataclasses
-import hashlib
 import importlib
-import io
-import json
-import math
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from tfdp._validation import error, positive_integer
-
-try:
-    import fcntl
-except ImportError:  # On Windows: of two processes that compute the same, one may fail.
-    fcntl = None  # type: ignore[assignment]
+from tfdp.data import cached_features
 
 _BATCH_SIZE = 64  # larger batches exceed the processor's cache and are not faster
 _EPSILON = 1e-5  # of GroupNorm, which adds it to the variance
 _FORMAT_VERSION = 1  # of cached files; a change of what is computed needs a new one
-_SECONDS_UNTIL_PROGRESS_BAR = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +105,8 @@ def scattering_features(
         positive_integer(name, value)
     if not (_is_positive_integer(max_order) and max_order <= 2):
         raise error("max_order", "1 or 2", max_order)
-    images = _checked_images(images, least_side=2**num_scales)
-    size, height, width, channels = images.shape
+    images = cached_features.checked_images(images, 2**num_scales, "2**num_scales")
+    _, height, width, channels = images.shape
     depth = channels * _num_coefficients(num_scales, num_angles, max_order)
     if num_groups is not None and (not _is_positive_integer(num_groups) or depth % num_groups):
         raise error(
@@ -125,37 +114,33 @@ def scattering_features(
             f"None or a positive divisor of {depth}, the number of output channels",
             num_groups,
         )
-    shape = (size, height >> num_scales, width >> num_scales, depth)
+    shape = (height >> num_scales, width >> num_scales, depth)
     parameters = _Parameters(
         int(num_scales),
         int(num_angles),
         int(max_order),
         None if num_groups is None else int(num_groups),
     )
-    if cache_dir is None:
-        features = np.empty(shape, np.float32)
-        start = 0
-        for batch in _batches_of_features(images, parameters):
-            features[start : start + len(batch)] = batch
-            start += len(batch)
-        return features
-
-    path = pathlib.Path(cache_dir) / f"scattering-{_key(images, parameters)}.npy"
-    cached = _read(path, shape)
-    if cached is None:
-        _complete(path, images, parameters, shape)
-        cached = np.load(path, mmap_mode="r")
-    return cached
+    path = None
+    if cache_dir is not None:
+        path = pathlib.Path(cache_dir) / f"scattering-{_key(images, parameters)}.npy"
+    return cached_features.features_of(
+        images,
+        shape,
+        lambda done: _batches_of_features(images, parameters, done),
+        _BATCH_SIZE,
+        path,
+    )
 
 
 def _batches_of_features(
-    images: np.ndarray, parameters: _Parameters, done: int = 0
+    images: np.ndarray, parameters: _Parameters, done: int
 ) -> Iterator[np.ndarray]:
     """Returns the features of successive batches of images `[N, height, width, channels]`."""
     _, height, width, channels = images.shape
     transform = _transform(height, width, parameters)
     num_groups = parameters.num_groups
-    with _progress_bar(len(images), done) as advance:
+    with cached_features.progress_bar("scattering", len(images), done) as advance:
         for start in range(done, len(images), _BATCH_SIZE):
             batch = images[start : start + _BATCH_SIZE]
             planes = np.ascontiguousarray(np.moveaxis(batch, 3, 1)).reshape(-1, height, width)
@@ -204,97 +189,9 @@ def _key(images: np.ndarray, parameters: _Parameters) -> str:
         "kymatio": _kymatio("version").version,
         "dtype": "float32",
         "epsilon": _EPSILON,
-        "shape": images.shape,
         **dataclasses.asdict(parameters),
     }
-    fingerprint = hashlib.blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=20)
-    fingerprint.update(images.data)
-    return fingerprint.hexdigest()
-
-
-def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.ndarray | None:
-    """Returns the cached features; None if there are none, or not such as these."""
-    try:
-        # What `np.load` does for a .npy file, but for no other format.
-        cached = np.lib.format.open_memmap(path, mode="r")
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # whatever its bytes make NumPy's parser raise
-        problem = f"it cannot be read: {error}"
-    else:
-        if cached.shape == shape and cached.dtype == np.float32:
-            return cached
-        problem = f"it holds {cached.dtype} {list(cached.shape)}, not float32 {list(shape)}"
-    if warn:
-        warnings.warn(f"Features are computed again, in place of {path}: {problem}.", stacklevel=3)
-    return None
-
-
-def _complete(
-    path: pathlib.Path, images: np.ndarray, parameters: _Parameters, shape: tuple[int, ...]
-) -> None:
-    """Writes a .npy file batch by batch, and resumes where it was interrupted.
-
-    One process writes at a time; others wait for it. Only batches that are whole are kept.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with _locked(partial) as file:
-        if _read(path, shape, warn=False) is not None:  # Written by the one that was waited for.
-            partial.unlink(missing_ok=True)
-            return
-        header = io.BytesIO()
-        description = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(header, description)
-        begin, row = len(header.getvalue()), 4 * math.prod(shape[1:])
-        batches = _whole_batches(max(0, file.seek(0, os.SEEK_END) - begin), row * _BATCH_SIZE)
-        done = min(batches * _BATCH_SIZE, len(images))
-        file.seek(0)
-        file.write(header.getvalue())
-        file.truncate(begin + done * row)
-        file.seek(0, os.SEEK_END)
-        for batch in _batches_of_features(images, parameters, done):
-            file.write(np.ascontiguousarray(batch).data)
-            file.flush()
-        os.fsync(file.fileno())
-        os.replace(partial, path)
-
-
-def _whole_batches(size: int, batch: int) -> int:
-    """Returns the number of batches of a size in bytes that a file holds."""
-    return size // batch
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Opens a file that no other process has opened so, which is waited for."""
-    while True:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # Another may have renamed it while this one waited for its lock.
-            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                yield file
-                return
-
-
-@contextlib.contextmanager
-def _progress_bar(total: int, done: int) -> Iterator[Callable[[int], Any]]:
-    """Returns what advances a progress bar, where tqdm is installed and it takes long."""
-    try:
-        import tqdm
-    except ImportError:
-        yield lambda count: None
-        return
-    with tqdm.tqdm(
-        total=total,
-        initial=done,
-        desc="scattering",
-        unit=" images",
-        delay=_SECONDS_UNTIL_PROGRESS_BAR,
-        disable=None,  # where the output is not a terminal
-    ) as bar:
-        yield bar.update
+    return cached_features.key(images, description)
 
 
 def _kymatio(module: str) -> Any:
@@ -305,29 +202,6 @@ def _kymatio(module: str) -> Any:
         raise ImportError(
             "`tfdp.data.scattering_features` needs Kymatio: pip install 'tfdp[experiments]'."
         ) from error
-
-
-def _checked_images(images: Any, least_side: int) -> np.ndarray:
-    """Returns the images as a contiguous float32 array."""
-    array = np.asarray(images)
-    if array.ndim != 4 or 0 in array.shape or min(array.shape[1:3]) < least_side:
-        raise ValueError(
-            "Argument `images` must be images [N, height, width, channels], at least one, with "
-            f"height and width of at least 2**num_scales = {least_side}. Received shape: "
-            f"{list(array.shape)}."
-        )
-    if not np.issubdtype(array.dtype, np.floating):
-        raise ValueError(
-            "Argument `images` must be floating-point numbers in [0, 1]; divide pixels by 255. "
-            f"Received dtype: {array.dtype}."
-        )
-    lowest, highest = array.min(), array.max()
-    if not (lowest >= 0 and highest <= 1):  # also if they are NaN
-        raise ValueError(
-            "Argument `images` must be floating-point numbers in [0, 1]. Received values in "
-            f"[{lowest}, {highest}]."
-        )
-    return np.ascontiguousarray(array, np.float32)
 
 
 def _is_positive_integer(value: Any) -> bool:

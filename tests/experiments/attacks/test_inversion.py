@@ -6,6 +6,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import tfdp
+from experiments import datasets
 from experiments.attacks import inversion
 from experiments.datasets import Data
 
@@ -85,6 +86,21 @@ def test_features_are_those_of_the_library_and_have_a_gradient(shape):
     np.testing.assert_allclose(found, tfdp.data.scattering_features(images), atol=1e-4)
     gradient = tape.gradient(total, variable).numpy()
     assert np.isfinite(gradient).all() and np.abs(gradient[0]).max() > 1e-3
+
+
+def test_patches_are_those_of_the_library_and_have_a_gradient(monkeypatch):
+    monkeypatch.setattr(tfdp.data.patches, "_LEAVES", 20)
+    monkeypatch.setattr(datasets, "_CIFAR_10_FILTERS", 8)
+    images = np.random.default_rng(0).random([2, 32, 32, 3], np.float32)
+    features = inversion.differentiable_patches("cifar10", "patches+mirror")
+    variable = tf.Variable(images)
+    with tf.GradientTape() as tape:
+        found = features(variable)
+        total = tf.reduce_sum(found * tf.sin(found))
+    expected = tfdp.data.patch_features(images, num_filters=8, mirror=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    gradient = tape.gradient(total, variable).numpy()
+    assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-5
 
 
 def test_packed_images_are_the_same_to_a_byte():

@@ -119,7 +119,7 @@ def test_rows_of_a_table_are_tuned_alike(committed):
                 row = committed._searched_as.get(row, row)
                 if row in committed.rows:
                     trials = committed.ranking(dataset, row, epsilon, [])
-                    features = committed.rows[row].get("features")
+                    features = trials[0][1].get("features")
                     effort.setdefault(features, {})[row] = len(trials)
             for same in effort.values():
                 assert len(set(same.values())) == 1, (table.name, dataset, epsilon, same)
