@@ -127,6 +127,20 @@ def test_random_images():
     np.testing.assert_allclose(leaves[0, 3, 5], LEAF, atol=1e-5)
 
 
+def test_large_images_are_done_one_by_one(monkeypatch):
+    """Filter responses of 32 images of 224 x 224 pixels would be 3 GB."""
+    images = RNG.random([3, 30, 30, 1], "float32")
+    expected = features_of(images)
+    monkeypatch.setattr(module, "_BATCH_FLOATS", 2 * 30 * 30 * 6)
+    assert module._batch_size(images, module.Parameters(6)) == 2
+    np.testing.assert_allclose(features_of(images), expected, atol=1e-6)
+    monkeypatch.setattr(module, "_BATCH_FLOATS", 1)
+    assert module._batch_size(images, module.Parameters(6)) == 1
+    large = np.zeros([9, 224, 224, 3], np.uint8)
+    monkeypatch.undo()
+    assert module._batch_size(large, module.Parameters(512)) == 1
+
+
 # Privacy.
 
 
