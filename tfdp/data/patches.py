@@ -185,11 +185,11 @@ def _constants(height: int, width: int, channels: int, parameters: Parameters) -
     fewer = max(_FEWEST_LEAVES, _LEAVES * 64**2 // (height * width))
     leaves = dead_leaves(min(_LEAVES, fewer), height, width, channels, _SEED)
     filters = _filters(leaves, parameters)
-    responses = tf.function(_responses)
+    responses, step = tf.function(_responses), _batch_size(leaves, parameters)
     found = np.concatenate(
         [
-            responses(leaves[i : i + _BATCH_SIZE], filters, parameters.grid_size).numpy()
-            for i in range(0, len(leaves), _BATCH_SIZE)
+            responses(leaves[i : i + step], filters, parameters.grid_size).numpy()
+            for i in range(0, len(leaves), step)
         ]
     )
     if parameters.mirror:
