@@ -65,13 +65,13 @@ def key(images: np.ndarray, description: dict[str, Any]) -> str:
     return fingerprint.hexdigest()
 
 
-def checked_images(images: Any, least_side: int, why: str) -> np.ndarray:
+def checked_images(images: Any, least_side: int, side_name: str) -> np.ndarray:
     """Returns the images as a contiguous float32 array.
 
     Args:
       images: What the user gave.
       least_side: Smallest height and width.
-      why: What it is, for the error.
+      side_name: The formula of it, for the error.
 
     Raises:
       ValueError: They are not floating-point images in [0, 1] of this size.
@@ -80,7 +80,7 @@ def checked_images(images: Any, least_side: int, why: str) -> np.ndarray:
     if array.ndim != 4 or 0 in array.shape or min(array.shape[1:3]) < least_side:
         raise ValueError(
             "Argument `images` must be images [N, height, width, channels], at least one, with "
-            f"height and width of at least {why} = {least_side}. Received shape: "
+            f"height and width of at least {side_name} = {least_side}. Received shape: "
             f"{list(array.shape)}."
         )
     if not np.issubdtype(array.dtype, np.floating):

@@ -38,7 +38,7 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True)
 class _Constants:
-    """What is computed from the random images alone.
+    """Constants that come from the random images alone.
 
     Attributes:
       filters: Filters `[patch_size, patch_size, channels, num_filters]`. Each has a sum of zero.
