@@ -6,18 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[1]
 
 # TensorFlow is imported, and has not begun to compute: it would not survive a fork.
 _PARENT = """
-import importlib, json, os, sys, traceback
+import json, os, sys, traceback
 
-program, imports, runs, together = json.loads(sys.argv[1])
-for name in imports:
-    importlib.import_module(name)
+prelude, program, runs, together = json.loads(sys.argv[1])
+exec(prelude, {})
 
 def run(arguments, environment, output, errors):
     for number, path in ((1, output), (2, errors)):
@@ -64,8 +63,9 @@ class Ended:
 def run_each(
     program: str,
     arguments: Sequence[Sequence[object]],
-    imports: Sequence[str] = ("tfdp",),
+    prelude: str = "import tfdp",
     environments: Sequence[dict[str, str]] | None = None,
+    without: Collection[str] = (),
     together: bool = False,
 ) -> list[Ended]:
     """Runs a program once for each list of arguments, its `sys.argv[1:]`.
@@ -73,8 +73,9 @@ def run_each(
     Args:
       program: Its source.
       arguments: Arguments of each process.
-      imports: Modules that are imported once, before the processes begin.
+      prelude: What is run once, before the processes begin.
       environments: Further variables of the environment of each process.
+      without: Variables of the environment that none of them has.
       together: Whether all run at the same time, and not one after the other.
     """
     environments = environments or [{}] * len(arguments)
@@ -85,10 +86,11 @@ def run_each(
             for given, environment, place in zip(arguments, environments, places, strict=True)
         ]
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        inherited = {k: v for k, v in os.environ.items() if k not in without}
         parent = subprocess.run(
-            [sys.executable, "-c", _PARENT, json.dumps([program, imports, runs, together])],
+            [sys.executable, "-c", _PARENT, json.dumps([prelude, program, runs, together])],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**inherited, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             capture_output=True,
             text=True,
             timeout=600,
