@@ -21,13 +21,23 @@ def start(commands: Sequence[Sequence[str]], options: Sequence[dict[str, Any]]) 
     Returns:
       The processes.
     """
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(commands))]
-    workers = []
-    for index, (command, others) in enumerate(zip(commands, options, strict=True)):
-        task = {"type": "worker", "index": index}
-        cluster = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        workers.append(subprocess.Popen(command, env={**os.environ, CLUSTER: cluster}, **others))
-    return workers
+    places = clusters(len(commands))
+    return [
+        subprocess.Popen(command, env={**os.environ, CLUSTER: place}, **others)
+        for command, others, place in zip(commands, options, places, strict=True)
+    ]
+
+
+def clusters(*sizes: int) -> list[str]:
+    """Returns what `CLUSTER` must be for each worker of new clusters of these sizes."""
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(sum(sizes))]
+    places = []
+    for size in sizes:
+        own, addresses = addresses[:size], addresses[size:]
+        for index in range(size):
+            task = {"type": "worker", "index": index}
+            places.append(json.dumps({"cluster": {"worker": own}, "task": task}))
+    return places
 
 
 def index() -> int | None:

@@ -63,7 +63,7 @@ tf.config.set_logical_device_configuration(
 # tunes may wait for a minute (`tfdp._tf.autotuning`).
 tf.data.Dataset._apply_debug_options = without_autotuning
 
-_REWRITTEN = {"benchmarks", "optimizers", "ports", "random", "test_docs.py"}
+_REWRITTEN = {"benchmarks", "ports", "random", "test_docs.py"}
 _rewritten = True
 
 _TESTS_PER_COLLECTION = 20

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import tfdp
+from tests import forks
 from tests.front_ends import HAS_KERAS_3, needs_keras_3
 from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
@@ -41,45 +42,48 @@ def test_import_with_standard_error_closed():
     assert result.stdout == "imported\n"
 
 
-# `before` and what follows `import tfdp`; then what `tf.keras` is, and what happens to both names.
-# No variable of the environment says which: `run` takes it away.
+# By what is run before `import tfdp`, what may follow; then what `tf.keras` is, and whether names
+# of Keras 2 are there. No variable of the environment says which: they are taken away.
 ORDERS = {
-    "keras 2 alone": ("", "", "tf_keras", "DPSGD"),
-    "tensorflow first": ("import tensorflow", "", "tf_keras", "DPSGD"),
-    "keras after it": ("", "import keras", "tf_keras", "both"),
-    "keras 3 front end": ("", "import tfdp.keras3", "keras.src", "keras3"),
-    "keras first": ("import keras", "", "keras.src", "keras3"),
-    "tf.keras first": ("import tensorflow as tf; tf.keras.layers", "", "keras.src", "keras3"),
-    "keras 2, then both": ("", "tfdp.DPSGD; tfdp.keras3", "tf_keras", "both"),
-    "user chose keras 2": (
-        "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import keras",
-        "",
-        "tf_keras",
-        "both",
-    ),
-    "user chose keras 3": (
-        "import os; os.environ['TF_USE_LEGACY_KERAS'] = '0'",
-        "",
-        "keras.src",
-        "keras3",
-    ),
+    "": {
+        "keras 2 alone": ("", "tf_keras", True),
+        "keras after it": ("import keras", "tf_keras", True),
+        "keras 3 front end": ("import tfdp.keras3", "keras.src", False),
+        "keras 2, then both": ("tfdp.DPSGD; tfdp.keras3", "tf_keras", True),
+        "all of tensorflow privacy": (
+            "import tensorflow_privacy as tfp\n"
+            "assert issubclass(tfdp.DPSGD, tfp.VectorizedDPKerasSGDOptimizer)",
+            "tf_keras",
+            True,
+        ),
+    },
+    "import tensorflow": {"tensorflow first": ("", "tf_keras", True)},
+    "import keras": {"keras first": ("", "keras.src", False)},
+    "import tensorflow as tf; tf.keras.layers": {"tf.keras first": ("", "keras.src", False)},
+    "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import keras": {
+        "user chose keras 2": ("", "tf_keras", True)
+    },
+    "import os; os.environ['TF_USE_LEGACY_KERAS'] = '0'": {
+        "user chose keras 3": ("", "keras.src", False)
+    },
 }
-
-
-@needs_keras_3
-@needs_keras_2
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", ORDERS)
-def test_which_keras_an_order_of_imports_chooses(name):
-    before, after, tf_keras, names = ORDERS[name]
-    program = f"""{before}
-import os
+# What tfdp itself writes when it is imported is counted.
+IMPORT = """
+import os, tempfile
 level = os.environ.pop('TF_CPP_MIN_LOG_LEVEL', '0')
-import tfdp
-os.write(2, b"imported")
+with tempfile.TemporaryFile() as file:
+    kept = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    import tfdp
+    os.dup2(kept, 2)
+    os.environ['WRITTEN'] = str(os.fstat(file.fileno()).st_size)
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = level
-{after}
+"""
+PROGRAM = """
+import os, sys, tfdp
+exec(sys.argv[1])
 import tensorflow as tf
+print(os.environ['WRITTEN'])
 print(tf.keras.layers.Dense.__module__)
 from tensorflow.keras.layers import Dense
 print(Dense is tf.keras.layers.Dense)
@@ -92,19 +96,33 @@ print(keras.optimizers.get(tfdp.keras3.DPSGD(1.0, 1.0, 1)))
 print(tfdp.keras3.priors.StandardNormal(2).distribution().sample(3).shape)
 print(tf.compat.v2.keras.layers.Dense is tf.keras.layers.Dense)
 """
-    result = run(program)
-    assert result.returncode == 0, result.stderr[-2000:]
-    if not before:  # tfdp itself writes nothing when it is imported.
-        assert result.stderr.startswith("imported")
-    module, same, keras_2, keras_3, drawn, unchanged = result.stdout.splitlines()
-    assert (module.startswith(tf_keras), same, unchanged) == (True, "True", "True"), result.stdout
-    assert drawn == "(3, 2)"  # By TensorFlow Probability.
-    assert keras_3.startswith("<tfdp.keras3.DPSGD")
-    if names == "keras3":
-        assert keras_2.startswith("ImportError") and "use `tfdp.keras3.DPSGD`" in keras_2
-        assert "TF_USE_LEGACY_KERAS=1" in keras_2
+
+
+@needs_keras_3
+@needs_keras_2
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("before", ORDERS)
+def test_which_keras_an_order_of_imports_chooses(before):
+    orders = ORDERS[before]
+    arguments = [[after] for after, *_ in orders.values()]
+    without = ["TF_USE_LEGACY_KERAS"]
+    processes = forks.run_each(PROGRAM, arguments, before + IMPORT, without=without)
+    for (name, (_, tf_keras, has_keras_2)), process in zip(orders.items(), processes, strict=True):
+        assert process.status == 0, (name, process.errors[-2000:])
+        check_which_keras(name, process.output, tf_keras, has_keras_2)
+        assert before or process.output.startswith("0\n"), name
+
+
+def check_which_keras(name, output, tf_keras, has_keras_2):
+    _, module, same, keras_2, keras_3, drawn, unchanged = output.splitlines()
+    assert module.startswith(tf_keras) and same == unchanged == "True", (name, output)
+    assert drawn == "(3, 2)", name  # By TensorFlow Probability.
+    assert keras_3.startswith("<tfdp.keras3.DPSGD"), name
+    if has_keras_2:
+        assert keras_2.startswith("<tfdp.DPSGD"), name
     else:
-        assert keras_2.startswith("<tfdp.DPSGD")
+        assert keras_2.startswith("ImportError") and "use `tfdp.keras3.DPSGD`" in keras_2, name
+        assert "TF_USE_LEGACY_KERAS=1" in keras_2, name
 
 
 @pytest.mark.slow
@@ -164,16 +182,6 @@ def test_errors_name_what_keras_3_has():
         assert offers == hasattr(tfdp.keras3, name), name
     assert "use `tfdp.keras3.PrivacyBudget`" in _compat._in_keras_3("tfdp.callbacks")
     assert tfdp.keras3.PrivacyBudget
-
-
-@needs_keras_2
-@pytest.mark.slow
-def test_all_of_tensorflow_privacy_can_be_imported_too():
-    result = run(
-        "import tfdp, tensorflow_privacy as tfp\n"
-        "print(isinstance(tfdp.DPSGD(1., 1., 1), tfp.VectorizedDPKerasSGDOptimizer))"
-    )
-    assert result.stdout.strip() == "True", result.stderr[-2000:]
 
 
 def test_accounting_imports_no_tensorflow():

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import tfdp
+from tests import forks
 from tests.front_ends import HAS_KERAS_3, needs_keras_3
 from tests.without_keras_2 import needs_keras_2
 from tfdp import _compat
@@ -127,21 +128,21 @@ OF_KERAS_2 = [
 ]
 
 
-def run_without_tensorflow_privacy(program):
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TENSORFLOW_PRIVACY + program],
-        env={k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout.splitlines()
+def run_without_tensorflow_privacy(*programs):
+    arguments, without = [[program] for program in programs], ["TF_USE_LEGACY_KERAS"]
+    run = "import sys\nexec(sys.argv[1])"
+    found = forks.run_each(run, arguments, WITHOUT_TENSORFLOW_PRIVACY, without=without)
+    assert not any(process.status for process in found), [p.errors[-3000:] for p in found]
+    return [process.output.splitlines() for process in found]
 
 
-def test_without_tensorflow_privacy_names_of_keras_2_say_what_to_do():
-    lines = run_without_tensorflow_privacy(f"""
+def test_without_tensorflow_privacy_names_and_modules_of_keras_2_say_what_to_do(tmp_path):
+    lines = run_without_tensorflow_privacy(NAMES, made_modules(tmp_path))
+    check_names(lines[0])
+    check_modules(lines[1])
+
+
+NAMES = f"""
 import operator, os, pydoc
 import tfdp.optimizers
 for name in {OF_KERAS_2}:
@@ -156,7 +157,10 @@ except ImportError as error:
 print(tfdp.auditing.epsilon_lower_bound, tfdp.auditing.BlackBoxAudit)
 print(os.environ.get("TF_USE_LEGACY_KERAS"))
 print("privacy_statement" in pydoc.render_doc(tfdp), {{"keras3", "DPSGD"}} & {{*dir(tfdp)}})
-""")
+"""
+
+
+def check_names(lines):
     *errors, imported, others, chosen, listed = lines
     assert len(errors) == len(OF_KERAS_2)
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
@@ -175,14 +179,14 @@ print("privacy_statement" in pydoc.render_doc(tfdp), {{"keras3", "DPSGD"}} & {{*
     assert listed == ("True {'keras3'}" if HAS_KERAS_3 else "True set()")
 
 
-def test_without_tensorflow_privacy_modules_of_keras_2_say_what_to_do(tmp_path):
+def made_modules(tmp_path):
     """Also modules that are not public: each raises the error, or needs no Keras 2."""
     (tmp_path / "imports_it.py").write_text("import tensorflow_privacy")  # Mutants.
     (tmp_path / "takes_tf_keras.py").write_text(
         "import tensorflow as tf\nclass Mutant(tf.keras.Model): pass"
     )
-    lines = run_without_tensorflow_privacy(f"""
-import importlib, pkgutil
+    return f"""
+import importlib, pkgutil, tfdp
 tfdp.__path__.append({str(tmp_path)!r})
 for name in [module.name for module in pkgutil.walk_packages(tfdp.__path__, "tfdp.")]:
     if name.startswith("tfdp.keras3"):
@@ -196,7 +200,10 @@ for name in [module.name for module in pkgutil.walk_packages(tfdp.__path__, "tfd
         if isinstance(value, type) and value.__module__ == name:
             if any(base.__module__.partition(".")[0] == "keras" for base in value.__mro__):
                 print("class of Keras 3", name)
-""")
+"""
+
+
+def check_modules(lines):
     raised = {line.partition(" ")[2] for line in lines if line.startswith("error ")}
     others = [line for line in lines if not line.startswith("error ")]
     assert others == ["another error tfdp.imports_it", "class of Keras 3 tfdp.takes_tf_keras"]
@@ -206,10 +213,11 @@ for name in [module.name for module in pkgutil.walk_packages(tfdp.__path__, "tfd
 @pytest.mark.slow
 @needs_keras_3
 def test_without_tensorflow_privacy_keras_3_trains():
-    lines = run_without_tensorflow_privacy("""
+    (lines,) = run_without_tensorflow_privacy("""
 import keras
 import numpy as np
 import tensorflow as tf
+import tfdp
 x = np.random.default_rng(0).normal(size=(300, 8)).astype("float32")
 y = (x[:, 0] > 0).astype("int32")
 audit = tfdp.auditing.BlackBoxAudit((x[:200], y[:200]), (x[200:], 1 - y[200:]), seed=0)

@@ -1,9 +1,10 @@
+import dataclasses
+
 import matplotlib.image
 import pytest
 
-from benchmarks import scaling
+from benchmarks import scaling, worker
 from benchmarks.settings import StepSettings
-from benchmarks.turns import Rounds, plan
 
 
 def test_points_are_those_asked_for():
@@ -45,10 +46,13 @@ def test_tables_and_picture_show_every_point(tmp_path):
 
 @pytest.mark.slow
 def test_logical_step_in_chunks_is_measured():
-    settings = StepSettings(16, dataset_size=64, chunk_size=16)
-    measurements = plan(["tfdp_one_pass"], "mlp_4", settings)
-    Rounds(1, turn_seconds=0.01).measure(measurements)
-    assert measurements[0].reason is None and measurements[0].median > 0
+    """What the process of a contestant does."""
+    settings = dataclasses.asdict(StepSettings(16, dataset_size=64, chunk_size=16))
+    arguments = {"contestant": "tfdp_one_pass", "problem": "mlp_4", "settings": settings}
+    answers = []
+    worker.serve(arguments, ['{"steps": 1}', '{"warm_up": 1, "steps": 2}'], answers.append)
+    assert "tensorflow" in answers[0]["versions"]
+    assert all(answer["seconds"] > 0 for answer in answers[1:]) and len(answers) == 3
 
 
 @pytest.mark.parametrize("arguments", [["--what", "depth"], ["--contestants", "keras"]])

@@ -30,14 +30,16 @@ def rows(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("keras", "package"), [("2", "tf-keras 2."), ("3", "keras 3.")])
-def test_fit_beside_plain_fit(keras, package, capsys):
-    arguments = ("--batch", "8", "16", "--repeats", "2", "--turn_seconds", "0.01")
+@pytest.mark.parametrize(
+    ("keras", "package", "sizes"), [("2", "tf-keras 2.", ["8", "16"]), ("3", "keras 3.", ["8"])]
+)
+def test_fit_beside_plain_fit(keras, package, sizes, capsys):
+    arguments = ("--batch", *sizes, "--repeats", "2", "--turn_seconds", "0.01")
     step.main(["--user", "--keras", keras, "--dataset_size", "200", *arguments])
     text = capsys.readouterr().out
     assert f" {package}" in text
     found = rows(text)
-    assert [row["B"] for row in found] == ["8", "16"]
+    assert [row["B"] for row in found] == sizes
     for row in found:
         numbers = [float(n) for cell in row.values() for n in re.findall(r"\d+\.\d*", cell)]
         assert len(numbers) == 11 and all(number > 0 for number in numbers), row
@@ -104,33 +106,39 @@ def test_table_of_a_run_has_a_row_for_everyone_and_reasons_for_the_missing(capsy
     step.main(
         [
             *("--batch", "8", "--repeats", "2", "--turn_seconds", "0.01", "--slow_batch", "4"),
-            *("--contestants", ",".join([*KERAS, "tf_privacy", "jax_privacy"])),
+            *("--contestants", ",".join([*KERAS, "tfdp_dpsur", "tf_privacy", "jax_privacy"])),
+            *("--dataset_size", "100"),
             *("--peer_python", _python_without_anything(tmp_path)),
             *("--output", str(tmp_path / "results.json"), "--plot", str(tmp_path / "plot.png")),
         ]
     )
     text = capsys.readouterr().out
-    found = rows(text.split("\n\n")[1])
+    assert "in Poisson batches out of 100" in text
+    _, table, ratios, *_ = text.split("\n\n")
+    found = rows(table)
     assert [row["step"] for row in found] == [
         "plain Keras SGD",
         "tfdp.DPSGD, one-pass",
+        "tfdp.DPSURSGD, an attempt",
         "TF-Privacy DPKerasSGD",
         "JAX-Privacy",
     ]
-    for row in found[:2]:
+    (ratio,) = rows(ratios)
+    assert float(ratio["DPSUR attempt / DP-SGD step"]) > 0
+    for row in found[:3]:
         cells = " ".join(cell for key, cell in row.items() if key != "step")
         numbers = [float(number) for number in re.findall(r"\d+\.?\d*", cells)]
         assert len(numbers) == 10 and all(number > 0 for number in numbers), row
     assert found[0]["× plain Keras"] == found[0]["× own plain step"] == "1.00"
-    assert found[2]["median ms"] == "not run: slow; --slow_batch 8 runs it"
-    assert found[3]["median ms"].startswith("not installed: No module named ")
-    assert all(found[3][key] == "–" for key in ("first step s", "peak MiB", "× plain Keras"))
+    assert found[3]["median ms"] == "not run: slow; --slow_batch 8 runs it"
+    assert found[4]["median ms"].startswith("not installed: No module named ")
+    assert all(found[4][key] == "–" for key in ("first step s", "peak MiB", "× plain Keras"))
     assert "26,010 parameters" in text and "tensorflow 2." in text and " cores" in text
 
     results = json.loads((tmp_path / "results.json").read_text())
     assert [m["contestant"] for m in results["measurements"]][:2] == list(KERAS)
-    assert all(m["seconds"] == [] for m in results["measurements"][2:])
-    for m in results["measurements"][:2]:
+    assert all(m["seconds"] == [] for m in results["measurements"][3:])
+    for m in results["measurements"][:3]:
         assert len(m["seconds"]) == len(m["cpu"]) == 2 and m["reason"] is None
         assert all(0 < seconds < 5 for seconds in m["seconds"] + m["cpu"])
         assert math.isfinite(m["first"]) and 0 <= m["growth"] < m["peak"]
@@ -184,20 +192,15 @@ def test_every_contestant_has_a_plain_step_of_its_framework(name):
 
 
 @pytest.mark.slow
-def test_an_attempt_beside_a_step_on_poisson_batches(capsys):
-    names = "tfdp_one_pass,tfdp_dpsur"
-    quick = ["--batch", "8", "--repeats", "2", "--turn_seconds", "0.01", "--contestants", names]
-    step.main([*quick, "--dataset_size", "100"])
-    text = capsys.readouterr().out
-    assert "in Poisson batches out of 100" in text
-    (ratios,) = rows(text.split("\n\n")[2])
-    assert float(ratios["DPSUR attempt / DP-SGD step"]) > 0
+def test_steps_on_batches_that_are_not_drawn():
+    steps = KerasSteps("tfdp_one_pass", problem("mlp_7"), StepSettings(4))
+    steps.run(2)
+    assert int(steps._model.optimizer.iterations) == 2
 
 
-@pytest.mark.slow
-def test_attempts_need_data_to_draw_from(capsys):
-    step.main(["--batch", "8", "--repeats", "1", "--contestants", "tfdp_dpsur"])
-    assert "needs --dataset_size" in capsys.readouterr().out
+def test_attempts_need_data_to_draw_from():
+    with pytest.raises(Unsupported, match="needs --dataset_size"):
+        KerasSteps("tfdp_dpsur", problem("mlp_7"), StepSettings(4))
 
 
 def test_ratios_are_of_medians_at_the_same_batch():

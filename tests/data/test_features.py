@@ -1,4 +1,5 @@
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -368,20 +369,26 @@ tfdp.data.scattering_features(images, cache_dir=sys.argv[1])
 """
 
 
-def killed_while_writing(folder):
-    """The images whose features a process, killed with SIGKILL, has written in part."""
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A file of features that a process, killed with SIGKILL, has written in part."""
+    folder = tmp_path_factory.mktemp("killed")
     process = subprocess.run([sys.executable, "-c", KILLED, folder], timeout=120, check=False)
     assert process.returncode == -signal.SIGKILL
-    return np.random.default_rng(5).random([9, 8, 8, 1], "float32")
+    (partial,) = folder.iterdir()
+    return partial
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pairs")
 @pytest.mark.parametrize("torn", [0, 1, 17])
-def test_killed_computation_is_resumed(torn, tmp_path, monkeypatch):
-    images = killed_while_writing(tmp_path)
-    (partial,) = tmp_path.iterdir()
-    with open(partial, "ab") as file:
+def test_killed_computation_is_resumed(torn, killed, tmp_path, monkeypatch):
+    assert_is_resumed(torn, killed, tmp_path, monkeypatch)
+
+
+def assert_is_resumed(torn, killed, tmp_path, monkeypatch):
+    images = np.random.default_rng(5).random([9, 8, 8, 1], "float32")  # Those of the process.
+    with open(shutil.copy(killed, tmp_path), "ab") as file:
         file.write(bytes(torn))  # Of a write that was not complete.
     original, calls = module._normalize, []
     monkeypatch.setattr(module, "_normalize", lambda *args: calls.append(1) or original(*args))
@@ -392,11 +399,11 @@ def test_killed_computation_is_resumed(torn, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pairs")
-def test_a_torn_batch_that_is_kept_is_caught(tmp_path, monkeypatch):
+def test_a_torn_batch_that_is_kept_is_caught(killed, tmp_path, monkeypatch):
     """Mutant: what was written is kept whole, batches that are not complete included."""
     monkeypatch.setattr(cached_features, "_whole_batches", lambda size, batch: -(-size // batch))
     with pytest.raises(AssertionError):
-        test_killed_computation_is_resumed(17, tmp_path, monkeypatch)
+        assert_is_resumed(17, killed, tmp_path, monkeypatch)
 
 
 def test_two_computations_at_once(tmp_path, monkeypatch):

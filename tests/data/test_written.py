@@ -1,15 +1,16 @@
 """Folders of examples that are written once."""
 
+import functools
 import json
+import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdp
+from tests import forks
 from tfdp.data import written as written_module
 
 N = 90
@@ -105,15 +106,33 @@ tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((x, y)), folder)
 """
 
 
-def killed(folder, where, at):
-    """Leaves in a folder what a process writes that is killed with SIGKILL."""
-    command = [sys.executable, "-c", KILLED, folder, where, str(at)]
-    process = subprocess.run(command, timeout=120, check=False, capture_output=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr
+# Of four parts of two arrays each: in the first, in the second array of the third, in the last;
+# between a part's arrays and its name; in the first index, and in the last.
+KILLS = [
+    *(("array", 1), ("array", 6), ("array", 8)),
+    *(("rename", 1), ("rename", 4), ("index", 1), ("index", 2)),
+]
 
 
-def assert_is_resumed(folder, where, at):
-    killed(folder, where, at)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Copies into a folder what a process has written that was killed with SIGKILL."""
+
+    @functools.cache
+    def written_until_killed():
+        folders = [tmp_path_factory.mktemp("killed") for _ in KILLS]
+        arguments = [(folder, *kill) for folder, kill in zip(folders, KILLS, strict=True)]
+        for process in forks.run_each(KILLED, arguments):
+            assert process.status == -signal.SIGKILL, process.errors
+        return dict(zip(KILLS, folders, strict=True))
+
+    def copy(folder, *kill):
+        shutil.copytree(written_until_killed()[kill], folder, dirs_exist_ok=True)
+
+    return copy
+
+
+def assert_is_resumed(folder):
     with pytest.raises(ValueError, match="Call `write_examples` again"):
         tfdp.data.read_examples(folder)
     examples = written(folder)
@@ -125,21 +144,14 @@ def assert_is_resumed(folder, where, at):
 
 
 @pytest.mark.slow
-# Of four parts of two arrays each: in the first, in the second array of the third, in the last;
-# between a part's arrays and its name; in the first index, and in the last.
-@pytest.mark.parametrize(
-    ("where", "at"),
-    [
-        *(("array", 1), ("array", 6), ("array", 8)),
-        *(("rename", 1), ("rename", 4), ("index", 1), ("index", 2)),
-    ],
-)
-def test_a_killed_process_is_resumed(where, at, tmp_path):
-    assert_is_resumed(tmp_path, where, at)
+@pytest.mark.parametrize(("where", "at"), KILLS)
+def test_a_killed_process_is_resumed(where, at, killed, tmp_path):
+    killed(tmp_path, where, at)
+    assert_is_resumed(tmp_path)
 
 
 @pytest.mark.slow
-def test_parts_that_are_written_in_place_are_caught(tmp_path, monkeypatch):
+def test_parts_that_are_written_in_place_are_caught(killed, tmp_path, monkeypatch):
     """Mutant: a part that was not complete is taken for a complete one."""
     original = written_module._part_folders
 
@@ -149,9 +161,10 @@ def test_parts_that_are_written_in_place_are_caught(tmp_path, monkeypatch):
                 part.rename(part.with_suffix(""))
         return original(place)
 
+    killed(tmp_path, "array", 6)
     monkeypatch.setattr(written_module, "_part_folders", with_unfinished)
     with pytest.raises((AssertionError, ValueError)):
-        assert_is_resumed(tmp_path, "array", 6)
+        assert_is_resumed(tmp_path)
 
 
 def test_nested_examples_and_strings(tmp_path):

@@ -7,7 +7,8 @@ import tensorflow as tf
 import tfdp
 from experiments import classify, datasets
 from experiments.settings import RefusedError, resolve
-from tests.experiments.classify_support import classify_here, parse, start
+from tests import forks
+from tests.experiments.classify_support import classify_here, parse
 from tests.experiments.test_resume import FIXED, interrupt
 from tests.front_ends import keras, needs_keras_3
 
@@ -87,22 +88,25 @@ def test_keras_2_is_the_default():
 
 # The command, on a Python that TensorFlow Privacy does not support.
 WITHOUT_TENSORFLOW_PRIVACY = """
-import runpy, sys
+import sys
 sys.modules["tensorflow_privacy"] = None
+import experiments.training
+"""
+COMMAND = """
+import runpy
 runpy.run_module("experiments.classify", run_name="__main__", alter_sys=True)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", [2, 3])
-def test_without_tensorflow_privacy(version, tmp_path):
+def test_without_tensorflow_privacy(tmp_path):
     """Keras 3 needs nothing of Keras 2; Keras 2 is refused with a sentence, not a traceback."""
-    arguments = (f"--keras={version}", "--epochs=1", f"--output_dir={tmp_path}")
-    started = start(*arguments, program=("-c", WITHOUT_TENSORFLOW_PRIVACY))
-    printed, complaint = started.communicate(timeout=600)
-    assert (started.returncode == 0) == (version == 3), complaint[-2000:]
-    if version == 2:
-        assert "--keras must be 3 where Keras 2 is missing" in complaint
-        assert "Traceback" not in complaint
-    else:
-        assert "epsilon" in printed
+    arguments = [
+        (f"--keras={version}", "--epochs=1", f"--output_dir={tmp_path / version}")
+        for version in ("2", "3")
+    ]
+    refused, trained = forks.run_each(COMMAND, arguments, WITHOUT_TENSORFLOW_PRIVACY)
+    assert refused.status == 1 and "--keras must be 3 where Keras 2 is missing" in refused.errors
+    assert "Traceback" not in refused.errors
+    assert trained.status == 0, trained.errors[-2000:]
+    assert "epsilon" in trained.output

@@ -1,6 +1,6 @@
 import csv
 import io
-import signal
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from experiments import training
 from experiments.settings import RefusedError
-from tests.experiments.classify_support import classify_here, start
+from tests import forks
+from tests.experiments.classify_support import classify_here
 
 FIXED = ("--seed=5", "--insecure_fixed_noise")
 
@@ -68,40 +69,55 @@ def interrupt(monkeypatch, after_epochs, *arguments):
             classify_here(*arguments)
 
 
-KILLED = """
-import os, signal
-from absl import flags
-from experiments import classify, cli, training
+def run_and_copy_before_the_end(folder, monkeypatch, *arguments):
+    """Runs it in `whole`; `part` is what a kill would leave before the second epoch is saved."""
+    with monkeypatch.context() as patch:
+        end_epoch = training.Training.end_epoch
+
+        def copy(self, *args):
+            if len(self.rows) == 1:
+                shutil.copytree(folder / "whole", folder / "part")
+            return end_epoch(self, *args)
+
+        patch.setattr(training.Training, "end_epoch", copy)
+        classify_here(f"--output_dir={folder / 'whole'}", *arguments)
+    assert not (folder / "part" / "result.json").exists()
+
+
+# Of two folders that are its first arguments, the second gets what a kill before the third epoch
+# is saved would leave of the first.
+RUN = """
+import os, runpy, shutil, sys
+from experiments import training
+
+folder, left = sys.argv.pop(1), sys.argv.pop(1)
 end_epoch = training.Training.end_epoch
 
-def end_or_die(self, *args):
-    if len(self.rows) == 2:  # The third epoch has been trained, and is not saved.
-        os.kill(os.getpid(), signal.SIGKILL)
+def copy(self, *args):
+    if len(self.rows) == 2:
+        shutil.copytree(folder, left)
     return end_epoch(self, *args)
 
-training.Training.end_epoch = end_or_die
-classify.define_flags(flags.FLAGS)
-cli.run(classify.main)
+if not os.path.exists(left):
+    training.Training.end_epoch = copy
+sys.argv.append(f"--output_dir={folder}")
+runpy.run_module("experiments.classify", run_name="__main__", alter_sys=True)
 """
 
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_as_if_nothing_had_happened(tmp_path):
-    arguments = ("--epochs=4", "--method=dpsignsgd", *FIXED)
-    whole = start(f"--output_dir={tmp_path / 'whole'}", *arguments)
-    killed = start(f"--output_dir={tmp_path / 'killed'}", *arguments, program=("-c", KILLED))
-    _, errors = killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, errors
-    assert (tmp_path / "killed" / "checkpoint" / "checkpoint").exists()
-    assert not (tmp_path / "killed" / "result.json").exists()
-
-    resumed = start(f"--output_dir={tmp_path / 'killed'}", *arguments)
+    """To the last bit, as TensorFlow's determinism is switched on."""
+    folders = tmp_path / "whole", tmp_path / "part"
+    flags = ("--epochs=4", "--method=dpsignsgd", *FIXED)
+    arguments = [(*folders, *flags), (*folders[::-1], *flags)]
+    whole, resumed = forks.run_each(RUN, arguments, "import experiments.training")
     for process in (whole, resumed):
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors
-        assert "epsilon = 2.99" in output or "epsilon = 3.0000" in output
-    assert_same(tmp_path / "whole", tmp_path / "killed")
-    assert not (tmp_path / "killed" / "checkpoint").exists()
+        assert process.status == 0, process.errors
+        assert "epsilon = 2.99" in process.output or "epsilon = 3.0000" in process.output
+    assert "1/4" in whole.errors and "2/4" in resumed.errors and "1/4" not in resumed.errors
+    assert_same(*folders)
+    assert not (tmp_path / "part" / "checkpoint").exists()
 
 
 @pytest.mark.slow
@@ -116,10 +132,8 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(tmp_path):
 )
 def test_every_kind_of_run_resumes(tmp_path, monkeypatch, no_global_determinism, arguments):
     arguments = ("--epochs=2", *FIXED, *arguments)
-    classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
-    part = f"--output_dir={tmp_path / 'part'}"
-    interrupt(monkeypatch, 1, part, *arguments)
-    classify_here(part, *arguments)
+    run_and_copy_before_the_end(tmp_path, monkeypatch, *arguments)
+    classify_here(f"--output_dir={tmp_path / 'part'}", *arguments)
     assert_same(tmp_path / "whole", tmp_path / "part", ROUNDING)
 
 
@@ -129,16 +143,14 @@ def test_comparison_notices_a_run_that_draws_its_first_batches_again(
 ):
     """The mutant of the test above: sampling that starts anew when a run is resumed."""
     arguments = ("--epochs=2", *FIXED)
-    classify_here(f"--output_dir={tmp_path / 'whole'}", *arguments)
-    part = f"--output_dir={tmp_path / 'part'}"
-    interrupt(monkeypatch, 1, part, *arguments)
+    run_and_copy_before_the_end(tmp_path, monkeypatch, *arguments)
     batches = training.tfdp.data.poisson_batches
     monkeypatch.setattr(
         training.tfdp.data,
         "poisson_batches",
         lambda data, **options: batches(data, **{**options, "first_step": 0}),
     )
-    classify_here(part, *arguments)
+    classify_here(f"--output_dir={tmp_path / 'part'}", *arguments)
     with pytest.raises(AssertionError):
         assert_same(tmp_path / "whole", tmp_path / "part", ROUNDING)
 

@@ -196,8 +196,7 @@ def test_default_delta(size):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("chunk_size", [None, 20])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("jit_compile", "chunk_size"), [(False, None), (True, 20)])
 def test_secure_noise_gets_batches_of_one_size(jit_compile, chunk_size):
     built = model("adam", jit_compile=jit_compile)
     trained, batches, budget = make(built, secure_noise=True, chunk_size=chunk_size)

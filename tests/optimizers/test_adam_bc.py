@@ -14,6 +14,8 @@ from tests.keras3 import support as support_3
 from tests.support import compiled, small_data, small_model
 from tfdp.schedules import PiecewiseConstantNoise
 
+pytestmark = pytest.mark.rewritten_graphs
+
 X, Y = small_data(64)
 BATCHES = tf.data.Dataset.from_tensors((X, Y, np.ones(64, bool)))
 WEIGHTS = 2000

@@ -13,6 +13,8 @@ import tfdp
 from tests import support
 from tests.support import OPTIMIZERS, compiled, small_data, small_model, without_noise
 
+pytestmark = pytest.mark.rewritten_graphs
+
 layers = tf.keras.layers
 X, Y = small_data(64)
 

@@ -9,6 +9,8 @@ import tfdp
 from tests import support
 from tests.support import compiled, crossentropy
 
+pytestmark = pytest.mark.rewritten_graphs
+
 CLIP, SIGMA, BATCH = 0.7, 1.3, 20
 X, Y = support.small_data(40)
 layers = tf.keras.layers

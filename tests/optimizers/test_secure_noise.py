@@ -16,6 +16,8 @@ from tfdp._random.key_streams import KeyStream
 from tfdp.optimizers import secure_noise
 from tfdp.optimizers.secure_noise import add_secure_noise, grid_of, moved_sensitivity
 
+pytestmark = pytest.mark.rewritten_graphs
+
 X, Y = support.small_data(200)
 KEY = tf.constant([1, 2, 3, 4, 5], tf.int64)
 RULES = ["flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling"]

@@ -10,6 +10,8 @@ import tfdp
 from tests import support
 from tests.support import compiled, small_data, small_model, without_noise
 
+pytestmark = pytest.mark.rewritten_graphs
+
 X, Y = small_data(64)
 
 

@@ -149,8 +149,7 @@ def test_mutant_that_forgets_the_unit_is_caught(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", ["buckets", "full"])
-@pytest.mark.parametrize("cls", [tfdp.DPAdam, tfdp.DPSignSGD])
+@pytest.mark.parametrize(("padding", "cls"), [("buckets", tfdp.DPAdam), ("full", tfdp.DPSignSGD)])
 def test_padded_batches_and_chunks(padding, cls):
     chunked = {"chunk_size": 16} if padding == "full" else {}
     batches = batches_of(padding=padding, **chunked)

@@ -33,9 +33,12 @@ def flat(model):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
-    ("kind", "steps_per_execution"), [("functional", 1), ("sequential", 3), ("subclassed", 1)]
+    ("front", "kind", "steps_per_execution"),
+    [
+        *((FRONT_ENDS[0], kind, 1) for kind in ("functional", "subclassed")),
+        *((front, "sequential", 3) for front in FRONT_ENDS),
+    ],
 )
-@with_both
 def test_any_keras_model(front, kind, steps_per_execution):
     make, x = MODELS[kind]
     own = optimizer(front.tfdp.DPSURSGD)

@@ -73,8 +73,9 @@ def test_training_resumes_bit_for_bit(cls, form, tmp_path):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("kind", MODELS)
-@with_both
+@pytest.mark.parametrize(
+    ("front", "kind"), [*((FRONT_ENDS[0], kind) for kind in MODELS), (FRONT_ENDS[-1], "subclassed")]
+)
 def test_any_model_is_saved_whole_and_alone(front, kind, tmp_path):
     make, x = MODELS[kind]
     model = compiled(optimizer(front.tfdp.DPSURSGD), make(front))
@@ -135,9 +136,11 @@ def test_resuming_with_other_privacy_parameters_is_refused(front, name, value, t
     config, path = trained(front)
     changed = front.tfdp.DPSURSGD.from_config({**config, name: value})
     other = compiled(changed)
+    changed.build(other.trainable_variables)
     tf.train.Checkpoint(model=other, optimizer=changed).restore(path)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="privacy parameters"):
-        train(other)
+    if name == CHANGES[0][0]:  # A step compares all of them at once.
+        with pytest.raises(tf.errors.InvalidArgumentError, match="privacy parameters"):
+            train(other)
     with pytest.raises(tfdp.accounting.PrivacyParametersChangedError, match=name):
         _ = changed.ledger
 

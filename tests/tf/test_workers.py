@@ -1,13 +1,11 @@
 """Several processes take one step, and must have been given the same."""
 
-import contextlib
 import json
-import subprocess
-import sys
 
 import pytest
 
 from experiments import workers
+from tests import forks
 
 PROGRAM = """
 import json, sys
@@ -33,26 +31,28 @@ print(json.dumps([optimizer.released_steps(), float(tf.reduce_sum(model.weights[
 """
 
 
-def run(*differences):
-    """Runs one worker for each of the differences from what workers are given."""
-    commands = [[sys.executable, "-c", PROGRAM, json.dumps(given)] for given in differences]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with contextlib.ExitStack() as stack:
-        started = workers.start(commands, [pipes] * len(commands))
-        for worker in started:
-            stack.callback(worker.kill)
-        return [(*worker.communicate(timeout=300), worker.returncode) for worker in started]
+@pytest.fixture(scope="module")
+def ended():
+    """The workers of two clusters, of two each; in the second, one was given something else."""
+    given = [{}, {}, {}, {"noise_multiplier": 0.1}]
+    return forks.run_each(
+        PROGRAM,
+        [[json.dumps(changes)] for changes in given],
+        environments=[{workers.CLUSTER: cluster} for cluster in workers.clusters(2, 2)],
+        together=True,
+    )
 
 
 @pytest.mark.slow
-def test_all_workers_have_one_model_and_one_count():
-    (first, _, _), (second, _, _) = run({}, {})
-    assert first == second
-    assert json.loads(first)[0] == [6, 0]
+def test_all_workers_have_one_model_and_one_count(ended):
+    first, second = ended[:2]
+    assert first.status == second.status == 0, first.errors + second.errors
+    assert first.output == second.output
+    assert json.loads(first.output)[0] == [6, 0]
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_given_something_else_is_an_error_in_all():
-    for output, errors, status in run({}, {"noise_multiplier": 0.1}):
-        assert status and not output
-        assert "must give the optimizer the same arguments" in errors
+def test_a_worker_that_was_given_something_else_is_an_error_in_all(ended):
+    for worker in ended[2:]:
+        assert worker.status and not worker.output
+        assert "must give the optimizer the same arguments" in worker.errors

@@ -187,8 +187,7 @@ def looked_up(engine, dtype, ids, jit_compile=True, tied=False):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", [OnePassEngine, VectorizedEngine])
-@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("dtype", "tied"), [(tf.int32, False), (tf.int64, True)])
 def test_tokens_outside_the_vocabulary_contribute_nothing(make, dtype, tied):
     with_it, without = looked_up(make(1.0), dtype, [5, 6], tied=tied)
     np.testing.assert_allclose(with_it, without, atol=1e-6)
