@@ -46,7 +46,7 @@ def test_tables_and_picture_show_every_point(tmp_path):
 
 @pytest.mark.slow
 def test_logical_step_in_chunks_is_measured():
-    """What the process of a contestant does."""
+    """Measures a contestant as its own process does, in the process of the test."""
     settings = dataclasses.asdict(StepSettings(16, dataset_size=64, chunk_size=16))
     arguments = {"contestant": "tfdp_one_pass", "problem": "mlp_4", "settings": settings}
     answers = []

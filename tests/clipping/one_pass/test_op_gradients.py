@@ -64,7 +64,7 @@ OF_ANY_SIZE = {
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", OF_ANY_SIZE)
 def test_convolutions_of_any_size_equal_a_loop_over_examples(name):
-    """As in `fit` on a generator, of whose batches no size is known."""
+    """Images of unknown size, as `fit` gets them from a generator."""
     engine, (make, x) = ExpectsRows(CLIP), OF_ANY_SIZE[name]
     spec = tf.TensorSpec([None] * x.ndim)
     assert_equals_loop(engine, make, x, x_spec=spec, jit_compile=name == "sequences")
