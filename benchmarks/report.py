@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -104,7 +105,7 @@ def memory_ratios(m: Measurement | None, base: Measurement | None) -> tuple[str,
 
 def versions(measurements: Sequence[Measurement]) -> str:
     """Returns the machine, and the versions of everything that ran, as a Markdown list."""
-    lines = [f"- Machine: {cpu_model()}, {os.cpu_count()} cores, {platform.system()}"]
+    lines = [f"- Machine: {machine()}"]
     seen: dict[str, dict[str, str]] = {}
     for m in measurements:
         if m.versions:
@@ -122,6 +123,21 @@ def versions(measurements: Sequence[Measurement]) -> str:
     return "\n".join(lines)
 
 
+def machine() -> str:
+    """Returns what the processor, its cores, the system and the GPUs are."""
+    return ", ".join([cpu_model(), f"{os.cpu_count()} cores", platform.system(), *gpu_models()])
+
+
+def gpu_models() -> list[str]:
+    """Returns the names that the GPUs of NVIDIA give themselves."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # No driver, or no GPU.
+        return []
+    return found.stdout.splitlines()
+
+
 def cpu_model() -> str:
     """Returns the name that the processor gives itself."""
     try:
@@ -136,9 +152,13 @@ def cpu_model() -> str:
 
 def write_json(path: str, options: dict[str, Any], measurements: Sequence[Measurement]) -> None:
     """Writes everything that was measured."""
-    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.system()}
     content = {
-        "machine": machine,
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+            "gpus": gpu_models(),
+        },
         "options": options,
         "measurements": [{**dataclasses.asdict(m), "median": m.median} for m in measurements],
     }

@@ -14,7 +14,6 @@ size B is timed beside plain `fit` at B, sampling included, in turns within one 
 """
 
 import argparse
-import os
 import sys
 
 from benchmarks import report
@@ -131,7 +130,7 @@ def _as_users(options: argparse.Namespace) -> str:
     ran_with = ", ".join(f"{name} {version}" for name, version in versions(options.keras).items())
     return (
         f"Network `{options.model}`, {problem(options.model).parameters:,} parameters\n\n"
-        f"{user.table(results)}\n\n{ran_with}; {os.cpu_count()} processors\n- Random rows, "
+        f"{user.table(results)}\n\n{ran_with}; {report.machine()}\n- Random rows, "
         f"{size:,} examples; {options.repeats} turns of about {options.turn_seconds:g} s, each one "
         "`fit`, without its start and end; medians of ratios turn by turn, and quartiles."
     )

@@ -1,4 +1,4 @@
-"""Training steps of PyTorch and Opacus, in the loop that their users write."""
+"""Training steps of PyTorch and Opacus, in their users' loop; on a GPU if there is one."""
 
 import contextlib
 import importlib
@@ -24,7 +24,8 @@ class TorchSteps:
     def __init__(self, contestant: str, problem: Problem, settings: StepSettings):
         if contestant != "torch_sgd":
             importlib.import_module("opacus")  # whose absence is told before the work begins
-        self._network = build(problem, private=contestant != "torch_sgd")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._network = build(problem, private=contestant != "torch_sgd").to(device)
         trained = [p for p in self._network.parameters() if p.requires_grad]
         self.parameters = sum(p.numel() for p in trained)
         self._optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
@@ -37,7 +38,7 @@ class TorchSteps:
             # Not `contiguous()`, which leaves the strides of one channel as they are: Opacus 1.6
             # takes wrong patches where strides are not the usual ones.
             x = x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-        y = torch.from_numpy(y)
+        x, y = x.to(device), torch.from_numpy(y).to(device)
         self._batches = list(
             zip(x.split(settings.batch), y.split(settings.batch), strict=True),
         )
@@ -72,6 +73,8 @@ class TorchSteps:
             loss = self._loss(self._network(x), y)
             loss.backward()
             self._optimizer.step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     @staticmethod
     def versions() -> dict[str, str]:
