@@ -18,6 +18,7 @@ from benchmarks.problems import Problem
 from benchmarks.settings import StepSettings
 from benchmarks.together import Turn, timed, timed_fit
 from experiments.front_ends import front_end
+from tfdp.clipping import devices
 
 _FEW, _SHORTEST = 8, 1e-4  # Steps that tell how long one takes, and the least it can.
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"
@@ -83,8 +84,9 @@ def take_turns(
 def _trainings(problem: Problem, batch: int, dataset_size: int, jit: bool, keras: int) -> Trainings:
     x, y = problem.rows(dataset_size)
     plain = _compiled(problem, make_optimizer(PLAIN, batch, keras=keras), jit, keras)
+    few_sizes = jit or devices.has_gpu()
     batches = tfdp.data.poisson_batches(
-        (x, y), expected_batch_size=batch, padding="buckets" if jit else "none"
+        (x, y), expected_batch_size=batch, padding="buckets" if few_sizes else "none"
     )
     optimizer = make_optimizer(PRIVATE, batch, batches.sampling, keras)
     private = _compiled(problem, optimizer, jit, keras)

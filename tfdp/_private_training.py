@@ -1,5 +1,6 @@
 """Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
+from tfdp.clipping import devices
 from tfdp.data import poisson_batches
 from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers import record_ledger
@@ -93,12 +95,19 @@ def prepare(
             f"Received: {given.__name__}: use SelectiveModel and PrivacyBudget."
         )
     make, parameters = keras.choose(given, optimizer is None, learning_rate, optimizer_arguments)
-    padding = NONE
+    padding, few_sizes = NONE, BUCKETS if chunk_size is None else FULL
     if parameters.get("secure_noise"):
         padding = FULL
     elif compiled.get("jit_compile"):
-        padding = BUCKETS if chunk_size is None else FULL
-    batches = _batches(data, batch_size, chunk_size=chunk_size, padding=padding, **data_arguments)
+        padding = few_sizes
+    data_arguments |= {"expected_batch_size": batch_size, "chunk_size": chunk_size}
+    batches = None
+    if padding == NONE and devices.has_gpu() and _takes_weights(model):
+        # For a GPU, kernels are chosen, or compiled, anew for each number of rows.
+        with contextlib.suppress(ValueError):  # Not all data can be padded.
+            batches = _batches(data, padding=few_sizes, **data_arguments)
+    if batches is None:
+        batches = _batches(data, padding=padding, **data_arguments)
     size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     if not keras.is_built(model):
@@ -148,14 +157,19 @@ def default_delta(dataset_size: int) -> float:
     return float(f"{math.floor(delta / digit) * digit:.1e}")
 
 
-def _batches(data: tuple, batch_size: int | None, **kwargs: Any) -> PoissonBatches:
+def _takes_weights(model: Any) -> bool:
+    """Returns whether a model's training step is Keras's own, which takes weights of rows."""
+    return type(model).train_step.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def _batches(data: tuple, **kwargs: Any) -> PoissonBatches:
     if isinstance(data[0], PoissonBatches):
         raise ValueError(
             "Argument `data` must be the examples, from which batches are drawn here. Received "
             "Poisson batches: pass what they were made of."
         )
     try:
-        return poisson_batches(*data, expected_batch_size=batch_size, **kwargs)
+        return poisson_batches(*data, **kwargs)
     except ValueError as error:
         raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
 

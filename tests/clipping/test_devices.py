@@ -14,6 +14,8 @@ GIB = 2**30
 def machine(monkeypatch, tmp_path):
     """Makes a machine of so much memory, with groups of processes and their limits."""
 
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+
     def make(memory, groups=None, **limits):
         def sysconf(name):
             if memory is None:

@@ -248,13 +248,9 @@ def test_when_products_are_rounded(monkeypatch):
     monkeypatch.delenv("TF_SET_ONEDNN_FPMATH_MODE", raising=False)
     gpus: list[str] = []
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
-    config = tf.config.experimental
-    monkeypatch.setattr(config, "tensor_float_32_execution_enabled", lambda: True)
     assert devices.product_rounding() == 0
     gpus.append("GPU:0")
-    assert devices.product_rounding() == 2.0**-11
-    monkeypatch.setattr(config, "tensor_float_32_execution_enabled", lambda: False)
-    assert devices.product_rounding() == 0
+    assert devices.product_rounding() == 2.0**-10
     monkeypatch.setenv("TF_SET_ONEDNN_FPMATH_MODE", "BF16")
     assert devices.product_rounding() == 2.0**-8
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import types
 
 import dp_accounting
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+from keras.src.trainers.trainer import Trainer
 
 import tfdp
 from tests import support
@@ -263,6 +265,37 @@ def test_unpadded_batches_are_refused_by_xla():
     model = compiled(private(sampling=poisson().sampling, batch_size=None), jit_compile=True)
     with pytest.raises(ValueError, match='padding="buckets"'):
         model.fit(poisson(), verbose=0)
+
+
+@pytest.fixture
+def keras_sees_a_gpu(monkeypatch):
+    """Keras compiles each training step by XLA then, unless it is told not to."""
+    found = [*tf.config.list_physical_devices(), types.SimpleNamespace(device_type="GPU")]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda: found)
+    assert compiled(keras.optimizers.SGD()).jit_compile
+
+
+def test_unpadded_batches_are_not_compiled_where_keras_compiles_by_default(keras_sees_a_gpu):
+    batches = poisson()
+    model = compiled(private(sampling=batches.sampling, batch_size=None))
+    assert not model.jit_compile
+    model.fit(batches, verbose=0)
+    assert model.optimizer.released_steps() == (4, 0)
+
+
+def test_other_batches_are_compiled_as_keras_chooses(keras_sees_a_gpu):
+    padded = private(sampling=poisson(padding="buckets").sampling, batch_size=None)
+    assert compiled(padded).jit_compile and compiled(private()).jit_compile
+
+
+def test_that_keras_asks_is_needed(keras_sees_a_gpu, monkeypatch):
+    """The mutant that does not say what is not to be compiled."""
+    resolve = inspect.getclosurevars(Trainer._resolve_auto_jit_compile).nonlocals["resolve"]
+    monkeypatch.setattr(Trainer, "_resolve_auto_jit_compile", resolve)
+    batches = poisson()
+    model = compiled(private(sampling=batches.sampling, batch_size=None))
+    with pytest.raises(ValueError, match=r"compile\(jit_compile=False\)"):
+        model.fit(batches, verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from keras import ops
 import tfdp
 from tests import support
 from tests.keras3.support import crossentropy, small_model
+from tfdp.clipping import devices
 
 X, Y = support.small_data(200)
 
@@ -28,6 +29,43 @@ def test_training_costs_no_more_than_the_budget(capsys):
     again.fit(batches, epochs=2, callbacks=[budget], verbose=0)
     assert again.optimizer.ledger.steps == 16
     assert again.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+
+
+class OwnStep(keras.Sequential):
+    """Has a training step that takes no weights."""
+
+    def train_step(self, data):
+        x, y = data
+        loss = self.optimizer.scale_loss(crossentropy()(y, self(x, training=True)))
+        self.optimizer.apply([None] * 4, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_for_a_gpu_batches_have_few_sizes_and_metrics_leave_out_what_fills_them(monkeypatch):
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    model, batches, budget = make(small_model(), metrics=["accuracy"], verbose=False)
+    assert batches.sampling.padding == "buckets"
+    history = model.fit(batches, epochs=2, callbacks=[budget], verbose=0).history
+    assert "accuracy" in history and model._compile_metrics._user_metrics is None
+    assert make(small_model(), chunk_size=20, verbose=False).batches.sampling.padding == "full"
+
+
+def test_for_a_gpu_what_takes_no_weights_gets_none(monkeypatch):
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    model = OwnStep([keras.Input([4]), keras.layers.Dense(5), keras.layers.Dense(3)])
+    model, batches, budget = make(model, verbose=False)
+    assert batches.sampling.padding == "none"
+    model.fit(batches, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == 4
+    weighted = tfdp.keras3.make_private(
+        small_model(),
+        ({"x": X}["x"], Y, X[:, :2]),
+        epochs=1,
+        target_epsilon=2.0,
+        loss=crossentropy(),
+        verbose=False,
+    )
+    assert weighted.batches.sampling.padding == "none"
 
 
 @pytest.mark.slow

@@ -93,7 +93,8 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
         return self._make(dataclasses.replace(source, stored=Weighted(source.stored, map_func)))
     # Of the whole data set, so that a label without a weight is an error before training.
     try:
-        weights = tf.cast(map_func(*source.tensors())[2], tf.float32)
+        with tf.device("cpu"):  # Where labels without a weight are found: a GPU looks up zeros.
+            weights = tf.cast(map_func(*source.tensors())[2], tf.float32)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             "Argument `class_weight` must have a weight for each label. Received data with a label "

@@ -7,6 +7,7 @@ _compat.import_tensorflow_probability()
 
 from tfdp._selective.progress import TooManyAttemptsError  # noqa: E402
 from tfdp._term_wise import divergences, likelihoods, priors  # noqa: E402
+from tfdp.keras3.automatic_xla import keep_varying_batches_from_xla  # noqa: E402
 from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.distributed_fit import let_keras_fit_distributed_batches  # noqa: E402
@@ -19,6 +20,7 @@ from tfdp.keras3.private_training import make_private  # noqa: E402
 from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
 from tfdp.keras3.term_wise_vae import TermWiseVAE  # noqa: E402
 
+keep_varying_batches_from_xla()
 let_keras_fit_distributed_batches()
 
 __all__ = [

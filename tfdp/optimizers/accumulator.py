@@ -34,7 +34,7 @@ class Accumulator:
         with plain_variables():
             self._within_clip = tf.Variable(0.0, trainable=False)
             self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-            self._count = tf.Variable(0, trainable=False)
+            self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
 
@@ -72,7 +72,7 @@ class Accumulator:
     @property
     def next(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Number of the draw in the sum, and how many of its chunks; int64, in the graph built."""
-        return self._draw.read_value(), tf.cast(self._count.read_value(), tf.int64)
+        return self._draw.read_value(), self._count.read_value()
 
     def fits(self, use: Use) -> tf.Tensor:
         """Returns whether a batch may come next: it begins a draw, or is its next chunk."""
@@ -103,7 +103,7 @@ class Accumulator:
                 total = self._sums[variable.ref()]
                 written.append(total.assign(added(total, gradient)))
         written.append(self._draw.assign(use.draw))
-        count = self._count.assign(tf.where(use.fresh, tf.cast(use.chunk, tf.int32) + 1, 0))
+        count = self._count.assign(tf.where(use.fresh, use.chunk + 1, 0))
         with tf.control_dependencies(written):  # The lock is kept until then.
             return count >= self._steps
 

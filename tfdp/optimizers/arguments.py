@@ -312,7 +312,7 @@ def check_not_compiled() -> None:
         raise ValueError(
             "A step that is compiled by XLA (jit_compile=True) must get batches of few sizes, for "
             "each of which it is compiled. Received batches whose number of rows varies: use "
-            '`tfdp.data.poisson_batches(..., padding="buckets")`.'
+            '`tfdp.data.poisson_batches(..., padding="buckets")`, or `compile(jit_compile=False)`.'
         )
 
 

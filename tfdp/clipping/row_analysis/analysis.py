@@ -226,6 +226,8 @@ class RowAnalysis:
         if op.type in _FUNCTIONS and not has_own_gradient(op):
             return self._of_function(op, inputs)
         transfer = _TRANSFERS.get(op.type)
+        if transfer is None and op.type.startswith("CudnnRNN"):
+            return unproven(op, "give the layer use_cudnn=False, whose operations have rules")
         if transfer is None:
             return unproven(op, "no rule says what it does to examples")
         if has_own_gradient(op):

@@ -1,0 +1,28 @@
+"""What Keras 3 takes `jit_compile="auto"` for, with a private optimizer."""
+
+from typing import Any
+
+from keras.src.trainers.trainer import Trainer
+
+from tfdp.accounting.sampling import NONE
+from tfdp.optimizers.private_step import PrivateStep
+
+
+def keep_varying_batches_from_xla() -> None:
+    """Has Keras 3 leave steps uncompiled whose batches are of ever other sizes.
+
+    Where there is a GPU, Keras has XLA compile every training step unless `compile` says otherwise.
+    XLA compiles a step anew for each number of rows, which takes from seconds to a minute: what is
+    made for Poisson batches without padding is then not compiled. Other optimizers are not
+    concerned, nor is `jit_compile=True`, which such a step refuses.
+    """
+    resolve = getattr(Trainer, "_resolve_auto_jit_compile", None)
+    if resolve is None:  # Then such a step is refused, and the error says what to do.
+        return
+
+    def resolve_for_batches(self: Any) -> bool:
+        optimizer = getattr(self, "optimizer", None)
+        sampling = optimizer.sampling if isinstance(optimizer, PrivateStep) else None
+        return (sampling is None or sampling.padding != NONE) and resolve(self)
+
+    Trainer._resolve_auto_jit_compile = resolve_for_batches
