@@ -95,6 +95,8 @@ def prepare(
             f"Received: {given.__name__}: use SelectiveModel and PrivacyBudget."
         )
     make, parameters = keras.choose(given, optimizer is None, learning_rate, optimizer_arguments)
+    if devices.has_gpu() and not _takes_weights(model):  # It can be neither padded nor compiled.
+        compiled.pop("jit_compile", None)
     padding, few_sizes = NONE, BUCKETS if chunk_size is None else FULL
     if parameters.get("secure_noise"):
         padding = FULL

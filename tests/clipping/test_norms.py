@@ -184,7 +184,8 @@ def test_sums_of_equal_squares_are_not_too_low(size, jit_compile):
     for function in (norms.of_rows, norms.of_slices):
         run = tf.function(lambda v, f=function: f(v, size), jit_compile=jit_compile)
         squares = np.float64(run(values))
-        assert np.all((squares >= exact) & (squares <= exact * (1 + 1e-4)))
+        most = 1 + 1e-4 + 8 * devices.product_rounding()
+        assert np.all((squares >= exact) & (squares <= exact * most))
 
 
 def cancelling(fan, rng):

@@ -53,19 +53,29 @@ def test_for_a_gpu_batches_have_few_sizes_and_metrics_leave_out_what_fills_them(
 def test_for_a_gpu_what_takes_no_weights_gets_none(monkeypatch):
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     model = OwnStep([keras.Input([4]), keras.layers.Dense(5), keras.layers.Dense(3)])
+    model.compile("sgd", jit_compile=True)  # As Keras chooses there.
     model, batches, budget = make(model, verbose=False)
     assert batches.sampling.padding == "none"
-    model.fit(batches, callbacks=[budget], verbose=0)
-    assert model.optimizer.ledger.steps == 4
+    with pytest.warns(UserWarning, match="Steps are slow on a GPU"):
+        model.fit(batches, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == 4 and not model.jit_compile
     weighted = tfdp.keras3.make_private(
         small_model(),
-        ({"x": X}["x"], Y, X[:, :2]),
+        (X, Y, X[:, :2]),
         epochs=1,
         target_epsilon=2.0,
         loss=crossentropy(),
         verbose=False,
     )
     assert weighted.batches.sampling.padding == "none"
+
+
+def test_for_a_gpu_recurrent_layers_are_not_left_to_cudnn(monkeypatch):
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    lstm = keras.layers.Bidirectional(keras.layers.LSTM(2))
+    model = keras.Sequential([keras.Input([4]), keras.layers.Reshape([2, 2]), lstm])
+    make(model, loss="mse", verbose=False)
+    assert lstm.forward_layer.use_cudnn is False and lstm.backward_layer.use_cudnn is False
 
 
 @pytest.mark.slow

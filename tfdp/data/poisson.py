@@ -86,8 +86,8 @@ def poisson_batches(
         example to train on: decoding, cropping, augmentation. It consists of TensorFlow operations
         without side effects, is traced once, and runs anew for each draw. None: examples as they
         are.
-      padding: "none"; "buckets", for `jit_compile=True`: batches have one of a few sizes,
-        `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all batches
+      padding: "none"; "buckets", for `jit_compile=True` and for GPUs: batches have one of a few
+        sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all batches
         have one size, and the examples stand at random places. "full" is for models whose random
         layers cannot be given secret keys (an error says so).
       seed: Makes the sampling reproducible, for tests and experiments only: privacy amplification

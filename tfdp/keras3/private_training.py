@@ -8,6 +8,7 @@ import keras
 
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
 from tfdp.accounting.ledger import Ledgers
+from tfdp.clipping import devices
 from tfdp.data.columns import Features
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
@@ -76,8 +77,8 @@ def make_private(
         network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: See `model.compile`.
-      metrics: See `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
-        become `weighted_metrics`, which leave out the padding.)
+      metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
+        they become `weighted_metrics` then, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
       chunk_size: See `tfdp.data.poisson_batches`.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
@@ -112,6 +113,8 @@ def make_private(
       True
     """
     check_is_model(model)
+    if devices.has_gpu():
+        _let_layers_be_clipped_fast(model)
     return prepare(
         FrontEnd(_compile_arguments, _choose, lambda model: model.built, validate, PrivacyBudget),
         model,
@@ -137,6 +140,13 @@ def make_private(
         verbose=verbose,
         optimizer_arguments=optimizer_arguments,
     )
+
+
+def _let_layers_be_clipped_fast(model: keras.Model) -> None:
+    """Has recurrent layers compute by operations that the one-pass engine knows, not by cuDNN."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "use_cudnn", None) == "auto":
+            layer.use_cudnn = False
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def make_private(
         convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: See `model.compile`.
-      metrics: See `model.compile`. (Of a model that XLA compiles, whose batches are padded, they
-        become `weighted_metrics`, which leave out the padding.)
+      metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
+        they become `weighted_metrics` then, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
       chunk_size: See `tfdp.data.poisson_batches`.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.

@@ -50,8 +50,8 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         subtract it. By default noise comes from the operating system's entropy.
       secure_noise: Whether the floating-point numbers of the noisy sums must say no more than the
         ideal Gaussian mechanism (docs/noise.md): sums in float64, on a grid, with noise that is
-        rounded exactly. Needs batches with `padding="full"`. Epsilon is the same without it if
-        numbers were real.
+        rounded exactly. Needs batches with `padding="full"`, and a CPU. Epsilon is the same without
+        it if numbers were real.
       engine: "one_pass", which clips after one backward pass and leaves to the other what it cannot
         prove, or "vectorized", which is slower (`tfdp.clipping`).
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",

@@ -18,6 +18,7 @@ from tfdp.accounting.sampling import BUCKETS, NONE
 from tfdp.clipping import (
     ClippedSum,
     TwoTermLoss,
+    devices,
     step_check,
 )
 from tfdp.clipping.constants import constant
@@ -131,6 +132,7 @@ class PrivateStep(PrivacyParameters):
             check_not_compiled()
         self._check_replicas()
         self._warn_without_sampling()
+        self._warn_of_ever_new_sizes()
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
         replicas.once(lambda: self.build(variables))
@@ -190,6 +192,18 @@ class PrivateStep(PrivacyParameters):
         if self._sampled is None and self._has_noise and not self._has_warned:
             self._has_warned = True
             warn_user(draw_use.NO_EPSILON.format(self._public_name()))
+
+    def _warn_of_ever_new_sizes(self) -> None:
+        """Warns once where a GPU meets batches of ever other sizes."""
+        unpadded = self._sampled is not None and self._sampled.padding == NONE
+        if unpadded and devices.has_gpu() and not self._has_warned:
+            self._has_warned = True
+            warn_user(
+                "Steps are slow on a GPU for batches whose number of rows varies: TensorFlow "
+                "chooses kernels anew for each number, which may take a second. Draw batches of "
+                'three sizes: `tfdp.data.poisson_batches(..., padding="buckets")`. Their rows have '
+                "weights, so that metrics belong into `weighted_metrics`."
+            )
 
     def _count_before(
         self, clipped: ClippedSum, looked_up: _LookedUp | None = None
