@@ -87,9 +87,9 @@ def poisson_batches(
         without side effects, is traced once, and runs anew for each draw. None: examples as they
         are.
       padding: "none"; "buckets", for `jit_compile=True` and for GPUs: batches have one of a few
-        sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all batches
-        have one size, and the examples stand at random places. "full" is for models whose random
-        layers cannot be given secret keys (an error says so).
+        sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all
+        batches have one size, and the examples stand at random places. "full" is for models whose
+        random layers cannot be given secret keys (an error says so).
       seed: Makes the sampling reproducible, for tests and experiments only: privacy amplification
         requires a secret sample. By default sampling uses the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has already drawn.
