@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 import tfdp
 from tests import support
@@ -37,6 +38,30 @@ def make(padding="none"):
 
 def weights(model):
     return support.flat(model.get_weights())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"secure_noise": True},
+        {"clipping_rule": "adaptive_quantile"},
+        {"compression": tfdp.contrib.RandomMask(0.5)},
+    ],
+)
+def test_xla_reaches_all_variables_on_a_gpu(arguments, monkeypatch):
+    """Those of int32 would be on the CPU."""
+    data = chunks(padding="full")
+    types, create = set(), ResourceVariable.__init__
+
+    def init(self, *args, **kwargs):
+        create(self, *args, **kwargs)
+        types.add(self.dtype)
+
+    monkeypatch.setattr(ResourceVariable, "__init__", init)
+    model = compiled(tfdp.DPSGD(CLIP, 1.0, sampling=data.sampling, **arguments))
+    model.fit(data, verbose=0)
+    assert types and tf.int32 not in types
 
 
 class NeverDrops(Accumulator):

@@ -13,6 +13,7 @@ from tests.optimizers import test_adaptive_clip, test_selection_test
 from tests.optimizers.test_noise import CLIP, SIGMA, assert_normal, make, noise_of_one_step
 from tests.support import compiled, crossentropy
 from tfdp._random.key_streams import KeyStream
+from tfdp.clipping import devices
 from tfdp.optimizers import secure_noise
 from tfdp.optimizers.secure_noise import add_secure_noise, grid_of, moved_sensitivity
 
@@ -491,3 +492,11 @@ def test_the_noise_covers_what_one_example_moves_the_released_sums_by():
         steps = np.round(everyone / step) - np.round(other / step)
         moved = sum(Fraction(int(s)) ** 2 for s in steps) * Fraction(step) ** 2
         assert moved <= Fraction(float(moved_sensitivity(0.5, 1e-9, steps.size))) ** 2
+
+
+def test_on_a_gpu_it_warns(monkeypatch):
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=8, padding="full")
+    model = compiled(tfdp.DPSGD(0.5, 1.0, sampling=data.sampling, secure_noise=True))
+    with pytest.warns(UserWarning, match="`secure_noise` does not do on a GPU"):
+        model.fit(data, verbose=0)

@@ -31,6 +31,7 @@ class Accumulator:
     def __init__(self, steps: int, dtype: tf.DType = tf.float32):
         self._steps, self._dtype = steps, dtype
         self._sums: dict[Any, tf.Variable] = {}
+        # No int32: such variables are on the CPU, which functions compiled for a GPU cannot read.
         with plain_variables():
             self._within_clip = tf.Variable(0.0, trainable=False)
             self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)

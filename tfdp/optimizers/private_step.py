@@ -132,7 +132,7 @@ class PrivateStep(PrivacyParameters):
             check_not_compiled()
         self._check_replicas()
         self._warn_without_sampling()
-        self._warn_of_ever_new_sizes()
+        self._warn_of_gpu()
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
         replicas.once(lambda: self.build(variables))
@@ -193,10 +193,18 @@ class PrivateStep(PrivacyParameters):
             self._has_warned = True
             warn_user(draw_use.NO_EPSILON.format(self._public_name()))
 
-    def _warn_of_ever_new_sizes(self) -> None:
-        """Warns once where a GPU meets batches of ever other sizes."""
-        unpadded = self._sampled is not None and self._sampled.padding == NONE
-        if unpadded and devices.has_gpu() and not self._has_warned:
+    def _warn_of_gpu(self) -> None:
+        """Warns once, at the first step, of what a GPU does worse than a CPU."""
+        if not devices.has_gpu() or self._has_warned:
+            return
+        if self._secure_noise:
+            self._has_warned = True
+            warn_user(
+                "`secure_noise` does not do on a GPU what it does on a CPU: the last bits of an "
+                "example's gradient can differ there from run to run, and with the other examples. "
+                "Hide the GPU: `tf.config.set_visible_devices([], 'GPU')`."
+            )
+        elif self._sampled is not None and self._sampled.padding == NONE:
             self._has_warned = True
             warn_user(
                 "Steps are slow on a GPU for batches whose number of rows varies: TensorFlow "
