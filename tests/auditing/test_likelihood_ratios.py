@@ -7,7 +7,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tests import support
-from tfdp.auditing import auc, likelihood_ratios, lira
+from tfdp.auditing import advantage, auc, likelihood_ratios, lira
 
 layers = tf.keras.layers
 SIZE = 300
@@ -49,39 +49,67 @@ def test_what_is_not_remembered_is_not_found():
     assert result.advantage < 0.1
 
 
-def test_a_model_is_not_its_own_shadow():
-    """Mutant of the method: its own score would tell whether it was in."""
-    random = np.random.default_rng(0)
-    member = random.random([6, SIZE]).argsort(axis=0) < 3
-    scores = random.normal(size=[6, SIZE])
-    before = likelihood_ratios._log_ratios(scores, member)[0]
-    after = likelihood_ratios._log_ratios(scores, np.vstack([~member[:1], member[1:]]))[0]
-    np.testing.assert_array_equal(before, after)
+def drawn_ranks(models, examples):
+    return np.random.default_rng(0).random([models, examples]).argsort(axis=0)
 
 
-def uncorrected(scores, member):
-    """Mutant: ratios of densities whose means are taken for exact."""
-    ratios = []
+def success(scores, ranks, ratios=likelihood_ratios._log_ratios):
+    found, member = ratios(scores, ranks), ranks < len(ranks) // 2
+    return auc(found[member], found[~member]), advantage(found[member], found[~member])
+
+
+@pytest.mark.parametrize("models", [4, 6, 16])
+def test_shadows_say_nothing_about_membership(models):
+    """Were the attacked model on the other side, the shadows would be the same on both sides."""
+    ranks = drawn_ranks(models, SIZE)
+    scores = np.random.default_rng(0).normal(size=ranks.shape)
+    before = likelihood_ratios._log_ratios(scores, ranks)[0]
+    swapped = np.where(ranks == models - 1 - ranks[0], ranks[0], ranks)
+    swapped[0] = models - 1 - ranks[0]
+    np.testing.assert_array_equal(before, likelihood_ratios._log_ratios(scores, swapped)[0])
+
+
+def with_all_others(scores, ranks, corrected=True):
+    """Mutant: all other models are shadows, one fewer of them on the attacked model's side."""
+    ratios, member = [], ranks < len(ranks) // 2
     for index, attacked in enumerate(scores):
         own, kinds = np.delete(scores, index, axis=0), np.delete(member, index, axis=0)
-        inside, outside = (
-            (attacked - np.ma.masked_array(own, ~kind).mean(axis=0).data) ** 2
-            for kind in (kinds, ~kinds)
-        )
-        ratios.append(outside - inside)
+        distances = []
+        for kind in (kinds, ~kinds):
+            count = kind.sum(axis=0)
+            mean = np.where(kind, own, 0).sum(axis=0) / count
+            distances.append((attacked - mean) ** 2 / (1 + corrected / count))
+        ratios.append(distances[1] - distances[0])
     return np.array(ratios)
 
 
 @pytest.mark.parametrize(("models", "least"), [(4, 0.43), (8, 0.48), (16, 0.495)])
 def test_guessing_with_few_shadows_is_guessing(models, least):
-    """A member's own side has one shadow fewer, and so a mean that is farther away."""
-    random = np.random.default_rng(0)
-    member = random.random([models, 20_000]).argsort(axis=0) < models // 2
-    scores = random.normal(size=member.shape)
-    ratios = likelihood_ratios._log_ratios(scores, member)
-    assert auc(ratios[member], ratios[~member]) == pytest.approx(0.5, abs=0.01)
-    mutant = uncorrected(scores, member)
-    assert auc(mutant[member], mutant[~member]) < least
+    """A member's own side would have one shadow fewer, and so a mean that is farther away."""
+    ranks = drawn_ranks(models, 20_000)
+    scores = np.random.default_rng(0).normal(size=ranks.shape)
+    assert success(scores, ranks)[0] == pytest.approx(0.5, abs=0.01)
+    mutant = success(scores, ranks, lambda *args: with_all_others(*args, corrected=False))
+    assert mutant[0] < least
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0])
+def test_equal_scores_are_not_told_apart_by_rounding(share):
+    """Models that are sure of an example have one and the same score: the largest there is."""
+    ranks, random = drawn_ranks(16, 5000), np.random.default_rng(0)
+    sure = -np.log(np.expm1(1e-7))
+    scores = np.where(random.random(5000) < share, sure, random.normal(size=ranks.shape))
+    area, advantage_of_ratios = success(scores, ranks)
+    assert area == pytest.approx(0.5, abs=0.01) and advantage_of_ratios < 0.02
+    assert success(scores, ranks, with_all_others)[1] > 0.6  # Seven sums are rounded, eight not.
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0])
+def test_models_that_differ_as_a_whole_do_not_tell_members(spread):
+    ranks, random = drawn_ranks(8, 5000), np.random.default_rng(0)
+    scores = random.standard_cauchy([8, 1]) * 10 + spread * random.normal(size=ranks.shape)
+    area, advantage_of_ratios = success(scores, ranks)
+    assert area == pytest.approx(0.5, abs=0.02) and advantage_of_ratios < 0.04
 
 
 @pytest.mark.slow

@@ -88,11 +88,12 @@ def lira(
     """Attacks models by likelihood ratios, with shadow models that the same function trains.
 
     Each example is in the training sets of half of the models, at random. Every model is attacked
-    in turn, with all others as its shadows: for each example, the scores of the shadows that had
-    it, and of those that had not, are taken as two normal distributions of one common variance. The
-    ratio of their densities at the attacked model's score says whether the example was in. Means
-    are those of few shadows, and of one fewer on the side that the attacked model is on: each
-    distance is divided by its own standard deviation, so that guessing has an AUC of 1/2.
+    in turn, with others as its shadows: for each example, the scores of the shadows that had it,
+    and of those that had not, are taken as two normal distributions of one common variance. The
+    ratio of their densities at the attacked model's score says whether the example was in. Of the
+    side that the attacked model is not on, one model is left out for each example, so that both
+    have as many: the shadows themselves say nothing about membership, and guessing has an AUC of
+    1/2 whatever the scores.
 
     Args:
       train: Function of `(x, y)`, a part of the data, that returns a trained model.
@@ -135,29 +136,27 @@ def lira(
             lambda a, index=index: np.asarray(a)[member[index]], tuple(data)
         )
         scores[index] = checked_scores(score or confidence_scores, train(part), *data)
-    ratios = _log_ratios(scores, member)
+    ratios = _log_ratios(scores, ranks)
     return AttackResult(ratios[member], ratios[~member], models)
 
 
-def _log_ratios(scores: np.ndarray, member: np.ndarray) -> np.ndarray:
+def _log_ratios(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Returns the log-likelihood ratio of each model and example, from the other models' scores.
 
     Args:
       scores: `[models, examples]`.
-      member: Whether the model was trained on the example, `[models, examples]`.
+      ranks: The models' order for each example, from 0, `[models, examples]`: those of the first
+        half were trained on it.
     """
-    ratios = np.empty_like(scores)
-    for index in range(len(scores)):
-        others = np.arange(len(scores)) != index
-        own, distances, squares = scores[others], [], []
-        for kind in (member[others], ~member[others]):
-            count = kind.sum(axis=0)
-            mean = np.where(kind, own, 0).sum(axis=0) / count
-            # A new score differs from the mean of n by a variance of 1 + 1/n. The mean of fewer is
-            # farther away, and the attacked model is not among its own shadows.
-            distances.append((scores[index] - mean) ** 2 / (1 + 1 / count))
-            squares.append(np.where(kind, (own - mean) ** 2, 0).sum())
-        variance = sum(squares) / max(1, own.size - 2 * own.shape[1]) + 1e-30
+    ratios, last = np.empty_like(scores), len(scores) - 1
+    for index, own in enumerate(ranks):
+        shadows = (ranks != own) & (ranks != last - own)
+        distances, squares = [], []
+        for kind in (shadows & (ranks <= last // 2), shadows & (ranks > last // 2)):
+            mean = np.where(kind, scores, 0).sum(axis=0) / (last // 2)
+            distances.append((scores[index] - mean) ** 2)
+            squares.append(np.where(kind, (scores - mean) ** 2, 0).sum())
+        variance = sum(squares) / max(1, scores.size - 4 * scores.shape[1]) + 1e-30
         inside, outside = distances
         ratios[index] = (outside - inside) / (2 * variance)
     return ratios
