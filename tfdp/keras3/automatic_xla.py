@@ -1,4 +1,4 @@
-"""What Keras 3 takes `jit_compile="auto"` for, with a private optimizer."""
+"""Choice of XLA for steps of Keras 3 whose `compile` leaves it open (`jit_compile="auto"`)."""
 
 from typing import Any
 
