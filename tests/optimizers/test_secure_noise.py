@@ -494,9 +494,11 @@ def test_the_noise_covers_what_one_example_moves_the_released_sums_by():
         assert moved <= Fraction(float(moved_sensitivity(0.5, 1e-9, steps.size))) ** 2
 
 
-def test_on_a_gpu_it_warns(monkeypatch):
+@pytest.mark.parametrize("sampled", [True, False])
+def test_on_a_gpu_it_warns(sampled, monkeypatch):
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     data = tfdp.data.poisson_batches((X, Y), expected_batch_size=8, padding="full")
-    model = compiled(tfdp.DPSGD(0.5, 1.0, sampling=data.sampling, secure_noise=True))
+    batches = {"sampling": data.sampling} if sampled else {"expected_batch_size": 8}
+    model = compiled(tfdp.DPSGD(0.5, 1.0, secure_noise=True, **batches))
     with pytest.warns(UserWarning, match="`secure_noise` does not do on a GPU"):
         model.fit(data, verbose=0)

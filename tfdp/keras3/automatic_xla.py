@@ -9,12 +9,12 @@ from tfdp.optimizers.private_step import PrivateStep
 
 
 def keep_varying_batches_from_xla() -> None:
-    """Has Keras 3 leave steps uncompiled whose batches are of ever other sizes.
+    """Keeps Keras 3 from compiling private steps whose number of rows varies.
 
     Where there is a GPU, Keras has XLA compile every training step unless `compile` says otherwise.
-    XLA compiles a step anew for each number of rows, which takes from seconds to a minute: what is
-    made for Poisson batches without padding is then not compiled. Other optimizers are not
-    concerned, nor is `jit_compile=True`, which such a step refuses.
+    XLA compiles a step anew for each number of rows, which takes seconds to a minute. So steps on
+    Poisson batches without padding are not compiled. Other optimizers behave as before. With
+    `jit_compile=True`, such a step is refused.
     """
     resolve = getattr(Trainer, "_resolve_auto_jit_compile", None)
     if resolve is None:  # Then such a step is refused, and the error says what to do.

@@ -127,7 +127,7 @@ class PrivacyParameters(PersistentState):
             self._clipping.streams = KeyStream(noise_seed, "layers")
         self._noise = KeyStream(noise_seed, "noise")
         self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
-        self._has_warned = False
+        self._warnings: set[str] = set()  # Issued so far.
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
             self._kind(), self._privacy_parameters(), noise_seed is not None, self._stages

@@ -189,29 +189,31 @@ class PrivateStep(PrivacyParameters):
 
     def _warn_without_sampling(self) -> None:
         """Warns once, at the first step, where training ends without an epsilon."""
-        if self._sampled is None and self._has_noise and not self._has_warned:
-            self._has_warned = True
-            warn_user(draw_use.NO_EPSILON.format(self._public_name()))
+        if self._sampled is None and self._has_noise:
+            self._warn_once(draw_use.NO_EPSILON.format(self._public_name()))
 
     def _warn_of_gpu(self) -> None:
         """Warns once, at the first step, of what a GPU does worse than a CPU."""
-        if not devices.has_gpu() or self._has_warned:
+        if not devices.has_gpu():
             return
         if self._secure_noise:
-            self._has_warned = True
-            warn_user(
+            self._warn_once(
                 "`secure_noise` does not do on a GPU what it does on a CPU: the last bits of an "
                 "example's gradient can differ there from run to run, and with the other examples. "
                 "Hide the GPU: `tf.config.set_visible_devices([], 'GPU')`."
             )
         elif self._sampled is not None and self._sampled.padding == NONE:
-            self._has_warned = True
-            warn_user(
+            self._warn_once(
                 "Steps are slow on a GPU for batches whose number of rows varies: TensorFlow "
                 "chooses kernels anew for each number, which may take a second. Draw batches of "
                 'three sizes: `tfdp.data.poisson_batches(..., padding="buckets")`. Their rows have '
-                "weights, so that metrics belong into `weighted_metrics`."
+                "weights, so that metrics belong in `weighted_metrics`."
             )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.add(message)
+            warn_user(message)
 
     def _count_before(
         self, clipped: ClippedSum, looked_up: _LookedUp | None = None
