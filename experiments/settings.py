@@ -313,8 +313,8 @@ def _check_descent(method: str, given: dict[str, Any], defaults: dict[str, Any])
     if method != "dpagd":
         return
     defaults.update(chunk_size=None, learning_rate_schedule="constant")
-    for name in ("num_microbatches", "chunk_size", "learning_rate_schedule"):
-        if given.get(name) not in (None, "constant"):
+    for name in ("num_microbatches", "chunk_size"):
+        if given.get(name) is not None:
             raise RefusedError(
                 f"--{name} must be left out with --method=dpagd. Received: --{name}={given[name]}."
             )

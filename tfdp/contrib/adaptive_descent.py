@@ -13,7 +13,8 @@ An iteration (Lee and Kifer, 2018, Algorithm 2):
    again. (Without sampling the cost is proportional to p, as in the paper.)
 
 After every `step_size_window` iterations the largest step size becomes 1.1 times the largest that
-was chosen in them, and at most `max_step_size`.
+was chosen in them. It is at most `max_step_size`, which may fall with the iterations: a part of
+each step is noise, and shorter last steps leave less of it. (In the paper it is a constant.)
 
 Privacy. Whatever is chosen here is a function of what was released before, so that the budget is an
 `RdpFilter`: the epsilon to report is its target. Each draw of a batch is a mechanism of its own:
@@ -153,7 +154,7 @@ class AdaptiveGradientDescent(tf.Module):
             for v in model.trainable_variables
         ]
         self._precision = _variable(options.noise_multiplier**-2.0, tf.float64)
-        self._largest_step = _variable(options.max_step_size, tf.float64)
+        self._largest_step = _variable(options.longest_step(0), tf.float64)
         self._largest_chosen = _variable(0.0, tf.float64)
         self._iterations = _variable(0, tf.int64)
         self._draws = _variable(0, tf.int64)
@@ -181,8 +182,10 @@ class AdaptiveGradientDescent(tf.Module):
 
     @property
     def finished(self) -> bool:
-        """True if the budget allows no further iteration."""
+        """True if no further iteration is possible: by the budget, or as steps have no length."""
         self._resume()
+        if not self.largest_step_size:
+            return True
         event, truncation = self._release(float(self._precision.numpy()))
         return not self.budget.can_afford(event, truncation_probability=truncation)
 
@@ -199,7 +202,7 @@ class AdaptiveGradientDescent(tf.Module):
             here has been released and paid for, including the time that an iteration took.
 
         Returns:
-          The number of iterations that were made; fewer than asked for if the budget is spent.
+          The number of iterations that were made; fewer than asked for if training is `finished`.
         """
         if iterations is not None and not (is_integer(iterations) and iterations >= 0):
             raise error("iterations", "a non-negative integer or None", iterations)
@@ -219,6 +222,8 @@ class AdaptiveGradientDescent(tf.Module):
 
     def _iterate(self) -> bool:
         """One iteration; whether the budget was enough for it."""
+        if not self.largest_step_size:
+            return False
         try:
             precision = float(self._precision.numpy())
             if not self._pay(precision):
@@ -245,11 +250,10 @@ class AdaptiveGradientDescent(tf.Module):
     def _adapt(self, chosen: float) -> None:
         """Adapts the largest step size to those that were chosen."""
         self._iterations.assign_add(1)
-        largest = max(float(self._largest_chosen.numpy()), chosen)
+        size, largest = self.largest_step_size, max(float(self._largest_chosen.numpy()), chosen)
         if self.iterations % self.options.step_size_window == 0:
-            size = min(_STEP_SIZE_GROWTH * largest, self.options.max_step_size)
-            self._largest_step.assign(size)
-            largest = 0.0
+            size, largest = _STEP_SIZE_GROWTH * largest, 0.0
+        self._largest_step.assign(min(size, self.options.longest_step(self.iterations)))
         self._largest_chosen.assign(largest)
 
     # What is released, and what it costs.

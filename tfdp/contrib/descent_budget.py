@@ -3,12 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 import scipy.optimize
 
 from tfdp._validation import (
     between_zero_and_one,
+    error,
+    non_negative,
     positive,
     positive_integer,
     small_probability,
@@ -30,7 +33,9 @@ class DescentOptions:
         the choice between two step sizes.
       selection_batch_size: Expected number of examples in a batch that a step size is chosen
         on.
-      max_step_size: Length of the longest step.
+      max_step_size: Length of the longest step. Or a function that returns it, such as a
+        `tf.keras.optimizers.schedules.LearningRateSchedule`, of the number of iterations made.
+        Training ends where it is 0.
       candidates: Number of step sizes to choose from, besides 0.
       budget_growth: gamma: share by which the cost of a measurement grows if taking no step was
         best.
@@ -46,7 +51,7 @@ class DescentOptions:
     loss_clip: float
     selection_range: float
     selection_batch_size: int
-    max_step_size: float = 2.0
+    max_step_size: float | Callable[[int], Any] = 2.0
     candidates: int = 20
     budget_growth: float = 0.1
     step_size_window: int = 10
@@ -54,10 +59,28 @@ class DescentOptions:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            if field.name == "max_step_size" and callable(self.max_step_size):
+                positive("max_step_size(0)", self.longest_step(0))
+                continue
             check = positive_integer if field.type is int else positive
             if field.name == "momentum":
                 check = small_probability
             check(field.name, getattr(self, field.name))
+
+    def longest_step(self, iterations: int) -> float:
+        """Returns `max_step_size` after so many iterations.
+
+        Raises:
+          ValueError: It is a function, and what it returns is no length.
+        """
+        if not callable(self.max_step_size):
+            return float(self.max_step_size)
+        length = self.max_step_size(iterations)
+        name = f"max_step_size({iterations})"
+        try:
+            return non_negative(name, float(length))
+        except (TypeError, ValueError):
+            raise error(name, "a non-negative finite number", length) from None
 
 
 def calibrate_descent(
