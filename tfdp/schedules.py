@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -158,7 +159,9 @@ class ExponentialDecayNoise(NoiseSchedule):
 
     def stages(self) -> "Stages":
         """Returns the stages of the schedule."""
-        values = (max(self.least, self.initial * self.decay_rate**i) for i in range(MOST_STAGES))
+        # By products, which every machine rounds alike: a training may resume on another one.
+        factors = itertools.chain([self.initial], [self.decay_rate] * (MOST_STAGES - 1))
+        values = (max(self.least, x) for x in itertools.accumulate(factors, operator.mul))
         boundaries = tuple(self.decay_steps * i for i in range(1, MOST_STAGES))
         return Stages(boundaries, tuple(values)).merged()
 

@@ -1,6 +1,9 @@
 """Calibrated parameters meet the budget, and better ones would not."""
 
 import math
+import os
+import subprocess
+import sys
 
 import dp_accounting
 import pytest
@@ -51,6 +54,52 @@ def test_steps_meet_the_target_and_one_more_does_not(q, sigma, target, delta):
     )
     assert _epsilon(q, sigma, steps, delta) <= target
     assert _epsilon(q, sigma, steps + 1, delta) > target
+
+
+MACHINES = """
+import tfdp
+from tfdp.accounting import RdpFilter, Repetitions, calibrate_private_selection
+from tfdp.accounting.event_codec import sampled_gaussian
+budget = dict(target_epsilon=2.0, delta=1e-5, steps=500)
+few = dict(dataset_size=10_000, expected_batch_size=500)
+decay = tfdp.schedules.ExponentialDecayNoise(2.0, decay_steps=7, decay_rate=0.97, least=0.9)
+found = [
+    tfdp.calibrate_noise_multiplier(**budget, **few),
+    tfdp.calibrate_noise_multiplier(**budget | {"target_epsilon": 0.3}, sampling_probability=0.01),
+    tfdp.calibrate_correlated_noise(**budget, **few).noise_multiplier,
+    calibrate_private_selection(Repetitions("geometric", mean=10), **budget, **few),
+    RdpFilter(2.0, 1e-5, expected_event=sampled_gaussian(0.01, 1.0)).order,
+]
+del budget["steps"]
+descent = tfdp.contrib.calibrate_descent(
+    **budget, **few, selection_batch_size=100, iterations=100
+)
+found += [descent[0].order, *descent[1:]]
+schedule = tfdp.calibrate_noise_schedule(decay, **budget, steps=500, sampling_probability=0.05)
+print(found, decay.stages().values, schedule.stages().fingerprint)
+print(all(float(f"{x:.6g}") == x for x in found))
+"""
+
+
+@pytest.mark.slow
+def test_every_machine_finds_the_same():
+    """With other instructions of the processor, which round sums and powers otherwise."""
+    printed = []
+    for missing in ("", "AVX512F AVX512CD AVX512_SKX AVX2 FMA3"):
+        instructions = {
+            "NPY_DISABLE_CPU_FEATURES": missing,
+            "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-AVX2,-FMA4" if missing else "",
+        }
+        run = subprocess.run(
+            [sys.executable, "-c", MACHINES],
+            env={**os.environ, **instructions},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        printed.append(run.stdout.splitlines())
+    assert printed[0] == printed[1]
+    assert printed[0][-1] == "True"
 
 
 def test_sampling_may_be_given_as_sizes():

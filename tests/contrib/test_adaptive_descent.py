@@ -322,6 +322,30 @@ def test_the_largest_step_size_follows_those_chosen(monkeypatch):
     assert found == pytest.approx([2.0, 2.0, 0.88, 0.88, 0.88, 0.22, 0.22, 0.22, 2.0])
 
 
+def test_the_largest_step_size_falls_as_its_schedule_does(monkeypatch):
+    """Between the windows, too; training ends where no length is left, and pays no more."""
+    schedule = tf.keras.optimizers.schedules.PolynomialDecay(2.0, 4, end_learning_rate=0.0)
+    descent = descend(max_step_size=schedule, step_size_window=2, epsilon=50.0)
+    assert descent.largest_step_size == 2.0
+    chosen = iter([1.0, 0.5, 0.5, 0.5, 0.5])
+    monkeypatch.setattr(descent, "_step", lambda sums: next(chosen))
+    found = []
+    assert descent.run(on_progress=lambda d: found.append(d.largest_step_size)) == 4
+    assert found == pytest.approx([1.5, 1.0, 0.5, 0.0])
+    spent = descent.budget.spent
+    assert descent.finished and descent.run() == 0 and descent.budget.spent == spent
+    assert descent.budget.can_afford(*descent._release(1 / 9)[:1])
+
+
+def test_a_schedule_that_returns_no_length_is_refused():
+    with pytest.raises(ValueError, match=r"`max_step_size\(0\)` must be a positive"):
+        descend(max_step_size=lambda iterations: 0.0)
+    for wrong in (-1.0, math.nan, "long"):
+        descent = descend(max_step_size=lambda made, wrong=wrong: 2.0 if made < 1 else wrong)
+        with pytest.raises(ValueError, match=r"`max_step_size\(1\)` must be a non-negative"):
+            descent.run(3)
+
+
 # The budget.
 
 
@@ -465,6 +489,7 @@ BAD = [
     ({"candidates": 2.5}, "candidates"),
     ({"selection_range": -1.0}, "selection_range"),
     ({"momentum": 1.0}, "momentum"),
+    ({"max_step_size": -1.0}, "max_step_size"),
     ({"selection_batch_size": N + 1}, "selection_batch_size"),
     ({"model": tf.keras.Sequential([tf.keras.layers.Dense(3, kernel_regularizer="l2")])}, "model"),
 ]

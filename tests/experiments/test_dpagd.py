@@ -46,11 +46,25 @@ def test_an_interrupted_run_resumes_with_what_was_spent(tmp_path, monkeypatch):
     assert result["steps"] > 2 * 6 - 1 and result["epsilon"] == 3.0
 
 
-@pytest.mark.parametrize("argument", ["--chunk_size=64", "--learning_rate_schedule=linear"])
+@pytest.mark.parametrize("argument", ["--chunk_size=64", "--num_microbatches=2"])
 def test_what_it_does_not_have_is_refused(tmp_path, argument):
     with pytest.raises(RefusedError, match=r"must be left out with --method=dpagd"):
         run(tmp_path / "run", argument)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_schedule_is_that_of_the_longest_step(tmp_path, monkeypatch):
+    longest = []
+    end_epoch = DescentTraining.end_epoch
+
+    def noted(self, *arguments):
+        longest.append((self.descent.iterations, self.descent.largest_step_size))
+        return end_epoch(self, *arguments)
+
+    monkeypatch.setattr(DescentTraining, "end_epoch", noted)
+    run(tmp_path, "--epochs=3", "--momentum=0.9", "--learning_rate_schedule=linear")
+    assert len(longest) > 1 and longest[-1][1] < longest[0][1]
+    assert all(size <= 2.0 * (1 - made / 18) + 1e-6 for made, size in longest)
 
 
 @pytest.mark.parametrize("dataset", DEFAULTS)

@@ -13,10 +13,11 @@ from tfdp import _validation
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
+from tfdp.accounting.rounding import rounded_up
 from tfdp.accounting.selective_release import check_observability
 
-# Relative. The result is at most four times this above the smallest noise multiplier.
-_TOLERANCE = 2.5e-4
+# Relative. The result is at most four times this above the smallest noise multiplier, and rounding.
+_TOLERANCE = 2.4e-4
 # Below, a single step costs an epsilon of thousands: no guarantee that a number could improve.
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
@@ -145,7 +146,10 @@ class Budget:
         return self._root(cost, low, high)
 
     def _root(self, cost: Callable[[float], float], low: float, high: float) -> float:
-        """Returns nearly the least noise that is affordable: `high` is, and `low` is not."""
+        """Returns nearly the least noise that is affordable: `high` is, and `low` is not.
+
+        It has few digits, so that it is the same on machines whose costs differ in the last bits.
+        """
 
         def gap(noise: float) -> float:
             return min(cost(noise), 2 * self.target) - self.target  # Finite, for the root finder.
@@ -156,10 +160,11 @@ class Budget:
         def of_inverse(y: float) -> float:
             return ends[y] if y in ends else gap(1 / y)
 
-        noise = 1 / scipy.optimize.brentq(of_inverse, *ends, xtol=1e-300, rtol=_TOLERANCE)
+        inverse = scipy.optimize.brentq(of_inverse, *ends, xtol=1e-300, rtol=_TOLERANCE)
+        noise = rounded_up(1 / inverse)
         while noise < high and gap(noise) > 0:
-            noise *= 1 + _TOLERANCE
-        return float(min(noise, high))
+            noise = rounded_up((1 + _TOLERANCE) * noise)
+        return min(noise, high)
 
     def _less_by_rdp(self, releases: _Releases, noise: float) -> float:
         """Returns `noise`, or less of it if that is affordable by RDP accounting.

@@ -25,7 +25,8 @@ def calibrate_noise_multiplier(
 
     Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of
     at most `target_epsilon`. The result is within 0.1% of the smallest such noise multiplier, but
-    never below 0.01.
+    never below 0.01. It has six significant digits, so that it is the same on every machine, and a
+    training may resume on another one.
 
     Args:
       target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.

@@ -18,6 +18,7 @@ from tfdp._validation import (
 )
 from tfdp.accounting import BoundedRangeDpEvent, RdpFilter, calibrate_noise_multiplier
 from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.rounding import rounded_down, rounded_up
 from tfdp.accounting.sampling import PoissonSampling
 
 
@@ -133,7 +134,7 @@ def calibrate_descent(
     measuring, choosing = (1 - selection_share) * cost, selection_share * cost
     noise = root(lambda s: budget.cost(sampled_gaussian(q, s)) - measuring, 0.3 * noise, 1e6)
     width = root(lambda r: budget.cost(_choice_event(q_selection, r)) - choosing, 50.0, 1e-7)
-    return budget, noise, width
+    return budget, rounded_up(noise), rounded_down(width)
 
 
 def iteration_event(

@@ -325,9 +325,10 @@ class ReleaseRecord:
             )
         for (name, own), other in zip(self.parameters.items(), restored, strict=True):
             if own != other:
+                digits = "g" if f"{own:g}" != f"{other:g}" else ".17g"
                 raise PrivacyParametersChangedError(
-                    f"Argument `{name}` must stay {other:g}, with which training began. "
-                    f"Received: {name}={own:g}. Start a new training to change it."
+                    f"Argument `{name}` must stay {other:{digits}}, with which training began. "
+                    f"Received: {name}={own:{digits}}. Start a new training to change it."
                 )
 
     # Copies count for themselves, and have cost what their original had.
