@@ -1,5 +1,6 @@
 """Configs, saved models, checkpoints, and the ledger in them."""
 
+import math
 import os
 
 import numpy as np
@@ -153,6 +154,18 @@ def test_resuming_with_other_privacy_parameters_is_refused(name, value, saved):
             other.fit(batches(), verbose=0)
     with pytest.raises(tfdp.accounting.PrivacyParametersChangedError, match=name):
         _ = changed.ledger
+
+
+def test_values_that_differ_in_their_last_digits_are_shown_with_these(saved):
+    config, path = saved
+    noise = math.nextafter(config["noise_multiplier"], 9.0)
+    changed = tfdp.DPSGD.from_config({**config, "noise_multiplier": noise})
+    other = compiled(changed)
+    changed.build(other.trainable_variables)
+    tf.train.Checkpoint(model=other, optimizer=changed).restore(path)
+    with pytest.raises(tfdp.accounting.PrivacyParametersChangedError) as raised:
+        _ = changed.ledger
+    assert f"noise_multiplier={noise:.17g}." in str(raised.value)
 
 
 def test_loading_a_keras_file_into_other_privacy_parameters_is_refused():
