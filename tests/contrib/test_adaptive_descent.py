@@ -334,7 +334,8 @@ def test_the_largest_step_size_falls_as_its_schedule_does(monkeypatch):
     assert found == pytest.approx([1.5, 1.0, 0.5, 0.0])
     spent = descent.budget.spent
     assert descent.finished and descent.run() == 0 and descent.budget.spent == spent
-    assert descent.budget.can_afford(*descent._release(1 / 9)[:1])
+    event, _ = descent._release(1 / 9)
+    assert descent.budget.can_afford(event)
 
 
 def test_a_schedule_that_returns_no_length_is_refused():

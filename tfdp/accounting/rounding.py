@@ -10,7 +10,7 @@ _DIGITS = 6
 
 
 def rounded_up(number: float) -> float:
-    """Returns the least number of six significant digits that is not below a finite number.
+    """Returns the least number of six significant digits that is not below `number`.
 
     Example:
       >>> rounded_up(1.2345671), rounded_up(1.25)
@@ -20,7 +20,7 @@ def rounded_up(number: float) -> float:
 
 
 def rounded_down(number: float) -> float:
-    """Returns the largest number of six significant digits that is not above a finite number."""
+    """Returns the largest number of six significant digits that is not above `number`."""
     return _rounded(number, decimal.ROUND_FLOOR)
 
 

@@ -1,6 +1,5 @@
 """A privacy guarantee in words and numbers."""
 
-import decimal
 import itertools
 import math
 import textwrap
@@ -16,6 +15,7 @@ from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.repetitions import Repetitions
+from tfdp.accounting.rounding import rounded_up
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -351,10 +351,7 @@ def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
 
 def _round_up(epsilon: float) -> str:
     """Formats `epsilon` with six significant digits, rounded up."""
-    if math.isinf(epsilon):
-        return "inf"
-    context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
-    return f"{float(context.create_decimal(epsilon)):.6g}"
+    return f"{rounded_up(epsilon):.6g}"
 
 
 def _fill(text: str, bullet: str = "") -> str:

@@ -182,7 +182,7 @@ class AdaptiveGradientDescent(tf.Module):
 
     @property
     def finished(self) -> bool:
-        """True if no further iteration is possible: by the budget, or as steps have no length."""
+        """True if the budget allows no further iteration, or the longest step has length 0."""
         self._resume()
         if not self.largest_step_size:
             return True
@@ -209,7 +209,9 @@ class AdaptiveGradientDescent(tf.Module):
         self._resume()
         self._check_functions()
         made = 0
-        while (iterations is None or made < iterations) and self._iterate():
+        while (iterations is None or made < iterations) and self.largest_step_size:
+            if not self._iterate():
+                break
             made += 1
             if on_progress is not None:
                 on_progress(self)
@@ -222,8 +224,6 @@ class AdaptiveGradientDescent(tf.Module):
 
     def _iterate(self) -> bool:
         """One iteration; whether the budget was enough for it."""
-        if not self.largest_step_size:
-            return False
         try:
             precision = float(self._precision.numpy())
             if not self._pay(precision):
