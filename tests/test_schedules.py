@@ -44,6 +44,16 @@ def test_values_change_at_the_boundaries():
     assert decay.stages().boundaries == (10, 20, 30, 40)
 
 
+def test_stages_are_products_which_every_machine_rounds_alike():
+    """Powers would differ in their last bits."""
+    values = ExponentialDecayNoise(2.0, 7, 0.97, 0.5).stages().values
+    products = [values[0]]
+    for _ in values[2:]:
+        products.append(products[-1] * 0.97)
+    assert values == (*products, 0.5) and len(values) > 40
+    assert values[:-1] != tuple(2.0 * 0.97**i for i in range(len(products)))
+
+
 @pytest.mark.parametrize("first", [0, 5, 29, 30, 75])
 @pytest.mark.parametrize("count", [0, 1, 25, 60, 1000])
 def test_groups_are_the_steps_one_by_one(first, count):
