@@ -94,6 +94,7 @@ class Settings:
     selective_release: str | None = None
     keras: int | None = None  # Keras 2.
     augmentations: int | None = None
+    weight_decay: float | None = None  # None, not 0.0, where there is none.
 
     @property
     def front_end(self) -> FrontEnd:
@@ -277,6 +278,7 @@ def resolve(given: dict[str, Any]) -> Settings:
         given["validation_examples"] = defaults["validation_examples"] = None
     _check_features(dataset, given)
     _check_augmentations(dataset, method, given)
+    _check_weight_decay(method, given)
     _check_keras(method, given, defaults)
     rest = dict(
         tempered_scale=2.0,
@@ -370,6 +372,15 @@ def _check_augmentations(dataset: str, method: str, given: dict[str, Any]) -> No
                 f"--{name} must {must} with --augmentations, which shifts images. Received: "
                 f"--{name}={value}."
             )
+
+
+def _check_weight_decay(method: str, given: dict[str, Any]) -> None:
+    known = (*_PLAIN_STEPS, *SELECTIVE_METHODS)
+    if "weight_decay" in given and method not in known:
+        raise RefusedError(
+            f"--method must be one of {', '.join(known)} with --weight_decay. Received: "
+            f"--method={method}, --weight_decay={given['weight_decay']:g}."
+        )
 
 
 def make_network(settings: Settings):

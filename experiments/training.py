@@ -247,6 +247,7 @@ class Training:
             learning_rate=self._learning_rate(),
             # Apart from the seed of the sampling, which must not tell anything about the noise.
             noise_seed=self.settings.seed + 1 if self.settings.insecure_fixed_noise else None,
+            weight_decay=self.settings.weight_decay,
             **{momentum: self.settings.momentum},
             **selection,
             sampling=sampling,

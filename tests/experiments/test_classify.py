@@ -61,6 +61,7 @@ from tests.experiments.classify_support import classify_here, parse, start
         ("--seed=-1", "--seed must be an integer of at least 0"),
         ("--tempered_scale=0", "--tempered_scale must be a positive"),
         ("--tempered_temperature=nan", "--tempered_temperature must be a positive"),
+        ("--weight_decay=-0.1", "--weight_decay must be a positive, finite number"),
         ("--tempered_offset=inf", "--tempered_offset must be a finite number"),
         ("--epsilon=3", "Unknown command line flag 'epsilon'"),
     ],
@@ -98,6 +99,10 @@ def test_bad_flag_is_refused_with_a_sentence(argument, complaint):
             ["--dataset=imdb_reviews", "--augmentations=2"],
             "--dataset must be one of digits, .*--dataset=imdb_reviews",
         ),
+        (
+            ["--method=dpagd", "--weight_decay=0.1"],
+            "--method must be one of dpsgd, .* with --weight_decay. Received: --method=dpagd",
+        ),
         (["--delta=0.001"], "--delta must be below 1/N = 0.0007"),
         (["--delta=1e-90", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
         (["--eval_split=validation", "--validation_examples=1438"], "--validation_examples"),
@@ -131,7 +136,7 @@ def test_every_data_set_has_defaults_for_every_method(dataset, method):
     below = RATE_OF.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
-    absent |= {"head", "keras", "augmentations"}
+    absent |= {"head", "keras", "augmentations", "weight_decay"}
     absent |= set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS)
     for field in dataclasses.fields(settings):
         assert getattr(settings, field.name) is not None or field.name in absent

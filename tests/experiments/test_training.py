@@ -80,6 +80,11 @@ def test_copies_of_an_image_are_shifts_of_it_by_two_pixels_at_most():
     assert {float(x) for copy in copies for x in copy.ravel()} == {0.0, 1.0}
 
 
+def test_weights_decay_as_asked_for(tmp_path):
+    assert make(tmp_path / "plain", False).model.optimizer.weight_decay is None
+    assert make(tmp_path / "decay", False, weight_decay=0.3).model.optimizer.weight_decay == 0.3
+
+
 def test_batches_have_the_copies_that_were_asked_for(tmp_path):
     def sampling(**flags):
         run = make(tmp_path / str(flags), False, expected_batch_size=100, **flags)

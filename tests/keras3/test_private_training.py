@@ -88,6 +88,8 @@ def test_without_a_batch_size_a_tenth_of_few_examples_is_expected():
 def test_what_the_model_was_compiled_with_is_kept():
     model = small_model()
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.2)
+    first, *others = model.trainable_variables
+    optimizer.exclude_from_weight_decay([first], var_names=["bias"])
     model.compile(optimizer, crossentropy(), metrics=["accuracy"])
     model.fit(X, Y, verbose=0)
     make(model, loss=None, verbose=False)
@@ -95,6 +97,8 @@ def test_what_the_model_was_compiled_with_is_kept():
     assert type(inner) is keras.optimizers.AdamW and type(model.optimizer).__name__ == "DPOptimizer"
     assert (inner.weight_decay, float(inner.learning_rate)) == (0.2, np.float32(0.01))
     assert int(inner.iterations) == 0  # It has forgotten the data.
+    shrinks = [inner._use_weight_decay(v) for v in model.trainable_variables]
+    assert shrinks == [False, *(v.name != "bias" for v in others)]
     assert model.loss is not None
 
 

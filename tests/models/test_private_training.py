@@ -106,6 +106,35 @@ def test_parameters_of_sgd_are_taken_over():
     assert float(private._decayed_lr(tf.float32)) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("plain", "cls", "expected"),
+    [
+        (KERAS.AdamW(0.02, weight_decay=0.3), tfdp.DPAdam, 0.3),
+        (KERAS.Adam(0.02, weight_decay=0.2), tfdp.DPAdam, 0.2),
+        (KERAS.SGD(0.02, weight_decay=0.1), tfdp.DPSGD, 0.1),
+        (KERAS.legacy.SGD(0.02), tfdp.DPSGD, None),
+    ],
+)
+def test_weight_decay_is_taken_over(plain, cls, expected):
+    built = model(None)
+    if expected:
+        plain.exclude_from_weight_decay(built.trainable_variables[:1], var_names=["bias"])
+    built.compile(plain, "mse")
+    private = make(built).model.optimizer
+    assert type(private) is cls and private.weight_decay == expected
+    assert float(private._decayed_lr(tf.float32)) == pytest.approx(0.02)
+    if expected:
+        decay = private._weight_decay
+        shrinks = [decay._shrinks(v) for v in built.trainable_variables]
+        assert shrinks == [plain._use_weight_decay(v) for v in built.trainable_variables]
+        assert True in shrinks and False in shrinks
+
+
+def test_adamw_by_its_name():
+    private = make(model("sgd"), optimizer="adamw").model.optimizer
+    assert type(private) is tfdp.DPAdam and private.weight_decay == 0.004
+
+
 def test_arguments_go_before_what_is_taken_over():
     built = model("adam", loss="mse", loss_weights=0.5)
     new = make(
@@ -154,7 +183,7 @@ def test_all_problems_of_the_model_are_in_one_error():
             {},
             "Use the policy mixed_bfloat16",
         ),
-        ("adam", {"optimizer": "adadelta"}, "Known: adam, sgd, signadam, signsgd"),
+        ("adam", {"optimizer": "adadelta"}, "Known: adam, adamw, sgd, signadam, signsgd"),
     ],
 )
 def test_refused_arguments(optimizer, arguments, message):

@@ -178,6 +178,9 @@ def _choose(
             f"Received: {given!r}."
         )
     inner = type(given).from_config(given.get_config())  # Without what it has seen.
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(given, name):  # Not in the config.
+            setattr(inner, name, getattr(given, name))
     if learning_rate is not None:
         inner.learning_rate = learning_rate
     return functools.partial(DPOptimizer, inner), parameters

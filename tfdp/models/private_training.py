@@ -1,5 +1,6 @@
 """Private training of a Keras model in one call: batches, noise for a budget, and `compile`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,11 @@ _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
 # Where none is given; docs/choosing.md says how they were measured.
 _LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
 # Of a Keras optimizer; those of one kind have the same names in all of Keras 2.
-_TAKEN_OVER = {
-    "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad"),
-    "SGD": ("momentum", "nesterov"),
+_OF_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
+_TAKEN_OVER: dict[str, tuple[type[PrivateOptimizerMixin], tuple[str, ...]]] = {
+    "Adam": (DPAdam, _OF_ADAM),
+    "AdamW": (DPAdam, _OF_ADAM),
+    "SGD": (DPSGD, ("momentum", "nesterov")),
 }
 # What other arguments may be, for nothing to get lost.
 _WITHOUT_EFFECT = {
@@ -35,7 +38,6 @@ _WITHOUT_EFFECT = {
     "decay": 0.0,
     "global_clipnorm": None,
     "use_ema": False,
-    "weight_decay": None,
 }
 
 
@@ -75,8 +77,8 @@ def make_private(
 
     Args:
       model: A built model of Keras 2. It is compiled in place; its weights are kept. If it was
-        compiled, what is not given is taken over: the loss, the metrics, and of Adam or SGD the
-        learning rate and other parameters.
+        compiled, what is not given is taken over: the loss, the metrics, and of Adam, AdamW or SGD
+        the learning rate and other parameters.
       data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
         `tfdp.data.poisson_batches`.
       *others: Must be empty: `(x, y)` is one argument.
@@ -86,9 +88,9 @@ def make_private(
         is below 1 / N.
       batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
         less.
-      optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.DPSignAdam`; or an
-        Adam or SGD of Keras, whose parameters are taken over. None: that of the compiled model,
-        otherwise "adam".
+      optimizer: "adam", "adamw", "sgd", "signadam" or "signsgd"; a class such as
+        `tfdp.DPSignAdam`; or an Adam, AdamW or SGD of Keras, whose parameters are taken over. None:
+        that of the compiled model, otherwise "adam".
       learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
         taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
         convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
@@ -159,15 +161,26 @@ def make_private(
 
 def _choose(
     given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
-) -> tuple[type[PrivateOptimizerMixin], dict[str, Any]]:
-    """Returns the private optimizer's class, and its arguments."""
+) -> tuple[Callable[..., PrivateOptimizerMixin], dict[str, Any]]:
+    """Returns a function that makes the private optimizer, and its arguments."""
     private_class, parameters = _private_optimizer(given, is_from_compile)
     parameters |= arguments
     if learning_rate is not None:
         parameters["learning_rate"] = learning_rate
     elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
         parameters["learning_rate"] = _LEARNING_RATES[private_class]
-    return private_class, parameters
+    if not parameters.get("weight_decay"):
+        return private_class, parameters
+    return functools.partial(_with_exclusions, private_class, given), parameters
+
+
+def _with_exclusions(
+    private_class: type[PrivateOptimizerMixin], given: Any, *args: Any, **kwargs: Any
+) -> PrivateOptimizerMixin:
+    """Returns a private optimizer whose weight decay leaves out what that of `given` leaves out."""
+    optimizer = private_class(*args, **kwargs)
+    optimizer._weight_decay.exclude_as(given)
+    return optimizer
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:
@@ -182,10 +195,13 @@ def _private_optimizer(
     optimizer: Any, is_from_compile: bool
 ) -> tuple[type[PrivateOptimizerMixin], dict[str, Any]]:
     """Returns the private optimizer that replaces another one, and the parameters to keep."""
-    known = f"Known: {', '.join(sorted(_BY_NAME))}, private optimizers' classes, Adam, SGD."
+    names = ", ".join(sorted([*_BY_NAME, "adamw"]))
+    known = f"Known: {names}, private optimizers' classes, Adam, AdamW, SGD."
     if isinstance(optimizer, str):
         if optimizer.lower() in _BY_NAME:
             return _BY_NAME[optimizer.lower()], {}
+        if optimizer.lower() == "adamw":
+            return DPAdam, {"weight_decay": tf.keras.optimizers.AdamW().weight_decay}
         raise ValueError(
             f"Argument `optimizer` must have a private counterpart. {known} Received: {optimizer=}."
         )
@@ -222,11 +238,13 @@ def _private_optimizer(
         if value != neutral and value:
             raise ValueError(
                 f"Argument `optimizer` must not use `{name}`: private optimizers clip by "
-                "`l2_norm_clip`, decay by a learning rate schedule, and shrink weights by a "
-                f"`kernel_regularizer`. Received: {kind} with {name}={value}."
+                f"`l2_norm_clip`, and decay by a learning rate schedule. Received: {kind} with "
+                f"{name}={value}."
             )
-    parameters = {name: config[name] for name in _TAKEN_OVER[kind]}
-    return _BY_NAME[kind.lower()], parameters | {"learning_rate": _learning_rate(optimizer)}
+    private_class, taken_over = _TAKEN_OVER[kind]
+    parameters = {name: config[name] for name in taken_over}
+    parameters["weight_decay"] = config.get("weight_decay")  # Legacy optimizers have none.
+    return private_class, parameters | {"learning_rate": _learning_rate(optimizer)}
 
 
 def _learning_rate(optimizer: Any) -> Any:

@@ -19,6 +19,7 @@ from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.private_step import PrivateStep
+from tfdp.optimizers.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
 
 _compat.use_keras_2()
@@ -66,8 +67,10 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: BandedNoise | dict[str, Any] | None = None,
         compression: Compression | dict[str, Any] | None = None,
+        weight_decay: float | None = None,
         **kwargs: Any,
     ):
+        self._weight_decay = WeightDecay(weight_decay)
         self._set_privacy(
             l2_norm_clip,
             noise_multiplier,
@@ -152,13 +155,43 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def _update(self, gradients: list, name: Any) -> tf.Operation:
         return super().apply_gradients(gradients, name=name, experimental_aggregate_gradients=False)
 
-    def _distributed_apply(self, *args: Any, **kwargs: Any) -> tf.Operation:
+    def _distributed_apply(
+        self, distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+    ) -> tf.Operation:
         with step_check.own_operations():
-            return super()._distributed_apply(*args, **kwargs)
+            self._weight_decay.apply(distribution, grads_and_vars, self._decayed_lr)
+            return super()._distributed_apply(distribution, grads_and_vars, *args, **kwargs)
+
+    @property
+    def weight_decay(self) -> float | None:
+        """Share, times the learning rate, by which a step shrinks the weights; None: nothing."""
+        return self._weight_decay.rate
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[tf.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Leaves variables as `weight_decay` finds them, as in `tf.keras.optimizers.AdamW`.
+
+        Args:
+          var_list: Variables.
+          var_names: Regular expressions: variables in whose names one is found.
+
+        Raises:
+          ValueError: The optimizer has been built, by `build` or the first step.
+        """
+        if self._hypers_created:
+            raise ValueError(
+                "Method `exclude_from_weight_decay` must be called before the optimizer is built, "
+                f"by `build` or the first step. Received: var_list={var_list}, {var_names=}."
+            )
+        self._weight_decay.exclude(var_list or (), var_names or ())
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this optimizer again, without the secret noise key."""
-        return {**super().get_config(), **self._privacy_config()}
+        config = {**super().get_config(), **self._privacy_config()}
+        return {**config, "weight_decay": self.weight_decay}
 
     # The state, and how Keras 2 saves it.
 

@@ -27,6 +27,8 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       learning_rate: A float, a `LearningRateSchedule` (of logical steps), or a callable.
       momentum: Factor in [0, 1] that multiplies the velocity of the last step.
       nesterov: Whether to apply Nesterov momentum.
+      weight_decay: Share, times the learning rate, that each step first takes off the weights, as
+        in `tf.keras.optimizers.AdamW`. It costs no privacy. None: nothing.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.SGD`.
 
     Raises:

@@ -45,6 +45,8 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       learning_rate: A float, a `LearningRateSchedule` (of logical steps), or a callable.
       momentum: Factor in [0, 1] that multiplies the velocity of the last step.
       nesterov: Whether to take the sign of `momentum * v + g`.
+      weight_decay: Share, times the learning rate, that each step first takes off the weights, as
+        in `tf.keras.optimizers.AdamW`. It costs no privacy. None: nothing.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.SGD`.
 
     Raises:
