@@ -41,16 +41,18 @@ class FrontEnd(NamedTuple):
 
     Attributes:
       compiled: Returns the arguments of a model's last `compile`; empty if there was none.
-      choose: Gets an optimizer, or what stands for one; whether it is that of the compiled model;
-        the learning rate, if it is given; and other arguments. Returns a function that makes the
-        private optimizer of the clip, the noise and arguments; and these.
+      choose: Gets the model; an optimizer, or what stands for one; whether it is that of the
+        compiled model; the learning rate, if it is given; and other arguments. Returns a function
+        that makes the private optimizer of the clip, the noise and arguments; and these.
       is_built: Returns whether a model has its weights, and knows its inputs.
       validate: Finds what training would refuse of a model.
       budget: The callback's class.
     """
 
     compiled: Callable[[Any], dict[str, Any]]
-    choose: Callable[[Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]]
+    choose: Callable[
+        [Any, Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]
+    ]
     is_built: Callable[[Any], bool]
     validate: Callable[..., ModelCheck]
     budget: type[BudgetCallback]
@@ -94,7 +96,9 @@ def prepare(
             "Argument `optimizer` must not be selective, whose test has a noise of its own. "
             f"Received: {given.__name__}: use SelectiveModel and PrivacyBudget."
         )
-    make, parameters = keras.choose(given, optimizer is None, learning_rate, optimizer_arguments)
+    make, parameters = keras.choose(
+        model, given, optimizer is None, learning_rate, optimizer_arguments
+    )
     if devices.has_gpu() and not _takes_weights(model):  # It can be neither padded nor compiled.
         compiled.pop("jit_compile", None)
     padding, few_sizes = NONE, BUCKETS if chunk_size is None else FULL

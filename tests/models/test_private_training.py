@@ -125,7 +125,7 @@ def test_weight_decay_is_taken_over(plain, cls, expected):
     assert float(private._decayed_lr(tf.float32)) == pytest.approx(0.02)
     if expected:
         decay = private._weight_decay
-        shrinks = [decay._shrinks(v) for v in built.trainable_variables]
+        shrinks = [decay.shrinks(v) for v in built.trainable_variables]
         assert shrinks == [plain._use_weight_decay(v) for v in built.trainable_variables]
         assert True in shrinks and False in shrinks
 

@@ -156,7 +156,7 @@ def _compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def _choose(
-    given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
+    model: Any, given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
 ) -> tuple[Callable[..., DPOptimizer], dict[str, Any]]:
     """Returns a function that makes the private optimizer, and its arguments."""
     parameters = dict(arguments)
@@ -178,9 +178,9 @@ def _choose(
             f"Received: {given!r}."
         )
     inner = type(given).from_config(given.get_config())  # Without what it has seen.
-    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-        if hasattr(given, name):  # Not in the config.
-            setattr(inner, name, getattr(given, name))
+    excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
+    pattern = getattr(given, "_exclude_from_weight_decay_pattern", None)
+    inner.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
     if learning_rate is not None:
         inner.learning_rate = learning_rate
     return functools.partial(DPOptimizer, inner), parameters

@@ -1,6 +1,5 @@
 """Private training of a Keras model in one call: batches, noise for a budget, and `compile`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -160,7 +159,7 @@ def make_private(
 
 
 def _choose(
-    given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
+    model: Any, given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
 ) -> tuple[Callable[..., PrivateOptimizerMixin], dict[str, Any]]:
     """Returns a function that makes the private optimizer, and its arguments."""
     private_class, parameters = _private_optimizer(given, is_from_compile)
@@ -169,18 +168,17 @@ def _choose(
         parameters["learning_rate"] = learning_rate
     elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
         parameters["learning_rate"] = _LEARNING_RATES[private_class]
-    if not parameters.get("weight_decay"):
+    if not isinstance(given, tf.keras.optimizers.Optimizer):  # Legacy ones have no weight decay.
         return private_class, parameters
-    return functools.partial(_with_exclusions, private_class, given), parameters
+    excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
+    names = getattr(given, "_exclude_from_weight_decay_names", [])
 
+    def make(*args: Any, **kwargs: Any) -> PrivateOptimizerMixin:
+        optimizer = private_class(*args, **kwargs)
+        optimizer.exclude_from_weight_decay(excluded, names)
+        return optimizer
 
-def _with_exclusions(
-    private_class: type[PrivateOptimizerMixin], given: Any, *args: Any, **kwargs: Any
-) -> PrivateOptimizerMixin:
-    """Returns a private optimizer whose weight decay leaves out what that of `given` leaves out."""
-    optimizer = private_class(*args, **kwargs)
-    optimizer._weight_decay.exclude_as(given)
-    return optimizer
+    return make, parameters
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ _ONLY_MINIMIZE = (
     "gradients from elsewhere, such as `tape.gradient`, are not private. (Loss scaling, as in the "
     "mixed_float16 policy, is not supported.) Received a call of `{1}`."
 )
+_EXCLUDED = "excluded_from_weight_decay"
 _DISCARDED = (
     "This graph has no private step: it is the first trace of a function that creates variables, "
     "which TensorFlow traces a second time. Create variables before, with initial values that do "
@@ -172,7 +173,9 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         var_list: Sequence[tf.Variable] | None = None,
         var_names: Sequence[str] | None = None,
     ) -> None:
-        """Leaves variables as `weight_decay` finds them, as in `tf.keras.optimizers.AdamW`.
+        """Excludes variables from `weight_decay`, as `tf.keras.optimizers.AdamW` does.
+
+        Files remember it, by the names of the variables.
 
         Args:
           var_list: Variables.
@@ -191,7 +194,19 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this optimizer again, without the secret noise key."""
         config = {**super().get_config(), **self._privacy_config()}
-        return {**config, "weight_decay": self.weight_decay}
+        config["weight_decay"] = self.weight_decay
+        if excluded := self._weight_decay.excluded_names():  # Keras forgets them.
+            config[_EXCLUDED] = excluded
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Returns an optimizer with the arguments that `get_config` returned."""
+        config = dict(config)
+        excluded = config.pop(_EXCLUDED, ())
+        optimizer = super().from_config(config, custom_objects)
+        optimizer._weight_decay.exclude((), excluded)
+        return optimizer
 
     # The state, and how Keras 2 saves it.
 

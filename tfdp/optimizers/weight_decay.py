@@ -30,18 +30,18 @@ class WeightDecay:
         if rate is not None and not (is_number(rate) and 0 <= rate < math.inf):
             raise error("weight_decay", "a non-negative, finite number or None", rate)
         self.rate = None if rate is None else float(rate)
-        self._keys: frozenset[str] = frozenset()
+        self._variables: dict[str, str] = {}  # Names of variables, by what no other has.
         self._names: tuple[str, ...] = ()
 
     def exclude(self, variables: Iterable[tf.Variable], names: Iterable[str]) -> None:
         """Leaves out these variables, and those in whose names one of `names` is found."""
-        self._keys = frozenset(variable._unique_id for variable in variables)
+        self._variables = {variable._unique_id: variable.name for variable in variables}
         self._names = tuple(names)
 
-    def exclude_as(self, optimizer: "tf.keras.optimizers.Optimizer") -> None:
-        """Leaves out the variables that an optimizer of Keras leaves out."""
-        self._keys = frozenset(getattr(optimizer, "_exclude_from_weight_decay", ()))
-        self._names = tuple(getattr(optimizer, "_exclude_from_weight_decay_names", ()))
+    def excluded_names(self) -> list[str]:
+        """Returns the regular expressions that leave out the same in a model with these names."""
+        exact = (f"^{re.escape(name)}$" for name in self._variables.values())
+        return list(dict.fromkeys([*self._names, *exact]))
 
     def apply(
         self,
@@ -66,9 +66,10 @@ class WeightDecay:
                 return variable.assign_sub(share * variable, read_value=False)
 
         for gradient, variable in grads_and_vars:
-            if self._shrinks(variable):
+            if self.shrinks(variable):
                 distribution.extended.update(variable, shrink, args=(gradient,), group=False)
 
-    def _shrinks(self, variable: tf.Variable) -> bool:
+    def shrinks(self, variable: tf.Variable) -> bool:
+        """Returns whether the variable is not left out."""
         excluded = any(re.search(name, variable.name) for name in self._names)
-        return not excluded and variable._unique_id not in self._keys
+        return not excluded and variable._unique_id not in self._variables
