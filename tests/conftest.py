@@ -10,6 +10,8 @@ Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=ex
 
 `pytest` runs what takes little time, `pytest --slow` everything: tests marked `slow`, and all cases
 of those marked `quick_cases`. A test that is named by its `path::name` is run in any case.
+`pytest --slow --skip_third=K` leaves out every third slow test, beginning with the K-th (0, 1 or 2):
+continuous integration has half an hour, and leaves out another third from commit to commit.
 
 Graphs run as they were traced, but for some folders and modules marked `rewritten_graphs`: what
 TensorFlow rewrites before the first run takes a fifth of the time of a test that trains for a step.
@@ -72,25 +74,37 @@ _run = 0
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run all tests, the slow ones too")
+    text = "with --slow, leave out every third slow test, beginning with this one"
+    parser.addoption("--skip_third", type=int, choices=range(3), help=text)
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out what is slow, unless `--slow` or the very test is asked for."""
-    if config.getoption("--slow") or any("::" in argument for argument in config.args):
+    if any("::" in argument for argument in config.args):
         return
+    left_out = slow_ones(items)
+    if config.getoption("--slow"):
+        third = config.getoption("--skip_third")
+        left_out = [] if third is None else left_out[third::3]
+    config.hook.pytest_deselected(items=left_out)
+    dropped = set(left_out)
+    items[:] = [item for item in items if item not in dropped]
+
+
+def slow_ones(items):
+    """Returns the tests that are run with `--slow` alone, in their order."""
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    kept, left_out = [], []
+    slow = []
     for same in cases.values():
         marker = same[0].get_closest_marker("quick_cases")
         count = marker.args[0] if marker else len(same)
         quick = {len(same) * place // count for place in range(count)}  # From first to last.
         for place, item in enumerate(same):
-            slow = item.get_closest_marker("slow") or place not in quick
-            (left_out if slow else kept).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+            if item.get_closest_marker("slow") or place not in quick:
+                slow.append(item)
+    return slow
 
 
 def pytest_collection_finish():
