@@ -203,6 +203,9 @@ def _define_what(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("features", "none", datasets.FEATURES, text, flag_values=values)
     text = f"Network on features. Default there: {networks.HEADS[0]}."
     flags.DEFINE_enum("head", None, networks.HEADS, text, flag_values=values)
+    text = "Network on images: that of the papers, or a small residual one."
+    known = networks.ARCHITECTURES
+    flags.DEFINE_enum("architecture", known[0], known, text, flag_values=values)
     flags.DEFINE_enum(
         "activation",
         None,

@@ -95,6 +95,7 @@ class Settings:
     keras: int | None = None  # Keras 2.
     augmentations: int | None = None
     weight_decay: float | None = None  # None, not 0.0, where there is none.
+    architecture: str | None = None  # The published one.
 
     @property
     def front_end(self) -> FrontEnd:
@@ -280,6 +281,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     _check_augmentations(dataset, method, given)
     _check_weight_decay(method, given)
     _check_keras(method, given, defaults)
+    _check_architecture(dataset, given)
     rest = dict(
         tempered_scale=2.0,
         tempered_temperature=2.0,
@@ -383,6 +385,22 @@ def _check_weight_decay(method: str, given: dict[str, Any]) -> None:
         )
 
 
+def _check_architecture(dataset: str, given: dict[str, Any]) -> None:
+    if given.get("architecture", networks.PUBLISHED) == networks.PUBLISHED:
+        given["architecture"] = None
+        return
+    for name, value, known in (
+        ("dataset", dataset, tuple(datasets.IMAGES)),
+        ("features", given["features"], ("none",)),
+        ("keras", given["keras"] or 2, (2,)),
+    ):
+        if value not in known:
+            raise RefusedError(
+                f"--{name} must be one of {', '.join(map(str, known))} with --architecture="
+                f"{given['architecture']}. Received: --{name}={value}."
+            )
+
+
 def make_network(settings: Settings):
     """Returns the untrained network that `settings` ask for."""
     keras = settings.front_end.keras
@@ -393,7 +411,9 @@ def make_network(settings: Settings):
         settings.tempered_offset,
         keras,
     )
-    if settings.head is None:
+    if settings.architecture == networks.RESIDUAL:
+        network = networks.residual(datasets.IMAGES[settings.dataset], activation)
+    elif settings.head is None:
         network = networks.NETWORKS[settings.dataset](activation, keras=keras)
     else:
         shape = datasets.features_shape(settings.dataset, settings.features)

@@ -10,7 +10,7 @@ Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=ex
 
 `pytest` runs what takes little time, `pytest --slow` everything: tests marked `slow`, and all cases
 of those marked `quick_cases`. A test that is named by its `path::name` is run in any case.
-`pytest --slow --skip_third=K` leaves out every third slow test, beginning with the K-th (0, 1 or 2):
+`pytest --slow --skip_third=K` leaves out every third slow test, from the K-th (0, 1 or 2) on:
 continuous integration has half an hour, and leaves out another third from commit to commit.
 
 Graphs run as they were traced, but for some folders and modules marked `rewritten_graphs`: what

@@ -103,6 +103,18 @@ def test_bad_flag_is_refused_with_a_sentence(argument, complaint):
             ["--method=dpagd", "--weight_decay=0.1"],
             "--method must be one of dpsgd, .* with --weight_decay. Received: --method=dpagd",
         ),
+        (
+            ["--architecture=residual", "--keras=3"],
+            "--keras must be one of 2 with --architecture=residual. Received: --keras=3",
+        ),
+        (
+            ["--architecture=residual", "--dataset=imdb_reviews"],
+            "--dataset must be one of digits, .*--dataset=imdb_reviews",
+        ),
+        (
+            ["--architecture=residual", "--features=scattering"],
+            "--features must be one of none with --architecture=residual",
+        ),
         (["--delta=0.001"], "--delta must be below 1/N = 0.0007"),
         (["--delta=1e-90", "--target_epsilon=0.1"], "--target_epsilon=0.1 .*cannot be reached"),
         (["--eval_split=validation", "--validation_examples=1438"], "--validation_examples"),
@@ -136,7 +148,7 @@ def test_every_data_set_has_defaults_for_every_method(dataset, method):
     below = RATE_OF.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
-    absent |= {"head", "keras", "augmentations", "weight_decay"}
+    absent |= {"head", "keras", "augmentations", "weight_decay", "architecture"}
     absent |= set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS)
     for field in dataclasses.fields(settings):
         assert getattr(settings, field.name) is not None or field.name in absent

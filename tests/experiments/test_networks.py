@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -5,6 +7,8 @@ import tensorflow as tf
 import tfdp
 from experiments import datasets, networks
 from experiments.settings import make_network, resolve
+from tests import support
+from tfdp.clipping import OnePassEngine
 
 
 @pytest.mark.quick_cases(1)
@@ -33,6 +37,41 @@ def test_every_dataset_has_a_network_of_its_input_shape():
     assert networks.mnist(relu)(np.zeros([3, 28, 28, 1], "float32")).shape == (3, 10)
     assert networks.cifar10(relu)(np.zeros([3, 32, 32, 3], "float32")).shape == (3, 10)
     assert networks.imdb(relu)(np.zeros([3, 80], "int32")).shape == (3, 2)
+
+
+@pytest.mark.parametrize("dataset", datasets.IMAGES)
+def test_the_residual_network(dataset):
+    given = {"dataset": dataset, "architecture": "residual", "activation": "relu"}
+    model = make_network(resolve(given))
+    shape = datasets.IMAGES[dataset]
+    assert model.count_params() == 78_090 + 9 * 16 * (shape[-1] - 1)
+    assert model(np.zeros([3, *shape], "float32")).shape == (3, 10)
+    names = {type(layer).__name__ for layer in model.layers}
+    assert "GroupNormalization" in names and "BatchNormalization" not in names
+
+
+def test_a_standardized_kernel_has_mean_0_and_the_norm_of_the_gain():
+    layer = networks.StandardizedConv2D(4, 3, use_bias=False)
+    x = np.random.default_rng(0).normal(size=[2, 3, 3, 2]).astype("float32")
+    layer(x)
+    layer.gain.assign([1.0, 2.0, 0.0, -1.0])
+    layer.kernel.assign_add(tf.ones_like(layer.kernel))
+    kernel = layer.kernel.numpy().reshape(18, 4)
+    kernel = kernel - kernel.mean(0)
+    kernel *= layer.gain.numpy() / np.linalg.norm(kernel, axis=0)
+    np.testing.assert_allclose(layer(x)[:, 0, 0], x.reshape(2, 18) @ kernel, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_residual_network_is_clipped_in_one_pass():
+    model = make_network(resolve({"dataset": "digits", "architecture": "residual"}))
+    x = np.random.default_rng(0).uniform(size=[6, 8, 8, 1]).astype("float32")
+    y = np.arange(6)
+    expected = support.looped_clipped_sum(model, x, y, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Of the vectorised engine.
+        found = support.ClippedSum(OnePassEngine(0.1), model, x)(x, y)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def layers(model):
