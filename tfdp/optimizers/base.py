@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdp import _compat, schedules
 from tfdp._tf import first_trace
 from tfdp._tf.plain_variables import plain_variables
+from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
 from tfdp.correlated_noise import BandedNoise
@@ -182,8 +183,11 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
           var_names: Regular expressions: variables in whose names one is found.
 
         Raises:
-          ValueError: The optimizer has been built, by `build` or the first step.
+          ValueError: `var_names` is a string; or the optimizer has been built, by `build` or the
+            first step.
         """
+        if isinstance(var_names, str):  # Each of its letters would be one.
+            raise error("var_names", "a list of regular expressions", var_names)
         if self._hypers_created:
             raise ValueError(
                 "Method `exclude_from_weight_decay` must be called before the optimizer is built, "

@@ -30,7 +30,8 @@ class DPAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
       epsilon: Small constant for numerical stability, as in Keras.
       amsgrad: Whether to use the AMSGrad variant.
       weight_decay: Share, times the learning rate, that each step first takes off the weights, as
-        in `tf.keras.optimizers.AdamW`. It costs no privacy. None: nothing.
+        in `tf.keras.optimizers.AdamW`; `exclude_from_weight_decay` leaves out some. It costs no
+        privacy. None: nothing.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.Adam`.
 
     Raises:

@@ -39,7 +39,8 @@ class DPAdamBC(KnownNoise, DPAdam):
       beta_2: Decay of the mean of squared gradients, in [0, 1).
       epsilon: Small constant for numerical stability, as in Keras.
       weight_decay: Share, times the learning rate, that each step first takes off the weights, as
-        in `tf.keras.optimizers.AdamW`. It costs no privacy. None: nothing.
+        in `tf.keras.optimizers.AdamW`; `exclude_from_weight_decay` leaves out some. It costs no
+        privacy. None: nothing.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.Adam`.
 
     Raises:

@@ -28,7 +28,8 @@ class DPSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       momentum: Factor in [0, 1] that multiplies the velocity of the last step.
       nesterov: Whether to apply Nesterov momentum.
       weight_decay: Share, times the learning rate, that each step first takes off the weights, as
-        in `tf.keras.optimizers.AdamW`. It costs no privacy. None: nothing.
+        in `tf.keras.optimizers.AdamW`; `exclude_from_weight_decay` leaves out some. It costs no
+        privacy. None: nothing.
       **kwargs: `name` and others, as in `tf.keras.optimizers.legacy.SGD`.
 
     Raises:
