@@ -40,7 +40,9 @@ class DescentOptions:
       candidates: Number of step sizes to choose from, besides 0.
       budget_growth: gamma: share by which the cost of a measurement grows if taking no step was
         best. The paper's 0.1 is for few iterations; in hundreds no step often wins by chance, and
-        0.001 leaves more of them.
+        0.001 leaves more of them. Where steps do not lower the loss, such as with much momentum, it
+        may repeat a measurement hundreds of times: a smaller `selection_range` takes steps all the
+        same.
       step_size_window: Iterations after which the largest step size is adapted.
       momentum: Share of the last step's direction that stays, in [0, 1); the paper has 0.
 
