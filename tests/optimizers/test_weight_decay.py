@@ -84,7 +84,7 @@ def shrinking(**kwargs):
 
 
 def halved(optimizer, model):
-    """Which variables of a model have been halved by a step."""
+    """Returns which variables of a model have been halved by a step."""
     model.set_weights([np.ones_like(w) for w in model.get_weights()])
     fit(compiled(optimizer, model), tf.data.Dataset.from_tensors((X, Y)))
     assert all(np.ptp(w) < 1e-6 for w in model.get_weights())
