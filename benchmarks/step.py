@@ -10,7 +10,7 @@ frameworks each in its own. Memory and the first step are measured in processes 
 that are not installed get a row that says so: with `--peer_python`, PyTorch, Opacus, JAX and
 JAX-Privacy are looked for in another Python. With `--user`, `fit` on Poisson batches of expected
 size B is timed beside plain `fit` at B, sampling included, in turns within one process: see
-`benchmarks.user`.
+`benchmarks.user`. With `--mixed_bfloat16`, layers of both compute in bfloat16.
 """
 
 import argparse
@@ -66,6 +66,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--jit_compile", action="store_true", help="Keras steps compiled by XLA")
     parser.add_argument(
+        "--mixed_bfloat16", action="store_true", help="layers that compute in bfloat16 (--user)"
+    )
+    parser.add_argument(
         "--slow_batch", type=int, default=256, help="largest batch that TF-Privacy is run at"
     )
     parser.add_argument(
@@ -77,6 +80,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     unknown = [name for name in options.contestants.split(",") if name not in CONTESTANTS]
     if unknown:
         parser.error(f"--contestants must be out of {', '.join(CONTESTANTS)}: {unknown}")
+    if options.mixed_bfloat16 and not options.user:
+        parser.error("--mixed_bfloat16 needs --user")
     return options
 
 
@@ -119,7 +124,10 @@ def _as_users(options: argparse.Namespace) -> str:
     """Measures `fit` as users call it; returns the text to print."""
     from benchmarks import user  # Imports TensorFlow, which the workers import otherwise.
     from benchmarks.keras_steps import versions
+    from experiments.front_ends import front_end
 
+    if options.mixed_bfloat16:
+        front_end(options.keras).keras.mixed_precision.set_global_policy("mixed_bfloat16")
     size = options.dataset_size or 60_000
     if size < 2 * max(options.batch):
         raise SystemExit(f"--dataset_size must be two batches at least. Received: {size}")

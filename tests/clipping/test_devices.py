@@ -1,9 +1,10 @@
-"""How much memory a backward pass may take by default."""
+"""How much memory a backward pass may take by default, and what a processor is good at."""
 
 import os
 import resource
 
 import pytest
+import tensorflow as tf
 
 from tfdp.clipping import devices
 
@@ -89,3 +90,47 @@ def test_where_a_system_tells_nothing(machine, monkeypatch):
     machine(64 * GIB)
     monkeypatch.delattr(os, "sysconf")  # Windows.
     assert devices.memory_budget() == 2 * GIB
+
+
+@pytest.fixture
+def processor(monkeypatch, tmp_path):
+    """Makes a processor of which the system tells so much; None: nothing."""
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    monkeypatch.setattr(devices, "_PROCESSOR", str(tmp_path / "cpuinfo"))
+
+    def make(text):
+        devices._has_amx.cache_clear()
+        if text is not None:
+            (tmp_path / "cpuinfo").write_bytes(text)
+
+    yield make
+    devices._has_amx.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "fast"),
+    [
+        (b"flags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_int8\nbugs\t\t:\n", True),
+        (b"flags\t\t: fpu avx512f avx512_bf16 amx_bf16x\n", False),
+        (b"\xff\xfe", False),
+        (None, False),
+    ],
+)
+def test_processors_that_multiply_bfloat16(processor, text, fast):
+    processor(text)
+    assert devices.multiplies_bfloat16() == fast
+
+
+def test_what_xla_compiles_and_gpus_do_not_multiply_bfloat16(processor, monkeypatch):
+    processor(b"flags : amx_bf16")
+    asked = []
+
+    @tf.function(jit_compile=True)
+    def compiled():
+        asked.append(devices.multiplies_bfloat16())
+        return tf.zeros([])
+
+    compiled()
+    assert asked == [False] and devices.multiplies_bfloat16()
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    assert not devices.multiplies_bfloat16()

@@ -22,7 +22,7 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, norms
+from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, devices, norms
 from tfdp.clipping.one_pass import combined_gradients, per_example_gradients, weight_uses
 from tfdp.clipping.one_pass.op_gradients import registry
 
@@ -435,9 +435,15 @@ def test_float64_models():
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("name", ["dense", "conv2d", "gram"])
-def test_mixed_bfloat16(name):
-    """Norms in float32: nobody's contribution is longer than the clip, and it is about right."""
+@pytest.mark.parametrize(
+    ("name", "narrow"), [("dense", False), ("conv2d", True), ("conv2d", False), ("gram", False)]
+)
+def test_mixed_bfloat16(name, narrow, monkeypatch):
+    """Norms in float32: nobody's contribution is longer than the clip, and it is about right.
+
+    Also where products of bfloat16 are `narrow`: the sums are of what has these norms.
+    """
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: narrow)
     make, x = FAST[name]
     reference = support.looped_clipped_sum(built(make, x), x, Y, CLIP)
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -453,6 +459,21 @@ def test_mixed_bfloat16(name):
     assert max(np.linalg.norm(s) for s in single) <= CLIP * (1 + 1e-5)
     np.testing.assert_allclose(np.sum(single, axis=0), total, atol=1e-5)
     assert np.linalg.norm(total - reference) < 0.1 * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_products_of_bfloat16(narrow, monkeypatch):
+    """A kernel's gradient is computed in bfloat16 where that is faster, and in float32 elsewhere."""
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: narrow)
+    make, x = FAST["conv2d"]
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        clipped_sum = support.ClippedSum(OnePassEngine(1e6), built(make, x), x)
+        kernel = clipped_sum.gradients(x, Y, np.arange(N) == 0)[0][0].numpy()
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    rounded = tf.cast(tf.cast(kernel, tf.bfloat16), tf.float32).numpy()
+    assert kernel.any() and np.array_equal(kernel, rounded) == narrow
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import norms
+from tfdp.clipping import devices, norms
 from tfdp.clipping.constants import constant, product, reshaped, sizes_of
 from tfdp.clipping.one_pass.weight_uses import View
 from tfdp.clipping.vectorized.mapping import noting_loops
@@ -186,7 +186,8 @@ class OuterProducts(Contribution):
         if self.positions is None and self.expand is not None:  # There may be many more.
             positions = product([self._number_of_positions(self.tensors[1])])
         sizes = 2 * positions**2 if self.factored else self.size
-        return sizes + positions * (self.fan_in + self.fan_out)
+        pairs = positions * (self.fan_in + self.fan_out)
+        return sizes + (pairs // 2 if self._narrow and not self.factored else pairs)
 
     @property
     def work_per_row(self) -> int:
@@ -206,7 +207,10 @@ class OuterProducts(Contribution):
 
     def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the vectors a, `[n, T, p]`, and g, `[n, T, d]`."""
-        inputs, outputs = (widen(t) for t in tensors)
+        return self._pairs(*(widen(t) for t in tensors))
+
+    def _pairs(self, inputs: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns `pairs` in the types of its arguments."""
         n: int | tf.Tensor = -1
         if self.positions is None or 0 in (self.positions, self.fan_in, self.fan_out):
             n = tf.shape(inputs)[0]
@@ -218,15 +222,23 @@ class OuterProducts(Contribution):
         )
 
     @property
+    def _narrow(self) -> bool:
+        """Returns whether instantiated gradients are products of bfloat16.
+
+        They are rounded to it, then: norms and sums are of what was rounded.
+        """
+        return devices.multiplies_bfloat16() and all(t.dtype == tf.bfloat16 for t in self.tensors)
+
+    @property
     def _narrow_first(self) -> bool:
         """Returns whether gradients are instantiated as `[p, d]`, which is then faster."""
         return self.fan_in < self.fan_out
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`; as `[p, d]` or `[d, p]`, whichever is the faster product."""
-        a, g = self.pairs(tensors)
+        a, g = self._pairs(*tensors) if self._narrow else self.pairs(tensors)
         first, second = (a, g) if self._narrow_first else (g, a)
-        return reshaped(tf.matmul(first, second, transpose_a=True), [-1, self.size])
+        return widen(reshaped(tf.matmul(first, second, transpose_a=True), [-1, self.size]))
 
     def unflatten(self, flat: tf.Tensor) -> tf.Tensor:
         """See `Contribution`."""
