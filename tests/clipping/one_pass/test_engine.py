@@ -463,7 +463,7 @@ def test_mixed_bfloat16(name, narrow, monkeypatch):
 
 @pytest.mark.parametrize("narrow", [True, False])
 def test_products_of_bfloat16(narrow, monkeypatch):
-    """A kernel's gradient is computed in bfloat16 where that is faster, and in float32 elsewhere."""
+    """Kernels have gradients in bfloat16 where that is faster, and in float32 elsewhere."""
     monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: narrow)
     make, x = FAST["conv2d"]
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
