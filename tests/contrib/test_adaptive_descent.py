@@ -408,8 +408,9 @@ class Forgetful(Recording):
         return precision < 0.1 or super()._pay(precision)
 
 
-def test_what_is_run_is_what_is_paid_for():
-    descent = descend(Recording, epsilon=12.0)
+@pytest.mark.parametrize("largest", [None, 0.8])
+def test_what_is_run_is_what_is_paid_for(largest):
+    descent = descend(Recording, epsilon=12.0, largest_budget_growth=largest)
     made = descent.run()
     assert made == descent.iterations > 3 and descent.finished and descent.run() == 0
     assert len(measured(descent)) > 2  # Some measurements were repeated.
