@@ -18,6 +18,7 @@ from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
 from tfdp.accounting import PoissonSampling
+from tfdp.clipping import devices
 from tfdp.data.source import in_variables
 from tfdp.evaluation import subgroup_report
 
@@ -207,11 +208,12 @@ class Training:
         loss = keras.losses.SparseCategoricalCrossentropy
         if self.settings.private:
             self.batches = self._poisson_batches()
+            metrics = "weighted_metrics" if self.batches.sampling.has_padding else "metrics"
             self.model.compile(
                 optimizer=self._private_optimizer(self.batches.sampling),
                 loss=loss(from_logits=True, reduction="none"),
-                metrics=["accuracy"],
                 jit_compile=False,
+                **{metrics: ["accuracy"]},
             )
             return
         self.batches = self._shuffled_batches()
@@ -254,10 +256,14 @@ class Training:
         )
 
     def _poisson_batches(self) -> tf.data.Dataset:
+        padding = "none"
+        if devices.has_gpu() and not self.settings.selective:  # It chooses kernels for each size.
+            padding = "buckets" if self.settings.chunk_size is None else "full"
         return tfdp.data.poisson_batches(
             (self.data.train_x, self.data.train_y),
             expected_batch_size=self.settings.expected_batch_size,
             chunk_size=self.settings.chunk_size,
+            padding=padding,
             augmentations=self.settings.augmentations or 1,
             transform=_shifted if self.settings.augmentations else None,
             steps_per_epoch=self.steps_per_epoch,

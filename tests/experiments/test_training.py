@@ -51,6 +51,20 @@ def test_the_last_model_is_the_same_whether_or_not_those_before_it_were_evaluate
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("chunk_size", "padding"), [(None, "buckets"), (64, "full")])
+def test_a_gpu_gets_batches_of_few_sizes(tmp_path, monkeypatch, chunk_size, padding):
+    flags = {"method": "dpsgd", "epochs": 2, "chunk_size": chunk_size}
+    expected = make(tmp_path / "cpu", False, **flags).run()
+    monkeypatch.setattr(training.devices, "has_gpu", lambda: True)
+    on_gpu = make(tmp_path / "gpu", False, **flags)
+    found = on_gpu.run()
+    assert on_gpu.batches.sampling.padding == padding
+    assert found["epsilon"] == pytest.approx(expected["epsilon"], rel=1e-9)
+    assert expected["accuracy"] > 0.3
+    assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=0.003)
+
+
+@pytest.mark.slow
 def test_a_run_killed_before_its_only_evaluation_makes_it_later(tmp_path, monkeypatch):
     def killed(self):
         raise KeyboardInterrupt
