@@ -10,9 +10,7 @@ An iteration (Lee and Kifer, 2018, Algorithm 2):
 3. If it is 0, the gradient was too noisy to lower the loss: the cost of a measurement grows by
    the factor 1 + budget_growth for the rest of the training, what is missing of its precision is
    measured on a fresh batch, the measurements are averaged by their precisions, and 2 is done
-   again. (Without sampling the cost is proportional to p, as in the paper.) Up to
-   `largest_budget_growth`, which the paper does not have, the share doubles each time in an
-   iteration: that no step wins once is often chance, that it wins again and again is not.
+   again. (Without sampling the cost is proportional to p, as in the paper.)
 
 After every `step_size_window` iterations the largest step size becomes 1.1 times the largest that
 was chosen in them. It is at most `max_step_size`, which may fall with the iterations: a part of
@@ -231,10 +229,13 @@ class AdaptiveGradientDescent(tf.Module):
             if not self._pay(precision):
                 return False
             sums = self._measure(precision)
-            q, growth = self._sampling.sampling_probability, self.options.budget_growth
             while not (chosen := self._step(sums)):
-                grown = grown_precision(self.budget, q, precision, growth)
-                growth = min(2 * growth, self.options.largest_budget_growth or growth)
+                grown = grown_precision(
+                    self.budget,
+                    self._sampling.sampling_probability,
+                    precision,
+                    self.options.budget_growth,
+                )
                 self._precision.assign(grown)
                 missing = grown - precision
                 if not self._pay(missing):

@@ -40,11 +40,9 @@ class DescentOptions:
       candidates: Number of step sizes to choose from, besides 0.
       budget_growth: gamma: share by which the cost of a measurement grows if taking no step was
         best. The paper's 0.1 is for few iterations; in hundreds no step often wins by chance, and
-        0.001 leaves more of them.
-      largest_budget_growth: Largest share, in an iteration in which taking no step is best several
-        times: it doubles with each. None: it stays `budget_growth`, as in the paper. Where steps do
-        not lower the loss, such as with much momentum, a small share that stays small may repeat a
-        measurement thousands of times.
+        0.001 leaves more of them. Where steps do not lower the loss, such as with much momentum, it
+        may repeat a measurement hundreds of times: a smaller `selection_range` takes steps all the
+        same.
       step_size_window: Iterations after which the largest step size is adapted.
       momentum: Share of the last step's direction that stays, in [0, 1); the paper has 0.
 
@@ -60,7 +58,6 @@ class DescentOptions:
     max_step_size: float | Callable[[int], Any] = 2.0
     candidates: int = 20
     budget_growth: float = 0.1
-    largest_budget_growth: float | None = None
     step_size_window: int = 10
     momentum: float = 0.0
 
@@ -69,16 +66,10 @@ class DescentOptions:
             if field.name == "max_step_size" and callable(self.max_step_size):
                 positive("max_step_size(0)", self.longest_step(0))
                 continue
-            if field.name == "largest_budget_growth" and self.largest_budget_growth is None:
-                continue
             check = positive_integer if field.type is int else positive
             if field.name == "momentum":
                 check = small_probability
             check(field.name, getattr(self, field.name))
-        largest = self.largest_budget_growth
-        if largest is not None and largest < self.budget_growth:
-            allowed = f"at least budget_growth={self.budget_growth:g}, or None"
-            raise error("largest_budget_growth", allowed, largest)
 
     def longest_step(self, iterations: int) -> float:
         """Returns `max_step_size` after so many iterations.
