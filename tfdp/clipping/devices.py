@@ -90,10 +90,10 @@ def _limits() -> list[pathlib.Path]:
 
 
 def multiplies_bfloat16() -> bool:
-    """Returns whether products of bfloat16 are faster than those of float32: 2 to 6 times by AMX.
+    """Returns whether products of bfloat16 are faster than those of float32: by AMX.
 
-    Without AMX they are up to twice as slow. GPUs were not measured, and XLA may leave out the
-    rounding to bfloat16, of a product for one of its uses and not for another.
+    Without AMX they are slower. GPUs were not measured, and XLA may leave out the rounding to
+    bfloat16, of a product for one of its uses and not for another.
     """
     by_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
     return by_onednn and _has_amx() and not has_gpu() and not compiled_by_xla()
