@@ -30,7 +30,7 @@ class _Choice:
 # few iterations: in hundreds, "no step" wins by chance, and the cost grows each time. With momentum
 # and 0.01, a third of the iterations were lost to it. The network for words needs long steps, each
 # of which raises the loss, however exact the gradient: a choice that sees this takes none. With
-# 0.002 of the budget it did at epsilon 3 and 4, thousands of times in one iteration.
+# 0.002 of the budget, runs at epsilon 3 and 4 did not end.
 _WITHOUT_MOMENTUM = _Choice(candidates=20, batch_size=512, share=0.15, budget_growth=0.01)
 _WITH_MOMENTUM = _Choice(candidates=4, batch_size=256, share=0.05, budget_growth=0.001)
 _ON_WORDS = _Choice(candidates=4, batch_size=256, share=0.0002, budget_growth=0.001)

@@ -257,7 +257,7 @@ class Training:
 
     def _poisson_batches(self) -> tf.data.Dataset:
         padding = "none"
-        if devices.has_gpu() and not self.settings.selective:  # It chooses kernels for each size.
+        if devices.has_gpu() and not self.settings.selective:  # Kernels are chosen for each size.
             padding = "buckets" if self.settings.chunk_size is None else "full"
         return tfdp.data.poisson_batches(
             (self.data.train_x, self.data.train_y),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import report, step
+from benchmarks import report, step, user
 from benchmarks.contestants import CONTESTANTS, DEFAULT
 from benchmarks.keras_steps import KerasSteps
 from benchmarks.problems import problem
@@ -43,6 +43,27 @@ def test_fit_beside_plain_fit(keras, package, sizes, capsys):
     for row in found:
         numbers = [float(n) for cell in row.values() for n in re.findall(r"\d+\.\d*", cell)]
         assert len(numbers) == 11 and all(number > 0 for number in numbers), row
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_the_policy_of_the_layers(policy, monkeypatch):
+    found = []
+    monkeypatch.setattr(user, "table", lambda results: "")
+    monkeypatch.setattr(
+        user, "measure", lambda *_: found.append(tf.keras.mixed_precision.global_policy().name)
+    )
+    arguments = ["--mixed_bfloat16"] if policy == "mixed_bfloat16" else []
+    try:
+        step.main(["--user", "--dataset_size", "200", "--batch", "8", *arguments])
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    assert found == [policy]
+
+
+def test_a_policy_is_for_fit_alone(capsys):
+    with pytest.raises(SystemExit):
+        step.parse(["--mixed_bfloat16"])
+    assert "--mixed_bfloat16 needs --user" in capsys.readouterr().err
 
 
 def test_data_of_one_batch_are_too_few_to_time_fit():

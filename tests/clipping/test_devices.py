@@ -1,4 +1,4 @@
-"""How much memory a backward pass may take by default, and what a processor is good at."""
+"""Memory that a backward pass may take by default, and products that a processor is fast at."""
 
 import os
 import resource
@@ -95,6 +95,7 @@ def test_where_a_system_tells_nothing(machine, monkeypatch):
 @pytest.fixture
 def processor(monkeypatch, tmp_path):
     """Makes a processor of which the system tells so much; None: nothing."""
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     monkeypatch.setattr(devices, "has_gpu", lambda: False)
     monkeypatch.setattr(devices, "_PROCESSOR", str(tmp_path / "cpuinfo"))
 
@@ -119,6 +120,15 @@ def processor(monkeypatch, tmp_path):
 def test_processors_that_multiply_bfloat16(processor, text, fast):
     processor(text)
     assert devices.multiplies_bfloat16() == fast
+
+
+@pytest.mark.parametrize("off", ["0", "false", "False"])
+def test_without_onednn_products_of_bfloat16_are_not_used(processor, monkeypatch, off):
+    processor(b"flags : amx_bf16")
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    assert devices.multiplies_bfloat16()
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", off)
+    assert not devices.multiplies_bfloat16()
 
 
 def test_what_xla_compiles_and_gpus_do_not_multiply_bfloat16(processor, monkeypatch):

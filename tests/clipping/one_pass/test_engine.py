@@ -23,7 +23,12 @@ from tests.clipping.models import (
     built,
 )
 from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, devices, norms
-from tfdp.clipping.one_pass import combined_gradients, per_example_gradients, weight_uses
+from tfdp.clipping.one_pass import (
+    combined_gradients,
+    per_example_gradients,
+    weight_uses,
+    weighted_sums,
+)
 from tfdp.clipping.one_pass.op_gradients import registry
 
 layers = tf.keras.layers
@@ -459,6 +464,18 @@ def test_mixed_bfloat16(name, narrow, monkeypatch):
     assert max(np.linalg.norm(s) for s in single) <= CLIP * (1 + 1e-5)
     np.testing.assert_allclose(np.sum(single, axis=0), total, atol=1e-5)
     assert np.linalg.norm(total - reference) < 0.1 * np.linalg.norm(reference)
+
+
+def test_norms_of_what_was_not_yet_rounded_are_caught(monkeypatch):
+    """Mutant: the norm is that of the float32 product, the sum is made of rounded ones."""
+
+    def of_rounded(flat, factors, wide):
+        rounded = tf.cast(tf.cast(flat, tf.bfloat16), flat.dtype)
+        return per_example_gradients.weighted_sum(rounded, factors, wide)
+
+    monkeypatch.setattr(weighted_sums, "weighted_sum", of_rounded)
+    with pytest.raises(AssertionError):
+        test_mixed_bfloat16("conv2d", False, monkeypatch)
 
 
 @pytest.mark.parametrize("narrow", [True, False])
