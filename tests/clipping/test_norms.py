@@ -108,8 +108,9 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
     contribution, exact = FORMS[form](dtype, np.random.default_rng(seed))
     run = tf.function(contribution.squares, jit_compile=jit_compile, autograph=False)
     squares = run(contribution.tensors)
-    if wide and not (contribution.factored or contribution.whole):  # What is summed is rounded.
-        exact = np.longdouble(contribution.flat(contribution.tensors).numpy())
+    narrow = dtype == tf.bfloat16 and devices.multiplies_bfloat16()
+    if (wide or narrow) and not (contribution.factored or contribution.whole):
+        exact = np.longdouble(contribution.flat(contribution.tensors).numpy())  # It is rounded.
     with np.errstate(over="ignore", invalid="ignore"):
         true = np.sqrt(np.sum(np.square(exact.reshape(len(exact), -1)), axis=1))
     # Where the exact norm is non-finite, a factor must be zero.
@@ -144,8 +145,29 @@ def longest_of(form, dtype=tf.float32, jit_compile=False, seed=0, wide=False):
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16])
-def test_nothing_longer_than_the_clip_is_left(form, dtype):
+def test_nothing_longer_than_the_clip_is_left(form, dtype, monkeypatch):
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: False)
     assert longest_of(form, dtype) <= MOST
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("form", FORMS)
+def test_nor_where_products_are_of_bfloat16(form, monkeypatch):
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
+    assert longest_of(form, tf.bfloat16) <= MOST
+
+
+def test_it_would_be_with_norms_of_what_was_not_rounded(monkeypatch):
+    """Mutant: sums are of gradients in bfloat16, and their norms of products in float32."""
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
+
+    def squares(self, tensors):
+        a, g = self.pairs(tensors)
+        product = tf.matmul(g, a, transpose_a=True)
+        return norms.of_rows(tf.reshape(product, [-1, self.size]), self.size)
+
+    monkeypatch.setattr(OuterProducts, "squares", squares)
+    assert longest_of("instantiated", tf.bfloat16) > 1.001
 
 
 @pytest.mark.quick_cases(2)
