@@ -268,6 +268,9 @@ def _define_how(values: flags.FlagValues) -> None:
     text += _default("momentum")
     flags.DEFINE_float("momentum", None, text, flag_values=values)
     _validate(values, "momentum", lambda value: 0 <= value < 1, "in [0, 1)")
+    text = "Layers compute in bfloat16; weights, norms, sums and noise are float32. For GPUs, and CPUs "
+    text += "with AMX. Default: float32."
+    flags.DEFINE_bool("mixed_bfloat16", None, text, flag_values=values)
     text = "Share, times the learning rate, that each step takes off the weights. Default: none."
     _number(values, "weight_decay", text)
     text = "Fixes initial weights and sampling, but not the noise. By default nothing is fixed."

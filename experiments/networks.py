@@ -1,6 +1,7 @@
 """The networks that the experiments train, one function per data set.
 
-None of them has BatchNorm: it mixes examples, so that no gradient belongs to one of them.
+None of them has BatchNorm: it mixes examples, so that no gradient belongs to one of them. Logits are
+float32 whatever the policy of mixed precision is: losses of coarser ones would be coarse.
 """
 
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def digits(activation: Activation, keras: Any = tf.keras) -> Any:
             layers.Conv2D(32, 3),
             activation(),
             layers.Flatten(),
-            layers.Dense(10),
+            layers.Dense(10, dtype="float32"),
         ],
         name="digits",
     )
@@ -115,7 +116,7 @@ def mnist(activation: Activation, centred: bool = True, keras: Any = tf.keras) -
             layers.Flatten(),
             layers.Dense(32),
             activation(),
-            layers.Dense(10),
+            layers.Dense(10, dtype="float32"),
         ],
         name="mnist",
     )
@@ -136,11 +137,12 @@ def cifar10(activation: Activation, keras: Any = tf.keras) -> Any:
     return keras.Sequential(
         [
             layers.Input((32, 32, 3)),
+            layers.Rescaling(4.0, offset=-2.0),
             *blocks,
             layers.Flatten(),
             layers.Dense(128),
             activation(),
-            layers.Dense(10),
+            layers.Dense(10, dtype="float32"),
         ],
         name="cifar10",
     )
@@ -159,7 +161,7 @@ def imdb(activation: Activation, keras: Any = tf.keras) -> Any:
             layers.GlobalAveragePooling1D(),
             layers.Dense(16),
             activation(),
-            layers.Dense(2),
+            layers.Dense(2, dtype="float32"),
         ],
         name="imdb_reviews",
     )
@@ -225,7 +227,7 @@ def residual(shape: tuple[int, int, int], activation: Activation) -> tf.keras.Mo
         skip = x if strides == 1 else normalised(x, filters, 1, strides)
         x = activation()(layers.Add()([branch, skip]))
     x = layers.GlobalAveragePooling2D()(x)
-    return tf.keras.Model(inputs, layers.Dense(10)(x), name="residual")
+    return tf.keras.Model(inputs, layers.Dense(10, dtype="float32")(x), name="residual")
 
 
 def head_on_features(
@@ -256,7 +258,7 @@ def head_on_features(
             layers.Input(shape),
             *(convolution if head == "conv" else ()),
             layers.Flatten(),
-            layers.Dense(10),
+            layers.Dense(10, dtype="float32"),
         ],
         name=f"features_{head}",
     )

@@ -96,6 +96,7 @@ class Settings:
     augmentations: int | None = None
     weight_decay: float | None = None  # None, not 0.0, where there is none.
     architecture: str | None = None  # The published one.
+    mixed_bfloat16: bool | None = None  # None, not False, where layers compute in float32.
 
     @property
     def front_end(self) -> FrontEnd:
@@ -282,6 +283,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     _check_weight_decay(method, given)
     _check_keras(method, given, defaults)
     _check_architecture(dataset, given)
+    given["mixed_bfloat16"] = given.get("mixed_bfloat16") or None
     rest = dict(
         tempered_scale=2.0,
         tempered_temperature=2.0,
@@ -403,6 +405,21 @@ def _check_architecture(dataset: str, given: dict[str, Any]) -> None:
 
 def make_network(settings: Settings):
     """Returns the untrained network that `settings` ask for."""
+    mixed_precision = settings.front_end.keras.mixed_precision
+    before = mixed_precision.global_policy()
+    if settings.mixed_bfloat16:
+        mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        network = _network(settings)
+    finally:
+        mixed_precision.set_global_policy(before)
+    if settings.selective:
+        return settings.front_end.private.SelectiveModel(network)
+    return network
+
+
+def _network(settings: Settings):
+    """Returns the network, with layers of the global policy."""
     keras = settings.front_end.keras
     activation = networks.make_activation(
         settings.activation,
@@ -412,12 +429,8 @@ def make_network(settings: Settings):
         keras,
     )
     if settings.architecture == networks.RESIDUAL:
-        network = networks.residual(datasets.IMAGES[settings.dataset], activation)
-    elif settings.head is None:
-        network = networks.NETWORKS[settings.dataset](activation, keras=keras)
-    else:
-        shape = datasets.features_shape(settings.dataset, settings.features)
-        network = networks.head_on_features(shape, settings.head, activation, keras)
-    if settings.selective:
-        return settings.front_end.private.SelectiveModel(network)
-    return network
+        return networks.residual(datasets.IMAGES[settings.dataset], activation)
+    if settings.head is None:
+        return networks.NETWORKS[settings.dataset](activation, keras=keras)
+    shape = datasets.features_shape(settings.dataset, settings.features)
+    return networks.head_on_features(shape, settings.head, activation, keras)

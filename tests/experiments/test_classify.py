@@ -148,7 +148,7 @@ def test_every_data_set_has_defaults_for_every_method(dataset, method):
     below = RATE_OF.get(method, method.replace("dpsur_", "dp"))
     assert settings.learning_rate == DEFAULTS[dataset].learning_rate[below]
     absent = {"num_microbatches", "chunk_size", "seed", "validation_examples", "max_attempts"}
-    absent |= {"head", "keras", "augmentations", "weight_decay", "architecture"}
+    absent |= {"head", "keras", "augmentations", "weight_decay", "architecture", "mixed_bfloat16"}
     absent |= set() if method in SELECTIVE_METHODS else set(SELECTIVE_FLAGS)
     for field in dataclasses.fields(settings):
         assert getattr(settings, field.name) is not None or field.name in absent
@@ -242,6 +242,23 @@ def test_flagfile_stands_for_the_run(finished):
     folder, result = finished
     settings = classify.settings_from(parse(f"--flagfile={folder / 'flags.txt'}"))
     assert dataclasses.asdict(settings) == result["settings"]
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    "arguments", [[], ["--method=dpsur_sgd"], ["--method=dpagd"], ["--keras=3"], ["--method=sgd"]]
+)
+def test_in_bfloat16(tmp_path, arguments):
+    if "--keras=3" in arguments:
+        pytest.importorskip("keras", minversion="3.0")
+    arguments = [*arguments, "--epochs=4", "--seed=3", f"--output_dir={tmp_path}"]
+    result = classify_here(*arguments, "--mixed_bfloat16")
+    assert result["accuracy"] > 0.3
+    assert result["epsilon"] is None or result["epsilon"] <= result["settings"]["target_epsilon"]
+    settings = classify.settings_from(parse(f"--flagfile={tmp_path / 'flags.txt'}"))
+    assert settings.mixed_bfloat16 and dataclasses.asdict(settings) == result["settings"]
+    with pytest.raises(RefusedError, match="mixed_bfloat16"):  # It is another run.
+        classify_here(*arguments, "--nomixed_bfloat16")
 
 
 def weighted(by_class, labels):

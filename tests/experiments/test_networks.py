@@ -79,17 +79,47 @@ def layers(model):
 
 
 @pytest.mark.parametrize("dataset", datasets.DATASETS)
-def test_images_of_28_pixels_are_brought_from_minus_1_to_1_and_nothing_else_is(dataset):
+def test_pixels_of_large_images_are_centred_and_nothing_else_is(dataset):
     model = networks.NETWORKS[dataset](networks.make_activation("relu"))
-    if dataset not in ("mnist", "fashion_mnist"):
+    most = {"mnist": 1, "fashion_mnist": 1, "cifar10": 2}.get(dataset)
+    if most is None:
         assert "Rescaling" not in layers(model)
         return
     first = model.layers[0]
-    x = np.linspace(0, 1, 784, dtype=np.float32).reshape(1, 28, 28, 1)
-    np.testing.assert_allclose(first(x), 2 * x - 1, atol=1e-6)
-    assert layers(model)[:2] == ["Rescaling", "ZeroPadding2D"] and not first.weights
+    shape = datasets.IMAGES[dataset]
+    x = np.linspace(0, 1, np.prod(shape), dtype=np.float32).reshape(1, *shape)
+    np.testing.assert_allclose(first(x), most * (2 * x - 1), atol=1e-6)
+    assert layers(model)[0] == "Rescaling" and not first.weights
     rest = tf.keras.Sequential(model.layers[1:])
-    np.testing.assert_allclose(model(x), rest(2 * x - 1), atol=1e-5)
+    np.testing.assert_allclose(model(x), rest(most * (2 * x - 1)), atol=1e-5)
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"dataset": dataset, "keras": 2} for dataset in datasets.DATASETS),
+        *({"dataset": dataset, "keras": 3} for dataset in datasets.DATASETS),
+        {"dataset": "digits", "features": "scattering", "head": "conv"},
+        {"dataset": "digits", "architecture": "residual"},
+    ],
+)
+def test_networks_in_bfloat16_have_logits_and_weights_in_float32(given):
+    if given.get("keras") == 3:
+        pytest.importorskip("keras", minversion="3.0")
+    constant = {"learning_rate_schedule": "constant"}
+    settings = resolve({**constant, **given, "mixed_bfloat16": True})
+    policy = settings.front_end.keras.mixed_precision.global_policy
+    before = policy().name
+    model = make_network(settings)
+    assert policy().name == before
+    by_name = {layer.name: layer for layer in model.layers}
+    *hidden, last = [layer for layer in by_name.values() if layer.weights]
+    assert {layer.compute_dtype for layer in hidden} <= {"bfloat16"}
+    assert last.compute_dtype == "float32"
+    assert {tf.as_dtype(weight.dtype) for weight in model.weights} == {tf.float32}
+    x = np.zeros([2, *model.input_shape[1:]], "float32")
+    assert model(x).dtype == tf.float32
 
 
 @pytest.mark.parametrize(
