@@ -268,8 +268,8 @@ def _define_how(values: flags.FlagValues) -> None:
     text += _default("momentum")
     flags.DEFINE_float("momentum", None, text, flag_values=values)
     _validate(values, "momentum", lambda value: 0 <= value < 1, "in [0, 1)")
-    text = "Layers compute in bfloat16; weights, norms, sums and noise are float32. For GPUs, and CPUs "
-    text += "with AMX. Default: float32."
+    text = "Layers compute in bfloat16; weights, norms, sums and noise are float32. For GPUs, and "
+    text += "CPUs with AMX. Default: float32."
     flags.DEFINE_bool("mixed_bfloat16", None, text, flag_values=values)
     text = "Share, times the learning rate, that each step takes off the weights. Default: none."
     _number(values, "weight_decay", text)

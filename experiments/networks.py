@@ -1,7 +1,7 @@
 """The networks that the experiments train, one function per data set.
 
-None of them has BatchNorm: it mixes examples, so that no gradient belongs to one of them. Logits are
-float32 whatever the policy of mixed precision is: losses of coarser ones would be coarse.
+None of them has BatchNorm: it mixes examples, so that no gradient belongs to one of them. Logits
+are float32 under every policy of mixed precision, or losses would be coarse.
 """
 
 from collections.abc import Callable
@@ -123,7 +123,9 @@ def mnist(activation: Activation, centred: bool = True, keras: Any = tf.keras) -
 
 
 def cifar10(activation: Activation, keras: Any = tf.keras) -> Any:
-    """Logits `[batch, 10]` of images `[batch, 32, 32, 3]`, by 550,570 parameters.
+    """Logits `[batch, 10]` of images `[batch, 32, 32, 3]` in [0, 1], by 550,570 parameters.
+
+    Pixels are brought to [-2, 2] by constants: their standard deviation is then about 1.
 
     The network of the published tables for CIFAR-10 (Papernot et al., 2021,
     https://arxiv.org/abs/2007.14191, table 2; Tramer and Boneh, 2021).
