@@ -23,6 +23,7 @@ from experiments.settings import (
 )
 from tests import support
 from tests.experiments.classify_support import classify_here, parse, start
+from tests.front_ends import needs_keras_3
 
 # Flags.
 
@@ -246,11 +247,16 @@ def test_flagfile_stands_for_the_run(finished):
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
-    "arguments", [[], ["--method=dpsur_sgd"], ["--method=dpagd"], ["--keras=3"], ["--method=sgd"]]
+    "arguments",
+    [
+        [],
+        ["--method=dpsur_sgd"],
+        ["--method=dpagd"],
+        ["--method=sgd"],
+        pytest.param(["--keras=3"], marks=needs_keras_3),
+    ],
 )
 def test_in_bfloat16(tmp_path, arguments):
-    if "--keras=3" in arguments:
-        pytest.importorskip("keras", minversion="3.0")
     arguments = [*arguments, "--epochs=4", "--seed=3", f"--output_dir={tmp_path}"]
     result = classify_here(*arguments, "--mixed_bfloat16")
     assert result["accuracy"] > 0.3
