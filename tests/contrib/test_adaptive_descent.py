@@ -26,7 +26,15 @@ X, Y = support.small_data(N)
 
 
 def descend(
-    cls=AdaptiveGradientDescent, x=X, y=Y, batch=16, epsilon=8.0, budget=None, model=None, **changes
+    cls=AdaptiveGradientDescent,
+    x=X,
+    y=Y,
+    batch=16,
+    epsilon=8.0,
+    budget=None,
+    model=None,
+    padding="none",
+    **changes,
 ):
     options = DescentOptions(
         **{
@@ -39,7 +47,7 @@ def descend(
             **changes,
         }
     )
-    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=batch, seed=7)
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=batch, seed=7, padding=padding)
     budget = budget or RdpFilter(epsilon, 1e-5)
     model = model or support.small_model()
     return cls(model, support.crossentropy(), batches, budget, options, noise_seed=3)
@@ -159,6 +167,75 @@ def test_layers_that_hand_data_to_something_else_are_refused():
     with pytest.raises(ValueError, match="no side effects"):
         descent.run(1)
     assert not [x for x in Publishes.seen if len(x) > 1]
+
+
+# Where examples stand.
+
+
+class Shaken(tf.keras.layers.Layer):
+    """Multiplies by random numbers that are a known function of the row, in training or not."""
+
+    def call(self, x):
+        return x * tf.random.stateless_uniform(tf.shape(x), [1, 2])
+
+
+class DrawsInBranches(tf.keras.layers.Layer):
+    """Draws where no secret key can be given."""
+
+    def call(self, x):
+        return tf.cond(tf.size(x) > 0, lambda: x * tf.random.uniform(tf.shape(x)), lambda: x)
+
+
+def with_layer(layer):
+    return tf.keras.Sequential([tf.keras.layers.Input([4]), layer, tf.keras.layers.Dense(3)])
+
+
+class KnownNumbers(AdaptiveGradientDescent):
+    """Mutant: random numbers stay a known function of the row, and places are not random."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._engine.streams = None
+
+
+@pytest.mark.parametrize(
+    ("cls", "padding", "secret"),
+    [
+        (AdaptiveGradientDescent, "none", True),
+        (AdaptiveGradientDescent, "buckets", True),
+        (AdaptiveGradientDescent, "full", False),
+        (KnownNumbers, "none", False),
+    ],
+)
+def test_examples_that_move_to_other_rows_keep_no_known_numbers(cls, padding, secret):
+    """Numbers of rows are secret, new in each pass, unless "full" gives rows at random."""
+    descent, mask = descend(cls, model=with_layer(Shaken()), padding=padding), np.ones(N, bool)
+    sums = [support.flat(descent._clipped_sum(X, Y, mask)) for _ in range(2)]
+    losses = [float(loss(descent, X, mask)) for _ in range(2)]
+    assert np.allclose(*sums) != secret and np.allclose(*losses) != secret
+    *_, drawn = descent._source.draw(tf.constant([1, 2], tf.int64), descent._sampling)
+    in_front = np.sort(drawn)[::-1]  # Examples first, and then padding.
+    assert np.array_equal(drawn, in_front) == (padding != "full")
+
+
+def test_numbers_that_cannot_be_secret_need_full_batches():
+    descent = descend(model=with_layer(DrawsInBranches()))
+    with pytest.raises(ValueError, match='padding="full"'):
+        descent.run(1)
+    assert descent.budget.spent == 0
+    assert descend(model=with_layer(DrawsInBranches()), padding="full").run(1) == 1
+
+
+@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
+def test_batches_are_padded_as_the_user_says(padding):
+    descent = descend(padding=padding)
+    for sampling in (descent._sampling, descent._selection):
+        sizes = {
+            len(descent._source.draw(tf.constant([1, key], tf.int64), sampling)[0])
+            for key in range(20)
+        }
+        most = {sampling.padded_batch_size}
+        assert sizes == most if padding == "full" else sizes <= set(sampling.bucket_sizes) - most
 
 
 # The noise.

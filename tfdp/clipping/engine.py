@@ -214,8 +214,15 @@ class ClippingEngine(abc.ABC):
             return rows, keeps
         return rows // each, tf.reduce_any(tf.reshape(keeps, [-1, each]), axis=1)
 
-    def _draw_secretly(self, loss: tf.Tensor) -> None:
-        """Makes the model draw its random numbers from `streams`."""
+    def draw_secretly(self, loss: tf.Tensor) -> None:
+        """Makes the model draw the random numbers for a loss from `streams`.
+
+        Args:
+          loss: A tensor of the graph being built.
+
+        Raises:
+          ValueError: Random numbers are drawn in a way that no secret key can be given to.
+        """
         random_streams.hide_counts(loss.graph)
         if self.streams is not None:
             random_streams.make_secret(loss, self.streams)

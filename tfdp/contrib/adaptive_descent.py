@@ -53,7 +53,7 @@ from tfdp._random import chacha
 from tfdp._random.key_streams import KeyStream
 from tfdp._validation import error, is_integer
 from tfdp.accounting import PrivacyParametersChangedError, RdpFilter
-from tfdp.accounting.sampling import FULL, PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.clipping import OnePassEngine, per_example_losses, step_check
 from tfdp.contrib.descent_budget import DescentOptions, grown_precision, iteration_event
 from tfdp.data.batches import PoissonBatches
@@ -79,7 +79,8 @@ class AdaptiveGradientDescent(tf.Module):
       loss: A Keras loss with `reduction="none"`.
       batches: Result of `tfdp.data.poisson_batches`: the data, in memory and without weights or
         `transform`, and the expected batch size of the gradients. Its `seed` is that of the
-        sampling.
+        sampling, and its `padding` that of both kinds of batches; "none" counts as "buckets". Only
+        with "full" does the time of an iteration not depend on how many examples were sampled.
       budget: The privacy budget.
       options: Clips, noise and steps; see `calibrate_descent`.
       noise_seed: For tests: makes the noise and the choices a function of it.
@@ -142,9 +143,14 @@ class AdaptiveGradientDescent(tf.Module):
         self.budget = budget
         self._loss = loss
         self._source = dataclasses.replace(source, x=x, y=y)
-        self._sampling = dataclasses.replace(sampling, padding=FULL)
-        self._selection = PoissonSampling(size, options.selection_batch_size, padding=FULL)
+        # With masks, by which a batch of no examples is told.
+        padding = BUCKETS if sampling.padding == NONE else sampling.padding
+        self._sampling = dataclasses.replace(sampling, padding=padding)
+        self._selection = PoissonSampling(size, options.selection_batch_size, padding=padding)
         self._engine = OnePassEngine(options.l2_norm_clip)
+        self._engine.usual_rows = self._sampling.usual_batch_size
+        if padding != FULL:  # Examples do not stand at random places.
+            self._engine.streams = KeyStream(noise_seed, "layers")
         use = next(source.uses)
         self._learning = KeyStream(source.seed, f"iterations {use}: learning")
         self._testing = KeyStream(source.seed, f"iterations {use}: testing")
@@ -199,7 +205,8 @@ class AdaptiveGradientDescent(tf.Module):
         Args:
           iterations: Iterations to make at most; None: until the budget is spent.
           on_progress: Called with this object after every iteration. Everything that it can see
-            here has been released and paid for, including the time that an iteration took.
+            here has been released and paid for; with batches of `padding="full"` that includes
+            the time that an iteration took.
 
         Returns:
           The number of iterations that were made; fewer than asked for if training is `finished`.
@@ -352,6 +359,7 @@ class AdaptiveGradientDescent(tf.Module):
     def _traced_loss(self, x: Any, y: Any, mask: tf.Tensor) -> tf.Tensor:
         """Sums the clipped losses of a batch in float64: an example adds a value in [0, clip]."""
         losses = self._loss(y, self.model(x, training=False), sample_weight=mask)
+        self._engine.draw_secretly(losses)  # Some layers draw without `training`, too.
         losses = tf.cast(per_example_losses(losses), tf.float64)
         clip = tf.constant(self.options.loss_clip, tf.float64)
         clipped = tf.where(tf.math.is_finite(losses), tf.clip_by_value(losses, 0.0, clip), clip)

@@ -98,7 +98,7 @@ class OnePassEngine(ClippingEngine):
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
         asked = (loss, variables, seed, clip, most_rows, masks)
-        self._draw_secretly(loss)
+        self.draw_secretly(loss)
         why = self._needs_gradients(masks)
         if self.num_microbatches is not None:
             why = "Microbatches need the vectorised engine."

@@ -84,7 +84,7 @@ class VectorizedEngine(ClippingEngine):
         masks: Sequence[tf.Tensor] | None = None,
     ) -> ClippedSum:
         """See `ClippingEngine.clipped_sum`."""
-        self._draw_secretly(loss)
+        self.draw_secretly(loss)
         faulty_products.check(loss.graph.get_operations())
         graph = reading.read_loss(loss).averaged(self.rows_per_example)
         self._report = vectorized_report(variables, _WHY)
