@@ -120,8 +120,9 @@ class DescentTraining(Training):
         text = (
             f"({settings.target_epsilon:g}, {settings.delta:g})-differential privacy, add or "
             f"remove one of {self.data.size} training examples, for the model and all that was "
-            "shown on the way. Noise, step sizes and the end of training were chosen by what had "
-            f"been released: a Renyi filter of order {self.descent.budget.order:g} kept all of it "
+            "shown on the way, but for times. Noise, step sizes and the end of training were "
+            "chosen by what had been released: a Renyi filter of order "
+            f"{self.descent.budget.order:g} kept all of it "
             "within the budget, which is the guarantee, whether or not it was spent to the end. "
             "Batches were Poisson samples."
         )

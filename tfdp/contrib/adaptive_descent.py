@@ -79,8 +79,8 @@ class AdaptiveGradientDescent(tf.Module):
       loss: A Keras loss with `reduction="none"`.
       batches: Result of `tfdp.data.poisson_batches`: the data, in memory and without weights or
         `transform`, and the expected batch size of the gradients. Its `seed` is that of the
-        sampling, and its `padding` that of both kinds of batches; "none" counts as "buckets". Only
-        with "full" does the time of an iteration not depend on how many examples were sampled.
+        sampling, and its `padding` that of both kinds of batches; "none" counts as "buckets". The
+        time of an iteration depends on how many examples were sampled, unless it is "full".
       budget: The privacy budget.
       options: Clips, noise and steps; see `calibrate_descent`.
       noise_seed: For tests: makes the noise and the choices a function of it.
@@ -205,8 +205,8 @@ class AdaptiveGradientDescent(tf.Module):
         Args:
           iterations: Iterations to make at most; None: until the budget is spent.
           on_progress: Called with this object after every iteration. Everything that it can see
-            here has been released and paid for; with batches of `padding="full"` that includes
-            the time that an iteration took.
+            here has been released and paid for, but for the time that an iteration took: that is
+            private unless batches have `padding="full"`.
 
         Returns:
           The number of iterations that were made; fewer than asked for if training is `finished`.
