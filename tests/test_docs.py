@@ -94,6 +94,12 @@ def test_examples_of_pages(path, capsys):
     assert capsys.readouterr().out.count("epsilon = ") == PAGES[path]
 
 
+def test_the_noise_of_a_run_is_what_the_page_shows(capsys):
+    run_examples("docs/choosing.md")
+    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "docs/choosing.md").read_text(), re.DOTALL)
+    assert capsys.readouterr().out == shown
+
+
 OF_THE_README = [pytest.param(0, marks=needs_keras_3), pytest.param(1, marks=needs_keras_2)]
 
 
@@ -107,7 +113,7 @@ def test_each_example_of_the_readme(number, capsys):
 
 def test_every_page_with_examples_is_run():
     """Pages of other tests are named below; the package's page is run from the wheel."""
-    others = {"accounting", "auditing", "guarantee", "survey", "vae", "package"}
+    others = {"accounting", "auditing", "choosing", "guarantee", "survey", "vae", "package"}
     run = {pathlib.Path(path).stem for path in PAGES} | others
     # scaling.md needs several devices: tests/optimizers/test_replicas.py; others show excerpts.
     excerpts = {"scaling", "noise"}
