@@ -208,7 +208,7 @@ class KnownNumbers(AdaptiveGradientDescent):
     ],
 )
 def test_examples_that_move_to_other_rows_keep_no_known_numbers(cls, padding, secret):
-    """What layers draw is secret, and new in each pass. With "full" the places are random."""
+    """Draws of layers are secret and new in each pass. With "full" the places are random."""
     descent, mask = descend(cls, model=with_layer(Shaken()), padding=padding), np.ones(N, bool)
     sums = [support.flat(descent._clipped_sum(X, Y, mask)) for _ in range(2)]
     losses = [float(loss(descent, X, mask)) for _ in range(2)]
