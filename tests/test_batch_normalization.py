@@ -215,3 +215,12 @@ def test_number_of_groups(front, channels, has_positions, groups):
     model = front.keras.Sequential([front.keras.Input(shape), layers.BatchNormalization()])
     assert front.tfdp.replace_batch_normalization(model).layers[0].groups == groups
     assert _batch_normalization.number_of_groups(channels, has_positions) == groups
+
+
+def test_a_single_number_for_each_example_has_no_group(front):
+    layers = front.keras.layers
+    model = front.keras.Sequential([front.keras.Input([1]), layers.BatchNormalization(name="bn")])
+    with pytest.raises(ValueError, match=r"(?s)'bn'.*\[batch, 1\].*by='frozen'"):
+        front.tfdp.replace_batch_normalization(model)
+    frozen = front.tfdp.replace_batch_normalization(model, "frozen")
+    assert frozen.predict(np.array([[3.0]]), verbose=0) > 2.9

@@ -141,6 +141,14 @@ class _Copies:
             )
         rank = layer.input_spec.ndim
         channels = layer.input_spec.axes[axes[0]]
+        if rank == 2 and channels == 1:
+            raise ValueError(
+                "BatchNormalization of a single number for each example has no GroupNormalization "
+                "in its place: less its own mean, that number is 0 whatever it was. Received the "
+                f"layer '{layer.name}', whose inputs have the shape [batch, 1]: use by='frozen', "
+                "with statistics of public data, or leave the layer out and scale the input by "
+                "public constants."
+            )
         kinds = ("initializer", "regularizer", "constraint")
         kept = [f"{weight}_{kind}" for weight in ("beta", "gamma") for kind in kinds]
         kept += ["name", "epsilon", "center", "scale", "dtype"]

@@ -3,6 +3,7 @@ import tensorflow as tf
 
 from tests import support
 from tests.clipping.models import WeightsTwice
+from tests.front_ends import keras, needs_keras_3
 from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.report import Entry, Report
 
@@ -21,6 +22,19 @@ def test_report_of_a_model():
     assert "2 of 3 variables" in report.summary and report.summary in text
     assert f"{model.layers[-1].name}/w" in report.warning
     assert "register_op_gradients" in report.warning
+
+
+@needs_keras_3
+def test_report_of_a_model_of_keras_3():
+    inputs = {name: keras.Input(shape, name=name) for name, shape in (("a", [4]), ("b", [2, 3]))}
+    hidden = keras.layers.Dense(3, name="first")(inputs["a"])
+    total = keras.layers.Add()([hidden, keras.layers.LSTM(3, name="second")(inputs["b"])])
+    report = OnePassEngine(1.0).report(keras.Model(inputs, total))
+    assert [entry.parameters for entry in report.entries] == [12, 3, 36, 36, 12]
+    assert all(entry.fast for entry in report.entries)
+    assert "first" in report.entries[0].variable
+    with pytest.raises(ValueError, match="must have been called"):
+        OnePassEngine(1.0).report(keras.Sequential([keras.layers.Dense(3)]))
 
 
 def test_a_summary_never_says_all_where_one_is_slow():

@@ -62,8 +62,82 @@ def sequences():
     return keras.Model(inputs, layers.Dense(3)(layers.LSTM(4, return_sequences=True)(inputs)))
 
 
+def tagger(mask_zero=True):
+    inputs = keras.Input([5], dtype="int32")
+    hidden = layers.Embedding(7, 4, mask_zero=mask_zero)(inputs)
+    return keras.Model(inputs, layers.Dense(3)(layers.LSTM(4, return_sequences=True)(hidden)))
+
+
+def masked_steps():
+    inputs = keras.Input([5, 3])
+    return keras.Model(
+        inputs, layers.Dense(3)(layers.GRU(4, return_sequences=True)(layers.Masking()(inputs)))
+    )
+
+
+def two_taggers():
+    inputs = keras.Input([5], dtype="int32")
+    hidden = layers.LSTM(4, return_sequences=True)(layers.Embedding(7, 4, mask_zero=True)(inputs))
+    outputs = [layers.Dense(3, name="a")(hidden), layers.Dense(1, name="b")(hidden)]
+    return keras.Model(inputs, outputs)
+
+
+def segmentation():
+    return keras.Sequential([keras.Input([5, 4, 3]), layers.Conv2D(3, 3, padding="same")])
+
+
+def ignoring(ignored, reduction="sum_over_batch_size"):
+    return keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=ignored, reduction=reduction
+    )
+
+
+TAGS = RNG.integers(0, 3, (6, 5))
+# Sequences of several lengths; the last has no token.
+SENTENCES = np.where(np.arange(5) < np.array([[5], [3], [1], [4], [2], [0]]), TOKENS + 1, 0) % 7
+STEPS = np.where(SENTENCES[..., np.newaxis] > 0, SEQUENCES, 0).astype("float32")
+OF_TOKENS = RNG.uniform(0, 3, (6, 5)).astype("float32")
+PIXELS = RNG.normal(size=(6, 5, 4, 3)).astype("float32")
+VOID = np.where(RNG.uniform(size=(6, 5, 4)) < 0.4, 255, RNG.integers(0, 3, (6, 5, 4)))
+VOID[1] = 255
+
+# Losses over tokens: with a mean over the valid ones of the batch, in Keras, and here of each
+# example. Model, x, y, weights, arguments of `compile`.
+TOKEN_CASES = {
+    "a mask of tokens": (tagger, SENTENCES, TAGS, None, {}),
+    "Masking": (masked_steps, STEPS, TAGS, None, {}),
+    "weights of tokens under a mask": (tagger, SENTENCES, TAGS, OF_TOKENS, {}),
+    "weights of examples under a mask": (tagger, SENTENCES, TAGS, WEIGHTS, {}),
+    "boolean weights of tokens": (lambda: tagger(False), TOKENS, TAGS, SENTENCES > 0, {}),
+    "boolean weights under a mask": (tagger, SENTENCES, TAGS, OF_TOKENS > 1, {}),
+    "a sum under a mask": (tagger, SENTENCES, TAGS, None, {"loss": crossentropy("sum")}),
+    "a weighted mean under a mask": (
+        *(tagger, SENTENCES, TAGS, OF_TOKENS),
+        {"loss": crossentropy("mean_with_sample_weight")},
+    ),
+    "a weighted mean of tokens": (
+        *(lambda: tagger(False), TOKENS, TAGS, OF_TOKENS),
+        {"loss": crossentropy("mean_with_sample_weight")},
+    ),
+    "several masked outputs": (
+        *(two_taggers, SENTENCES, (TAGS, OF_TOKENS), None),
+        {"loss": [crossentropy(), "mse"], "loss_weights": [1.0, 0.3]},
+    ),
+    "an ignored class of pixels": (segmentation, PIXELS, VOID, None, {"loss": ignoring(255)}),
+    "an ignored class of tokens": (
+        *(lambda: tagger(False), TOKENS, TAGS, None),
+        {"loss": ignoring(1)},
+    ),
+    "an ignored class under a mask": (tagger, SENTENCES, TAGS, OF_TOKENS, {"loss": ignoring(1)}),
+    "an ignored class and a weighted mean": (
+        *(segmentation, PIXELS, VOID, WEIGHTS),
+        {"loss": ignoring(255, "mean_with_sample_weight")},
+    ),
+}
+
 # Model, x, y, weights, arguments of `compile`.
 CASES = {
+    **TOKEN_CASES,
     "sum": (mlp, X, Y, None, {"loss": crossentropy("sum")}),
     "one for each example": (mlp, X, Y, None, {"loss": crossentropy("none")}),
     "sample weights": (mlp, X, Y, WEIGHTS, {}),

@@ -329,10 +329,17 @@ def test_bad_arguments(cls, name, value):
         cls(**{**GOOD, name: value})
 
 
-@pytest.mark.parametrize("name", ["expected_batch_size", "gradient_accumulation_steps"])
-def test_what_the_sampling_says_must_not_be_said_again(name):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("expected_batch_size", "expected_batch_size="),
+        ("gradient_accumulation_steps", "chunk_size="),
+    ],
+)
+def test_what_the_sampling_says_must_not_be_said_again(name, remedy):
     sampling = tfdp.accounting.sampling.PoissonSampling(100, 10)
-    with pytest.raises(ValueError, match=f"`{name}` must not be given together with `sampling`"):
+    says = f"`{name}` must not be given together with `sampling`.*poisson_batches.*{remedy}"
+    with pytest.raises(ValueError, match=says):
         tfdp.DPSGD(1.0, 1.0, sampling=sampling, **{name: 2})
 
 

@@ -123,7 +123,7 @@ def of_last_step(report: Report | None) -> Report:
 
 def trace_for_report(engine: Any, model: Any) -> None:
     """Traces an engine on a model, with the sum of the squared outputs as each example's loss."""
-    spec = model.save_spec()
+    spec, variables = _parts_of(model)
     if spec is None:
         raise ValueError(
             "Argument `model` must have been called, or built with its input's shape, to be "
@@ -137,7 +137,20 @@ def trace_for_report(engine: Any, model: Any) -> None:
             for o in outputs
         ]
         seed = tf.zeros([2], tf.int64)
-        result = engine.clipped_sum(tf.add_n(losses), model.trainable_variables, seed)
+        result = engine.clipped_sum(tf.add_n(losses), variables, seed)
         return [g for g in result.gradients if g is not None]
 
     tf.function(step, autograph=False).get_concrete_function(*spec)
+
+
+def _parts_of(model: Any) -> tuple[Any, list[tf.Variable]]:
+    """Returns specs of the arguments of a model, None if it has none, and what it trains."""
+    if hasattr(model, "save_spec"):  # Of Keras 2.
+        spec = model.save_spec()
+        return spec, [] if spec is None else model.trainable_variables
+    from tfdp.keras3.keras_3 import takes, tf_variable
+
+    inputs = takes(model) if model.built else None
+    if inputs is None:
+        return None, []
+    return ((inputs,), {}), list(map(tf_variable, model.trainable_variables))

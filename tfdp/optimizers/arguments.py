@@ -246,14 +246,15 @@ def sampling_of(
             "the attribute `sampling` of `tfdp.data.poisson_batches(...)`, or None",
             sampling,
         )
-    for name, given in (
-        ("expected_batch_size", expected_batch_size),
-        ("gradient_accumulation_steps", gradient_accumulation_steps),
+    for name, given, instead in (
+        ("expected_batch_size", expected_batch_size, "expected_batch_size=..."),
+        ("gradient_accumulation_steps", gradient_accumulation_steps, "chunk_size=rows_of_a_part"),
     ):
         if given is not None:
             raise ValueError(
                 f"Argument `{name}` must not be given together with `sampling`, which says "
-                f"{getattr(sampling, name)}. Received: {name}={given!r}."
+                f"{getattr(sampling, name)}. Received: {name}={given!r}. To change it, draw other "
+                f"batches: `tfdp.data.poisson_batches(..., {instead})`."
             )
     return sampling.expected_batch_size, sampling.gradient_accumulation_steps, sampling
 

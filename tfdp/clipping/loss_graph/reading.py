@@ -167,20 +167,35 @@ class LossGraph:
         Which number of a row goes where makes no difference: they are independent and alike.
         """
         target = tf.compat.v1.get_default_graph()
-        shapes = [d.shape for d in self.drawn]
-        operations, boundary = cone(shapes, self._inputs())
-        known = {t.name: of_row[t.name] if t.name in of_row else bring(t, target) for t in boundary}
-        copies = copying.copy(operations, shapes, known)[0]
-        drawn = []
-        for known_as, shape in zip(self.drawn, copies, strict=True):
-            if known_as.of_rows is None:
-                drawn.append(Drawn(bring(known_as.numbers, target), shape, None))
-                continue
-            own = of_row[known_as.of_rows.name]
+        of_name = {d.numbers.name: d for d in self.drawn}
+        stop = self._inputs() | {d.numbers.ref() for d in self.drawn}
+        made: dict[str, Drawn] = {}
+
+        def at(tensor: tf.Tensor) -> tf.Tensor:
+            if tensor.name in of_name:  # Drawn before, by a layer that this one follows.
+                return drawn(of_name[tensor.name]).numbers
+            return of_row[tensor.name] if tensor.name in of_row else bring(tensor, target)
+
+        def drawn(original: Drawn) -> Drawn:
+            if original.numbers.name not in made:
+                made[original.numbers.name] = draw(original)
+            return made[original.numbers.name]
+
+        def draw(original: Drawn) -> Drawn:
+            if original.of_rows is None:
+                return Drawn(bring(original.numbers, target), original.shape, None)
+            own, static = of_row[original.of_rows.name], original.numbers.shape
+            if static[1:].is_fully_defined():
+                shape = tf.constant([-1, *static[1:]])
+            else:
+                operations, boundary = cone([original.shape], stop)
+                known = {t.name: at(t) for t in boundary}
+                (shape,), _ = copying.copy(operations, [original.shape], known)
             numbers = tf.reshape(own, shape)
-            numbers.set_shape(known_as.numbers.shape)
-            drawn.append(Drawn(numbers, shape, own))
-        return drawn
+            numbers.set_shape(static)
+            return Drawn(numbers, shape, own)
+
+        return [drawn(original) for original in self.drawn]
 
     def regularizer_gradients(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
         """Returns the regulariser's gradients, or None, by variable; `handles` are its handles."""

@@ -190,7 +190,7 @@ def _mean_of_valid(entries: tf.Tensor) -> tf.Tensor | None:
     path = _path_to_mask(entries)
     if path is None:
         return None
-    share = next(t for t in path[-1].inputs if t.op.type == "RealDiv" and t.shape.rank == 0)
+    share = next(t for t in path[-1].inputs if _is_share(t))
     replaced, kept = share, tf.ones([], share.dtype)
     for op in reversed(path):  # The same product without the share.
         inputs = [kept if t is replaced else t for t in op.inputs]
@@ -201,21 +201,41 @@ def _mean_of_valid(entries: tf.Tensor) -> tf.Tensor | None:
 
 
 def _path_to_mask(product: tf.Tensor) -> list[tf.Operation] | None:
-    """Returns the operations from a product to where its mask is multiplied as Keras does."""
+    """Returns the operations from a product to where its mask is multiplied as Keras does.
+
+    Keras 2 multiplies the mask by the share, and Keras 3 puts the share where the mask is true.
+    """
     op = product.op
     if op.type == "Mul":
         for share, mask in (op.inputs, reversed(op.inputs)):
-            if share.op.type != "RealDiv" or share.shape.rank != 0:
-                continue
-            total, valid = map(_before, share.op.inputs)
-            kept = valid.op.inputs[0] if valid.op.type == "Sum" else None
-            if kept is not None and kept.shape.rank and is_factor(kept, mask):
-                return [op] if _is_number_of_entries(total, kept) else None
+            if _is_share(share) and (kept := _kept_by(share)) is not None and is_factor(kept, mask):
+                return [op] if _is_number_of_entries(_before(share.op.inputs[0]), kept) else None
+    if op.type == "SelectV2" and _is_share(op.inputs[1]) and _is_zero(op.inputs[2]):
+        kept = _kept_by(op.inputs[1])
+        if kept is not None and _before(kept).ref() == _before(op.inputs[0]).ref():
+            total = _before(op.inputs[1].op.inputs[0])
+            return [op] if _is_number_of_entries(total, kept) else None
     inputs = {t.ref(): t for t in op.inputs}  # Of a square, once.
     for tensor in inputs.values() if op.type == "Mul" or op.type in _KEEP_FACTORS else []:
         if (path := _path_to_mask(tensor)) is not None:
             return [op, *path]
     return None
+
+
+def _is_share(tensor: tf.Tensor) -> bool:
+    return tensor.op.type in _DIVISIONS and tensor.shape.rank == 0
+
+
+def _kept_by(share: tf.Tensor) -> tf.Tensor | None:
+    """Returns the mask whose true entries are counted by the divisor of a share, or None."""
+    valid = _before(share.op.inputs[1])
+    kept = valid.op.inputs[0] if valid.op.type == "Sum" else None
+    return kept if kept is not None and kept.shape.rank else None
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    value = tf.get_static_value(_before(tensor))
+    return value is not None and not np.any(value)
 
 
 def _summed(op: tf.Operation) -> tf.Tensor | None:
