@@ -107,7 +107,7 @@ TOKEN_CASES = {
     "a mask of tokens": (tagger, SENTENCES, TAGS, None, {}),
     "Masking": (masked_steps, STEPS, TAGS, None, {}),
     "weights of tokens under a mask": (tagger, SENTENCES, TAGS, OF_TOKENS, {}),
-    "weights of examples under a mask": (tagger, SENTENCES, TAGS, WEIGHTS, {}),
+    "weights of examples under a mask": (tagger, SENTENCES, TAGS, WEIGHTS[:, np.newaxis], {}),
     "boolean weights of tokens": (lambda: tagger(False), TOKENS, TAGS, SENTENCES > 0, {}),
     "boolean weights under a mask": (tagger, SENTENCES, TAGS, OF_TOKENS > 1, {}),
     "a sum under a mask": (tagger, SENTENCES, TAGS, None, {"loss": crossentropy("sum")}),
@@ -120,7 +120,7 @@ TOKEN_CASES = {
         {"loss": crossentropy("mean_with_sample_weight")},
     ),
     "several masked outputs": (
-        *(two_taggers, SENTENCES, (TAGS, OF_TOKENS), None),
+        *(two_taggers, SENTENCES, (TAGS, OF_TOKENS[..., np.newaxis]), None),
         {"loss": [crossentropy(), "mse"], "loss_weights": [1.0, 0.3]},
     ),
     "an ignored class of pixels": (segmentation, PIXELS, VOID, None, {"loss": ignoring(255)}),
@@ -130,7 +130,7 @@ TOKEN_CASES = {
     ),
     "an ignored class under a mask": (tagger, SENTENCES, TAGS, OF_TOKENS, {"loss": ignoring(1)}),
     "an ignored class and a weighted mean": (
-        *(segmentation, PIXELS, VOID, WEIGHTS),
+        *(segmentation, PIXELS, VOID, np.abs(PIXELS[..., 0])),
         {"loss": ignoring(255, "mean_with_sample_weight")},
     ),
 }

@@ -204,6 +204,106 @@ def test_a_weighted_mean_over_tokens_is_one_within_the_example(engine):
     np.testing.assert_allclose(found, looped(example, model(), x, lengths), rtol=1e-5, atol=1e-6)
 
 
+# Masks as Keras 3 applies them: the mean over the valid tokens of the batch.
+
+TOKENS = np.random.default_rng(2).normal(size=[N, 7, 3]).astype("float32")
+LENGTHS = np.arange(N) % 7
+
+
+def token_model():
+    tf.keras.utils.set_random_seed(0)
+    return tf.keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(1)])
+
+
+def token_losses(y, prediction):
+    valid = tf.range(7)[tf.newaxis] < tf.cast(y, tf.int32)[:, tf.newaxis]
+    return tf.square(prediction[:, :, 0] - 1), valid
+
+
+def number_of(tensor):
+    return tf.cast(tf.reduce_prod(tf.shape(tensor)), tf.float32)
+
+
+def share_of(valid):
+    as_numbers = tf.cast(valid, tf.float32)
+    return tf.math.divide_no_nan(number_of(as_numbers), tf.reduce_sum(as_numbers))
+
+
+def masked_mean(losses, valid, share, otherwise=0.0):
+    losses *= tf.where(valid, share, otherwise)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), number_of(losses))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_mask_of_keras_3_is_a_mean_within_the_example(engine):
+    def loss(y, prediction, sample_weight):
+        losses, valid = token_losses(y, prediction)
+        return masked_mean(losses, valid, share_of(valid))
+
+    def example(y, prediction):
+        losses, valid = token_losses(y, prediction)
+        valid = tf.cast(valid, tf.float32)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses * valid), tf.reduce_sum(valid))
+
+    everyone = np.ones(N, bool)
+    found = clipped_sum(loss, token_model(), engine, TOKENS, LENGTHS, everyone)
+    expected = looped(example, token_model(), TOKENS, LENGTHS, everyone)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def _share_of_another_mask(losses, valid):
+    return masked_mean(losses, valid, share_of(valid & (tf.range(7) > 0)))
+
+
+def _share_of_a_sum(losses, valid):
+    share = tf.reduce_sum(losses) / tf.reduce_sum(tf.cast(valid, tf.float32))
+    return masked_mean(losses, valid, share)
+
+
+def _share_where_there_is_no_mask(losses, valid):
+    return masked_mean(losses, valid, 0.0, share_of(valid))
+
+
+def _share_beside_a_statistic(losses, valid):
+    return masked_mean(losses, valid, share_of(valid), tf.reduce_max(losses))
+
+
+def _share_of_a_masked_maximum(losses, valid):
+    return masked_mean(losses, valid, tf.reduce_max(losses) * share_of(valid))
+
+
+def _sum_with_shares(losses, valid):
+    return tf.reduce_sum(losses * tf.where(valid, share_of(valid), 0.0))
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        _share_of_another_mask,
+        _share_of_a_sum,
+        _share_where_there_is_no_mask,
+        _share_beside_a_statistic,
+        _share_of_a_masked_maximum,
+        _sum_with_shares,
+    ],
+)
+def test_losses_of_tokens_that_mix_are_refused(reduce):
+    def loss(y, prediction, sample_weight):
+        return reduce(*token_losses(y, prediction))
+
+    with pytest.raises(ValueError, match=r"mixes examples"):
+        clipped_sum(loss, token_model(), OnePassEngine, TOKENS, LENGTHS, np.ones(N, bool))
+
+
+@pytest.mark.slow
+def test_a_share_of_another_mask_is_caught(monkeypatch):
+    """Mutant: any share in a `where` counts as that of its mask."""
+    monkeypatch.setattr(reductions, "_same_mask", lambda *_: True)
+    with pytest.raises(pytest.fail.Exception):
+        test_losses_of_tokens_that_mix_are_refused(_share_of_another_mask)
+
+
 # Which rows are padding.
 
 

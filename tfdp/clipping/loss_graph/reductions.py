@@ -212,7 +212,7 @@ def _path_to_mask(product: tf.Tensor) -> list[tf.Operation] | None:
                 return [op] if _is_number_of_entries(_before(share.op.inputs[0]), kept) else None
     if op.type == "SelectV2" and _is_share(op.inputs[1]) and _is_zero(op.inputs[2]):
         kept = _kept_by(op.inputs[1])
-        if kept is not None and _before(kept).ref() == _before(op.inputs[0]).ref():
+        if kept is not None and _same_mask(kept, op.inputs[0]):
             total = _before(op.inputs[1].op.inputs[0])
             return [op] if _is_number_of_entries(total, kept) else None
     inputs = {t.ref(): t for t in op.inputs}  # Of a square, once.
@@ -231,6 +231,11 @@ def _kept_by(share: tf.Tensor) -> tf.Tensor | None:
     valid = _before(share.op.inputs[1])
     kept = valid.op.inputs[0] if valid.op.type == "Sum" else None
     return kept if kept is not None and kept.shape.rank else None
+
+
+def _same_mask(kept: tf.Tensor, condition: tf.Tensor) -> bool:
+    """Returns whether a mask of numbers and one of bools are of the same entries."""
+    return _before(kept).ref() == _before(condition).ref()
 
 
 def _is_zero(tensor: tf.Tensor) -> bool:
