@@ -136,12 +136,26 @@ def test_rows_draw_independent_numbers(engine):
     assert np.abs(correlations).max() < 0.95 and np.abs(correlations.mean()) < 0.1
 
 
-@pytest.mark.slow
-def test_all_engines_use_the_numbers_of_the_forward_pass():
+RANDOM_LAYERS = {
+    "one": lambda: [layers.Dense(8), layers.Dropout(0.5)],
+    "in a row": lambda: [
+        layers.GaussianNoise(0.5),
+        layers.Dense(8),
+        layers.Dropout(0.5),
+        layers.Reshape([4, 2]),
+        layers.SpatialDropout1D(0.3),
+        layers.Flatten(),
+    ],
+}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("chosen", RANDOM_LAYERS)
+def test_all_engines_use_the_numbers_of_the_forward_pass(chosen):
     """In parts as well."""
     data = batches()
     model = tf.keras.Sequential(
-        [layers.Input([FEATURES]), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)]
+        [layers.Input([FEATURES]), *RANDOM_LAYERS[chosen](), layers.Dense(1)]
     )
     for rows_per_pass in (None, 7):
         optimizer = tfdp.DPSGD(1.0, 0.0, sampling=data.sampling)
