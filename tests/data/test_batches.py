@@ -127,6 +127,30 @@ def keys(count, seed=5):
     return np.stack([np.full(count, seed), np.arange(count)], 1)
 
 
+@pytest.mark.parametrize("padding", ["none", "buckets"])
+@pytest.mark.parametrize("read", ["for", "get_next", "in the function"])
+def test_functions_are_traced_once_for_batches_of_all_sizes(padding, read):
+    data = tfdp.data.poisson_batches(({"a": X, "b": X}, Y), expected_batch_size=9, padding=padding)
+    traces, sizes = [], []
+
+    def rows(batch):
+        traces.append(tf.nest.map_structure(lambda t: t.shape, batch))
+        return tf.shape(batch[0]["a"])[0]
+
+    iterator = iter(data)
+    if read == "in the function":
+        step = tf.function(lambda: rows(next(iterator)))
+        sizes = [int(step()) for _ in range(len(data))]
+    else:
+        step = tf.function(rows)
+        elements = data if read == "for" else (iterator.get_next() for _ in range(len(data)))
+        for batch in elements:
+            sizes.append(int(step(batch)))
+            assert batch[0]["a"].shape == (sizes[-1], 4)
+    assert len(set(sizes)) > 1
+    assert len(traces) == 1 and traces[0][0]["b"].as_list() == [None, 4]
+
+
 def test_places_hold_the_sample_each_once():
     for row, key in zip(places(keys(50), 60), keys(50), strict=True):
         expected = in_order(key, 40, 0.5, 60).numpy()

@@ -1,10 +1,12 @@
 """Poisson batches as a dataset that refuses changes which the accounting would not see."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.data.source import PoissonSource, in_variables
@@ -22,6 +24,34 @@ _READING = frozenset(
     {"as_numpy_iterator", "cardinality", "element_spec", "options", "name"}
     | {"reduce", "scan", "take_while"}
 )
+
+
+class _OpenIterator(OwnedIterator):
+    """Iterator over batches of any number of rows, for which a `tf.function` is traced once.
+
+    A function without `input_signature` is traced for each shape of its arguments: these tensors
+    say that the number of their rows is open. Models with recurrent layers could otherwise not be
+    evaluated on one example at a time, as their graph would hold the size of the batch.
+    """
+
+    def __next__(self) -> Any:
+        """Returns the next batch."""
+        return _open(super().__next__(), self.element_spec)
+
+    def get_next(self) -> Any:
+        """Returns the next batch."""
+        return _open(super().get_next(), self.element_spec)
+
+
+def _open(batch: Any, specs: Any) -> Any:
+    """Has tensors tell TensorFlow, which asks when it looks for a trace, their spec alone."""
+    for tensor, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(specs), strict=True):
+        tensor.__tf_tracing_type__ = functools.partial(_whatever_the_context, spec)
+    return batch
+
+
+def _whatever_the_context(spec: tf.TypeSpec, _: Any) -> tf.TypeSpec:
+    return spec
 
 
 class PoissonBatches(tf.data.Dataset):
@@ -60,6 +90,13 @@ class PoissonBatches(tf.data.Dataset):
     def element_spec(self) -> Any:
         """Types and shapes of the elements."""
         return self._dataset.element_spec
+
+    def __iter__(self) -> Any:
+        """Returns an iterator whose elements leave the number of rows open for tracing."""
+        iterator = super().__iter__()
+        if tf.executing_eagerly():
+            iterator.__class__ = _OpenIterator
+        return iterator
 
     def __repr__(self) -> str:
         return f"PoissonBatches(sampling={self.sampling!r})"
