@@ -366,3 +366,14 @@ def test_arguments_are_aligned_in_the_docstring():
     """Python 3.13 takes the indentation from docstrings, and not from what is put into them."""
     documented = re.findall(r"^  (\w+): ", inspect.getdoc(tfdp.keras3.DPOptimizer), re.MULTILINE)
     assert {"inner_optimizer", "l2_norm_clip", "noise_multiplier", "sampling"} <= {*documented}
+
+
+def test_a_refused_training_is_refused_alike_again():
+    """Keras lost the error where the optimizer's state was made in the function that it ended."""
+    data = tfdp.data.poisson_batches((X, Y), expected_batch_size=4)
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input([4]), *layers])
+    compiled(tfdp.keras3.DPAdam(1.0, 1.0, sampling=data.sampling), model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="moving_mean"):
+            model.fit(data, verbose=0)

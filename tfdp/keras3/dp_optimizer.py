@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdp import schedules
+from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
@@ -284,7 +285,9 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         else:
             _check_updated(variables)
             self._check_workers(values)
-            with tf.init_scope():
+            # A tf.function that sees variables being created is traced twice, and after an error
+            # in its first trace it does nothing: it does not see these.
+            with tf.init_scope() if tf.distribute.has_strategy() else plain_variables():
                 if not self.inner_optimizer.built:
                     self._build_inner(variables)
                 self._create_record(self._add_weight)
