@@ -91,6 +91,8 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if isinstance(event, dp_accounting.LaplaceDpEvent) and event.noise_multiplier == 0:
+            event = dp_accounting.NonPrivateDpEvent()  # dp_accounting divides by zero.
         if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
             self._rdp = self._rdp + count * _sampled_rdp(
                 event_codec.freeze(event), tuple(self._orders)

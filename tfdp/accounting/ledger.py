@@ -19,6 +19,7 @@ from tfdp.accounting.selective_release import (
 )
 
 _FORMAT_VERSION = 1
+_FIELDS = {"event", "count", "truncation_probability", "cycle_length"}  # Of a release.
 
 
 class PrivacyParametersChangedError(ValueError):
@@ -205,11 +206,14 @@ class PrivacyLedger:
         keys = {"version", "selective_release", "unit", "releases", "notes"}
         if not isinstance(data, Mapping) or set(data) != keys:
             raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
-        if data["version"] != _FORMAT_VERSION:
+        if type(data["version"]) is not int or data["version"] != _FORMAT_VERSION:
             raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
+        for name in ("releases", "notes"):
+            if not isinstance(data[name], list | tuple):
+                raise _validation.error(name, "a list", data[name])
         ledger = cls(data["notes"], data["selective_release"], data["unit"])
         for release in data["releases"]:
-            if set(release) != {"event", "count", "truncation_probability", "cycle_length"}:
+            if not isinstance(release, Mapping) or set(release) != _FIELDS:
                 raise _validation.error("releases", "what `to_dict` wrote", release)
             ledger.record(**{**release, "event": event_codec.decode(release["event"])})
         return ledger

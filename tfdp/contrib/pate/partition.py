@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdp._random.key_streams import KeyStream
 from tfdp._random.parts import random_parts
-from tfdp._validation import error, is_integer, positive_integer
+from tfdp._validation import check_unmasked, error, is_integer, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.data.users import user_numbers
 
@@ -46,6 +46,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         num_teachers = positive_integer("num_teachers", self.num_teachers)
+        check_unmasked("teacher_of", self.teacher_of)
         given = np.array(self.teacher_of)
         if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
             raise ValueError(
