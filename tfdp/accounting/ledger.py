@@ -9,6 +9,7 @@ import dp_accounting
 from tfdp import _validation
 from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
+from tfdp.accounting.relation import RELATION
 from tfdp.accounting.sampling import EXAMPLE, UNITS
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -30,14 +31,16 @@ class PrivacyLedger:
     """Record of what has been released so far.
 
     Guarantees: `epsilon(delta)` is an upper bound for all recorded releases together, composed
-    adaptively, under add-or-remove-one neighbours: data sets that differ by one unit of privacy.
+    adaptively, under zero-out: for data sets that differ in one unit of privacy, which is there in
+    one of them and contributes nothing in the other. Numbers of examples, sampling probabilities,
+    noise and numbers of steps are public.
 
     Args:
       notes: Sentences that `privacy_statement` must print.
       selective_release: The observable part of its SelectiveReleaseDpEvents: "conditional"
         (accepted updates only) or "per_attempt" (everything; one event is one attempt).
       unit: The unit of privacy of all releases: "example", or "user" where neighbouring data sets
-        differ by all examples of one user.
+        differ in all examples of one user.
 
     Raises:
       ValueError: `selective_release` or `unit` is not one of these.
@@ -126,6 +129,11 @@ class PrivacyLedger:
     def unit(self) -> str:
         """The unit of privacy: "example" or "user"."""
         return self._unit
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation of the guarantee, "zero-out": see docs/relation.md."""
+        return RELATION
 
     @property
     def dataset_sizes(self) -> tuple[int, ...]:
@@ -219,7 +227,10 @@ class PrivacyLedger:
         return ledger
 
     def __repr__(self) -> str:
-        text = f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r}"
+        text = (
+            f"PrivacyLedger(steps={self.steps}, event={self.event!r}, relation={RELATION!r}, "
+            f"notes={self.notes!r}"
+        )
         if contains_selective_release(self.event):
             text += f", selective_release={self._selective_release!r}"
         if self._unit != EXAMPLE:

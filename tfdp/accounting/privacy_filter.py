@@ -89,8 +89,7 @@ class RdpFilter:
     the sum of rho_t never exceeds B.
 
     Guarantees: all releases that were paid for are together (target_epsilon, delta)-DP under
-    add-or-remove-one neighbours, however the next release, or the end, is chosen from the outputs
-    of earlier ones.
+    zero-out, however the next release, or the end, is chosen from the outputs of earlier ones.
 
     Report the target, `guarantee`, as epsilon, also if less was spent, when the outputs decided the
     end of the training. `spent_epsilon()` shows progress and is not a guarantee: it depends on the

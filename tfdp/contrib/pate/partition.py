@@ -20,7 +20,7 @@ class Partition:
     hospital each), make it of the array.
 
     The guarantee of PATE needs this: the teacher of an example (a user) depends on nothing but that
-    example (user) and random numbers. Then adding or removing one changes the part of one teacher.
+    example (user) and random numbers. Then zero-out of one changes the part of one teacher.
     Parts of equal size, of shuffled and split data, do not have this property: an example more
     would move others.
 
@@ -102,7 +102,7 @@ class Partition:
 def random_partition(num_examples: int, num_teachers: int, users: Any = None) -> Partition:
     """Assigns each example, or each user, to a teacher, independently and uniformly.
 
-    Guarantees: with the random numbers of all others as they are, adding or removing one example
+    Guarantees: with the random numbers of all others as they are, zero-out of one example
     (one user) changes the part of one teacher. So it changes one vote of each query at most. Parts
     differ in size, and may be empty: to shuffle the data and split them evenly would make an
     example that is added move others, so that many teachers change.
