@@ -165,10 +165,8 @@ def test_the_noise_tells_the_number_of_examples_which_is_therefore_public():
     assert batches == [default_batch_size(39), default_batch_size(40)] == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("q", "noise", "steps"), [(0.01, 1.0, 1000), (1.0, 5.0, 3), (0.1, 0.7, 50)]
-)
-def test_numbers_are_those_of_dp_accounting_for_constant_parameters(q, noise, steps):
+@pytest.mark.parametrize("step", [(0.01, 1.0, 1000), (1.0, 5.0, 3), (0.1, 0.7, 50)])
+def test_numbers_are_those_of_dp_accounting_for_constant_parameters(step):
     """The name of the relation changes no number; the accountants take no other relation."""
     q, noise, steps = step
     event, ledger = sampled_gaussian(q, noise), PrivacyLedger()
