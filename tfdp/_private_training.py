@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -215,7 +214,7 @@ def _print(
         f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
         f"epochs, for {RELATION} of one of {sampling.dataset_size} {unit}s"
         f"{f' (spent before: {before:.4g})' if before else ''}.\n"
-        f"{textwrap.fill(stated_constants(unit, [sampling.dataset_size]), 100)}\n"
+        f"{stated_constants(unit, [sampling.dataset_size])}\n"
         f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "

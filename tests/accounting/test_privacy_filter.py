@@ -304,6 +304,7 @@ def test_states_of_the_first_version_are_read_once():
         ("target_epsilon", RdpFilter(3.0, DELTA, 9.0)),
         ("delta", RdpFilter(2.0, 1e-6, 9.0)),
         ("order", RdpFilter(2.0, DELTA, 10.0)),
+        ("truncation_share", RdpFilter(2.0, DELTA, 9.0, truncation_share=0.1)),
     ],
 )
 def test_another_budget_is_refused(name, changed):

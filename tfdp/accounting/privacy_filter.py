@@ -384,8 +384,8 @@ class RdpFilter:
           ValueError: As `from_dict`.
         """
         saved = self.from_dict(data)
-        for name in ("target_epsilon", "delta", "order"):
-            old, new = getattr(saved, name), getattr(self, name)
+        for name in ("target_epsilon", "delta", "order", "truncation_share"):
+            old, new = getattr(saved, f"_{name}"), getattr(self, f"_{name}")
             if old != new:
                 raise PrivacyParametersChangedError(
                     f"Argument `{name}` must stay {old!r}, with which training began. "
