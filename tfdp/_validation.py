@@ -70,13 +70,13 @@ def small_probability(name: str, value: Any) -> float:
 
 
 def check_unmasked(name: str, value: Any) -> None:
-    """Raises a ValueError if an array has masked entries, which NumPy would take for others.
+    """Raises a ValueError if an array has masked entries.
 
-    `np.asarray` drops the mask of a `numpy.ma` array, and what stands under it comes to light.
+    `np.asarray` drops the mask of a `numpy.ma` array, and takes what stands under it for data.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         count = int(np.ma.count_masked(value))
         raise ValueError(
             f"Argument `{name}` must have no masked entries. Received: {type(value).__name__} with "
-            f"{count} masked: leave these examples out, or fill them with `.filled(...)`."
+            f"{count} masked: leave these examples out, or fill in what they stand for."
         )

@@ -74,7 +74,8 @@ def check_event(event: dp_accounting.DpEvent) -> None:
     for field in attr.fields(type(event)) if attr.has(type(event)) else ():
         name, value = field.name, getattr(event, field.name)
         if not _is_of_type(value, field.type):
-            raise _validation.error("event", f"with a `{name}` of its type, {field.type}", event)
+            kind = getattr(field.type, "__name__", field.type)
+            raise _validation.error("event", f"one whose `{name}` has type {kind}", event)
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dp_accounting.DpEvent):
                 check_event(part)
