@@ -245,6 +245,26 @@ def test_spendings_of_which_neither_contains_the_other_are_added_up():
     assert first.spent_epsilon() > second.spent_epsilon() + 0.04
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), max_size=14))
+def test_any_history_of_copies_and_resumes_counts_each_release_once(history):
+    """Filters beside the sets of releases that each of them knows of."""
+    filters, known = [RdpFilter(9.0, DELTA, 9.0)], [set()]
+    for release, (kind, i, j) in enumerate(history):
+        i, j = i % len(filters), j % len(filters)
+        if kind < 2:
+            filters[i].spend(STEP)
+            known[i].add(release)
+        elif kind == 2:
+            filters.append(copy.deepcopy(filters[i]))
+            known.append(set(known[i]))
+        else:
+            filters[i].resume(as_json(filters[j]))
+            known[i] |= known[j]
+    for budget, releases in zip(filters, known, strict=True):
+        assert budget.spent == pytest.approx(len(releases) * budget.cost(STEP))
+
+
 class TakesTheLarger(RdpFilter):
     """The mutant: it keeps the larger of two spendings, whatever they are of."""
 

@@ -63,6 +63,6 @@ def stated_constants(unit: str, dataset_sizes: Iterable[int] = ()) -> str:
     return (
         f"Public, and the same for both data sets: the number of {unit}s N"
         f"{f' ({sizes})' if sizes else ''}, the sampling probability q and the expected batch size "
-        "B, the number of steps, the noise multiplier and the clip. The guarantee does not hide "
-        "them."
+        "B, the number of steps, the noise multiplier and the clip, or the rules that these "
+        "follow. The guarantee does not hide them."
     )
