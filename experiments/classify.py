@@ -40,6 +40,7 @@ from experiments.settings import (
     Settings,
     resolve,
 )
+from tfdp.accounting.relation import RELATION
 
 _INTERRUPTED = 130  # The exit status of programs that Ctrl-C ends.
 
@@ -129,7 +130,8 @@ def summary(result: dict, folder: RunFolder) -> str:
         by = ", ".join(f"{e:.4f} by {a}" for a, e in result["epsilon_by_accountant"].items())
         lines += [
             f"epsilon = {result['epsilon']:.4f} at delta = {result['delta']:g} ({by}), "
-            f"target {settings['target_epsilon']:g}; add or remove one example.",
+            f"target {settings['target_epsilon']:g}; {RELATION} of one example: the number of "
+            "examples, the batches, the steps, the noise and the clip are public.",
             f"noise multiplier {result['noise_multiplier']:.4f}, clip {settings['l2_norm_clip']:g}",
         ]
         if settings["selective_release"] == "conditional":

@@ -8,7 +8,7 @@ Each user has k images of the training set. Three ways, with the same number of 
 - "users, all images": users are sampled; the mean gradient of a user's k images is clipped.
 - "users, one image": users are sampled, k times as many; one image of each is used.
 - "images": images are sampled and clipped by themselves, as in DP-SGD. A user then adds up to k
-  gradients to a sum. Adding or removing a user is dominated by noise with and without a shift by a
+  gradients to a sum. Zero-out of a user is dominated by noise with and without a shift by a
   binomial number of clips, of k images with the sampling probability (Ganesh et al., 2024,
   https://arxiv.org/abs/2401.10294). Its epsilon is computed by RDP; the ledger has that of images.
 
@@ -102,7 +102,7 @@ def plan_of(kind: str, per_user: int, images: int, batch: int, epochs: int) -> P
 
 
 def epsilon_of_user(plan: Plan, noise: float, delta: float) -> float:
-    """Returns the epsilon of a user, add or remove one, with a noise multiplier."""
+    """Returns the epsilon of zero-out of a user, with a noise multiplier."""
     q = plan.batch / plan.size
     if plan.shares == 1:
         ledger = tfdp.accounting.PrivacyLedger()

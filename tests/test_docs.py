@@ -78,6 +78,7 @@ PAGES = {
     "docs/keras3.md": 2,
     "docs/label_privacy.md": 1,
     "docs/noise_schedules.md": 0,
+    "docs/relation.md": 0,
     "docs/private_selection.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,

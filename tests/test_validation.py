@@ -25,3 +25,10 @@ def test_checks(check, good, bad):
     for value in bad:
         with pytest.raises(ValueError, match=r"^Argument `x` must be .+\. Received: x="):
             check("x", value)
+
+
+def test_masked_entries_are_refused():
+    for value in (np.arange(3), np.ma.array([1, 2, 3]), [1, None], "text", None):
+        _validation.check_unmasked("x", value)
+    with pytest.raises(ValueError, match=r"^Argument `x` must have no masked .* with 2 masked"):
+        _validation.check_unmasked("x", np.ma.array([1, 2, 3], mask=[1, 0, 1]))

@@ -12,6 +12,7 @@ from tfdp._privacy_budget import BudgetCallback
 from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
+from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.clipping import devices
 from tfdp.data import poisson_batches
@@ -211,8 +212,9 @@ def _print(
     rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
     print(
         f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
-        f"epochs, for adding or removing one of {sampling.dataset_size} {unit}s"
+        f"epochs, for {RELATION} of one of {sampling.dataset_size} {unit}s"
         f"{f' (spent before: {before:.4g})' if before else ''}.\n"
+        f"{stated_constants(unit, [sampling.dataset_size])}\n"
         f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "

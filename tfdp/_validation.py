@@ -4,6 +4,8 @@ import math
 import numbers
 from typing import Any
 
+import numpy as np
+
 
 def error(name: str, requirement: str, value: Any) -> ValueError:
     """Returns the error for argument `name`, which must be `requirement` and is `value`.
@@ -65,3 +67,16 @@ def small_probability(name: str, value: Any) -> float:
     if not (is_number(value) and 0 <= value < 1):
         raise error(name, "in [0, 1)", value)
     return float(value)
+
+
+def check_unmasked(name: str, value: Any) -> None:
+    """Raises a ValueError if an array has masked entries.
+
+    `np.asarray` drops the mask of a `numpy.ma` array, and takes what stands under it for data.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        count = int(np.ma.count_masked(value))
+        raise ValueError(
+            f"Argument `{name}` must have no masked entries. Received: {type(value).__name__} with "
+            f"{count} masked: leave these examples out, or fill in what they stand for."
+        )

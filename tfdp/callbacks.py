@@ -13,7 +13,7 @@ class PrivacyBudget(BudgetCallback, Callback):
     took on its variables, also those before it was compiled again, saved or restored.
 
     Args:
-      target_epsilon: Largest epsilon that the released model may have, under add-or-remove-one.
+      target_epsilon: Largest epsilon that the released model may have, under zero-out.
       delta: The delta of the guarantee, in (0, 1); a warning is issued if it is not below 1 / N.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several. Examples are
         statistics of the data, other models, or the past of weights that were loaded without their

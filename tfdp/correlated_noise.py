@@ -35,7 +35,7 @@ class BandedNoise:
     Guarantees: let each example have one chance to be sampled in any b steps in a row, as with
     `tfdp.data.poisson_batches(..., cycle_length=c)` of c >= b. Then T steps cost what
     ceil(T / c) Poisson-sampled Gaussian mechanisms cost, with q = c B / N and the
-    `noise_multiplier`, under add-or-remove-one. (Multiply the noisy gradients by C: an example
+    `noise_multiplier`, under zero-out. (Multiply the noisy gradients by C: an example
     that is sampled once in c steps adds its gradient times a column of C, of norm 1, to independent
     noise; and the columns of two of its steps have no rows in common.) The ledger counts them.
 
@@ -179,7 +179,7 @@ def calibrate_correlated_noise(
     independent noise is best; at large ones, and in few epochs, whole passes.
 
     Args:
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps that will be taken.
       dataset_size: Number of training examples, N.

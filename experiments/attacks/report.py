@@ -18,7 +18,7 @@ HOW = """\
 Accuracy of guesses whether an example was trained on, as many members as others: 0.5 is guessing.
 Attackers are a network / a random forest. "Accuracy on members / others" is the target's own, as a
 classifier. Rows without ε are controls: the same network without privacy, trained until it fits its
-training set. ε is the ledger's, for adding or removing one example. "Allowed" is the largest
+training set. ε is the ledger's, for zero-out of one example. "Allowed" is the largest
 accuracy, of any attack, that (ε, δ) leaves possible: where nothing else depends on whether an
 example is in / where another takes its place if it is out, as in a split into parts of fixed sizes.
 The accuracy of LiRA is that of the best threshold for its own scores.\
@@ -62,7 +62,7 @@ def largest_accuracy(epsilon: float, delta: float, changed: int = 1) -> float:
     then at most (e^epsilon + delta) / (e^epsilon + 1).
 
     Args:
-      epsilon: Epsilon of adding or removing one example, not negative.
+      epsilon: Epsilon of zero-out of one example, not negative.
       delta: Its delta, in [0, 1].
       changed: Number of examples that the coin adds or removes. Two, where the place of an example
         that is out is taken by another: the guarantee is then

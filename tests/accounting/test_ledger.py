@@ -5,13 +5,16 @@ import math
 
 import dp_accounting
 import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp.accounting import (
     PrivacyLedger,
+    RdpAccountant,
     SelectiveReleaseDpEvent,
     bounds,
+    event_codec,
 )
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.event_codec import sampled_gaussian
@@ -113,6 +116,89 @@ def test_damaged_counts_are_refused(count):
     data["releases"][0]["count"] = count
     with pytest.raises(ValueError, match="Argument `count` must be a positive integer"):
         PrivacyLedger.from_dict(data)
+
+
+_JUNK = (
+    None, True, False, 0, -1, 2, 0.5, 3.0, math.nan, "", "3", "inf", [], {}, [[]], [None], [1, 2],
+    {"float": "nan"}, {"float": "1.0"}, {"float": 2}, {"event": {}},
+)  # fmt: skip
+
+
+def _edits(node):
+    """Yields copies of nested JSON in each of which one value is another, missing or too much."""
+    yield from _JUNK
+    if isinstance(node, dict):
+        yield {**node, "more": 1}
+        for key, value in node.items():
+            yield {name: part for name, part in node.items() if name != key}
+            yield from ({**node, key: other} for other in _edits(value))
+    if isinstance(node, list):
+        yield [*node, node[0]] if node else [None]
+        for i, value in enumerate(node):
+            yield from ([*node[:i], other, *node[i + 1 :]] for other in _edits(value))
+
+
+def _ledger_of_many_events():
+    ledger = PrivacyLedger(["a note"], "per_attempt", "user")
+    ledger.record(_STEP, 10, truncation_probability=1e-17)
+    ledger.record(_SELECTIVE, 4)
+    ledger.record(dp_accounting.ComposedDpEvent([_OTHER, dp_accounting.LaplaceDpEvent(4.0)]), 2)
+    ledger.record(dp_accounting.SelfComposedDpEvent(_OTHER, 3), 3, cycle_length=5)
+    ledger.record(RepeatAndSelectDpEvent(_STEP, 5.0, math.inf))
+    return ledger
+
+
+def _plain(node):
+    """JSON whose equal numbers are equal, whatever their type; but no boolean is a number."""
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    return repr(float(node)) if type(node) in (int, float) else repr(node)
+
+
+def _has_a_price(ledger):
+    """Whether an accountant can tell what it costs, or that it cannot."""
+    try:
+        RdpAccountant([8.0], selective_release="per_attempt").compose(ledger.event)
+    except dp_accounting.UnsupportedEventError:
+        return True
+    except Exception:
+        return False
+    return True
+
+
+def _read_as_another(data):
+    """Edits of a ledger that are read as something else than what they say, or as nonsense."""
+    found = []
+    edits = list(_edits(data))
+    assert len(edits) > 1000
+    for edited in edits:
+        try:
+            ledger = PrivacyLedger.from_dict(edited)
+        except ValueError:
+            continue
+        written = ledger.to_dict()
+        if not _has_a_price(ledger):
+            found.append(edited)
+        releases, notes = edited["releases"], edited["notes"]
+        if _plain({**edited, "notes": list(dict.fromkeys(notes))}) != _plain(written) and (
+            len(releases) == len(written["releases"])  # Else equal ones were merged.
+        ):
+            found.append(edited)
+    return found
+
+
+def test_an_edited_ledger_is_read_as_what_it_says_or_refused_with_a_value_error():
+    assert not _read_as_another(_ledger_of_many_events().to_dict())
+    with pytest.raises(ValueError, match="Argument `releases` must be a list"):
+        PrivacyLedger.from_dict({**PrivacyLedger().to_dict(), "releases": {}})
+
+
+def test_mutant_that_takes_no_fields_type_is_caught(monkeypatch):
+    data = _ledger_of_many_events().to_dict()
+    monkeypatch.setattr(event_codec, "_is_of_type", lambda value, declared: True)
+    assert _read_as_another(data) or pytest.fail("Nothing was read as another.")
 
 
 def test_notes_are_kept_once():

@@ -8,8 +8,10 @@ from tfdp.clipping import VectorizedEngine
 @pytest.mark.parametrize(
     ("num_microbatches", "relation", "factor"),
     [
+        (None, "zero_out", 1),
         (None, "add_or_remove_one", 1),
         (None, "replace_one", 2),
+        (4, "zero_out", 2),
         (4, "add_or_remove_one", 2),
         (4, "replace_one", 2),
     ],
@@ -17,6 +19,11 @@ from tfdp.clipping import VectorizedEngine
 def test_sensitivity(num_microbatches, relation, factor):
     engine = VectorizedEngine(0.5, num_microbatches)
     assert engine.sensitivity(relation) == 0.5 * factor
+
+
+def test_zero_out_is_the_default():
+    engine = VectorizedEngine(0.5, 4)
+    assert engine.sensitivity() == engine.sensitivity("zero_out") == 1.0
 
 
 def test_relation_is_checked():

@@ -106,6 +106,8 @@ def test_a_user_has_one_teacher(users):
         ({"teacher_of": [0, 1, 2]}, r"`teacher_of` must be in .* \[0, 2\)\. .* values in \[0, 2\]"),
         ({"teacher_of": [0, -1]}, r"`teacher_of` .* values in \[-1, 0\]"),
         ({"teacher_of": [0.0]}, "`teacher_of` must hold one integer .* float64"),
+        ({"teacher_of": np.ma.array([0, 1], mask=[0, 1])}, "`teacher_of` must have no masked"),
+        ({"users": np.ma.array([5, 6, 7], mask=[0, 1, 0])}, "`users` must have no masked"),
         ({"teacher_of": []}, "`teacher_of` must hold one integer"),
         ({"num_teachers": 0}, "`num_teachers` must be a positive integer"),
     ],

@@ -43,6 +43,8 @@ class Frame:
     ("data", "message"),
     [
         ((tf.ragged.constant([[1, 2], [3]]), [0, 1]), r"RaggedTensor .* use `x.to_tensor\(\)`"),
+        ((np.ma.array(X, mask=X.mean() < X), Y), "`data` must have no masked .*leave these"),
+        (({"a": np.ma.masked_less(X, X.max())}, Y), "`data` must have no masked entries"),
         ((tf.sparse.from_dense(X), Y), r"SparseTensor .* use `tf.sparse.to_dense\(x\)`"),
         (([[1, 2], [3]], [0, 1]), r"a list of numbers, \[1, 2\]: use `np.array"),
         ((X.tolist(), Y), r"a list of numbers, .*, \.\.\.\]: use `np.array"),

@@ -193,6 +193,7 @@ ONE_EACH = "hold one integer for each example"
         ("labels", {"labels": np.array([], int)}, ONE_EACH, "shape [0]"),
         ("labels", {"labels": 1}, ONE_EACH, "shape []"),
         ("labels", {"labels": ["a"]}, ONE_EACH, "dtype <U1"),
+        ("labels", {"labels": np.ma.array([0, 2], mask=[0, 1])}, "no masked", "with 1 masked"),
         ("labels", {"labels": [0, 3]}, "in [0, num_classes), here [0, 3)", "values in [0, 3]"),
         ("labels", {"labels": [-1, 2]}, "in [0, num_classes), here [0, 3)", "values in [-1, 2]"),
         ("num_classes", {"num_classes": 1}, "an integer in [2, 2^20]", "num_classes=1"),

@@ -88,7 +88,14 @@ def test_ids_of_any_type(ids):
         (IDS[:11], 3, "the 12 examples. Received: shape \\(11,\\)"),
         (IDS.reshape(3, 4), 3, "Received: shape \\(3, 4\\)"),
         (np.arange(12.0), 3, "one integer or string .* type float64"),
-        (np.array([*"abcdefghijk", None], dtype=object), 3, "type object"),
+        (
+            np.array([*"abcdefghijk", None], dtype=object),
+            3,
+            "type object. Give an example without a user",
+        ),
+        (np.array([*range(11), np.nan]), 3, "type float64. Give an example without a user"),
+        (np.ma.array(IDS, mask=IDS == "a"), 3, "`privacy_unit` must have no masked entries"),
+        (np.ma.array(np.arange(12), mask=np.arange(12) == 0), 3, "with 1 masked: leave these"),
         (IDS, 0, "`examples_per_user` must be a positive integer"),
         (IDS, None, "`examples_per_user` must be given with `privacy_unit`"),
     ],
@@ -98,6 +105,14 @@ def test_errors(ids, most, words):
         tfdp.data.poisson_batches(
             (X, X), expected_batch_size=2, privacy_unit=ids, examples_per_user=most
         )
+
+
+def test_mutant_that_drops_the_mask_of_users_is_caught(monkeypatch):
+    """It takes what stands under the mask, one user here, for the user of all examples there."""
+    monkeypatch.setattr("tfdp.data.users.check_unmasked", lambda name, value: None)
+    assert Users.of(np.ma.array(np.zeros(12, int), mask=np.ones(12)), 3, 12).number == 1
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_errors(np.ma.array(IDS, mask=IDS == "a"), 3, "masked")
 
 
 def test_errors_of_other_arguments():

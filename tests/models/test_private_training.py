@@ -34,7 +34,7 @@ def calibrated(**kwargs):
 def test_training_for_the_epochs_costs_the_budget(capsys):
     trained, batches, budget = make(model("adam", metrics=["accuracy"]), verbose=True)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines[0].startswith(f"Privacy: epsilon <= 2 at delta = {budget.delta:g} after 2 epochs")
     history = trained.fit(batches, epochs=2, callbacks=[budget], verbose=0).history
     assert "accuracy" in history and len(history["loss"]) == 2

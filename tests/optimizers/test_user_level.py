@@ -217,7 +217,7 @@ def test_make_private_for_users(capsys):
         loss=support.crossentropy(),
         metrics=["accuracy"],
     )
-    assert "adding or removing one of 30 users" in capsys.readouterr().out
+    assert "zero-out of one of 30 users" in capsys.readouterr().out
     history = model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.unit == "user"
     assert 4.5 < model.optimizer.ledger.epsilon(1e-3).epsilon <= 5.0

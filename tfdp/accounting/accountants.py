@@ -1,4 +1,9 @@
-"""dp_accounting's accountants, fixed to add-or-remove-one and to bounds that hold numerically."""
+"""dp_accounting's accountants for zero-out, with bounds that hold numerically.
+
+dp_accounting knows the pairs of zero-out under the name ADD_OR_REMOVE_ONE, and prices no sampled
+mechanism under REPLACE_SPECIAL: with constant parameters the pairs of both relations are the same
+(`tfdp.accounting.relation`).
+"""
 
 import functools
 import math
@@ -42,7 +47,7 @@ _LEAST_NOISE_FOR_QUADRATURE = 0.05
 
 
 class RdpAccountant(dp_accounting.rdp.RdpAccountant):
-    """Renyi-DP accountant for add-or-remove-one neighbours.
+    """Renyi-DP accountant for zero-out.
 
     Guarantees: epsilon is an upper bound for any orders. The cost of a Poisson-sampled Gaussian is
     computed once per process and parameters, and cached.
@@ -51,7 +56,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
       selective_release: The observable part of a SelectiveReleaseDpEvent. "conditional": accepted
         updates only. "per_attempt": every attempt; one event is then one attempt.
-      neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
+      neighboring_relation: Only ADD_OR_REMOVE_ONE, dp_accounting's name of the pairs of zero-out.
 
     Raises:
       ValueError: An argument is out of its range, or (in `compose`) a parameter of the event is.
@@ -91,6 +96,8 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if isinstance(event, dp_accounting.LaplaceDpEvent) and event.noise_multiplier == 0:
+            event = dp_accounting.NonPrivateDpEvent()  # dp_accounting divides by zero.
         if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
             self._rdp = self._rdp + count * _sampled_rdp(
                 event_codec.freeze(event), tuple(self._orders)
@@ -112,7 +119,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
 
 
 class PldAccountant(dp_accounting.PrivacyAccountant):
-    """Accountant for add-or-remove-one neighbours by privacy-loss distributions.
+    """Accountant for zero-out by privacy-loss distributions.
 
     Supports (Poisson-sampled) Gaussian and Laplace mechanisms, selective release, and compositions
     of these. Tighter than `RdpAccountant`, but not always for many accepted updates of a
@@ -123,7 +130,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
 
     Args:
       selective_release: See `RdpAccountant`.
-      neighboring_relation: Only ADD_OR_REMOVE_ONE; there for dp_accounting's tools.
+      neighboring_relation: Only ADD_OR_REMOVE_ONE, dp_accounting's name of the pairs of zero-out.
 
     Raises:
       ValueError: An argument is out of its range, or (in `compose`) a parameter of the event is.

@@ -40,7 +40,7 @@ class Release:
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonBound:
-    """An (epsilon, delta) guarantee under add-or-remove-one neighbours.
+    """An (epsilon, delta) guarantee under zero-out.
 
     Attributes:
       epsilon: The smallest known; `math.inf` if there is no guarantee.

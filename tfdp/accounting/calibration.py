@@ -29,7 +29,7 @@ def calibrate_noise_multiplier(
     training may resume on another one.
 
     Args:
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps that will be taken.
       sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
@@ -79,7 +79,7 @@ def calibrate_noise_schedule(
 
     Args:
       schedule: A schedule of `tfdp.schedules`, of which the proportions count.
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps that will be taken, from the first of the schedule.
       sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
@@ -130,7 +130,7 @@ def calibrate_steps(
     most `target_epsilon`. With one more step, it reports a larger one.
 
     Args:
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       noise_multiplier: Standard deviation of the noise over the sensitivity of the sum, or a
         schedule of `tfdp.schedules`.
@@ -174,7 +174,7 @@ def most_steps(
     Args:
       releases: The releases of a number of steps, at least 1; they cost more for more steps.
       prior: Earlier releases, and the observable part of selective ones.
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1).
 
     Returns:

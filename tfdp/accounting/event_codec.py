@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import typing
 from typing import Any
 
 import attr
@@ -61,17 +62,20 @@ def check_event(event: dp_accounting.DpEvent) -> None:
     noise multiplier -1 is priced as 1.
 
     Raises:
-      ValueError: `event` is not a DpEvent; a number in it is NaN; a `noise_multiplier` is negative
-        or infinite; a `sampling_probability` is not in [0, 1]; a `threshold` is non-finite; a
-        `count` is not positive; a RepeatAndSelectDpEvent is not of a distribution of `Repetitions`.
+      ValueError: `event` is not a DpEvent; a field is not of its type; a number in it is NaN; a
+        `noise_multiplier` is negative or infinite; a `sampling_probability` is not in [0, 1]; a
+        `threshold` is non-finite; a `count` is not positive; a RepeatAndSelectDpEvent is not of a
+        distribution of `Repetitions`.
     """
     if not isinstance(event, dp_accounting.DpEvent):
         raise _validation.error("event", "a dp_accounting.DpEvent", event)
     if isinstance(event, RepeatAndSelectDpEvent):
         Repetitions.of_event(event)
-    fields = attr.fields(type(event)) if attr.has(type(event)) else ()
-    for name in (field.name for field in fields):
-        value = getattr(event, name)
+    for field in attr.fields(type(event)) if attr.has(type(event)) else ():
+        name, value = field.name, getattr(event, field.name)
+        if not _is_of_type(value, field.type):
+            kind = getattr(field.type, "__name__", field.type)
+            raise _validation.error("event", f"one whose `{name}` has type {kind}", event)
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dp_accounting.DpEvent):
                 check_event(part)
@@ -86,6 +90,20 @@ def check_event(event: dp_accounting.DpEvent) -> None:
             raise _validation.error("event", f"of finite `{name}`", event)
         if name == "count" and not (_validation.is_integer(value) and value > 0):
             raise _validation.error("event", f"of positive integer `{name}`", event)
+
+
+def _is_of_type(value: Any, declared: Any) -> bool:
+    """Returns whether a value can be that of a field, as far as the class says what it must be."""
+    if declared is float:
+        return isinstance(value, float | np.floating) or _validation.is_number(value)  # NaN: later.
+    if declared is int:
+        return _validation.is_integer(value)
+    if isinstance(declared, type) and issubclass(declared, dp_accounting.DpEvent):
+        return isinstance(value, declared)
+    if typing.get_origin(declared) is list:
+        (part,) = typing.get_args(declared)
+        return isinstance(value, list | tuple) and all(_is_of_type(one, part) for one in value)
+    return True
 
 
 def encode(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -142,7 +160,11 @@ def decode(data: Any) -> dp_accounting.DpEvent:
 
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
-        return float(value["float"]) if set(value) == {"float"} else decode(value)
+        if set(value) != {"float"}:
+            return decode(value)
+        if value["float"] not in ("inf", "-inf"):
+            raise _validation.error("float", "'inf' or '-inf'", value["float"])
+        return float(value["float"])
     return tuple(_decode(v) for v in value) if isinstance(value, list) else value
 
 

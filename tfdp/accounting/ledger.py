@@ -9,6 +9,7 @@ import dp_accounting
 from tfdp import _validation
 from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
+from tfdp.accounting.relation import RELATION
 from tfdp.accounting.sampling import EXAMPLE, UNITS
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
@@ -19,6 +20,7 @@ from tfdp.accounting.selective_release import (
 )
 
 _FORMAT_VERSION = 1
+_FIELDS = {"event", "count", "truncation_probability", "cycle_length"}  # Of a release.
 
 
 class PrivacyParametersChangedError(ValueError):
@@ -29,14 +31,16 @@ class PrivacyLedger:
     """Record of what has been released so far.
 
     Guarantees: `epsilon(delta)` is an upper bound for all recorded releases together, composed
-    adaptively, under add-or-remove-one neighbours: data sets that differ by one unit of privacy.
+    adaptively, under zero-out: for data sets that differ in one unit of privacy, which is there in
+    one of them and contributes nothing in the other. Numbers of examples, sampling probabilities,
+    noise and numbers of steps are public.
 
     Args:
       notes: Sentences that `privacy_statement` must print.
       selective_release: The observable part of its SelectiveReleaseDpEvents: "conditional"
         (accepted updates only) or "per_attempt" (everything; one event is one attempt).
       unit: The unit of privacy of all releases: "example", or "user" where neighbouring data sets
-        differ by all examples of one user.
+        differ in all examples of one user.
 
     Raises:
       ValueError: `selective_release` or `unit` is not one of these.
@@ -127,6 +131,11 @@ class PrivacyLedger:
         return self._unit
 
     @property
+    def relation(self) -> str:
+        """The neighbouring relation of the guarantee, "zero-out": see docs/relation.md."""
+        return RELATION
+
+    @property
     def dataset_sizes(self) -> tuple[int, ...]:
         """Numbers of training examples (users) that the optimizers knew which took the steps."""
         return self._dataset_sizes
@@ -205,17 +214,23 @@ class PrivacyLedger:
         keys = {"version", "selective_release", "unit", "releases", "notes"}
         if not isinstance(data, Mapping) or set(data) != keys:
             raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
-        if data["version"] != _FORMAT_VERSION:
+        if type(data["version"]) is not int or data["version"] != _FORMAT_VERSION:
             raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
+        for name in ("releases", "notes"):
+            if not isinstance(data[name], list | tuple):
+                raise _validation.error(name, "a list", data[name])
         ledger = cls(data["notes"], data["selective_release"], data["unit"])
         for release in data["releases"]:
-            if set(release) != {"event", "count", "truncation_probability", "cycle_length"}:
+            if not isinstance(release, Mapping) or set(release) != _FIELDS:
                 raise _validation.error("releases", "what `to_dict` wrote", release)
             ledger.record(**{**release, "event": event_codec.decode(release["event"])})
         return ledger
 
     def __repr__(self) -> str:
-        text = f"PrivacyLedger(steps={self.steps}, event={self.event!r}, notes={self.notes!r}"
+        text = (
+            f"PrivacyLedger(steps={self.steps}, event={self.event!r}, relation={RELATION!r}, "
+            f"notes={self.notes!r}"
+        )
         if contains_selective_release(self.event):
             text += f", selective_release={self._selective_release!r}"
         if self._unit != EXAMPLE:

@@ -1,29 +1,30 @@
 """A privacy budget for mechanisms whose parameters depend on what was released before."""
 
 import functools
+import hashlib
+import json
 import math
+import os
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attr
 import dp_accounting
-import numpy as np
 
 from tfdp import _validation
 from tfdp.accounting import event_codec
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS, RdpAccountant
+from tfdp.accounting.bounded_range import bounded_range_rdp
 from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.ledger import PrivacyParametersChangedError
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+_KEYS = {"version", "target_epsilon", "delta", "order", "truncation_share", "releases"}
 _ADAPTIVE = "RDP filter"
 # The conversion to (epsilon, delta) is not stable numerically closer to 1.
 _LEAST_ORDER = 1.01
 _LARGEST_RANGE = 100.0
-# A bounded range's worst case is enclosed by cells of its range: each is 0.05% too dear at most.
-_CELLS = 4096
-# More than the absolute error of a log moment, which is near 0 for small sampling probabilities.
-_ROUNDING = 1e-12
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -54,6 +55,22 @@ class BudgetExceededError(ValueError):
     """Error of a release that the privacy budget does not allow."""
 
 
+class _Spending(NamedTuple):
+    """Releases of one kind that one filter object paid for.
+
+    Attributes:
+      spender: Number of the object, in one process, that paid for them. Its counts only grow, so
+        that of two states of one spender the later contains the earlier. Nothing is known of how
+        the releases of two spenders overlap: they are added up.
+      event: Event of one release.
+      truncation_probability: See `RdpFilter.spend`.
+    """
+
+    spender: str
+    event: dp_accounting.DpEvent
+    truncation_probability: float
+
+
 class RdpFilter:
     """Budget for releases that may be chosen adaptively.
 
@@ -72,13 +89,15 @@ class RdpFilter:
     the sum of rho_t never exceeds B.
 
     Guarantees: all releases that were paid for are together (target_epsilon, delta)-DP under
-    add-or-remove-one neighbours, however the next release, or the end, is chosen from the outputs
-    of earlier ones.
+    zero-out, however the next release, or the end, is chosen from the outputs of earlier ones.
 
     Report the target, `guarantee`, as epsilon, also if less was spent, when the outputs decided the
     end of the training. `spent_epsilon()` shows progress and is not a guarantee: it depends on the
     outputs, and the theorem holds only for a bound that does not. (Both may be shown: what has been
     spent reveals nothing beyond the releases.)
+
+    Copies, pickles, forked processes and what `from_dict` returns go on with what was spent so far,
+    and count what they spend apart: `resume` adds up what several of them spent.
 
     For Gaussian mechanisms that are not sampled, rho(alpha) is alpha / (2 sigma^2), and this is the
     filter of zero-concentrated DP.
@@ -148,7 +167,9 @@ class RdpFilter:
         e = math.exp(-self._target_epsilon)
         # (1 + e^epsilon) times this is the share of delta.
         self._truncation_budget = self._truncation_share * self._delta * e / (1 + e)
-        self._releases: dict[tuple[dp_accounting.DpEvent, float], int] = {}
+        self._releases: dict[_Spending, int] = {}
+        self._lock = threading.Lock()
+        self._spender, self._process = _new_spender(), os.getpid()
 
     def _budget_at(self, order: float) -> float:
         delta = (1 - self._truncation_share) * self._delta
@@ -195,7 +216,7 @@ class RdpFilter:
     @property
     def spent(self) -> float:
         """The part of `budget` that has been spent."""
-        return math.fsum(n * _cost(event, self._order) for (event, _), n in self._releases.items())
+        return self._cost_of(self._releases)
 
     @property
     def remaining(self) -> float:
@@ -204,7 +225,12 @@ class RdpFilter:
 
     @property
     def guarantee(self) -> EpsilonBound:
-        """The guarantee for all that was and will be spent: the epsilon to report."""
+        """The guarantee for all that was and will be spent: the epsilon to report.
+
+        Raises:
+          BudgetExceededError: Several trainings resumed from one state, and overspent together.
+        """
+        self._check_budget()
         epsilon = self._target_epsilon
         return EpsilonBound(epsilon, self._delta, _ADAPTIVE, {_ADAPTIVE: epsilon})
 
@@ -238,8 +264,7 @@ class RdpFilter:
         Raises:
           As `spend`, but for the budget.
         """
-        key, count = self._check(event, count, truncation_probability)
-        return self._fits(key, count)
+        return self._fits(self._after(event, count, truncation_probability))
 
     def spend(
         self, event: dp_accounting.DpEvent, count: int = 1, truncation_probability: float = 0.0
@@ -259,26 +284,43 @@ class RdpFilter:
           ValueError: An argument is out of its range.
           dp_accounting.UnsupportedEventError: Nothing is known about the event.
         """
-        key, count = self._check(event, count, truncation_probability)
-        if not self._fits(key, count):
-            raise BudgetExceededError(
-                f"Argument `event` must cost at most {self.remaining:.6g}, what is left of the "
-                f"budget {self._budget:.6g} at Renyi order {self._order:g}. Received: {event=!r}, "
-                f"{count=}, {truncation_probability=!r}."
-            )
-        self._releases[key] = self._releases.get(key, 0) + count
+        with self._lock:
+            after = self._after(event, count, truncation_probability)
+            if not self._fits(after):
+                raise BudgetExceededError(
+                    f"Argument `event` must cost at most {self.remaining:.6g}, what is left of the "
+                    f"budget {self._budget:.6g} at Renyi order {self._order:g}. Received: "
+                    f"{event=!r}, {count=}, {truncation_probability=!r}."
+                )
+            self._releases = after
 
-    def _check(
+    def _after(
         self, event: dp_accounting.DpEvent, count: int, truncation_probability: float
-    ) -> tuple[tuple[dp_accounting.DpEvent, float], int]:
+    ) -> dict[_Spending, int]:
+        """Returns what would be spent after some releases."""
         tau = _validation.small_probability("truncation_probability", truncation_probability)
-        return (event_codec.freeze(event), tau), _validation.positive_integer("count", count)
+        if self._process != os.getpid():  # Both sides of a fork go on from here.
+            self._spender, self._process = _new_spender(), os.getpid()
+        key = _Spending(self._spender, event_codec.freeze(event), tau)
+        count = _validation.positive_integer("count", count)
+        return {**self._releases, key: self._releases.get(key, 0) + count}
 
-    def _fits(self, key: tuple[dp_accounting.DpEvent, float], count: int) -> bool:
-        after = {**self._releases, key: self._releases.get(key, 0) + count}
-        spent = math.fsum(n * _cost(event, self._order) for (event, _), n in after.items())
-        truncation = math.fsum(n * tau for (_, tau), n in after.items())
-        return spent <= self._budget and truncation <= self._truncation_budget
+    def _cost_of(self, releases: Mapping[_Spending, int]) -> float:
+        return math.fsum(n * _cost(key.event, self._order) for key, n in releases.items())
+
+    def _fits(self, releases: Mapping[_Spending, int]) -> bool:
+        truncation = math.fsum(n * key.truncation_probability for key, n in releases.items())
+        return self._cost_of(releases) <= self._budget and truncation <= self._truncation_budget
+
+    def _check_budget(self) -> None:
+        if not self._fits(self._releases):
+            raise BudgetExceededError(
+                f"No guarantee of target_epsilon={self._target_epsilon!r} holds: trainings that "
+                f"resumed from one state have spent {self.spent:.6g} together, of a budget of "
+                f"{self._budget:.6g} at Renyi order {self._order:g} (epsilon "
+                f"{self.spent_epsilon():.6g}, had all of it been fixed beforehand). Resume a "
+                "training once, from its latest state."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the filter as a dict that JSON can hold and `from_dict` reads back."""
@@ -289,8 +331,8 @@ class RdpFilter:
             "order": self._order,
             "truncation_share": self._truncation_share,
             "releases": [
-                {"event": event_codec.encode(event), "count": n, "truncation_probability": tau}
-                for (event, tau), n in self._releases.items()
+                {**key._asdict(), "event": event_codec.encode(key.event), "count": n}
+                for key, n in self._releases.items()
             ],
         }
 
@@ -299,44 +341,76 @@ class RdpFilter:
         """Returns the filter that `to_dict` turned into `data`.
 
         Raises:
-          ValueError: `data` is not of that form, or holds more than its budget allows.
+          BudgetExceededError: It holds more than its budget allows.
+          ValueError: `data` is not of that form.
         """
-        keys = {"version", "target_epsilon", "delta", "order", "truncation_share", "releases"}
-        if not isinstance(data, Mapping) or set(data) != keys:
-            raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
-        if data["version"] != _FORMAT_VERSION:
-            raise _validation.error("version", f"{_FORMAT_VERSION}", data["version"])
+        if not isinstance(data, Mapping) or set(data) != _KEYS:
+            raise _validation.error("data", f"a mapping with the keys {sorted(_KEYS)}", data)
+        if type(data["version"]) is not int or data["version"] not in (1, _FORMAT_VERSION):
+            raise _validation.error("version", f"1 or {_FORMAT_VERSION}", data["version"])
         names = ("target_epsilon", "delta", "order", "truncation_share")
         made = cls(**{name: data[name] for name in names})
-        for release in data["releases"]:
-            if set(release) != {"event", "count", "truncation_probability"}:
+        fields = {"event", "count", "truncation_probability", "spender"}
+        releases = data["releases"]
+        if data["version"] == 1 and isinstance(releases, list):  # They named no spender.
+            unknown = hashlib.sha256(json.dumps(dict(data), sort_keys=True).encode()).hexdigest()
+            releases = [{"spender": unknown, **r} if isinstance(r, dict) else r for r in releases]
+        if not isinstance(releases, list):
+            raise _validation.error("releases", "a list", releases)
+        for release in releases:
+            if not isinstance(release, Mapping) or set(release) != fields:
                 raise _validation.error("releases", "what `to_dict` wrote", release)
-            made.spend(**{**release, "event": event_codec.decode(release["event"])})
+            if not (isinstance(release["spender"], str) and release["spender"]):
+                raise _validation.error("spender", "a non-empty string", release["spender"])
+            tau = _validation.small_probability(
+                "truncation_probability", release["truncation_probability"]
+            )
+            key = _Spending(release["spender"], event_codec.decode(release["event"]), tau)
+            count = _validation.positive_integer("count", release["count"])
+            made._releases[key] = made._releases.get(key, 0) + count
+        made._check_budget()
         return made
 
     def resume(self, data: Mapping[str, Any]) -> None:
-        """Resumes from what `to_dict` saved. What was spent since then stays spent.
+        """Resumes from what `to_dict` saved; what was spent since then stays spent.
+
+        What both this filter and the saved one know of is counted once: the releases that one
+        filter object paid for in one process. All others are added up, so that the cost of two
+        trainings that resumed from one state is the cost of both.
 
         Raises:
           PrivacyParametersChangedError: The saved filter is of another budget.
+          BudgetExceededError: More was spent in all than the budget allows. It stays spent.
           ValueError: As `from_dict`.
         """
         saved = self.from_dict(data)
-        for name in ("target_epsilon", "delta", "order"):
-            old, new = getattr(saved, name), getattr(self, name)
+        for name in ("target_epsilon", "delta", "order", "truncation_share"):
+            old, new = getattr(saved, f"_{name}"), getattr(self, f"_{name}")
             if old != new:
                 raise PrivacyParametersChangedError(
                     f"Argument `{name}` must stay {old!r}, with which training began. "
                     f"Received: {name}={new!r}. Start a new training to change it."
                 )
-        if saved.spent > self.spent:
-            self._releases = saved._releases
+        with self._lock:
+            merged = {**saved._releases, **self._releases}
+            for key, n in saved._releases.items():
+                merged[key] = max(n, merged[key])
+            self._releases = merged
+        self._check_budget()
+
+    def __reduce__(self) -> tuple:
+        # A copy is another spender, which pays for what it releases apart.
+        return type(self).from_dict, (self.to_dict(),)
 
     def __repr__(self) -> str:
         return (
             f"RdpFilter(target_epsilon={self._target_epsilon!r}, delta={self._delta!r}, "
             f"order={self._order!r}, budget={self._budget:.6g}, spent={self.spent:.6g})"
         )
+
+
+def _new_spender() -> str:
+    return os.urandom(16).hex()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -354,49 +428,3 @@ def _cost(event: dp_accounting.DpEvent, order: float) -> float:
         return bounded_range_rdp(event.event.range, event.sampling_probability, order)
     rdp = float(RdpAccountant([order]).compose(event).rdp[0])
     return rdp if rdp >= 0 else math.inf
-
-
-def bounded_range_rdp(width: float, q: float, order: float) -> float:
-    """Computes the Renyi divergence of a bounded-range mechanism on a Poisson sample.
-
-    It holds in both directions.
-
-    Let M have range eta, and let P = M(S) and Q = M(S + x) for a sample S without the example x.
-    By the joint convexity of exp((alpha - 1) D_alpha) it is enough to compare P with
-    (1 - q) P + q Q for the worst S. For some s in [0, eta] the ratio r = Q / P is in
-    [e^-s, e^(eta - s)], and has mean 1 under P. Both t^alpha and t^(1 - alpha) are convex, so that
-    the means of (1 - q + q r)^alpha (an example more) and of (1 - q + q r)^(1 - alpha) (one less)
-    are largest when r takes only the two ends of its interval, the upper one with probability
-    (1 - e^-s) / (e^(eta - s) - e^-s). Some exponential mechanism with two candidates attains the
-    worst s, so that this cost is the smallest that is valid for all of them. It is at most
-    alpha eta^2 / 8 (q = 1), and at most that of randomised response with epsilon = eta.
-
-    The worst s is enclosed: in each of many cells of [0, eta] the interval is widened to hold
-    those of all s in the cell.
-
-    Args:
-      width: The range eta, at least 0.
-      q: Sampling probability, in [0, 1].
-      order: Renyi order alpha > 1.
-
-    Source: for q = 1, Dong, Durfee, Rogers 2020, "Optimal Differential Privacy Composition for
-    Exponential Mechanisms", section 3; here with sampling.
-
-    Example:
-      >>> exact = math.log(1 + 0.1**2 * math.sinh(0.5) ** 2)  # At order 2.
-      >>> bool(0 <= bounded_range_rdp(1.0, 0.1, 2.0) / exact - 1 < 1e-3)
-      True
-    """
-    if width == 0 or q == 0:
-        return 0.0
-    s = np.linspace(0.0, width, _CELLS + 1)
-    above = np.expm1(width - s[:-1])  # Upper end minus 1.
-    below = -np.expm1(-s[1:])  # 1 minus the lower end.
-    log_upper, log_lower = np.log(below / (above + below)), np.log(above / (above + below))
-    sampled = np.log1p(q * above), np.log1p(-min(q, 1 - 1e-16) * below)
-    upper, lower = sampled if q < 1 else (width - s[:-1], -s[1:])
-    moments = [
-        np.logaddexp(log_upper + power * upper, log_lower + power * lower).max()
-        for power in (order, 1 - order)
-    ]
-    return float((max(0.0, *moments) + _ROUNDING) / (order - 1))

@@ -20,7 +20,7 @@ def private_selection(
     """Returns the ledger of a selection: the best of a random number of private runs.
 
     Guarantees: if the number of runs is drawn by `repetitions.draw()`, `epsilon(delta)` of the
-    ledger bounds what the output of the best run tells, under add-or-remove-one, provided that:
+    ledger bounds what the output of the best run tells, under zero-out, provided that:
 
     - Runs are independent, and each satisfies what `run` states. Hyperparameters that differ
       between runs are drawn anew for each run, from a fixed distribution.
@@ -87,7 +87,7 @@ def calibrate_private_selection(
 
     Args:
       repetitions: Distribution of the number of runs.
-      target_epsilon: Epsilon that the selection may cost, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that the selection may cost, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps of each run.
       sampling_probability: Probability q, in (0, 1], that an example is in a batch. Either this or

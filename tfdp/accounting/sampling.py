@@ -1,9 +1,10 @@
 """Size of a Poisson-sampled batch, chosen so that almost no batch is ever truncated.
 
-The guarantee compares the data set of N examples with its neighbours, of N - 1 or N + 1, sampled
-with the same probability q = B / N. The charge for truncation must hold on both data sets of a
-pair. Binomial(n, q) exceeds any number of rows more often for larger n, so the neighbour of N + 1
-examples decides. With q = 1 it fills N + 1 rows.
+The guarantee compares data sets of N places, of which all or all but one hold examples, sampled
+with the same probability q = B / N (`tfdp.accounting.relation`). The charge for truncation must
+hold on both data sets of a pair. Binomial(n, q) exceeds any number of rows more often for larger n:
+the bounds here are those of N + 1 examples, one more than there are places. With q = 1 these fill
+N + 1 rows.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ UNPADDED_TRUNCATION_PROBABILITY = 1e-80
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
 # Sizes of buckets, in standard deviations of the number of examples above its expectation.
 _BUCKETS = (1.0, 3.0)
-# Units of privacy: what neighbouring data sets differ by.
+# Units of privacy: what neighbouring data sets differ in.
 EXAMPLE, USER = UNITS = ("example", "user")
 # Likewise, of what memory is planned for.
 _USUAL = 3.0
@@ -38,8 +39,7 @@ def padded_batch_size(
 ) -> int:
     """Returns the least number of rows that a Poisson batch exceeds with a small probability.
 
-    This holds for the data set of N examples and for its neighbours of N + 1, sampled with the same
-    probability q = B / N.
+    This holds for up to N + 1 examples, sampled with the probability q = B / N.
 
     Args:
       dataset_size: Number of training examples, N.
@@ -73,8 +73,7 @@ def truncation_probability(rows: int, dataset_size: int, sampling_probability: f
       sampling_probability: Probability q that an example is in the batch.
 
     Returns:
-      The larger of P[Binomial(N, q) > P] and P[Binomial(N + 1, q) > P]: of the data set, and of a
-      neighbour with one example more.
+      The larger of P[Binomial(N, q) > P] and P[Binomial(N + 1, q) > P].
 
     Example:
       >>> round(truncation_probability(11, 11, 10 / 11), 2)
@@ -124,7 +123,7 @@ class PoissonSampling:
       largest_part: Number of examples in the largest part; None: all.
       rows_per_example: Rows that every example has in a batch: augmented copies of it, or the
         chosen examples of a user. The gradient of their mean loss is clipped.
-      unit: The unit of privacy, of which neighbouring data sets differ by one: "example" or "user".
+      unit: The unit of privacy, in one of which neighbouring data sets differ: "example" or "user".
       cycle_length: Steps in which every example has one chance to be sampled, c <= N / B.
     """
 
@@ -227,8 +226,8 @@ class PoissonSampling:
     def truncation_probability(self) -> float:
         """An upper bound on the probability that one logical batch has more examples than rows.
 
-        It holds for the data set, and for neighbours with one more example. With several sets, the
-        number of examples in a batch is binomial as well: the set of an example is random.
+        It holds for up to N + 1 examples. With several sets, the number of examples in a batch is
+        binomial as well: the set of an example is random.
         """
         return self.parts * truncation_probability(
             self.padded_batch_size, self.part_size, self._share

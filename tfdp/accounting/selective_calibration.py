@@ -46,7 +46,7 @@ def calibrate_selective_release(
     the least, but never below 0.01. Less noise in the test costs more if `threshold` <= 1.
 
     Args:
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one neighbours.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       updates: Number of accepted updates; of attempts if `selective_release` is "per_attempt".
         Exactly one of this and the next two must be None: it is the one to find.

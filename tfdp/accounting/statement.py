@@ -14,9 +14,9 @@ from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.relation import stated_constants, stated_relation
 from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.rounding import rounded_up
-from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.accounting.selective_release import (
     CONDITIONAL,
     PER_ATTEMPT,
@@ -38,15 +38,6 @@ _NOT_COVERED = (
     "Gaussian",
     "other releases about the same examples, unless they were given as `prior`",
 )
-
-_UNIT = {
-    EXAMPLE: "Neighbouring relation: add or remove one. Unit of privacy: one training example. The "
-    "guarantee compares data sets that differ in one example, which one of them lacks; a person "
-    "who contributes several examples is protected less.",
-    USER: "Neighbouring relation: add or remove one. Unit of privacy: one user. The guarantee "
-    "compares data sets that differ in all examples of one user, however many, which one of them "
-    "lacks; it holds for the users that examples were assigned to.",
-}
 
 _OBSERVED = {
     CONDITIONAL: "Assumed of selective release: only accepted updates are observable: rejected "
@@ -70,6 +61,8 @@ def privacy_statement(
     prior: Ledgers | None = None,
 ) -> str:
     """States the guarantee that holds for what has been released, and its limits.
+
+    It names the neighbouring relation, zero-out, and what is public: see docs/relation.md.
 
     Args:
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`. For a model, the
@@ -109,14 +102,15 @@ def privacy_statement(
     bound = ledger.epsilon(delta)
     paragraphs = [
         _headline(bound),
-        _UNIT[ledger.unit],
+        stated_relation(ledger.unit),
+        stated_constants(ledger.unit, sizes),
         _what_was_released(ledger, dataset_size),
         _accounting(bound, ledger),
     ]
     if contains_selective_release(ledger.event):
-        paragraphs.insert(3, _OBSERVED[ledger.selective_release])
+        paragraphs.insert(4, _OBSERVED[ledger.selective_release])
     if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
-        paragraphs.insert(3, _SELECTED)
+        paragraphs.insert(4, _SELECTED)
     warning = too_large(bound.delta, sizes)
     if warning is not None:
         paragraphs.append(f"Warning: {warning}")

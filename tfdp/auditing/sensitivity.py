@@ -13,7 +13,7 @@ from tfdp._random.key_streams import KeyStream
 from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import error, positive_integer
 from tfdp.clipping import TwoTermLoss
-from tfdp.clipping.engine import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from tfdp.clipping.engine import REPLACE_ONE, ZERO_OUT
 from tfdp.models import SelectiveModel
 from tfdp.optimizers.base import PrivateOptimizerMixin
 
@@ -296,7 +296,7 @@ class _Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)  # Steps may read it; `apply_gradients` raises.
 
-    def sensitivity(self, relation: str = ADD_OR_REMOVE_ONE) -> float:
+    def sensitivity(self, relation: str = ZERO_OUT) -> float:
         """Returns the sensitivity with the present clip."""
         return self._engine.sensitivity(relation) * (self._clip / self._engine.l2_norm_clip)
 

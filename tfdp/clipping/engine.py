@@ -15,8 +15,12 @@ from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams
 from tfdp.clipping.norms import in_float32
 
+# Relations of the batches of neighbours: an example is there or not, and the rest is equal. With
+# constant parameters, zero-out and add-or-remove-one look alike to a batch.
+ZERO_OUT = "zero_out"
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
+RELATIONS = (ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE)
 
 # Uses of one seed.
 _PARTS, _UNIFORMS, _PERTURBATIONS = range(3)
@@ -24,8 +28,8 @@ _PARTS, _UNIFORMS, _PERTURBATIONS = range(3)
 
 def check_relation(relation: str) -> None:
     """Raises a ValueError if there is no such neighbouring relation."""
-    if relation not in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
-        raise error("relation", f"'{ADD_OR_REMOVE_ONE}' or '{REPLACE_ONE}'", relation)
+    if relation not in RELATIONS:
+        raise error("relation", f"one of {', '.join(map(repr, RELATIONS))}", relation)
 
 
 def check_clip(name: str, clip: float) -> None:
@@ -143,7 +147,7 @@ class ClippingEngine(abc.ABC):
         self.num_microbatches = num_microbatches
         self.clipping_rule = clipping_rules.get(clipping_rule)
 
-    def sensitivity(self, relation: str = ADD_OR_REMOVE_ONE) -> float:
+    def sensitivity(self, relation: str = ZERO_OUT) -> float:
         """Returns the largest l2 distance of the clipped sums of two neighbouring batches.
 
         One example on its own adds a vector of norm at most C. An example that joins a
@@ -151,17 +155,17 @@ class ClippingEngine(abc.ABC):
         ball of radius C to the opposite one: 2C.
 
         Args:
-          relation: "add_or_remove_one" or "replace_one".
+          relation: "zero_out", "add_or_remove_one" or "replace_one".
 
         Returns:
           The sensitivity, in the units of the gradient.
 
         Raises:
-          ValueError: `relation` is not one of the two.
+          ValueError: `relation` is not one of these.
         """
         check_relation(relation)
         alone = self.num_microbatches is None
-        return self.l2_norm_clip * (1 if alone and relation == ADD_OR_REMOVE_ONE else 2)
+        return self.l2_norm_clip * (1 if alone and relation != REPLACE_ONE else 2)
 
     @property
     def clips(self) -> bool:

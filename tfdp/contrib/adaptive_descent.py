@@ -71,7 +71,8 @@ class AdaptiveGradientDescent(tf.Module):
 
     It is a `tf.Module`: `tf.train.Checkpoint(descent=descent)` saves its state with the model.
     Training resumes from a restored checkpoint with the budget spent by then. Whatever this process
-    has spent since then stays spent.
+    has spent since then stays spent, and what several processes spent after one checkpoint is added
+    up where they meet: see `RdpFilter.resume`.
 
     Args:
       model: The model, whose weights are trained in place. It must compute the loss of an example

@@ -32,7 +32,7 @@ class MicroAggregation(Aggregation):
     """
 
     def sensitivity(self, l2_norm_clip: float, rows: int | tf.Tensor) -> float | tf.Tensor:
-        """Returns how far an example moves the sum, under add-or-remove-one.
+        """Returns how far an example moves the sum, under zero-out.
 
         Args:
           l2_norm_clip: The clip C.

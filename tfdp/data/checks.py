@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._validation import check_unmasked
+
 _CONTAINERS = (dict, list, tuple)
 # Of datasets: what makes batches, and what makes something else of its elements.
 _BATCHING = ("Batch", "ParallelBatch", "PaddedBatch", "DenseToRagged", "DenseToRaggedBatch")
@@ -22,7 +24,7 @@ def check_data(data: Any, others: tuple) -> None:
 
     Raises:
       TypeError: There are further arguments.
-      ValueError: The data are ragged, sparse, batched, or lists of numbers.
+      ValueError: The data are ragged, sparse, masked, batched, or lists of numbers.
     """
     if others:
         raise TypeError(
@@ -46,6 +48,8 @@ def check_data(data: Any, others: tuple) -> None:
         return
     for part in data if isinstance(data, (list, tuple)) else ():
         _check_part(part)
+    for array in tf.nest.flatten(data):
+        check_unmasked("data", array)
 
 
 def is_batched(dataset: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import error, is_integer, is_number
+from tfdp._validation import check_unmasked, error, is_integer, is_number
 
 _WORDS = 2**64  # Values of a random word, of which each label takes one.
 _DIGITS = 40  # Of exp(epsilon).
@@ -222,6 +222,7 @@ def _checked(labels: Any, num_classes: Any, epsilon: Any) -> tuple[np.ndarray, i
         raise error("num_classes", "an integer in [2, 2^20]", num_classes)
     if not (is_number(epsilon) and _EPSILONS[0] <= epsilon <= _EPSILONS[1]):
         raise error("epsilon", "in [0.001, 20]", epsilon)
+    check_unmasked("labels", labels)
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise ValueError(

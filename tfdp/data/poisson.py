@@ -78,7 +78,7 @@ def poisson_batches(
         examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: Must be empty: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N. None: 256, or N / 10 if
-        that is less.
+        that is less. (N is public: the guarantee is for zero-out, which does not change it.)
       chunk_size: Rows that are delivered at a time, if a whole batch does not fit in memory.
         `sampling.gradient_accumulation_steps` chunks then make one batch. None: whole batches.
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
@@ -99,7 +99,7 @@ def poisson_batches(
       label: For examples that are dicts: the name of the target.
       privacy_unit: For user-level privacy, the user of each example: an integer or a string for
         each, `[examples]`, in the order of `data`. Users are then sampled in place of examples, N
-        and B count users, and neighbouring data sets differ by all examples of one user. Elements
+        and B count users, and neighbouring data sets differ in all examples of one user. Elements
         are `(x, y, weights)`. None: each example is a unit of its own.
       examples_per_user: With `privacy_unit`, the number of examples that a draw takes of a user, at
         most; a uniformly random choice, anew for each draw. The gradient of their mean loss is
@@ -170,7 +170,7 @@ def default_batch_size(dataset_size: int) -> int:
     """Returns the expected batch size where none is given: 256, or N / 10 if that is less.
 
     Args:
-      dataset_size: Number of examples, N.
+      dataset_size: Number of examples, N: a public number, as it is under zero-out.
 
     Example:
       >>> [default_batch_size(size) for size in (60000, 200, 3)]

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._random import chacha
-from tfdp._validation import error, positive_integer
+from tfdp._validation import check_unmasked, error, positive_integer
 
 # The use of a draw's key; the others are those of `tfdp.data.source`.
 _OF_CHOICE = 1
@@ -124,12 +124,14 @@ def user_numbers(name: str, users: Any, examples: int) -> np.ndarray:
     Raises:
       ValueError: `users` is not of that form.
     """
+    check_unmasked(name, users)
     ids = np.asarray(users)
     if ids.dtype == object and all(isinstance(one, str | bytes) for one in ids.flat):
         ids = ids.astype(bytes if ids.size and isinstance(ids.flat[0], bytes) else str)
     if ids.shape != (examples,) or ids.dtype.kind not in "iuSU":
         raise ValueError(
             f"Argument `{name}` must hold the user of each example: one integer or string for each "
-            f"of the {examples} examples. Received: shape {ids.shape}, type {ids.dtype}."
+            f"of the {examples} examples. Received: shape {ids.shape}, type {ids.dtype}. Give an "
+            "example without a user (None, NaN) one of its own."
         )
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)

@@ -13,7 +13,7 @@ class PrivacyBudget(BudgetCallback, keras.callbacks.Callback):
     went into its variables, also before it was compiled again, saved or restored.
 
     Args:
-      target_epsilon: Epsilon that the released model may cost at most, under add-or-remove-one.
+      target_epsilon: Epsilon that the released model may cost at most, under zero-out.
       delta: The delta of the guarantee, in (0, 1); a warning is issued if it is not below 1 / N.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several. For
         example statistics of the data, other models, or the past of weights that were loaded

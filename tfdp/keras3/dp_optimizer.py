@@ -54,7 +54,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
-    dataset_size` and noise multiplier `noise_multiplier`, under add-or-remove-one; `ledger`
+    dataset_size` and noise multiplier `noise_multiplier`, under zero-out; `ledger`
     counts them.
 
     Args:

@@ -20,8 +20,8 @@ class PrivateGAN(GANTraining, tf.keras.Model):
     labels that do not come from the data: this is post-processing, which costs no privacy, as does
     `generate`. The cost is that of the critic's optimizer on the same batches.
 
-    Guarantees: both networks and all that is generated are (epsilon, delta)-differentially private,
-    add or remove one example, with the epsilon of the ledger of the critic's optimizer, if
+    Guarantees: both networks and all that is generated are (epsilon, delta)-differentially private
+    under zero-out of one example, with the epsilon of the ledger of the critic's optimizer, if
     `label_probabilities` and the architecture are public.
 
     Compile it with `tfdp.DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam` for the critic and an

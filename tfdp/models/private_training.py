@@ -82,7 +82,7 @@ def make_private(
         `tfdp.data.poisson_batches`.
       *others: Must be empty: `(x, y)` is one argument.
       epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
-      target_epsilon: Epsilon that may be spent in all, under add-or-remove-one.
+      target_epsilon: Epsilon that may be spent in all, under zero-out.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
       batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is

@@ -50,7 +50,7 @@ _DOC = """`{base}` with selective update and release (DPSUR).
     Keras, also a mean.
 
     Formal guarantee: T accepted updates are T adaptively composed
-    `tfdp.accounting.SelectiveReleaseDpEvent`s, under add-or-remove-one; `ledger` counts them. What
+    `tfdp.accounting.SelectiveReleaseDpEvent`s, under zero-out; `ledger` counts them. What
     is not released with `selective_release="conditional"`: rejected attempts, how many they were,
     and the time they took. (The epsilon of the paper's Theorem 5.6 is smaller, and is not an
     upper bound: see docs/selective_release.md.)

@@ -16,7 +16,8 @@ from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_gr
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import (
-    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    ZERO_OUT,
     ClippedSum,
     ClippingEngine,
     check_relation,
@@ -54,7 +55,7 @@ class TermWiseAggregation(Aggregation):
     Gaussian mechanism with noise multiplier sigma, `1/sigma^2 = 1/sigma_s^2 + 1/sigma_b^2`: that of
     the optimizer, which is what its ledger records. The split of sigma does not affect epsilon.
 
-    Formal guarantees, for neighbours under add-or-remove-one (see `sensitivities` for others):
+    Formal guarantees, for neighbours under zero-out (see `sensitivities` for others):
       * An example moves the first sum by at most C1.
       * It moves the second sum by at most 2 C2: its group's clipped gradient can swing from one
         point of the ball of radius C2 to the opposite one. It moves no other example to another
@@ -102,24 +103,22 @@ class TermWiseAggregation(Aggregation):
                 "split", f"'{LEAST_NOISE}' or a number strictly between 0 and 1", self.split
             )
 
-    def sensitivities(
-        self, l2_norm_clip: float, relation: str = ADD_OR_REMOVE_ONE
-    ) -> Sensitivities:
+    def sensitivities(self, l2_norm_clip: float, relation: str = ZERO_OUT) -> Sensitivities:
         """Returns how far one example moves the two sums.
 
         Args:
           l2_norm_clip: The clip C1 of examples.
-          relation: "add_or_remove_one" or "replace_one".
+          relation: "zero_out", "add_or_remove_one" or "replace_one".
 
         Returns:
-          C1, or 2 C1 where an example is replaced; and 2 C2 in either relation: groups are drawn
+          C1, or 2 C1 where an example is replaced; and 2 C2 in every relation: groups are drawn
           without looking at examples, so that the new example takes the group of the old one.
 
         Raises:
-          ValueError: `relation` is not one of the two.
+          ValueError: `relation` is not one of these.
         """
         check_relation(relation)
-        samples = l2_norm_clip * (1 if relation == ADD_OR_REMOVE_ONE else 2)
+        samples = l2_norm_clip * (2 if relation == REPLACE_ONE else 1)
         return Sensitivities(samples, 2 * self.batch_clip)
 
     def capacity(self, expected_batch_size: int) -> int:

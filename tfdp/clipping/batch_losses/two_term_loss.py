@@ -256,7 +256,7 @@ class Aggregation(abc.ABC):
 
     Formal guarantee: with Gaussian noise of standard deviation `noise_multiplier * noise_scales[v]`
     on each coordinate of each variable v, the sum is a Gaussian mechanism with that noise
-    multiplier, for neighbours under add-or-remove-one, whatever the loss and the data.
+    multiplier, for neighbours under zero-out, whatever the loss and the data.
     """
 
     def is_shared(self, loss: TwoTermLoss) -> bool:

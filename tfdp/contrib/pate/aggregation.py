@@ -30,13 +30,13 @@ class GNMax:
     """Aggregator of votes whose answer is the class with the largest noisy count.
 
     To each count of each query, Gaussian noise of standard deviation `noise_stddev` is added, and
-    the class of the largest is released. If one example (one user) is added or removed, one teacher
+    the class of the largest is released. By zero-out of one example (one user), one teacher
     changes, so one vote of a query moves: the counts change by at most sqrt(2) in l2 norm. An
     answer is post-processing of a Gaussian mechanism with noise multiplier `noise_stddev` /
     sqrt(2), and that is what the ledger has for each query. The bound does not depend on the votes.
 
-    Guarantees: the answers are private with the epsilon of `ledger`, add or remove one unit of the
-    partition, if the following holds, which is in your hands:
+    Guarantees: the answers are private with the epsilon of `ledger`, under zero-out of one unit of
+    the partition, if the following holds, which is in your hands:
 
     - A teacher is a function of its part of the data, public data, and random numbers of its own.
       Nothing passes from one teacher to the next: weights, the state of an optimizer, statistics of

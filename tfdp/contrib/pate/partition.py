@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdp._random.key_streams import KeyStream
 from tfdp._random.parts import random_parts
-from tfdp._validation import error, is_integer, positive_integer
+from tfdp._validation import check_unmasked, error, is_integer, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.data.users import user_numbers
 
@@ -20,7 +20,7 @@ class Partition:
     hospital each), make it of the array.
 
     The guarantee of PATE needs this: the teacher of an example (a user) depends on nothing but that
-    example (user) and random numbers. Then adding or removing one changes the part of one teacher.
+    example (user) and random numbers. Then zero-out of one changes the part of one teacher.
     Parts of equal size, of shuffled and split data, do not have this property: an example more
     would move others.
 
@@ -46,6 +46,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         num_teachers = positive_integer("num_teachers", self.num_teachers)
+        check_unmasked("teacher_of", self.teacher_of)
         given = np.array(self.teacher_of)
         if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
             raise ValueError(
@@ -101,7 +102,7 @@ class Partition:
 def random_partition(num_examples: int, num_teachers: int, users: Any = None) -> Partition:
     """Assigns each example, or each user, to a teacher, independently and uniformly.
 
-    Guarantees: with the random numbers of all others as they are, adding or removing one example
+    Guarantees: with the random numbers of all others as they are, zero-out of one example
     (one user) changes the part of one teacher. So it changes one vote of each query at most. Parts
     differ in size, and may be empty: to shuffle the data and split them evenly would make an
     example that is added move others, so that many teachers change.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import error, is_integer
+from tfdp._validation import check_unmasked, error, is_integer
 
 NONE = -1  # No vote, and no answer.
 _MOST_CLASSES = 2**20
@@ -82,6 +82,7 @@ def checked_classes(num_classes: Any) -> int:
 
 
 def _votes_of_one(output: Any, num_classes: int) -> np.ndarray:
+    check_unmasked("outputs", output)
     array = np.asarray(output)
     if array.ndim == 1 and array.dtype.kind in "iu":
         valid = (array >= 0) & (array < num_classes)
