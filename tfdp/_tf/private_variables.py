@@ -1,10 +1,10 @@
 """Variables with private values, of which every file and copy has zeros instead.
 
 A metric of the training step holds exact statistics of the data. It is needed while training goes
-on, and nothing pays for it in a file. What writes files and copies asks the variable itself: TensorFlow
-for its tensors, Keras for its `numpy()`. So the variable answers, and no name, class or function of
-a Keras needs to be known. Operations read the true values: metrics, progress bars and `History`
-show what they would show without it.
+on, and nothing pays for it in a file. What writes files and copies asks the variable itself:
+TensorFlow for its tensors, Keras and NumPy for its `numpy()`. So the variable answers, and no class
+or function of a Keras needs to be known. Operations read the true values: metrics, progress bars
+and `History` show what they would show without it.
 """
 
 import functools
