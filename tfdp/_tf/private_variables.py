@@ -10,6 +10,7 @@ and `History` show what they would show without it.
 import functools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _KEY = "VARIABLE_VALUE"  # Of a variable's tensor in checkpoints.
@@ -21,7 +22,10 @@ def keep_private(variable: tf.Variable) -> None:
     Args:
       variable: A variable; of one that has a part for each replica, any part.
     """
-    whole = getattr(variable, "_distributed_container", lambda: None)() or variable
+    whole = variable
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        of = getattr(variable.handle, "_distributed_container", lambda: None)()
+        whole = variable if of is None else of
     if isinstance(whole, tf.distribute.DistributedValues):
         parts, make_class = whole.values, _class_of_replicas
     else:
@@ -47,8 +51,12 @@ def _class_of_one(cls: Any) -> type:
         _has_private_values = True
 
         def numpy(self) -> Any:
-            """Returns zeros: for files of Keras, `get_weights`, pickles and NumPy."""
+            """Returns zeros: for files of Keras, `get_weights` and pickles."""
             return _zeros(self).numpy() if tf.executing_eagerly() else super().numpy()
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            """Returns zeros: NumPy would ask one that has parts for replicas for its tensor."""
+            return np.array(self.numpy(), dtype)
 
         def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
             """Returns zeros: for checkpoints and SavedModels."""
