@@ -362,15 +362,45 @@ def selective(front, batches):
 OWN_MODELS = (gan, vae, selective)
 
 
-def batches_of(neighbour: bool, like_x: bool = False):
-    """Draws of one of two data sets; of one, there is an outlier among the examples."""
+def _data(neighbour: bool):
     x = np.random.default_rng(2).normal(size=[N, 4]).astype("float32")
     y = x[:, :1].copy()
     if neighbour:
         x[7], y[7] = 50.0, 1e4
+    return x, y
+
+
+def _fix_names(front, monkeypatch):
+    """Makes names of layers, and the numbers by which ledgers know an optimizer, the same."""
+    numbers = np.random.default_rng(0)
+    monkeypatch.setattr(release_count, "_new_uid", lambda: float(numbers.integers(1, 2**50)))
+    front.keras.backend.clear_session()
+    front.keras.utils.set_random_seed(1)
+
+
+def batches_of(neighbour: bool, like_x: bool = False):
+    """Draws of one of two data sets; of one, there is an outlier among the examples."""
+    x, y = _data(neighbour)
     return tfdp.data.poisson_batches(
         (x, x if like_x else y), expected_batch_size=B, seed=4 + neighbour, steps_per_epoch=2
     )
+
+
+def trained_on_replicas(front, neighbour: bool, monkeypatch):
+    """Trains as `trained` does, on two replicas: metrics have parts, which are summed when read."""
+    _fix_names(front, monkeypatch)
+    x, y = _data(neighbour)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batches = tfdp.data.distributed_poisson_batches(
+        strategy,
+        lambda i, count: (x[i::count], y[i::count]),
+        dataset_size=N,
+        expected_batch_size=B,
+        seed=4 + neighbour,
+    )
+    with strategy.scope():
+        model = compiled(front, batches)
+    return model, model.fit(batches, verbose=0, epochs=1, steps_per_epoch=2).history
 
 
 def trained(front, make, neighbour: bool, monkeypatch, evaluated=False, **fit):
@@ -379,10 +409,7 @@ def trained(front, make, neighbour: bool, monkeypatch, evaluated=False, **fit):
     All that is released is the same for both: with a learning rate of zero, weights stay as they
     are, and the numbers by which ledgers know an optimizer are made the same.
     """
-    numbers = np.random.default_rng(0)
-    monkeypatch.setattr(release_count, "_new_uid", lambda: float(numbers.integers(1, 2**50)))
-    front.keras.backend.clear_session()
-    front.keras.utils.set_random_seed(1)
+    _fix_names(front, monkeypatch)
     batches = batches_of(neighbour, like_x=make in (gan, vae))
     model = make(front, batches)
     shown = model.fit(batches, verbose=0, epochs=2, **fit).history

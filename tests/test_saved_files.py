@@ -57,6 +57,23 @@ def test_nothing_private_is_in_common_files(front, evaluated, monkeypatch, tmp_p
     assert len(found[0]) > 20 and differences(*found) == []
 
 
+@with_both
+@pytest.mark.slow
+@pytest.mark.parametrize("finds", [True, False])
+def test_nothing_private_is_saved_of_replicas(front, finds, monkeypatch, tmp_path):
+    """And the mutant is caught."""
+    if not finds:
+        monkeypatch.setattr(step_check, "keep_private", lambda variable: None)
+    found, shown = [], []
+    for neighbour in (False, True):
+        model, logs = saved_files.trained_on_replicas(front, neighbour, monkeypatch)
+        (here := tmp_path / str(neighbour)).mkdir()
+        found.append(contents(front, model, here, QUICK))
+        shown.append(logs)
+    assert shown[0] != shown[1]
+    assert (differences(*found) == []) == finds
+
+
 # What finds the metrics, a model that needs it, and a part of the names of what leaks without.
 FINDERS = [
     (step_check, KERAS_2, saved_files.compiled, "metrics/mean/vars/0"),

@@ -127,20 +127,29 @@ def test_other_types(value, tmp_path):
     assert tf.identity(variable) == value
 
 
-def of_replicas(value):
+def of_replicas(value, in_function=False):
+    """A variable with two parts; those made in a function have another class."""
+    made = []
+
+    @tf.function
+    def make():
+        if not made:
+            made.append(like_a_metric(value))
+
     with (strategy := tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])).scope():
-        variable = like_a_metric(value)
-    strategy.run(lambda: variable.assign_add(value))
-    return variable
+        make() if in_function else made.append(like_a_metric(value))
+    strategy.run(lambda: made[0].assign_add(value))
+    return made[0]
 
 
 # Of these TensorFlow has the others.
 WAYS_OF_REPLICAS = ["numpy", "array", "deepcopy", "checkpoint", "background"]
 
 
+@pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("part", [None, 0, 1])
-def test_every_part_for_a_replica_is_private(part, tmp_path):
-    variable = of_replicas([3.0, 4.0])
+def test_every_part_for_a_replica_is_private(part, in_function, tmp_path):
+    variable = of_replicas([3.0, 4.0], in_function)
     before = tf.identity(variable).numpy()
     np.testing.assert_array_equal(before, [12.0, 16.0])  # The sum over both.
     keep_private(variable if part is None else variable.values[part])

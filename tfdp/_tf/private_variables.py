@@ -8,6 +8,7 @@ and `History` show what they would show without it.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,22 +25,26 @@ def keep_private(variable: tf.Variable) -> None:
     """
     whole = variable
     if not isinstance(variable, tf.distribute.DistributedValues):
-        of = getattr(variable.handle, "_distributed_container", lambda: None)()
-        whole = variable if of is None else of
+        for holder in (variable, variable.handle):  # By the class of the variable.
+            of = getattr(holder, "_distributed_container", lambda: None)()
+            whole = whole if of is None else of
     if isinstance(whole, tf.distribute.DistributedValues):
-        parts, make_class = whole.values, _class_of_replicas
+        _set_class(whole, _class_of_replicas)
+        for part in whole.values:
+            _set_class(part, _class_of_one)
     else:
-        parts, make_class = (), _class_of_one
-    if not is_private(whole):
-        whole.__class__ = make_class(type(whole))
-    for part in parts:
-        if not is_private(part):
-            part.__class__ = _class_of_one(type(part))
+        _set_class(whole, _class_of_one)
 
 
 def is_private(variable: Any) -> bool:
     """Returns whether files and copies of a variable hold zeros."""
     return getattr(type(variable), "_has_private_values", False)
+
+
+def _set_class(variable: tf.Variable, of: Callable[[Any], type]) -> None:
+    own: Any = type(variable)
+    if not is_private(variable):
+        variable.__class__ = of(own)
 
 
 @functools.cache
