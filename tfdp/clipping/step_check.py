@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
+from tfdp._tf.private_variables import keep_private
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
@@ -293,11 +294,10 @@ def _check_write(
     if not colors & forbidden:
         return
     for handle in inputs[0].handles or {None}:
-        if handle is None or not flow.is_metric(handle):
-            raise batch_state.keeps_statistic(
-                None if handle is None else batch_state.variable_with(handle.deref()),
-                f", by '{op.name}'{_made_at(op)}",
-            )
+        variable = None if handle is None else batch_state.variable_with(handle.deref())
+        if variable is None or not batch_state.is_metric(variable):
+            raise batch_state.keeps_statistic(variable, f", by '{op.name}'{_made_at(op)}")
+        keep_private(variable)
 
 
 def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:

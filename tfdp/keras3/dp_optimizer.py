@@ -18,6 +18,7 @@ from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
 from tfdp.optimizers.compression import Compression
+from tfdp.optimizers.private_metrics import keep_evaluations_private
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
 
@@ -391,6 +392,9 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     def __copy__(self) -> "DPOptimizer":
         """Returns a copy that shares nothing: it draws other noise and counts for itself."""
         return copy.deepcopy(self)
+
+
+keep_evaluations_private(keras)
 
 
 def _check_inner(inner: Any) -> None:

@@ -19,6 +19,7 @@ from tfdp.clipping import ClippingRule, step_check
 from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.compression import Compression
+from tfdp.optimizers.private_metrics import keep_evaluations_private
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.optimizers.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
@@ -263,6 +264,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
 
 _compat.let_keras_save(PrivateOptimizerMixin)
+keep_evaluations_private(tf.keras)
 
 
 def _metrics_will_be_built() -> bool:
