@@ -178,7 +178,7 @@ def movement(monkeypatch, sampler=None):
         else:  # Those that are left move up.
             left = [i for i in indices if i in members]
             indices = np.array(left + [n] * (rows - len(left)))
-        return source.rows(tf.constant(indices), padded=True)
+        return source.rows(source_module.Rows(tf.constant(indices)), padded=True)
 
     def clipped_sum(members):
         tf.keras.utils.set_random_seed(1)
