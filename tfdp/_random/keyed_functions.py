@@ -225,7 +225,7 @@ class Rewriting:
         function.signature.name = f"{name}_keyed_{role}_{int(secret)}_{self._number}"
         for attribute in _OF_ORIGINAL:
             function.attr.pop(attribute, None)
-        renamed = {}
+        renamed: dict[str, str] = {}
         for node in list(function.node_def):
             source = self._source(name, node)
             if source is not None:

@@ -28,13 +28,19 @@ class Rows(NamedTuple):
       indices: For each row the index of its example, int64 `[rows]`; the number of examples or
         more where it is padding.
       weights: Weights of the rows, which multiply those of the examples, float32; or None.
-      secrets: A secret of each row, int64 `[rows, 2]`, that its random numbers are made of; None
-        where there are none.
+      secrets: Secrets of each row, int64 `[rows, 2, 2]`, that the random numbers of the transform
+        and of the stored examples are made of; None where there are none.
     """
 
     indices: tf.Tensor
     weights: tf.Tensor | None = None
     secrets: tf.Tensor | None = None
+
+    def secret_of(self, use: int) -> tf.Tensor:
+        """Returns the secrets of the rows for one use, int64 `[rows, 2]`."""
+        if self.secrets is None:
+            raise ValueError("Rows of a source that draws random numbers must have secrets.")
+        return self.secrets[:, use]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +170,8 @@ class PoissonSource:
 
     def _draws_in_rows(self) -> bool:
         """Returns whether random numbers are drawn for rows, of which each needs a secret."""
-        return self.transform is not None and self.transform.draws
+        transformed = self.transform is not None and self.transform.draws
+        return transformed or (self.stored is not None and self.stored.draws)
 
     def _weighted(self, which: Rows) -> tuple:
         rows, weights = self._gathered(which), which.weights
@@ -181,13 +188,15 @@ class PoissonSource:
     def _gathered(self, which: Rows) -> tuple:
         indices = which.indices
         if self.stored is not None:
-            x, y, *weights = self.stored.gather(indices)
+            secret = which.secret_of(1) if self.stored.draws else None
+            x, y, *weights = self.stored.gather(indices, secret)
             rows = (x, y, *tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights))
         else:
             data = self.tensors() if devices.compiled_for_gpu() else self._data
             rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
         if self.transform is not None:
-            rows = (*self.transform(rows[:2], which.secrets), *rows[2:])
+            secret = which.secret_of(0) if self.transform.draws else None
+            rows = (*self.transform(rows[:2], secret), *rows[2:])
         return rows
 
     def _padded(self, which: Rows) -> tuple:

@@ -13,9 +13,10 @@ from tfdp._warnings import is_library
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.loss_graph import batch_state
 
-# The use of a draw's key for transforms; the others are those of `tfdp.data.source` and `users`.
-_OF_TRANSFORM = 2
-_WORDS = 4  # Random words for each row: a secret of 128 bits.
+# The use of a draw's key for what is drawn for a row; `tfdp.data.source` and `users` have others.
+_OF_ROWS = 2
+# Random words for each row: secrets of 128 bits for the transform, and for what reads the example.
+_WORDS = 8
 _READ = "ReadVariableOp"
 # Stateful operations that are calls, or read what is the same for all examples, or check.
 _ALLOWED = frozenset(
@@ -39,17 +40,18 @@ _REMEDY = (
 
 
 def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
-    """Draws a secret for each row of a draw.
+    """Draws secrets for each row of a draw.
 
     Args:
       key: Secret of this draw; see `tfdp._random.chacha.random_words`.
       rows: Number of rows.
 
     Returns:
-      int64 `[rows, 2]`.
+      int64 `[rows, 2, 2]`: of each row one of 128 bits for the transform, and one for the source
+      that it is read from.
     """
-    words = chacha.random_words(key, _WORDS * rows, _OF_TRANSFORM)
-    return tf.bitcast(tf.reshape(words, [-1, 2, 2]), tf.int64)
+    words = chacha.random_words(key, _WORDS * rows, _OF_ROWS)
+    return tf.bitcast(tf.reshape(words, [-1, 2, 2, 2]), tf.int64)
 
 
 class Transform:
