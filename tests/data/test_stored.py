@@ -348,7 +348,9 @@ class ManyNoisy(Items):
     """The same of a source that reads several at once."""
 
     def __getitems__(self, indices, rngs):
-        return [(r.normal(size=4).astype("float32"), Y[i]) for i, r in zip(indices, rngs, strict=True)]
+        return [
+            (r.normal(size=4).astype("float32"), Y[i]) for i, r in zip(indices, rngs, strict=True)
+        ]
 
 
 class NoisyRecords(Items):

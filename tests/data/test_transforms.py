@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tests import support
+from tests import selective_support
 from tfdp.data import source as source_module
 from tfdp.data import transforms
 from tfdp.data.transforms import Transform
@@ -128,17 +128,10 @@ def test_variables_are_read_when_rows_are_drawn():
 
 def test_a_selective_model_trains_on_them():
     data = batches(in_branch, expected_batch_size=8)
-    model = tfdp.SelectiveModel(*_ends())
-    model.compile(
-        tfdp.DPSURSGD(1.0, 1.0, learning_rate=0.1, sampling=data.sampling), support.crossentropy()
-    )
+    base = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(N)])
+    model = selective_support.compiled(selective_support.optimizer(data=data, threshold=9.0), base)
     model.fit(data, steps_per_epoch=1, verbose=0)
     assert model.optimizer.ledger.steps == 1
-
-
-def _ends():
-    inputs = tf.keras.layers.Input([4])
-    return inputs, tf.keras.layers.Dense(N)(inputs)
 
 
 REFUSED = {

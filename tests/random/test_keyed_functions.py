@@ -82,7 +82,7 @@ DRAWING = {
     "integers": large(lambda: tf.random.uniform([], 0, 2**30, tf.int32, seed=1)),
     "categorical": large(lambda: tf.random.categorical(tf.zeros([1, 10**6]), 1, seed=1)),
     "generator": large(lambda: generator.uniform([])),
-    "generator, binomial": large(lambda: generator.binomial([1], [1e12], [0.5])),
+    "generator, binomial": large(lambda: generator.binomial([1], [1e6], [0.5])),
     "global generator": large(lambda: tf.random.get_global_generator().normal([])),
     "seeds of a generator": of_seeds,
     "generator that is reset": after_reset,

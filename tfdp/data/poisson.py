@@ -74,7 +74,8 @@ def poisson_batches(
         of a batch are read. The same holds for random-access sources: what
         `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
         `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
-        Python code that decodes or crops belongs there. A finite `tf.data.Dataset` of single
+        Python code that decodes or crops belongs there. Its random numbers come by an argument
+        `rng` (or `rngs`), a `np.random.Generator` for each row. A finite `tf.data.Dataset` of single
         examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: Must be empty: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N. None: 256, or N / 10 if
@@ -84,7 +85,8 @@ def poisson_batches(
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
       transform: Function of one example, `(x, y)` without a batch dimension, that returns the
         example to train on: decoding, cropping, augmentation. It consists of TensorFlow operations
-        without side effects, is traced once, and runs anew for each draw. None: examples as they
+        without side effects or states, is traced once, and runs anew for each draw. Its random
+        numbers are secret, for each row its own, whatever their seeds are. None: examples as they
         are.
       padding: "none"; "buckets", for `jit_compile=True` and for GPUs: batches have one of a few
         sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all
