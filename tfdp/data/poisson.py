@@ -75,8 +75,8 @@ def poisson_batches(
         `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
         `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
         Python code that decodes or crops belongs there. Its random numbers come by an argument
-        `rng` (or `rngs`), a `np.random.Generator` for each row. A finite `tf.data.Dataset` of single
-        examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
+        `rng` (or `rngs`), a `np.random.Generator` for each row. A finite `tf.data.Dataset` of
+        single examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: Must be empty: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N. None: 256, or N / 10 if
         that is less.
