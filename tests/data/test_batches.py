@@ -266,7 +266,7 @@ state = tf.Variable(0.0)
         ("flip", "must be a function of one example"),
         (lambda x, y: x, r"must return a pair \(x, y\)"),
         (lambda x, y: (tf.boolean_mask(x, x > 0), y), "fixed shapes"),
-        (lambda x, y: (x + state.assign_add(tf.reduce_sum(x)), y), "statistic|side effects"),
+        (lambda x, y: (x + state.assign_add(tf.reduce_sum(x)), y), "no state"),
         (lambda x, y: (tf.numpy_function(np.abs, [x], tf.float32), y), "side effects"),
     ],
 )

@@ -401,7 +401,7 @@ def test_each_row_that_is_read_draws_numbers_of_its_own(kind, kwargs):
 def test_rows_that_share_their_numbers_are_caught(monkeypatch):
     """Mutant: the secret is that of the draw."""
     generator = stored._generator
-    monkeypatch.setattr(stored, "_generator", lambda secret: generator(np.zeros([2], np.int64)))
+    monkeypatch.setattr(stored, "_generator", lambda secret: generator(np.zeros([3], np.int64)))
     with pytest.raises(AssertionError):
         test_each_row_that_is_read_draws_numbers_of_its_own("one", {})
 

@@ -64,7 +64,7 @@ def test_rows_draw_secret_numbers_of_their_own(kind):
 
 def known(key, rows):
     """Mutant: the secrets are those of every draw."""
-    return tf.random.stateless_uniform([rows, 2, 2], [1, 2], None, None, tf.int64)
+    return tf.random.stateless_uniform([rows, 2, 3], [1, 2], None, None, tf.int64)
 
 
 def of_the_draw(key, rows):
@@ -89,7 +89,7 @@ def test_a_row_is_a_function_of_its_example_and_its_secret():
     transform = Transform(in_branch, tf.TensorSpec([4]), tf.TensorSpec([], tf.int64))
     apply = tf.function(lambda x, y, s: transform((x, y), s))
     x = np.random.default_rng(0).normal(size=[N, 4]).astype("float32")
-    secrets = np.random.default_rng(1).integers(0, 2**62, [N, 2])
+    secrets = np.random.default_rng(1).integers(0, 2**62, [N, 3])
     everyone = apply(x, Y, secrets)[0].numpy()
     order = np.random.default_rng(2).permutation(N)[:9]
     np.testing.assert_array_equal(apply(x[order], Y[order], secrets[order])[0], everyone[order])
@@ -158,7 +158,7 @@ REFUSED = {
     "counter": (lambda x, y: (x + tf.cast(counter.assign_add(1), tf.float32), y), "no state"),
     "counted only": (lambda x, y: (counter.assign_add(1), (x, y))[1], "side effects"),
     "float state": (lambda x, y: (x + total.assign_add(1.0), y), "no state"),
-    "statistic": (lambda x, y: (total.assign_add(x[0]), (x, y))[1], "statistic"),
+    "statistic": (lambda x, y: (total.assign_add(x[0]), (x, y))[1], "side effects"),
     "print": (lambda x, y: (tf.print(x), (x, y))[1], "side effects"),
     "python": (
         lambda x, y: (tf.ensure_shape(tf.py_function(lambda v: v, [x], tf.float32), [4]), y),

@@ -75,7 +75,13 @@ def large(draw):
     return lambda x: x + tf.cast(tf.reshape(draw(), []), tf.float32)
 
 
+@tf.function(jit_compile=True)
+def compiled(x):
+    return x + tf.random.normal([], seed=1)
+
+
 DRAWING = {
+    "compiled": compiled,
     "uniform": large(lambda: tf.random.uniform([], seed=1)),
     "normal": large(lambda: tf.random.normal([], seed=1)),
     "truncated normal": large(lambda: tf.random.truncated_normal([], seed=1)),
@@ -104,7 +110,7 @@ def keyed(function):
 
 
 def secret(number):
-    return tf.constant([12345, number], tf.int64)
+    return tf.constant([12345, number, 6], tf.int64)
 
 
 def assert_follows_from_the_secret(function):
@@ -187,7 +193,7 @@ def assert_independent(seeds_of_each=True):
     count = 4000
     draw_all = tf.function(
         lambda: tf.map_fn(
-            lambda n: call(tf.stack([tf.constant(7, tf.int64), n]), [tf.zeros([2])]),
+            lambda n: call(tf.stack([tf.constant(7, tf.int64), n, n]), [tf.zeros([2])]),
             tf.range(count, dtype=tf.int64),
             fn_output_signature=tf.float32,
         )

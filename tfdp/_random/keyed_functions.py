@@ -2,12 +2,13 @@
 
 A traced function may draw random numbers anywhere: in branches, loops and functions that it calls,
 from streams that a seed or the state of a generator fixes. Here its definition is rewritten so that
-all of them follow from one secret of 128 bits:
+all of them follow from one secret of 192 bits:
 
 - Operations with a stream of their own become their stateless forms. The state of a generator
   becomes a random number wherever it is read, so that what is made of it may stay as it is.
 - Each function gets the secret as an argument, and makes of it a seed for each of these operations
-  and for each call (TensorFlow's Philox generator, a key and half a counter of 128 bits).
+  and for each call (TensorFlow's Philox generator: a key of 64 bits, and where it begins to count,
+  of 128).
 - The body of a loop also makes the seeds of the next iteration.
 
 Stateless operations stay as they are: they draw what their seed says, which is a constant, or
@@ -27,8 +28,14 @@ from tfdp._tf.function_library import Library, base, data_inputs, functions_of, 
 
 _SEED = "?"  # Among inputs: a seed that is not numbered yet.
 GENERATOR = "RngReadAndSkip"
-_NUMBERS = "StatelessRandomUniformFullInt"
-_INT64 = tf.int64.as_datatype_enum
+_NUMBERS = "StatelessRandomUniformFullIntV2"
+_PHILOX = 1
+# What is made of a seed: the inputs of operations with a key, or a seed of the older ones.
+_KEY, _COUNTER, _ALGORITHM, _OLD = "key", "counter", "alg", "seed"
+_KEYED = (_KEY, _COUNTER, _ALGORITHM)
+SECRET = 3  # Numbers of 64 bits.
+_INT32, _INT64 = tf.int32.as_datatype_enum, tf.int64.as_datatype_enum
+_UINT64 = tf.uint64.as_datatype_enum
 _STATE = 3  # Two words of a counter and one of a key.
 # Attributes of functions that are of the original ones.
 _OF_ORIGINAL = (
@@ -47,35 +54,35 @@ class Form:
 
     Attributes:
       op: Its type.
-      inputs: Which inputs of the operation it has, by their places; None is the seed.
+      inputs: Which inputs of the operation it has, by their places; or what is made of the seed.
       attributes: Its attributes, each with the name of the operation's own.
     """
 
     op: str
-    inputs: tuple[int | None, ...]
+    inputs: tuple[int | str, ...]
     attributes: dict[str, str]
 
 
-_SAME = {"T": "T", "dtype": "dtype"}
+_SAME = {"Tshape": "T", "dtype": "dtype"}
 # Every operation that can be keyed. (Gamma and Poisson numbers have other shapes than their
 # stateless forms.)
 FORMS = {
     "Multinomial": Form(
-        "StatelessMultinomial", (0, 1, None), {"T": "T", "output_dtype": "output_dtype"}
+        "StatelessMultinomial", (0, 1, _OLD), {"T": "T", "output_dtype": "output_dtype"}
     ),
     "ParameterizedTruncatedNormal": Form(
         "StatelessParameterizedTruncatedNormal",
-        (0, None, 1, 2, 3, 4),
+        (0, _OLD, 1, 2, 3, 4),
         {"S": "T", "dtype": "dtype"},
     ),
-    "RandomStandardNormal": Form("StatelessRandomNormal", (0, None), _SAME),
-    "RandomUniform": Form("StatelessRandomUniform", (0, None), _SAME),
+    "RandomStandardNormal": Form("StatelessRandomNormalV2", (0, *_KEYED), _SAME),
+    "RandomUniform": Form("StatelessRandomUniformV2", (0, *_KEYED), _SAME),
     "RandomUniformInt": Form(
-        "StatelessRandomUniformInt", (0, None, 1, 2), {"T": "T", "dtype": "Tout"}
+        "StatelessRandomUniformIntV2", (0, *_KEYED, 1, 2), {"Tshape": "T", "dtype": "Tout"}
     ),
     "SampleDistortedBoundingBoxV2": Form(
         "StatelessSampleDistortedBoundingBox",
-        (0, 1, 2, None),
+        (0, 1, 2, _OLD),
         {
             name: name
             for name in (
@@ -88,9 +95,9 @@ FORMS = {
         },
     ),
     "StatefulRandomBinomial": Form(
-        "StatelessRandomBinomial", (2, None, 3, 4), {"S": "S", "T": "T", "dtype": "dtype"}
+        "StatelessRandomBinomial", (2, _OLD, 3, 4), {"S": "S", "T": "T", "dtype": "dtype"}
     ),
-    "TruncatedNormal": Form("StatelessTruncatedNormal", (0, None), _SAME),
+    "TruncatedNormal": Form("StatelessTruncatedNormalV2", (0, *_KEYED), _SAME),
 }
 
 
@@ -131,13 +138,13 @@ class KeyedFunction:
                 if not context.context().has_function(function.signature.name):
                     context.context().add_function_def(function)
             keyed = tf.function(self._keyed, autograph=False)
-            self._call = keyed.get_concrete_function(tf.TensorSpec([2], tf.int64), *specs)
+            self._call = keyed.get_concrete_function(tf.TensorSpec([SECRET], tf.int64), *specs)
 
     def __call__(self, secret: tf.Tensor | None, arguments: Sequence[tf.Tensor]) -> Any:
         """Calls the function.
 
         Args:
-          secret: int64 `[2]`, of 128 uniform bits that are used for nothing else. (None is enough
+          secret: int64 `[3]`, of 192 uniform bits that are used for nothing else. (None is enough
             for a function that draws nothing.)
           arguments: Its arguments, flattened.
 
@@ -159,6 +166,7 @@ class KeyedFunction:
     def _keyed(self, secret: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
         graph, concrete = tf.compat.v1.get_default_graph(), self._concrete
         captured = [graph.capture(tensor) for tensor in concrete.captured_inputs]
+        secret = tf.bitcast(secret, tf.uint64)
         given = dict(zip(_names(), [*arguments, *captured, secret], strict=False))
         wanted = [f"function:{i}" for i in range(len(concrete.outputs))]
         made = tf.graph_util.import_graph_def(
@@ -258,10 +266,10 @@ class Rewriting:
         place = len(data_inputs(node))
         references = list(node.input)
         node.input[:] = [*references[:place], *[_SEED] * seeds, *references[place:]]
-        node.attr["T" if is_loop else "Tin"].list.type.extend([_INT64] * seeds)
+        node.attr["T" if is_loop else "Tin"].list.type.extend([_UINT64] * seeds)
         if is_loop:
             for _ in range(seeds):
-                node.attr["output_shapes"].list.shape.add().dim.add(size=2)
+                node.attr["output_shapes"].list.shape.add().dim.add(size=SECRET)
         node.attr.pop("_output_shapes", None)
 
     def _asserting(self, function: Any) -> list[str]:
@@ -299,20 +307,39 @@ def _use_seed(function: Any, node: Any, source: Form | State) -> dict[str, str]:
     """Makes an operation draw by a seed; returns which of its outputs have other names now."""
     old = type(node).FromString(node.SerializeToString())
     inputs, order = data_inputs(old), [name for name in old.input if name.startswith("^")]
+    made = _of_seed(function, node.name)
     node.attr.clear()
-    node.attr["Tseed"].type = _INT64
     if isinstance(source, State):
         shape = _constant(function, f"{node.name}/secret_shape", np.array(source.shape, np.int32))
         node.op = _NUMBERS
-        node.input[:] = [shape, _SEED, *order]
-        node.attr["dtype"].type = source.dtype.as_datatype_enum
-        node.attr["T"].type = tf.int32.as_datatype_enum
+        node.input[:] = [shape, *[made[name] for name in _KEYED], *order]
+        node.attr["dtype"].type, node.attr["Tshape"].type = source.dtype.as_datatype_enum, _INT32
         return {f"{node.name}:value:0": f"{node.name}:output:0"}
     node.op = source.op
-    node.input[:] = [*[_SEED if i is None else inputs[i] for i in source.inputs], *order]
+    node.input[:] = [*[made[i] if isinstance(i, str) else inputs[i] for i in source.inputs], *order]
     for new, name in source.attributes.items():
         node.attr[new].CopyFrom(old.attr[name])
+    if _OLD in source.inputs:
+        node.attr["Tseed"].type = _INT64
     return {}
+
+
+def _of_seed(function: Any, name: str, seed: str = _SEED) -> dict[str, str]:
+    """Takes a seed apart, for the operation of this name; returns the inputs made of it."""
+    sizes = _constant(function, f"{name}/secret_sizes", np.array([1, SECRET - 1], np.int32))
+    axis = _constant(function, f"{name}/secret_axis", np.array(0, np.int32))
+    split = function.node_def.add(name=f"{name}/secret", op="SplitV", input=[seed, sizes, axis])
+    split.attr["T"].type, split.attr["Tlen"].type, split.attr["num_split"].i = _UINT64, _INT32, 2
+    key, counter = (f"{name}/secret:output:{i}" for i in range(2))
+    old = function.node_def.add(name=f"{name}/secret_seed", op="Bitcast", input=[counter])
+    old.attr["T"].type, old.attr["type"].type = _UINT64, _INT64
+    algorithm = _constant(function, f"{name}/secret_alg", np.array(_PHILOX, np.int32))
+    return {
+        _KEY: key,
+        _COUNTER: counter,
+        _ALGORITHM: algorithm,
+        _OLD: f"{name}/secret_seed:output:0",
+    }
 
 
 def _rename(function: Any, renamed: dict[str, str]) -> None:
@@ -348,7 +375,7 @@ def _add_seeds(function: Any, role: str) -> None:
         prefix += "_"
     names = {"call": [""], "cond": ["_of_cond", "_of_body"], "body": ["_of_cond", "_of_body"]}[role]
     for name in names:
-        function.signature.input_arg.add(name=prefix + name, type=_INT64)
+        function.signature.input_arg.add(name=prefix + name, type=_UINT64)
     secret = prefix + names[-1 if role == "body" else 0]
     count = 0
     for node in function.node_def:
@@ -359,20 +386,19 @@ def _add_seeds(function: Any, role: str) -> None:
     if role == "body":  # The secrets of the next iteration.
         for name in names:
             output = f"next_{prefix}{name}"
-            function.signature.output_arg.add(name=output, type=_INT64)
+            function.signature.output_arg.add(name=output, type=_UINT64)
             function.ret[output] = f"{prefix}/seeds:output:{count}"
             count += 1
     if not count:
         return
-    shape = _constant(function, f"{prefix}/shape", np.array([count, 2], np.int32))
+    shape = _constant(function, f"{prefix}/shape", np.array([count, SECRET], np.int32))
+    made = _of_seed(function, prefix, secret)
     numbers = function.node_def.add(name=f"{prefix}/numbers", op=_NUMBERS)
-    numbers.input.extend([shape, secret])
-    for name, dtype in (("dtype", _INT64), ("Tseed", _INT64)):
-        numbers.attr[name].type = dtype
-    numbers.attr["T"].type = tf.int32.as_datatype_enum
+    numbers.input.extend([shape, *[made[name] for name in _KEYED]])
+    numbers.attr["dtype"].type, numbers.attr["Tshape"].type = _UINT64, _INT32
     seeds = function.node_def.add(name=f"{prefix}/seeds", op="Unpack")
     seeds.input.append(f"{prefix}/numbers:output:0")
-    seeds.attr["T"].type = _INT64
+    seeds.attr["T"].type = _UINT64
     seeds.attr["num"].i, seeds.attr["axis"].i = count, 0
 
 

@@ -28,7 +28,7 @@ class Rows(NamedTuple):
       indices: For each row the index of its example, int64 `[rows]`; the number of examples or
         more where it is padding.
       weights: Weights of the rows, which multiply those of the examples, float32; or None.
-      secrets: Secrets of each row, int64 `[rows, 2, 2]`, that the random numbers of the transform
+      secrets: Secrets of each row, int64 `[rows, 2, 3]`, that the random numbers of the transform
         and of the stored examples are made of; None where there are none.
     """
 
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     secrets: tf.Tensor | None = None
 
     def secret_of(self, use: int) -> tf.Tensor:
-        """Returns the secrets of the rows for one use, int64 `[rows, 2]`."""
+        """Returns the secrets of the rows for one use, int64 `[rows, 3]`."""
         if self.secrets is None:
             raise ValueError("Rows of a source that draws random numbers must have secrets.")
         return self.secrets[:, use]

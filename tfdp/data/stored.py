@@ -39,7 +39,7 @@ class Examples(abc.ABC):
 
         Args:
           indices: int64 `[rows]`; increasing, no two equal, without secrets.
-          secrets: Where random numbers are drawn, a secret of each row, int64 `[rows, 2]`.
+          secrets: Where random numbers are drawn, a secret of each row, int64 `[rows, 3]`.
 
         Returns:
           The tensors of the flattened structure, `[rows, ...]` each.
@@ -57,7 +57,7 @@ class Examples(abc.ABC):
 
         Args:
           indices: Indices in any order, int64 `[rows]`.
-          secrets: With `draws`, a secret of each row, int64 `[rows, 2]`.
+          secrets: With `draws`, a secret of each row, int64 `[rows, 3]`.
 
         Returns:
           Nested tensors, `[rows, ...]` each.
@@ -147,7 +147,7 @@ class Items(Examples):
             raise ValueError("Argument `data` must have examples. Received one of length 0.")
         self._together = hasattr(items, "__getitems__")
         self.draws = takes_generators(items)
-        first = self._read_one(0, np.zeros([2], np.int64)) if self.draws else items[0]
+        first = self._read_one(0, np.zeros([3], np.int64)) if self.draws else items[0]
         if not (isinstance(first, (tuple, list)) and len(first) in (2, 3)):
             raise ValueError(
                 "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
@@ -178,7 +178,7 @@ class Items(Examples):
         unchanged.check_size(len(self._items), self._size)
         numbers = indices.tolist()
         if self.draws and secrets is None:
-            secrets = np.frombuffer(os.urandom(16 * len(numbers)), np.int64).reshape([-1, 2])
+            secrets = np.frombuffer(os.urandom(24 * len(numbers)), np.int64).reshape([-1, 3])
         wanted = list(zip(numbers, numbers if secrets is None else secrets, strict=True))
         if self._together:
             examples = self._read_together(wanted) if numbers else []
@@ -195,7 +195,7 @@ class Items(Examples):
 
     def _check_again(self) -> None:
         """Refuses objects whose examples depend on what was read before."""
-        one, secret = np.array([0]), np.zeros([1, 2], np.int64)
+        one, secret = np.array([0]), np.zeros([1, 3], np.int64)
         first, *others = [self.read(one, secret if self.draws else None) for _ in range(_READS)]
         if not all(_equal(a, b) for other in others for a, b in zip(first, other, strict=True)):
             raise ValueError(
@@ -349,8 +349,8 @@ def stored(data: Any) -> Examples | None:
 
 
 def _generator(secret: np.ndarray) -> np.random.Generator:
-    """Returns a generator of a secret of 128 bits, int64 `[2]`."""
-    return np.random.Generator(np.random.Philox(key=secret.view(np.uint64)))
+    """Returns a generator of a secret, int64 `[3]`, of which the first 128 bits are its key."""
+    return np.random.Generator(np.random.Philox(key=secret[:2].view(np.uint64)))
 
 
 def _equal(first: np.ndarray, again: np.ndarray) -> bool:

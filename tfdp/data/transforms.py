@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfdp._random import chacha
-from tfdp._random.keyed_functions import FORMS, GENERATOR, KeyedFunction, State
+from tfdp._random.keyed_functions import FORMS, GENERATOR, SECRET, KeyedFunction, State
 from tfdp._tf.function_library import Library, data_inputs, functions_of, is_call, kept
 from tfdp._validation import error
 from tfdp._warnings import is_library
@@ -15,8 +15,8 @@ from tfdp.clipping.loss_graph import batch_state
 
 # The use of a draw's key for what is drawn for a row; `tfdp.data.source` and `users` have others.
 _OF_ROWS = 2
-# Random words for each row: secrets of 128 bits for the transform, and for what reads the example.
-_WORDS = 8
+# Random words for each row: secrets for the transform, and for what reads the example.
+_WORDS = 2 * 2 * SECRET
 _READ = "ReadVariableOp"
 # Stateful operations that are calls, or read what is the same for all examples, or check.
 _ALLOWED = frozenset(
@@ -47,11 +47,11 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
       rows: Number of rows.
 
     Returns:
-      int64 `[rows, 2, 2]`: of each row one of 128 bits for the transform, and one for the source
-      that it is read from.
+      int64 `[rows, 2, 3]`: of each row one for the transform, and one for the source that it is
+      read from.
     """
     words = chacha.random_words(key, _WORDS * rows, _OF_ROWS)
-    return tf.bitcast(tf.reshape(words, [-1, 2, 2, 2]), tf.int64)
+    return tf.bitcast(tf.reshape(words, [-1, 2, SECRET, 2]), tf.int64)
 
 
 class Transform:
@@ -95,7 +95,7 @@ class Transform:
 
         Args:
           rows: Inputs and targets, nested tensors `[rows, ...]`.
-          row_secrets: int64 `[rows, 2]`; None is enough if it draws no random numbers.
+          row_secrets: int64 `[rows, 3]`; None is enough if it draws no random numbers.
         """
         given = (rows,) if row_secrets is None else (rows, row_secrets)
 

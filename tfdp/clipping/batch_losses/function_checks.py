@@ -34,6 +34,7 @@ def trace(name: str, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
       ValueError: It uses data that are not its arguments, or has side effects.
     """
     concrete = trace_alone(name, function, specs)
+    batch_state.check(concrete.graph, lambda t: bool(reading.data_of(t)[1]))
     for op_type, op_name in reading.stateful_operations(concrete.graph):
         if op_type not in _ALLOWED_TYPES:
             raise ValueError(
@@ -53,11 +54,10 @@ def trace_alone(name: str, function: Callable[..., Any], specs: Sequence[Any]) -
       specs: See `trace`.
 
     Raises:
-      ValueError: It uses data that are not its arguments, or keeps a statistic of them.
+      ValueError: It uses data that are not its arguments.
     """
     concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
     graph = concrete.graph
-    batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]))
     for tensor in captured(graph).values():
         if not _is_public(tensor):
             raise ValueError(
