@@ -51,9 +51,10 @@ KINDS = {
 
 
 def assert_rows_draw_their_own(transform, kind):
-    drawn = numbers(transform, **KINDS[kind])
-    assert len(np.unique(drawn)) == drawn.size > 4 * N
-    assert not np.isin(numbers(transform, **KINDS[kind]), drawn).any()
+    rows = numbers(transform, **KINDS[kind])
+    both = np.concatenate([rows, numbers(transform, **KINDS[kind])])
+    assert len(rows) > N
+    assert len(np.unique(both, axis=0)) == len(both)
 
 
 @pytest.mark.quick_cases(3)

@@ -78,9 +78,10 @@ class Transform:
                 "transform", "a function of one example, (x, y) -> (x, y), or None", function
             )
         concrete = function_checks.trace_alone("transform", function, (x, y))
+        states = _states(concrete)
         _check_outputs(concrete.structured_outputs)
         self._function = function  # It holds the variables that it reads.
-        self._keyed = KeyedFunction(concrete, _states(concrete))
+        self._keyed = KeyedFunction(concrete, states)
         self._made = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs
         )
