@@ -3,7 +3,6 @@
 import os
 import sys
 import warnings
-from types import FrameType
 
 _LIBRARIES = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
@@ -14,11 +13,11 @@ _LIBRARIES = (
 def warn_user(message: str) -> None:
     """Issues a UserWarning for the line outside of tfdp, Keras and TensorFlow that led here."""
     level, frame = 2, sys._getframe(1)
-    while _is_library(frame) and frame.f_back is not None:
+    while is_library(frame.f_code.co_filename) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 
 
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return "__autograph_generated" in name or any(part in name for part in _LIBRARIES)
+def is_library(filename: str) -> bool:
+    """Returns whether a file is one of tfdp, Keras or TensorFlow."""
+    return "__autograph_generated" in filename or any(part in filename for part in _LIBRARIES)

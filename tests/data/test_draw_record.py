@@ -1,6 +1,11 @@
 """A step counts as Poisson only if its batch is an unused draw, byte for byte."""
 
+import copy
 import logging
+import os
+import pickle
+import select
+import signal
 import threading
 
 import numpy as np
@@ -254,6 +259,65 @@ def test_a_loaded_optimizer_takes_draws_of_new_batches(tmp_path):
     loaded = tf.keras.models.load_model(tmp_path / "m.keras")
     loaded.fit(batches(), verbose=0)
     assert loaded.optimizer.released_steps() == (6, 0)
+
+
+def unused(record):
+    """Returns how many draws of a record could be used, as a process without TensorFlow sees it."""
+    _, known, _, _, uses = record._variables
+    entries = known.numpy()[:, draw_record._ENTRY]
+    return int(np.sum((entries > 0) & (uses.numpy() < entries * draw_record._USES)))
+
+
+def unused_in_fork(record):
+    """Returns how many draws a forked process could use."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.write(write, str(unused(record)).encode())
+        os._exit(0)
+    os.close(write)
+    answer = os.read(read, 64) if select.select([read], [], [], 60)[0] else b""
+    os.close(read)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return int(answer)
+
+
+def record_of_draws(monkeypatch):
+    """Returns a record with three draws that nobody has used."""
+    record = draw_record.DrawRecord()
+    monkeypatch.setattr(draw_record, "RECORD", record)
+    list(batches())
+    assert unused(record) == 3
+    return record
+
+
+def test_a_forked_process_uses_no_draw_of_this_one(monkeypatch):
+    record = record_of_draws(monkeypatch)
+    assert unused_in_fork(record) == 0
+    assert unused(record) == 3
+
+
+def test_a_record_that_is_forked_is_caught(monkeypatch):
+    record = record_of_draws(monkeypatch)
+    monkeypatch.setattr(draw_record.DrawRecord, "begin_anew", lambda self: None)
+    assert unused_in_fork(record) == 3
+
+
+def test_draws_after_a_fork_can_be_used(monkeypatch):
+    record, data = record_of_draws(monkeypatch), batches()
+    (before, *_) = list(data)
+    record.begin_anew()
+    model = trained(data.sampling)
+    assert counted(model, [before]) == (0, 0)
+    assert counted(model, [next(iter(data))]) == (1, 0)
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))])
+def test_a_copy_of_the_record_has_no_draws(way, monkeypatch):
+    new = way(record_of_draws(monkeypatch))
+    new.prepare(2)
+    assert isinstance(new, draw_record.DrawRecord) and unused(new) == 0
 
 
 def test_of_two_threads_with_one_batch_at_most_one_has_it():

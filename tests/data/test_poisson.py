@@ -241,7 +241,9 @@ def test_data_of_an_iterator_live_as_long_as_it():
 def test_data_in_compiled_functions_for_gpus_are_tensors(monkeypatch):
     source = tfdp.data.poisson_batches((X, Y), expected_batch_size=B).source
     monkeypatch.setattr(source_module.devices, "compiled_for_gpu", lambda: True)
-    rows = tf.function(lambda: source.rows(tf.constant([3, 1], tf.int64), padded=False))
+    rows = tf.function(
+        lambda: source.rows(source_module.Rows(tf.constant([3, 1], tf.int64)), padded=False)
+    )
     handles = [t for t in rows.get_concrete_function().captured_inputs if t.dtype == tf.resource]
     assert not handles
     np.testing.assert_array_equal(rows()[0], X[[3, 1]])

@@ -1,5 +1,7 @@
 """Data sets of which only the rows of a batch are read."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -95,9 +97,11 @@ def test_rows_in_another_order_are_caught(monkeypatch, tmp_path):
 def test_only_the_rows_of_a_batch_are_read(kind):
     items = kind()
     batches = tfdp.data.poisson_batches(items, expected_batch_size=5, steps_per_epoch=1)
+    opened = items.read.copy()
+    assert set(opened) == {0}  # The first was read for its type, and to see that it stays.
     ((_, y),) = list(batches)
-    y = [] if not items.read[1:] else y.numpy().tolist()
-    assert sorted(items.read[1:]) == sorted(y)  # The first was read for its type.
+    read = items.read[len(opened) :]
+    assert sorted(read) == sorted(y.numpy().tolist() if read else [])
 
 
 def test_weights_and_transform():
@@ -183,7 +187,7 @@ def test_each_index_must_have_an_example():
         def __getitems__(self, indices):
             return super().__getitems__(indices[1:])
 
-    with pytest.raises(tf.errors.OpError, match="must give one example for each index"):
+    with pytest.raises(ValueError, match="must give one example for each index"):
         drawn(Short())
 
 
@@ -331,3 +335,106 @@ def test_a_data_set_that_is_too_large_for_memory_says_what_to_do(monkeypatch):
     monkeypatch.setattr(tfdp.data.poisson, "_available_bytes", lambda: 3 * 1000)
     with pytest.raises(ValueError, match="write_examples"):
         drawn(tf.data.Dataset.from_tensor_slices((X, Y)))
+
+
+class Noisy(Items):
+    """Examples that draw from what they are given."""
+
+    def __getitem__(self, index, rng):
+        return rng.normal(size=4).astype("float32"), Y[index]
+
+
+class ManyNoisy(Items):
+    """The same of a source that reads several at once."""
+
+    def __getitems__(self, indices, rngs):
+        return [
+            (r.normal(size=4).astype("float32"), Y[i]) for i, r in zip(indices, rngs, strict=True)
+        ]
+
+
+class NoisyRecords(Items):
+    """The same of examples that are dicts."""
+
+    def __getitem__(self, index, rng=None):
+        rng = rng or np.random.default_rng(0)
+        return {"x": rng.normal(size=4).astype("float32"), "y": Y[index]}
+
+
+NOISY = {
+    "one": (Noisy, {}),
+    "many": (ManyNoisy, {}),
+    "dicts": (NoisyRecords, {"features": "x", "label": "y"}),
+}
+
+
+def noise_of(kind, seed=None, **kwargs):
+    """Returns the numbers that all rows of two iterations drew, `[rows, 4]`."""
+    source, names = NOISY[kind]
+    data = source()
+    batches = tfdp.data.poisson_batches(
+        data, expected_batch_size=20, steps_per_epoch=3, seed=seed, **names, **kwargs
+    )
+    drawn = [batch for _ in range(2) for batch in batches.as_numpy_iterator()]
+    return np.concatenate([b[0][b[2]] if len(b) == 3 else b[0] for b in drawn])
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        ("one", {"augmentations": 3}),
+        ("many", {"padding": "full"}),
+        ("dicts", {}),
+        ("one", {"chunk_size": 9}),
+        ("many", {"transform": lambda x, y: (x + tf.random.normal([4], seed=1), y)}),
+    ],
+)
+def test_each_row_that_is_read_draws_numbers_of_its_own(kind, kwargs):
+    drawn = noise_of(kind, **kwargs)
+    both = np.concatenate([drawn, noise_of(kind, **kwargs)])
+    assert len(np.unique(both, axis=0)) == len(both) > 100
+    np.testing.assert_array_equal(noise_of(kind, 5, **kwargs), noise_of(kind, 5, **kwargs))
+
+
+def test_rows_that_share_their_numbers_are_caught(monkeypatch):
+    """Mutant: the secret is that of the draw."""
+    generator = stored._generator
+    monkeypatch.setattr(stored, "_generator", lambda secret: generator(np.zeros([3], np.int64)))
+    with pytest.raises(AssertionError):
+        test_each_row_that_is_read_draws_numbers_of_its_own("one", {})
+
+
+def test_a_source_that_draws_from_its_own_generator_is_refused():
+    class Seeded(Items):
+        def __init__(self):
+            self.rng = np.random.default_rng(1)
+
+        def __getitem__(self, index):
+            return X[index] + self.rng.normal(), Y[index]
+
+    with pytest.raises(ValueError, match=r"its index alone.*__getitem__\(self, index, rng\)"):
+        drawn(Seeded())
+
+
+def test_a_file_that_changes_ends_training(tmp_path):
+    x, y = mapped(tmp_path)
+    batches = tfdp.data.poisson_batches((x, y), expected_batch_size=20)
+    next(iter(batches))
+    changed = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    changed[3] = 1.0
+    changed.flush()
+    os.utime(tmp_path / "x.npy", (1, 1))  # Some file systems count time in seconds.
+    with pytest.raises(tf.errors.OpError, match=r"must not change during training.*x\.npy"):
+        next(iter(batches))
+
+
+def test_a_source_that_grows_ends_training():
+    items = Items()
+    batches = tfdp.data.poisson_batches(items, expected_batch_size=20)
+    type(items).__len__, before = lambda self: N + 1, type(items).__len__
+    try:
+        with pytest.raises(tf.errors.OpError, match=f"{N + 1} examples, where there were {N}"):
+            next(iter(batches))
+    finally:
+        type(items).__len__ = before

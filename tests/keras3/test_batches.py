@@ -1,5 +1,6 @@
 """Poisson batches of users, augmented rows and weighted classes, with Keras 3."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -61,3 +62,29 @@ def test_class_weights_are_weights_of_examples(padding):
 def test_class_weights_and_weights_are_refused_together():
     with pytest.raises(ValueError, match="`class_weight` and `sample_weight`"):
         step_on_all({0: 1.0, 1: 1.0, 2: 1.0}, (X, Y, np.ones(12)))
+
+
+def layers_in_a_transform():
+    """Returns a transform of random layers and functions of Keras 3, which keep states of seeds."""
+    noise = keras.layers.GaussianNoise(1.0, seed=1)
+    flip = keras.layers.RandomFlip("horizontal", seed=1)
+    seeds = keras.random.SeedGenerator(1)
+
+    def transform(x, y):
+        image = flip(tf.reshape(tf.range(64.0), [8, 8, 1]), training=True)
+        drawn = keras.random.normal([], seed=seeds) + keras.random.uniform([])
+        x = tf.cond(x[0] > 0, lambda: noise(x, training=True), lambda: noise(x + 1, training=True))
+        return x + drawn + image[0, 0, 0], y
+
+    return transform
+
+
+def test_layers_draw_secret_numbers_for_each_row():
+    def drawn():
+        keras.utils.set_random_seed(1)
+        transform = layers_in_a_transform()
+        data = tfdp.data.poisson_batches((X, Y), expected_batch_size=12, transform=transform)
+        return np.concatenate([x for _ in range(2) for x, _ in data.as_numpy_iterator()])
+
+    both = np.concatenate([drawn(), drawn()])
+    assert len(np.unique(both, axis=0)) == len(both) == 2 * 2 * len(X)

@@ -19,11 +19,10 @@ _OF_CLASS_WEIGHTS = (
     "_make_class_weight_map_fn.<locals>._class_weights_map_fn",
     "make_class_weight_map_fn.<locals>.class_weights_map_fn",
 )
-# What reads the elements, or says something of them. (`for` in a `tf.function` reads by the last.)
-_READING = frozenset(
-    {"as_numpy_iterator", "cardinality", "element_spec", "options", "name"}
-    | {"reduce", "scan", "take_while"}
-)
+# What reads the elements, or says something of them. (`for` in a `tf.function` calls no method.)
+_READING = frozenset({"as_numpy_iterator", "cardinality", "element_spec", "options", "name"})
+# What may choose batches by their contents, or stop by them.
+_CHOOSING = ("reduce", "scan", "take_while")
 
 
 class _OpenIterator(OwnedIterator):
@@ -58,9 +57,10 @@ class PoissonBatches(tf.data.Dataset):
     """Poisson batches `(x, y)`, each drawn when it is requested.
 
     It is a `tf.data.Dataset`: `model.fit` takes it, and `for` iterates over it. Its elements must
-    reach the training step as they were drawn, each once. Methods that change, repeat or mix
-    elements (`map`, `cache`, `shuffle`, `filter`, `unbatch`, `batch`, ...) therefore raise an
-    error. `take`, `skip`, `repeat` (which draws anew), `prefetch` and `with_options` are allowed.
+    reach the training step as they were drawn, each once. Methods that change, repeat, mix or
+    choose elements (`map`, `cache`, `shuffle`, `filter`, `unbatch`, `take_while`, `reduce`, ...)
+    therefore raise an error. `take`, `skip`, `repeat` (which draws anew), `prefetch` and
+    `with_options` are allowed.
     Functions that take a dataset as an argument, such as `tf.data.Dataset.zip`, cannot be refused
     here. If they change a batch or use it twice, optimizers notice that by its contents.
 
@@ -147,6 +147,13 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
                 "Under a distribution strategy of several replicas, each replica must sample its "
                 "own part of the data set: use `tfdp.data.distributed_poisson_batches(strategy, "
                 "...)`. Received: batches of `poisson_batches`."
+            )
+        if name in _CHOOSING:
+            raise TypeError(
+                f"`{name}` must not be used on Poisson batches: what decides by the contents of "
+                "batches which of them are used, or how many, reveals them. Use `take(n)` with a "
+                "public number, or a `for` loop. Received: a call of "
+                f"`{name}`."
             )
         raise TypeError(
             f"`{name}` must not be used on Poisson batches: the epsilon of the training holds for "

@@ -1,5 +1,6 @@
 """Choice of features and label, by name, in examples that are dicts."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,17 +53,39 @@ class Columns:
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index: int) -> tuple:
-        return _picked(self._items[index], self._features, self._label)
+    def __getitem__(self, index: int, **rng: Any) -> tuple:
+        example = self._items.__getitem__(index, **rng) if rng else self._items[index]
+        return _picked(example, self._features, self._label)
+
+    @property
+    def items(self) -> Any:
+        """The source."""
+        return self._items
 
 
 class ManyColumns(Columns):
     """The same of a source that reads several examples at once."""
 
-    def __getitems__(self, indices: list[int]) -> list[tuple]:
+    def __getitems__(self, indices: list[int], **rngs: Any) -> list[tuple]:
         """Returns the examples with these indices."""
-        examples = self._items.__getitems__(indices)
+        examples = self._items.__getitems__(indices, **rngs)
         return [_picked(example, self._features, self._label) for example in examples]
+
+
+def takes_generators(items: Any) -> bool:
+    """Returns whether a source reads an example with random numbers that it is given.
+
+    Args:
+      items: A random-access source, whose `__getitem__` may take `rng`, or `__getitems__` `rngs`.
+    """
+    if isinstance(items, Columns):
+        return takes_generators(items.items)
+    together = hasattr(items, "__getitems__")
+    method: Any = items.__getitems__ if together else getattr(items, "__getitem__", None)
+    try:
+        return ("rngs" if together else "rng") in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # Of classes that are not written in Python.
+        return False
 
 
 def _has_names(value: Any) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.process_local import ProcessLocal
 from tfdp._tf.shared_function import shared_function
 from tfdp.accounting.sampling import PADDINGS, UNITS, PoissonSampling
 
@@ -84,8 +85,12 @@ class Use:
         return cls(tf.convert_to_tensor(fresh), zero, chunk, None, zero, zero)
 
 
-class DrawRecord:
-    """The draws of all Poisson sources of this process; there is one, `RECORD`."""
+class DrawRecord(ProcessLocal):
+    """The draws of all Poisson sources of this process; there is one, `RECORD`.
+
+    A process that is forked knows no draw of the one before, which may use it itself; a copy or a
+    pickle is a record without draws.
+    """
 
     def __init__(self) -> None:
         self._variables: tuple[tf.Variable, ...] = ()
@@ -220,6 +225,16 @@ class DrawRecord:
                 mark = tf.IndexedSlices(tf.where(fresh, number, before), slot)
                 marks.scatter_update(mark)
             return dataclasses.replace(use, fresh=fresh)
+
+    def begin_anew(self) -> None:
+        """Marks all draws as used."""
+        if self._variables:
+            # The draws entered so far have the numbers 1 to `entered`; see `_look_up`.
+            entered = int(self._variables[2].numpy()[0]) // 256
+            self._variables[4].assign(np.full(_SLOTS, entered * _USES, np.int64))
+
+    def _arguments(self) -> tuple:
+        return ()
 
     def _marks_on_device(self) -> tf.Variable:
         """Returns numbers of the draws that were used, where compiled functions can write them."""

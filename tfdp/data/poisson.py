@@ -20,14 +20,14 @@ from tfdp.accounting.sampling import (
     PoissonSampling,
     padded_batch_size,
 )
-from tfdp.clipping.batch_losses import function_checks
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import check_data, tuples_for_lists
 from tfdp.data.columns import Features, chosen
 from tfdp.data.cycle import Cycle
-from tfdp.data.source import PoissonSource, in_variables
+from tfdp.data.source import PoissonSource, Rows, in_variables
 from tfdp.data.stored import stored
+from tfdp.data.transforms import Transform
 from tfdp.data.users import Users
 
 _sources = itertools.count()
@@ -74,8 +74,9 @@ def poisson_batches(
         of a batch are read. The same holds for random-access sources: what
         `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
         `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
-        Python code that decodes or crops belongs there. A finite `tf.data.Dataset` of single
-        examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
+        Python code that decodes or crops belongs there. Its random numbers come by an argument
+        `rng` (or `rngs`), a `np.random.Generator` for each row. A finite `tf.data.Dataset` of
+        single examples, such as `tfds.load(..., as_supervised=True)`, is read into memory.
       *others: Must be empty: `(x, y)` is one argument.
       expected_batch_size: Expected number of examples in a batch, B <= N. None: 256, or N / 10 if
         that is less. (N is public: the guarantee is for zero-out, which does not change it.)
@@ -84,7 +85,8 @@ def poisson_batches(
       steps_per_epoch: Batches per iteration over the dataset; by default N / B, rounded.
       transform: Function of one example, `(x, y)` without a batch dimension, that returns the
         example to train on: decoding, cropping, augmentation. It consists of TensorFlow operations
-        without side effects, is traced once, and runs anew for each draw. None: examples as they
+        without side effects or states, is traced once, and runs anew for each draw. Its random
+        numbers are secret, for each row its own, whatever their seeds are. None: examples as they
         are.
       padding: "none"; "buckets", for `jit_compile=True` and for GPUs: batches have one of a few
         sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all
@@ -216,14 +218,14 @@ def source_of(
     examples = stored(data)
     if examples is None:
         (x, y, *weights), size = _load(data)
-        source = PoissonSource(x, y, size, seed, transform, *weights)
+        source = PoissonSource(x, y, size, seed, None, *weights)
     else:
         for weight in tf.nest.flatten(examples.element_spec[2:]):
             _check_weights(weight)
-        source = PoissonSource(None, None, len(examples), seed, transform, stored=examples)
-    if transform is not None:
-        _check_transform(transform, *source.element_spec[:2])
-    return source
+        source = PoissonSource(None, None, len(examples), seed, stored=examples)
+    if transform is None:
+        return source
+    return dataclasses.replace(source, transform=Transform(transform, *source.element_spec[:2]))
 
 
 def drawn_batches(
@@ -244,23 +246,24 @@ def drawn_batches(
 
     def draw(_: tf.Tensor) -> tf.data.Dataset:
         number, key = draw_record.RECORD.number(), keys.next_key()
-        rows = [t for t in source.draw_rows(key, sampling) if t is not None]
+        rows = source.draw_rows(key, sampling)._asdict()
+        rows = {name: values for name, values in rows.items() if values is not None}
         numbers = tf.stack([number, key[-1]])
         if chunks == 1:
-            return tf.data.Dataset.from_tensors((numbers, tf.constant(0, tf.int64), *rows))
-        units = tf.size(rows[0], tf.int64) // each
+            return tf.data.Dataset.from_tensors((numbers, tf.constant(0, tf.int64), rows))
+        units = tf.size(rows["indices"], tf.int64) // each
         ends = tf.range(chunks + 1, dtype=tf.int64) * units // chunks * each
         return tf.data.Dataset.range(chunks).map(
-            lambda chunk: (numbers, chunk, *[t[ends[chunk] : ends[chunk + 1]] for t in rows])
+            lambda i: (numbers, i, {n: t[ends[i] : ends[i + 1]] for n, t in rows.items()})
         )
 
-    def deliver(numbers: tf.Tensor, chunk: tf.Tensor, indices: tf.Tensor, *weights: Any) -> tuple:
-        batch = source.rows(indices, *weights, padded=padded)
+    def deliver(numbers: tf.Tensor, chunk: tf.Tensor, rows: dict[str, tf.Tensor]) -> tuple:
+        batch = source.rows(Rows(**rows), padded=padded)
         tensors, mask = (batch[:-1], batch[-1]) if padded else (batch, None)
-        flat, rows = tf.nest.flatten(tensors), tf.size(indices)
+        flat, size = tf.nest.flatten(tensors), tf.size(rows["indices"])
         number, sequence = tf.unstack(numbers)
         entered = draw_record.RECORD.enter(
-            sampling, own_number, number, chunk, mask, flat, rows, part, sequence
+            sampling, own_number, number, chunk, mask, flat, size, part, sequence
         )
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
@@ -284,25 +287,6 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None
             'Argument `padding` must be "none" unless each example has one sample weight. '
             f"Received: {padding=}, and sample weights {weights[0]} of each."
         )
-
-
-def _check_transform(transform: Any, x: Any, y: Any) -> None:
-    """Refuses functions by which examples could get into each other."""
-    if not callable(transform):
-        raise error("transform", "a function of one example, (x, y) -> (x, y), or None", transform)
-    outputs = function_checks.trace("transform", transform, (x, y)).structured_outputs
-    if not (isinstance(outputs, tuple) and len(outputs) == 2):
-        raise ValueError(
-            "Argument `transform` must return a pair (x, y). Received a function that returns: "
-            f"{outputs!r}."
-        )
-    for tensor in tf.nest.flatten(outputs):
-        if not tensor.shape.is_fully_defined():
-            raise ValueError(
-                "Argument `transform` must return tensors of fixed shapes, which a batch can hold. "
-                f"Received a function that returns a tensor of shape {tensor.shape}: fix it with "
-                "`tf.ensure_shape` or `tf.image.resize`."
-            )
 
 
 def _load(data: Any) -> tuple[tuple, int]:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,12 +14,33 @@ from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.clipping import devices
 from tfdp.data.cycle import Cycle
 from tfdp.data.stored import Examples
+from tfdp.data.transforms import Transform, secrets
 from tfdp.data.users import Users
 
 # Random words for each row: of its distance to the row before, and of its place.
 _OF_INDEX, _OF_PLACE = 4, 4
 
-Transform = Callable[[Any, Any], tuple[Any, Any]]
+
+class Rows(NamedTuple):
+    """The rows of a draw, or of a part of it.
+
+    Attributes:
+      indices: For each row the index of its example, int64 `[rows]`; the number of examples or
+        more where it is padding.
+      weights: Weights of the rows, which multiply those of the examples, float32; or None.
+      secrets: Secrets of each row, int64 `[rows, 2, 3]`, that the random numbers of the transform
+        and of the stored examples are made of; None where there are none.
+    """
+
+    indices: tf.Tensor
+    weights: tf.Tensor | None = None
+    secrets: tf.Tensor | None = None
+
+    def secret_of(self, use: int) -> tf.Tensor:
+        """Returns the secrets of the rows for one use, int64 `[rows, 3]`."""
+        if self.secrets is None:
+            raise ValueError("Rows of a source that draws random numbers must have secrets.")
+        return self.secrets[:, use]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +125,9 @@ class PoissonSource:
                 "Argument `batches` must be drawn without `cycle_length` where each attempt draws "
                 f"its own. Received: cycle_length={self.cycle.length}."
             )
-        return self.rows(*self.draw_rows(key, sampling), padded=sampling.padding != NONE)
+        return self.rows(self.draw_rows(key, sampling), padded=sampling.padding != NONE)
 
-    def draw_rows(
-        self, key: tf.Tensor, sampling: PoissonSampling
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def draw_rows(self, key: tf.Tensor, sampling: PoissonSampling) -> Rows:
         """Draws a Poisson sample, and the rows of each unit in it.
 
         Args:
@@ -116,8 +135,7 @@ class PoissonSource:
           sampling: The sampling and padding.
 
         Returns:
-          For each row the index of its example, int64 `[units * rows_per_example]`, `examples` or
-          more where it is padding; and weights of the rows, float32, or None.
+          The rows, `units * rows_per_example` of them.
         """
         if self.cycle is None:
             indices = draw_indices(key, sampling, self.dataset_size)
@@ -129,14 +147,14 @@ class PoissonSource:
         if self.augmentations > 1:
             indices = tf.repeat(indices, self.augmentations)
             weights = None if weights is None else tf.repeat(weights, self.augmentations)
-        return indices, weights
+        drawing = self._draws_in_rows()
+        return Rows(indices, weights, secrets(key, tf.size(indices)) if drawing else None)
 
-    def rows(self, indices: tf.Tensor, weights: tf.Tensor | None = None, *, padded: bool) -> tuple:
-        """Returns the examples with these indices.
+    def rows(self, rows: Rows, *, padded: bool) -> tuple:
+        """Returns examples.
 
         Args:
-          indices: int64 `[rows]`.
-          weights: Weights of the rows, which multiply those of the examples; or None.
+          rows: Says which.
           padded: Whether there are indices from `examples` on, of rows of zeros without weight.
 
         Returns:
@@ -145,13 +163,18 @@ class PoissonSource:
           convolutions among them, fail on no rows.
         """
         if padded:
-            return _open(self._padded(indices, weights))
-        rows, each = self._weighted(indices, weights), self.rows_per_example
-        zeros = tf.nest.map_structure(lambda t: tf.zeros([each, *t.shape[1:]], t.dtype), rows)
-        return _open(tf.cond(tf.size(indices) > 0, lambda: rows, lambda: zeros))
+            return _open(self._padded(rows))
+        found, each = self._weighted(rows), self.rows_per_example
+        zeros = tf.nest.map_structure(lambda t: tf.zeros([each, *t.shape[1:]], t.dtype), found)
+        return _open(tf.cond(tf.size(rows.indices) > 0, lambda: found, lambda: zeros))
 
-    def _weighted(self, indices: tf.Tensor, weights: tf.Tensor | None) -> tuple:
-        rows = self._gathered(indices)
+    def _draws_in_rows(self) -> bool:
+        """Returns whether random numbers are drawn for rows, of which each needs a secret."""
+        transformed = self.transform is not None and self.transform.draws
+        return transformed or (self.stored is not None and self.stored.draws)
+
+    def _weighted(self, which: Rows) -> tuple:
+        rows, weights = self._gathered(which), which.weights
         if weights is None:
             return rows
         if len(rows) == 2:
@@ -162,25 +185,28 @@ class PoissonSource:
 
         return (*rows[:2], tf.nest.map_structure(of_output, rows[2]))
 
-    def _gathered(self, indices: tf.Tensor) -> tuple:
+    def _gathered(self, which: Rows) -> tuple:
+        indices = which.indices
         if self.stored is not None:
-            x, y, *weights = self.stored.gather(indices)
+            secret = which.secret_of(1) if self.stored.draws else None
+            x, y, *weights = self.stored.gather(indices, secret)
             rows = (x, y, *tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights))
         else:
             data = self.tensors() if devices.compiled_for_gpu() else self._data
             rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
         if self.transform is not None:
-            rows = (*_transformed(rows[:2], self.transform), *rows[2:])
+            secret = which.secret_of(0) if self.transform.draws else None
+            rows = (*self.transform(rows[:2], secret), *rows[2:])
         return rows
 
-    def _padded(self, indices: tf.Tensor, weights: tf.Tensor | None) -> tuple:
-        mask = indices < self.examples
+    def _padded(self, which: Rows) -> tuple:
+        mask = which.indices < self.examples
 
         def masked(taken: tf.Tensor) -> tf.Tensor:
             keep = tf.reshape(mask, [-1] + [1] * (taken.shape.rank - 1))
             return tf.where(keep, taken, tf.zeros([], taken.dtype))
 
-        rows = self._weighted(tf.where(mask, indices, 0), weights)
+        rows = self._weighted(which._replace(indices=tf.where(mask, which.indices, 0)))
         rows = tf.nest.map_structure(masked, rows)
         return rows if len(rows) == 3 else (*rows, mask)
 
@@ -265,14 +291,6 @@ def _permutation(words: tf.Tensor) -> tf.Tensor:
     numbers = tf.bitcast(tf.reshape(words, [2, -1, 2]), tf.int64)
     order = tf.argsort(numbers[0], stable=True)
     return tf.gather(order, tf.argsort(tf.gather(numbers[1], order), stable=True))
-
-
-def _transformed(rows: tuple, transform: Transform) -> tuple:
-    """Applies a function of one example to each row."""
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows)
-    outputs = tf.function(transform).get_concrete_function(*specs).structured_outputs
-    made = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
-    return tf.map_fn(lambda row: transform(*row), rows, fn_output_signature=made)
 
 
 def in_variables(data: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import abc
 import concurrent.futures
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping import step_check
+from tfdp.data import unchanged
+from tfdp.data.columns import takes_generators
 
 _THREADS = 16  # That read single examples at the same time: they mostly wait.
 _SELECTED = 256  # Rows that are selected at a time.
+_READS = 5  # Of the first example, to see that it is the same each time.
 
 
 class Examples(abc.ABC):
@@ -19,20 +23,23 @@ class Examples(abc.ABC):
 
     Attributes:
       element_spec: Types and shapes of an example: of `(x, y)` or `(x, y, sample_weight)`.
+      draws: Whether they are read with random numbers, so that each row needs a secret.
     """
 
     element_spec: Any
+    draws = False
 
     @abc.abstractmethod
     def __len__(self) -> int:
         """Returns the number of examples."""
 
     @abc.abstractmethod
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+    def read(self, indices: np.ndarray, secrets: np.ndarray | None = None) -> list[np.ndarray]:
         """Reads examples.
 
         Args:
-          indices: Increasing, no two equal, int64 `[rows]`.
+          indices: int64 `[rows]`; increasing, no two equal, without secrets.
+          secrets: Where random numbers are drawn, a secret of each row, int64 `[rows, 3]`.
 
         Returns:
           The tensors of the flattened structure, `[rows, ...]` each.
@@ -45,18 +52,21 @@ class Examples(abc.ABC):
         flat = self.read(np.array([index % len(self)]))
         return tf.nest.pack_sequence_as(self.element_spec, [values[0] for values in flat])
 
-    def gather(self, indices: tf.Tensor) -> Any:
+    def gather(self, indices: tf.Tensor, secrets: tf.Tensor | None = None) -> Any:
         """Reads examples in the graph being built.
 
         Args:
           indices: Indices in any order, int64 `[rows]`.
+          secrets: With `draws`, a secret of each row, int64 `[rows, 3]`.
 
         Returns:
           Nested tensors, `[rows, ...]` each.
         """
         specs = tf.nest.flatten(self.element_spec)
 
-        def read(indices: np.ndarray) -> list[np.ndarray]:
+        def read(indices: np.ndarray, *secrets: np.ndarray) -> list[np.ndarray]:
+            if secrets:  # Equal indices stand for rows that draw other numbers.
+                return list(map(self._checked, self.read(indices, *secrets), specs))
             increasing = bool(np.all(indices[1:] > indices[:-1]))  # As Poisson samples are.
             ordered, places = (
                 (indices, ...) if increasing else np.unique(indices, return_inverse=True)
@@ -67,7 +77,8 @@ class Examples(abc.ABC):
             ]
 
         with step_check.own_operations():  # Python code is refused elsewhere in a step.
-            tensors = tf.numpy_function(read, [indices], [spec.dtype for spec in specs])
+            given = [indices] if secrets is None else [indices, secrets]
+            tensors = tf.numpy_function(read, given, [spec.dtype for spec in specs])
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape([indices.shape[0], *spec.shape])
         return tf.nest.pack_sequence_as(self.element_spec, tensors)
@@ -100,26 +111,43 @@ class Arrays(Examples):
             lambda array: tf.TensorSpec(array.shape[1:], tf.as_dtype(array.dtype)), data
         )
 
-    def __len__(self) -> int:
-        return int(self._arrays[0].shape[0])
+        self._size = int(self._arrays[0].shape[0])
+        self._files = unchanged.files(self._arrays)
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """See the base class."""
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, indices: np.ndarray, secrets: np.ndarray | None = None) -> list[np.ndarray]:
+        """See the base class.
+
+        Raises:
+          RuntimeError: The arrays, or their files, have changed.
+        """
+        unchanged.check_size(int(self._arrays[0].shape[0]), self._size)
+        unchanged.check_files(self._files)
         return [_rows(array, indices) for array in self._arrays]
 
 
 class Items(Examples):
     """Any object with `__len__` and `__getitem__`, read by several threads.
 
+    If `__getitem__` takes a keyword argument `rng` (or `__getitems__` an argument `rngs`), it gets
+    a `np.random.Generator` with a secret seed, another one for each row of each draw.
+
     Args:
       items: Gives `(x, y)` or `(x, y, sample_weight)`, nested arrays or numbers.
+
+    Raises:
+      ValueError: It gives no such examples, or another one when an index is read again.
     """
 
     def __init__(self, items: Any):
         self._items, self._size = items, len(items)
         if not self._size:
             raise ValueError("Argument `data` must have examples. Received one of length 0.")
-        first = items[0]
+        self._together = hasattr(items, "__getitems__")
+        self.draws = takes_generators(items)
+        first = self._read_one(0, np.zeros([3], np.int64)) if self.draws else items[0]
         if not (isinstance(first, (tuple, list)) and len(first) in (2, 3)):
             raise ValueError(
                 "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
@@ -136,17 +164,26 @@ class Items(Examples):
                 )
         self.element_spec = tf.nest.map_structure(_spec_of, arrays)
         self._kinds = [(array.shape, array.dtype) for array in tf.nest.flatten(arrays)]
+        self._check_again()
 
     def __len__(self) -> int:
         return self._size
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """See the base class."""
+    def read(self, indices: np.ndarray, secrets: np.ndarray | None = None) -> list[np.ndarray]:
+        """See the base class.
+
+        Raises:
+          RuntimeError: An example could not be read, or the number of examples has changed.
+        """
+        unchanged.check_size(len(self._items), self._size)
         numbers = indices.tolist()
-        if hasattr(self._items, "__getitems__"):
-            examples = self._read_together(numbers) if numbers else []
+        if self.draws and secrets is None:
+            secrets = np.frombuffer(os.urandom(24 * len(numbers)), np.int64).reshape([-1, 3])
+        wanted = list(zip(numbers, numbers if secrets is None else secrets, strict=True))
+        if self._together:
+            examples = self._read_together(wanted) if numbers else []
         else:
-            parts = [numbers[i::_THREADS] for i in range(_THREADS)]
+            parts = [wanted[i::_THREADS] for i in range(_THREADS)]
             with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
                 read = list(pool.map(self._read_each, parts))
             examples = [read[i % _THREADS][i // _THREADS] for i in range(len(numbers))]
@@ -156,11 +193,27 @@ class Items(Examples):
             for i, (shape, dtype) in enumerate(self._kinds)
         ]
 
-    def _read_together(self, indices: list[int]) -> list[Any]:
+    def _check_again(self) -> None:
+        """Refuses objects whose examples depend on what was read before."""
+        one, secret = np.array([0]), np.zeros([1, 3], np.int64)
+        first, *others = [self.read(one, secret if self.draws else None) for _ in range(_READS)]
+        if not all(_equal(a, b) for other in others for a, b in zip(first, other, strict=True)):
+            raise ValueError(
+                "Argument `data` must return an example that depends on its index alone. Received "
+                "an object whose `data[0]` is another whenever it is read. If it draws random "
+                "numbers, let `__getitem__(self, index, rng)` draw them from `rng`, a "
+                "`np.random.Generator` that tfdp gives it, with secret numbers for each row; or "
+                "augment in `transform=`."
+            )
+
+    def _read_together(self, wanted: list[tuple[int, Any]]) -> list[Any]:
+        indices = [index for index, _ in wanted]
+        rngs = {"rngs": [_generator(secret) for _, secret in wanted]} if self.draws else {}
         try:
-            examples = list(self._items.__getitems__(indices))
+            examples = list(self._items.__getitems__(indices, **rngs))
         except Exception:
-            self._read_each(indices)  # Names the example that cannot be read.
+            if not self.draws:
+                self._read_each(wanted)  # Names the example that cannot be read.
             raise
         if len(examples) != len(indices):
             raise ValueError(
@@ -169,12 +222,16 @@ class Items(Examples):
             )
         return examples
 
-    def _read_each(self, indices: list[int]) -> list[Any]:
-        return [self._read_one(index) for index in indices]
+    def _read_each(self, wanted: list[tuple[int, Any]]) -> list[Any]:
+        return [self._read_one(index, secret) for index, secret in wanted]
 
-    def _read_one(self, index: int) -> Any:
+    def _read_one(self, index: int, secret: Any) -> Any:
         try:
-            return self._items[index]
+            if not self.draws:
+                return self._items[index]
+            if self._together:
+                return self._read_together([(index, secret)])[0]
+            return self._items.__getitem__(index, rng=_generator(secret))
         except Exception as error:
             raise RuntimeError(f"Example {index} could not be read: {error!r}") from error
 
@@ -217,7 +274,7 @@ class Parts(Examples):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+    def read(self, indices: np.ndarray, secrets: np.ndarray | None = None) -> list[np.ndarray]:
         """See the base class."""
         bounds = np.searchsorted(indices, self._ends)
         starts = [0, *self._ends[:-1]]
@@ -243,7 +300,7 @@ class Weighted(Examples):
     """
 
     def __init__(self, examples: Examples, weigh: Callable[..., tuple]):
-        self._examples, self._weigh = examples, weigh
+        self._examples, self._weigh, self.draws = examples, weigh, examples.draws
         _, weights = self._weighted(np.array([0]))
         spec = tf.TensorSpec(weights.shape[1:], tf.float32)
         self.element_spec = (*examples.element_spec[:2], spec)
@@ -251,14 +308,16 @@ class Weighted(Examples):
     def __len__(self) -> int:
         return len(self._examples)
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+    def read(self, indices: np.ndarray, secrets: np.ndarray | None = None) -> list[np.ndarray]:
         """See the base class."""
-        rows, weights = self._weighted(indices)
+        rows, weights = self._weighted(indices, secrets)
         return [*rows, weights]
 
-    def _weighted(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    def _weighted(
+        self, indices: np.ndarray, secrets: np.ndarray | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]:
         """Returns the rows of `(x, y)`, flattened, and the weights."""
-        rows = self._examples.read(indices)
+        rows = self._examples.read(indices, secrets)
         spec = self._examples.element_spec
         tensors = tf.nest.map_structure(tf.constant, tf.nest.pack_sequence_as(spec, rows)[1:])
         given = [tf.cast(weights, tf.float32) for weights in tensors[1:]]
@@ -287,6 +346,17 @@ def stored(data: Any) -> Examples | None:
     if isinstance(data, (dict, np.ndarray, str, tf.Tensor, tf.data.Dataset)):
         return None
     return Items(data) if hasattr(data, "__len__") and hasattr(data, "__getitem__") else None
+
+
+def _generator(secret: np.ndarray) -> np.random.Generator:
+    """Returns a generator of a secret, int64 `[3]`, of which the first 128 bits are its key."""
+    return np.random.Generator(np.random.Philox(key=secret[:2].view(np.uint64)))
+
+
+def _equal(first: np.ndarray, again: np.ndarray) -> bool:
+    if first.dtype.kind in "fc":
+        return np.array_equal(first, again, equal_nan=True)
+    return np.array_equal(first, again)
 
 
 def _leaves(data: Any) -> list[Any]:

@@ -33,9 +33,31 @@ def trace(name: str, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     Raises:
       ValueError: It uses data that are not its arguments, or has side effects.
     """
+    concrete = trace_alone(name, function, specs)
+    batch_state.check(concrete.graph, lambda t: bool(reading.data_of(t)[1]))
+    for op_type, op_name in reading.stateful_operations(concrete.graph):
+        if op_type not in _ALLOWED_TYPES:
+            raise ValueError(
+                f"Argument `{name}` must have no side effects, by which examples could get into "
+                f"each other's losses. Received a function with the operation '{op_name}' "
+                f"({op_type})."
+            )
+    return concrete
+
+
+def trace_alone(name: str, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
+    """Traces a function as `trace` does, without looking at its side effects.
+
+    Args:
+      name: See `trace`.
+      function: See `trace`.
+      specs: See `trace`.
+
+    Raises:
+      ValueError: It uses data that are not its arguments.
+    """
     concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
     graph = concrete.graph
-    batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]))
     for tensor in captured(graph).values():
         if not _is_public(tensor):
             raise ValueError(
@@ -49,13 +71,6 @@ def trace(name: str, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
             raise ValueError(
                 f"Argument `{name}` must use no metric, which holds statistics of the data. "
                 f"Received a function that uses '{variable.name}'."
-            )
-    for op_type, op_name in reading.stateful_operations(graph):
-        if op_type not in _ALLOWED_TYPES:
-            raise ValueError(
-                f"Argument `{name}` must have no side effects, by which examples could get into "
-                f"each other's losses. Received a function with the operation '{op_name}' "
-                f"({op_type})."
             )
     return concrete
 

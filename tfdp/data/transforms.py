@@ -1,0 +1,244 @@
+"""Functions of one example, whose random numbers are secret and belong to the example."""
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from tfdp._random import chacha
+from tfdp._random.keyed_functions import FORMS, GENERATOR, SECRET, KeyedFunction, State
+from tfdp._tf.function_library import Library, data_inputs, functions_of, is_call, kept
+from tfdp._validation import error
+from tfdp._warnings import is_library
+from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping.loss_graph import batch_state
+
+# The use of a draw's key for what is drawn for a row; `tfdp.data.source` and `users` have others.
+_OF_ROWS = 2
+# Random words for each row: secrets for the transform, and for what reads the example.
+_WORDS = 2 * 2 * SECRET
+_READ = "ReadVariableOp"
+# Stateful operations that are calls, or read what is the same for all examples, or check.
+_ALLOWED = frozenset(
+    {"Assert", "Case", "If", "PartitionedCall", "ResourceGather", "ResourceGatherNd", _READ}
+    | {"StatefulPartitionedCall", "StatelessRandomGetAlg", "VarIsInitializedOp", "VariableShape"}
+    | {"While"}
+)
+# What begins so draws from the state of a generator.
+_DRAWING = ("NonDeterministic", "Rng", "Stateful")
+_INTEGERS = (tf.int32, tf.int64, tf.uint32, tf.uint64)
+_SEED = "seed=tf.random.uniform([2], 0, 2**62, tf.int64)"
+_REMEDIES = {
+    "RandomGamma": f"Use `tf.random.stateless_gamma` with `{_SEED}`.",
+    "RandomPoissonV2": f"Use `tf.random.stateless_poisson` with `{_SEED}`.",
+    "RandomShuffle": "Use `tf.gather(x, tf.argsort(tf.random.uniform(tf.shape(x)[:1])))`.",
+}
+_REMEDY = (
+    "Use `tf.random.uniform`, `normal`, `truncated_normal` or `categorical`, the functions of "
+    f"`tf.image`, a `tf.random.Generator`, or a stateless operation with `{_SEED}`."
+)
+
+
+def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
+    """Draws secrets for each row of a draw.
+
+    Args:
+      key: Secret of this draw; see `tfdp._random.chacha.random_words`.
+      rows: Number of rows.
+
+    Returns:
+      int64 `[rows, 2, 3]`: of each row one for the transform, and one for the source that it is
+      read from.
+    """
+    words = chacha.random_words(key, _WORDS * rows, _OF_ROWS)
+    return tf.bitcast(tf.reshape(words, [-1, 2, SECRET, 2]), tf.int64)
+
+
+class Transform:
+    """A function of one example that is applied to rows.
+
+    It is traced once. What it returns for a row is a function of the example and of the secret of
+    that row alone: whatever random numbers it draws, and whatever seeds it gives, they follow from
+    this secret. It keeps no state.
+
+    Args:
+      function: Makes of an example `(x, y)` the one that is delivered.
+      x: Types and shapes of the inputs of an example.
+      y: Those of its targets.
+
+    Raises:
+      ValueError: The function depends on other things than the example and constants, has side
+        effects or a state, draws random numbers in a way that no secret can be given to, or does
+        not return a pair of tensors of fixed shapes.
+    """
+
+    def __init__(self, function: Any, x: Any, y: Any):
+        if not callable(function):
+            raise error(
+                "transform", "a function of one example, (x, y) -> (x, y), or None", function
+            )
+        concrete = function_checks.trace_alone("transform", function, (x, y))
+        states = _states(concrete)
+        _check_outputs(concrete.structured_outputs)
+        self._function = function  # It holds the variables that it reads.
+        self._keyed = KeyedFunction(concrete, states)
+        self._made = tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs
+        )
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, so that its rows need secrets."""
+        return self._keyed.draws
+
+    def __call__(self, rows: tuple, row_secrets: tf.Tensor | None) -> tuple:
+        """Applies the function to each row, in the graph being built.
+
+        Args:
+          rows: Inputs and targets, nested tensors `[rows, ...]`.
+          row_secrets: int64 `[rows, 3]`; None is enough if it draws no random numbers.
+        """
+        given = (rows,) if row_secrets is None else (rows, row_secrets)
+
+        def of_row(row: tuple) -> Any:
+            secret = row[1] if len(row) > 1 else None
+            return self._keyed(secret, tf.nest.flatten(row[0]))
+
+        return tf.map_fn(of_row, given, fn_output_signature=self._made)
+
+
+def _check_outputs(outputs: Any) -> None:
+    if not (isinstance(outputs, tuple) and len(outputs) == 2):
+        raise ValueError(
+            "Argument `transform` must return a pair (x, y). Received a function that returns: "
+            f"{outputs!r}."
+        )
+    for tensor in tf.nest.flatten(outputs):
+        if not isinstance(tensor, tf.Tensor):
+            raise ValueError(
+                "Argument `transform` must return dense tensors. Received a function that returns: "
+                f"{tensor!r}."
+            )
+        if not tensor.shape.is_fully_defined():
+            raise ValueError(
+                "Argument `transform` must return tensors of fixed shapes, which a batch can hold. "
+                f"Received a function that returns a tensor of shape {tensor.shape}: fix it with "
+                "`tf.ensure_shape` or `tf.image.resize`."
+            )
+
+
+def _states(concrete: Any) -> dict[tuple[str, str], State]:
+    """Finds what a traced function reads of the states of generators; refuses all other states."""
+    library = Library(concrete)
+    writes = []
+    for name, node in library.nodes():
+        definition = library.op_def(node.op)
+        if node.op in FORMS or node.op == GENERATOR:
+            continue
+        has_stream = any(attribute.name == "seed" for attribute in definition.attr)
+        if has_stream or (node.op.startswith(_DRAWING) and node.op not in _ALLOWED):
+            _refuse_drawing(concrete, node)
+        if node.op.startswith("Assign"):
+            writes.append((name, node))
+        elif node.op == "PyFuncStateless" or (definition.is_stateful and node.op not in _ALLOWED):
+            _refuse_side_effect(concrete, node)
+    origins = library.resources()
+
+    def resources(name: str, node: Any) -> set[int]:
+        return library.origins_of(origins, name, data_inputs(node)[0])
+
+    states: dict[tuple[str, str], State] = {}
+    seeding: set[int] = set()
+    written = {i for name, node in writes for i in resources(name, node)}
+    for name, node in library.nodes():
+        if node.op not in (_READ, GENERATOR, "ResourceGather", "ResourceGatherNd"):
+            continue
+        found = resources(name, node)
+        if node.op == GENERATOR:
+            seeding |= found
+        elif found & written:
+            states[name, node.name] = _state(concrete, library, name, node, found)
+            if node.name in kept(library.functions[name], []):
+                seeding |= found
+    for name, node in writes:
+        if not resources(name, node) or not resources(name, node) <= seeding:
+            _refuse_side_effect(concrete, node)
+    for _, node in library.nodes():
+        drawing = [f for f in functions_of(node) if _draws(library, f, states)]
+        if drawing and not is_call(node):
+            _refuse_drawing(concrete, node)
+    return states
+
+
+def _state(concrete: Any, library: Library, name: str, node: Any, found: set[int]) -> State:
+    """Returns the read of a state that only seeds are made of."""
+    first = len(concrete.inputs) - len(concrete.captured_inputs)
+    variables = [batch_state.variable_with(concrete.captured_inputs[i - first]) for i in found]
+    variable, dtype = variables[0], tf.as_dtype(node.attr["dtype"].type)
+    if (
+        len(variables) > 1
+        or variable is None
+        or node.op != _READ
+        or dtype not in _INTEGERS
+        or not variable.shape.is_fully_defined()
+        or node.name in library.value_cone(name)
+    ):
+        named = node.name if variable is None else variable.name
+        raise ValueError(
+            "Argument `transform` must keep no state, by which examples could get into each other. "
+            f"Received a function that writes and reads '{named}'{_made_at(concrete, node)}. "
+            "Variables may be read; only the states of random generators are written, and they are "
+            "replaced by secret numbers."
+        )
+    return State(dtype, tuple(variable.shape))
+
+
+def _draws(library: Library, name: str, states: dict[tuple[str, str], State]) -> bool:
+    """Returns whether a function, or one that it calls, has an operation that must be keyed."""
+    pending, seen = [name], set()
+    while pending:
+        one = pending.pop()
+        if one in library.functions and one not in seen:
+            seen.add(one)
+            for node in library.functions[one].node_def:
+                if node.op in FORMS or node.op == GENERATOR or (one, node.name) in states:
+                    return True
+                pending += functions_of(node)
+    return False
+
+
+def _refuse_drawing(concrete: Any, node: Any) -> NoReturn:
+    raise ValueError(
+        "Argument `transform` must draw random numbers in a way that tfdp can make secret, each "
+        "row its own: numbers that follow from the order of the rows change when an example is "
+        f"added. Received the operation '{node.name}' ({node.op})"
+        f"{_made_at(concrete, node)}. {_REMEDIES.get(node.op, _REMEDY)}"
+    )
+
+
+def _refuse_side_effect(concrete: Any, node: Any) -> NoReturn:
+    raise ValueError(
+        "Argument `transform` must have no side effects, by which examples could get into each "
+        f"other. Received a function with the operation '{node.name}' ({node.op})"
+        f"{_made_at(concrete, node)}. Python code belongs into the `__getitem__` of a source."
+    )
+
+
+def _made_at(concrete: Any, node: Any) -> str:
+    """Returns the user's line that made an operation, for messages."""
+    for graph in _graphs(concrete.graph):
+        for op in graph.get_operations():
+            if op.name == node.name and op.type == node.op:
+                for frame in reversed(op.traceback or ()):
+                    if not is_library(frame.filename):
+                        return f", made at {frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """Yields a function's graph, and those of the functions that it calls."""
+    yield graph
+    for function in list(getattr(graph, "_functions", {}).values()):
+        inner = getattr(function, "graph", None)
+        if inner is not None:
+            yield from _graphs(inner)
