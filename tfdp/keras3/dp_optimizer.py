@@ -12,6 +12,7 @@ from tfdp import schedules
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
+from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
@@ -257,11 +258,20 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             id(tf_variable(variable)): variable
             for variable in self.inner_optimizer._trainable_variables
         }
-        with step_check.own_operations():
-            self.inner_optimizer.apply(
-                [gradient for gradient, _ in gradients],
-                [known[id(variable)] for _, variable in gradients],
-            )
+        self.inner_optimizer.apply(
+            [gradient for gradient, _ in gradients],
+            [known[id(variable)] for _, variable in gradients],
+        )
+
+    def update_code(self, variable: Any) -> Code:
+        """Yields, for messages, the functions of users that a variable's update may call."""
+        inner = self.inner_optimizer
+        yield from described("learning_rate", getattr(inner, "_learning_rate", None))
+        for trained in inner._trainable_variables:
+            if variable is None or tf_variable(trained) is variable:
+                yield from described("constraint", trained.constraint)
+        yield from described("optimizer", type(inner))
+        yield from described("optimizer", type(self))
 
     # The state.
 

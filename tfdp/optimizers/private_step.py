@@ -22,6 +22,7 @@ from tfdp.clipping import (
     step_check,
 )
 from tfdp.clipping.constants import constant
+from tfdp.clipping.update_error import Code
 from tfdp.data import draw_record
 from tfdp.optimizers import draw_use, replicas
 from tfdp.optimizers.accumulator import Accumulator
@@ -93,6 +94,10 @@ class PrivateStep(PrivacyParameters):
 
     def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
         """Applies the noisy mean gradients, the same in each replica, to the variables."""
+        raise NotImplementedError
+
+    def update_code(self, variable: Any) -> Code:
+        """Yields, for messages, the functions of users that a variable's update may call."""
         raise NotImplementedError
 
     def _take_step(self, loss: Any, var_list: Any, name: str | None = None) -> Any:
@@ -361,8 +366,9 @@ class PrivateStep(PrivacyParameters):
             complete = accumulator.add(step.clipped, step.variables, use)  # Sums are read after it.
 
         def take(own: _Step) -> None:
-            total = self._prepared_accumulator([]).take(own.clipped, own.variables)
-            self._logical_step(own, total, name)
+            with step_check.own_operations():
+                total = self._prepared_accumulator([]).take(own.clipped, own.variables)
+                self._logical_step(own, total, name)
 
         done = replicas.all_if(complete, take, step)
         accumulator.unlock(step.lock, done)
@@ -377,6 +383,14 @@ class PrivateStep(PrivacyParameters):
           name: Name of the operation.
         """
         noisy = self._add_noise(total, step)
+        step_check.mark_released(noisy)
+        with step_check.update_operations(self):  # Replicas meet in it.
+            return self._update(self._mean_gradients(noisy, total, step), name)
+
+    def _mean_gradients(
+        self, noisy: list, total: ClippedSum, step: _Step
+    ) -> list[tuple[tf.Tensor | None, tf.Variable]]:
+        """Returns the mean gradients that the update is made of, with their variables."""
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         means: list[tf.Tensor | None] = []
@@ -394,8 +408,7 @@ class PrivateStep(PrivacyParameters):
         for mean, v in zip(means, step.variables, strict=True):
             update = None if mean is None else self._transform_private_gradient(mean)
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
-        with step_check.pause_own_operations():  # Replicas meet in it.
-            return self._update(gradients, name)
+        return gradients
 
     def _add_noise(self, total: ClippedSum, step: _Step) -> list:
         """Returns the noisy sums of a logical batch."""
