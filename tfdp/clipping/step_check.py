@@ -23,7 +23,7 @@ from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
-from tfdp.clipping.loss_graph.own_operations import is_own, optimizer_of
+from tfdp.clipping.loss_graph.own_operations import is_own
 from tfdp.clipping.loss_graph.own_operations import mark_released as mark_released
 from tfdp.clipping.loss_graph.own_operations import own_operations as own_operations
 from tfdp.clipping.loss_graph.own_operations import pause_own_operations as pause_own_operations

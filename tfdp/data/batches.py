@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfdp import _private_logs as private_logs
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
@@ -60,6 +61,11 @@ class PoissonBatches(tf.data.Dataset):
     def element_spec(self) -> Any:
         """Types and shapes of the elements."""
         return self._dataset.element_spec
+
+    def __iter__(self) -> Any:
+        """Returns an iterator that draws the batches of an epoch."""
+        private_logs.check_fit()
+        return super().__iter__()
 
     def __repr__(self) -> str:
         return f"PoissonBatches(sampling={self.sampling!r})"

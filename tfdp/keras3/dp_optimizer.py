@@ -14,6 +14,7 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
+from tfdp.keras3 import keras_3
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
@@ -265,12 +266,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     def update_code(self, variable: Any) -> Code:
         """Yields, for messages, the functions of users that a variable's update may call."""
-        inner = self.inner_optimizer
-        yield from described("learning_rate", getattr(inner, "_learning_rate", None))
-        for trained in inner._trainable_variables:
-            if variable is None or tf_variable(trained) is variable:
-                yield from described("constraint", trained.constraint)
-        yield from described("optimizer", type(inner))
+        yield from keras_3.update_code(self.inner_optimizer, variable)
         yield from described("optimizer", type(self))
 
     # The state.

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp.clipping.update_error import Code, described
+
 
 def check_is_model(model: Any) -> None:
     """Raises a ValueError if `model` is not a model of Keras 3."""
@@ -32,3 +34,17 @@ def takes(network: keras.Model) -> Any:
     return keras.tree.map_shape_structure(
         lambda shape: tf.TensorSpec([None, *shape[1:]], network.input_dtype), shapes
     )
+
+
+def update_code(optimizer: Any, variable: Any) -> Code:
+    """Yields, for messages, the functions of users that an optimizer's update may call.
+
+    Args:
+      optimizer: An optimizer of Keras 3.
+      variable: The TensorFlow variable that is updated; None for all.
+    """
+    yield from described("learning_rate", getattr(optimizer, "_learning_rate", None))
+    for trained in optimizer._trainable_variables:
+        if variable is None or tf_variable(trained) is variable:
+            yield from described("constraint", trained.constraint)
+    yield from described("optimizer", type(optimizer))

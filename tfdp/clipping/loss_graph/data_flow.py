@@ -12,7 +12,8 @@ from tfdp._tf.plain_variables import holds_data
 from tfdp.clipping.loss_graph import batch_state, own_operations
 
 # What a tensor follows from: values of examples; only their number; a metric, which holds
-# statistics of them. What was released, with noise that is counted, is none of these. Of a tensor that is RAGGED, the shape follows from values, too.
+# statistics of them. Of a tensor that is RAGGED, the shape follows from values, too. What was
+# released, with noise that is counted, follows from none of these.
 DATA, SIZE, METRIC, RAGGED = 1, 2, 4, 8
 PRIVATE = DATA | SIZE | METRIC
 
