@@ -173,7 +173,7 @@ PRIVATE = {
     rows: "the number of rows of the batch",
     sums: "the variable of tfdp '",
     secret: "the variable of tfdp 'secret_key",
-    iterator: "data",
+    iterator: "what depends on the batch",
 }
 
 

@@ -94,6 +94,8 @@ def _source(
         maker = tensor.op
         if maker.type == "Placeholder":
             outer = captured(tensor.graph).get(tensor.ref())
+            if outer is None and _caller(tensor.graph) is None:
+                return _described(tensor, value.colors, losses, path), path
             if outer is None or tf.is_symbolic_tensor(outer):
                 behind = _arguments(tensor) if outer is None else [outer]
                 pending += [(t, path) for t in behind]
@@ -107,7 +109,7 @@ def _source(
                     kind = "metric" if batch_state.is_metric(variable) else "variable of tfdp"
                     return f"the {kind} '{variable.name}'", [maker, *path]
         if update_of(maker) is None:
-            return _described(tensor, value.colors, losses), path
+            return _described(tensor, value.colors, losses, path), path
         pending += [(t, [maker, *path]) for t in _behind(maker)]
     return "data", [op]
 
@@ -117,7 +119,7 @@ def _behind(op: tf.Operation) -> list[tf.Tensor]:
     found = [t for t in op.inputs if t.dtype not in (tf.resource, tf.variant)]
     for name in data_flow.called_functions(op):
         found += data_flow.function_graph(op.graph, name).outputs
-    caller = _caller(op.graph)
+    caller = None if optimizer_of(op) is not None else _caller(op.graph)
     if caller is not None and caller.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         found += [t for t in caller.inputs if t.dtype not in (tf.resource, tf.variant)]
     return found
@@ -140,7 +142,9 @@ def _caller(graph: tf.Graph) -> tf.Operation | None:
     return None
 
 
-def _described(tensor: tf.Tensor, colors: int, losses: Mapping[tf.Graph, set[str]]) -> str:
+def _described(
+    tensor: tf.Tensor, colors: int, losses: Mapping[tf.Graph, set[str]], path: list
+) -> str:
     named = losses.get(tensor.graph, set())
     while tensor.op.type in _UNCHANGED and tensor.name not in named:
         tensor = tensor.op.inputs[0]
@@ -148,7 +152,9 @@ def _described(tensor: tf.Tensor, colors: int, losses: Mapping[tf.Graph, set[str
         return "the loss"
     if colors & METRIC:
         return "a metric"
-    return "what depends on the batch" if colors & DATA else "the number of rows of the batch"
+    if path[0].type in data_flow.SHAPES or not colors & DATA:
+        return "the number of rows of the batch"
+    return "what depends on the batch"
 
 
 def _written(op: tf.Operation) -> tf.Variable | None:
@@ -158,10 +164,18 @@ def _written(op: tf.Operation) -> tf.Variable | None:
     return None if handle is None else batch_state.variable_with(handle)
 
 
+def _variables(graph: tf.Graph) -> list[tf.Variable]:
+    """Returns the variables that a function captures, also for functions in it."""
+    outermost = list(data_flow.graphs_around(graph))[-1]
+    handles = [h for h in captured(outermost).values() if h.dtype == tf.resource]
+    found = [batch_state.variable_with(h) for h in handles if not tf.is_symbolic_tensor(h)]
+    return [variable for variable in found if variable is not None]
+
+
 def _whose(path: Sequence[tf.Operation]) -> str:
     """Returns in words whose code made the first of some operations that shows it."""
     optimizer = update_of(path[-1])
-    parts = list(optimizer.update_code(_written(path[-1])))
+    parts = list(optimizer.update_code(_variables(path[-1].graph)))
     for op in path:
         for frame in reversed(op.traceback or ()):
             for words, function in parts:

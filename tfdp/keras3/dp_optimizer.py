@@ -264,9 +264,9 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             [known[id(variable)] for _, variable in gradients],
         )
 
-    def update_code(self, variable: Any) -> Code:
-        """Yields, for messages, the functions of users that a variable's update may call."""
-        yield from keras_3.update_code(self.inner_optimizer, variable)
+    def update_code(self, variables: Sequence[tf.Variable]) -> Code:
+        """Yields, for messages, the functions of users that an update may call."""
+        yield from keras_3.update_code(self.inner_optimizer)
         yield from described("optimizer", type(self))
 
     # The state.

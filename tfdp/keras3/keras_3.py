@@ -36,15 +36,9 @@ def takes(network: keras.Model) -> Any:
     )
 
 
-def update_code(optimizer: Any, variable: Any) -> Code:
-    """Yields, for messages, the functions of users that an optimizer's update may call.
-
-    Args:
-      optimizer: An optimizer of Keras 3.
-      variable: The TensorFlow variable that is updated; None for all.
-    """
+def update_code(optimizer: Any) -> Code:
+    """Yields, for messages, the functions of users that an update of an optimizer may call."""
     yield from described("learning_rate", getattr(optimizer, "_learning_rate", None))
-    for trained in optimizer._trainable_variables:
-        if variable is None or tf_variable(trained) is variable:
-            yield from described("constraint", trained.constraint)
+    for variable in optimizer._trainable_variables:
+        yield from described("constraint", variable.constraint)
     yield from described("optimizer", type(optimizer))

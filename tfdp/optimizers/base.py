@@ -158,11 +158,12 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def _update(self, gradients: list, name: Any) -> tf.Operation:
         return super().apply_gradients(gradients, name=name, experimental_aggregate_gradients=False)
 
-    def update_code(self, variable: Any) -> Code:
-        """Yields, for messages, the functions of users that a variable's update may call."""
+    def update_code(self, variables: Sequence[tf.Variable]) -> Code:
+        """Yields, for messages, the functions of users that an update may call."""
         for name, value in self._hyper.items():
             yield from described(name, value)
-        yield from described("constraint", getattr(variable, "constraint", None))
+        for variable in variables:
+            yield from described("constraint", variable.constraint)
         yield from described("optimizer", type(self))
 
     def _distributed_apply(

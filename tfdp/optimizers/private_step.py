@@ -91,8 +91,12 @@ class PrivateStep(StepWarnings):
         """Applies the noisy mean gradients, the same in each replica, to the variables."""
         raise NotImplementedError
 
-    def update_code(self, variable: Any) -> Code:
-        """Yields, for messages, the functions of users that a variable's update may call."""
+    def update_code(self, variables: Sequence[tf.Variable]) -> Code:
+        """Yields, for messages, the functions of users that an update may call.
+
+        Args:
+          variables: Those that the step reads or writes.
+        """
         raise NotImplementedError
 
     def _take_step(self, loss: Any, var_list: Any, name: str | None = None) -> Any:

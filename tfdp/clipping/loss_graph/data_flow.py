@@ -44,7 +44,7 @@ _FROM_DATA = (
     *("Iterator", "OptionalGetValue", "MultiDeviceIterator", "DatasetTo", "ReduceDataset"),
     *COLLECTIVES,  # Of other workers.
 )
-_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
+SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 # Operations whose output has a shape that follows from the values of all inputs, and of those
 # from an index on.
 _RAGGED = ("DynamicPartition", "ListDiff", "NonMax", "Ragged", "Sparse", "StringSplit", "Unicode")
@@ -172,7 +172,7 @@ class Flow:
             return [Value(everything.colors | DATA)] * count
         if op.type == "OptionalHasValue" or op.type == "VariableShape":
             return [Value()]
-        if op.type in _SHAPES:
+        if op.type in SHAPES:
             return [Value(_of_shape(v.colors)) for v in inputs]
         if op.type in _HANDED_ON:
             return list(inputs)
