@@ -76,8 +76,8 @@ def _action(callback: Any) -> str | None:
     if "TerminateOnNaN" in _class_names(callback):
         return f"`{name}`, which acts on 'loss'"
     monitor = getattr(callback, "monitor", None)
-    used = isinstance(monitor, str) and getattr(callback, "save_best_only", True)
-    if used and _is_private(monitor):
+    acts = getattr(callback, "save_best_only", True)
+    if acts and isinstance(monitor, str) and _is_private(monitor):
         return f"`{name}` with monitor={monitor!r}"
     path = getattr(callback, "filepath", None)
     if isinstance(path, str):

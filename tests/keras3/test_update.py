@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-import tfdp.keras3
+import tfdp
 from tests.clipping.private_steps import SPEC
 from tests.support import mirrored
 from tfdp.clipping import step_check
