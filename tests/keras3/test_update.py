@@ -161,6 +161,19 @@ INNER = {
 }
 
 
+def of_several(read):
+    return optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(optimizers.Adam(0.1), {".*bias": optimizers.SGD(Rate(read))})
+    )
+
+
+def test_an_optimizer_of_several_is_checked_alike():
+    Step(public, of_several).trace()
+    with pytest.raises(ValueError, match=UPDATE) as caught:
+        Step(metric, of_several).trace()
+    assert f"the learning rate `Rate`, made at {__file__}:" in str(caught.value)
+
+
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", INNER)
 def test_optimizers_of_keras_are_accepted(name):
