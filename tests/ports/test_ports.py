@@ -113,23 +113,24 @@ def test_callbacks(tmp_path):
     batches = batches_of(*data)
     model.compile(private(batches), loss, metrics=["accuracy"])
     callbacks = tf.keras.callbacks
-    model.fit(
-        batches,
-        epochs=3,
-        verbose=0,
-        validation_data=data,
-        callbacks=[
-            callbacks.BackupAndRestore(str(tmp_path / "backup")),
-            callbacks.CSVLogger(str(tmp_path / "log.csv")),
-            callbacks.EarlyStopping("val_loss", patience=5, restore_best_weights=True),
-            callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
-            callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate),
-            callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_best_only=True),
-            callbacks.ReduceLROnPlateau("val_loss"),
-            callbacks.TerminateOnNaN(),
-            tfdp.callbacks.PrivacyBudget(target_epsilon=20.0, delta=1e-3),
-        ],
-    )
+    with pytest.warns(UserWarning, match="`TerminateOnNaN`, which acts on"):
+        model.fit(
+            batches,
+            epochs=3,
+            verbose=0,
+            validation_data=data,
+            callbacks=[
+                callbacks.BackupAndRestore(str(tmp_path / "backup")),
+                callbacks.CSVLogger(str(tmp_path / "log.csv")),
+                callbacks.EarlyStopping("val_loss", patience=5, restore_best_weights=True),
+                callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+                callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate),
+                callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_best_only=True),
+                callbacks.ReduceLROnPlateau("val_loss"),
+                callbacks.TerminateOnNaN(),
+                tfdp.callbacks.PrivacyBudget(target_epsilon=20.0, delta=1e-3),
+            ],
+        )
     assert model.optimizer.ledger.steps == 6
     assert tf.keras.models.load_model(tmp_path / "model.keras").optimizer.ledger.steps > 0
 

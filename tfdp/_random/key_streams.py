@@ -30,8 +30,9 @@ class KeyStream(ProcessLocal):
 
     def __init__(self, seed: int | None = None, domain: str = "", first: int = 0):
         self.seed, self.domain, self._first = seed, domain, first
-        with plain_variables():
+        with plain_variables(hold_data=True):
             self._secret = tf.Variable(self._new_secret(), trainable=False, name="secret_key")
+        with plain_variables():
             # The state of a random generator: the counter is its first entry.
             self._state = tf.Variable(tf.zeros([3], tf.int64), trainable=False, name="key_counter")
         _live.add(self)

@@ -18,14 +18,17 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from tfdp._tf.private_variables import keep_private
+from tfdp.clipping import update_error
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
 from tfdp.clipping.loss_graph.own_operations import is_own
+from tfdp.clipping.loss_graph.own_operations import mark_released as mark_released
 from tfdp.clipping.loss_graph.own_operations import own_operations as own_operations
 from tfdp.clipping.loss_graph.own_operations import pause_own_operations as pause_own_operations
+from tfdp.clipping.loss_graph.own_operations import update_operations as update_operations
 
 # Random streams inside of the runtime, with a seed of their own that nothing can set back.
 RANDOM_STREAMS = frozenset(
@@ -87,6 +90,7 @@ _NO_BATCH = "that read no batch of their own"
 _ENCLOSING_CALLBACKS = "old_scope_exit_callbacks"
 
 _anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_losses: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Their names, for messages.
 _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
@@ -138,6 +142,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) ->
                     _check_source(source)
     _check_place(here)
     _anchors.setdefault(here, set()).add(tf.no_op(name="minimize").name)
+    _losses.setdefault(here, set()).update(t.name for t in tensors if tf.is_symbolic_tensor(t))
     _minimizing.update(data_flow.graphs_around(here))
     if rows_are_private:
         _with_private_rows.update(data_flow.graphs_around(here))
@@ -237,8 +242,12 @@ def check_graph(graph: tf.Graph) -> None:
     for body in [g for g in _unfinished_loops if graph in data_flow.graphs_around(g)]:
         if not reading.reads_iterator(body, itself=True):
             raise _not_in_branch(_NO_BATCH)
-    flow = Flow(visit, _own_loops, lambda g: _data_names.get(g, set()))
+    flow = _flow(visit)
     flow.values(graph)
+
+
+def _flow(visit: data_flow.Visit = lambda *_: True) -> Flow:
+    return Flow(visit, _own_loops, lambda graph: _data_names.get(graph, set()))
 
 
 def check_type(op: tf.Operation) -> None:
@@ -295,9 +304,12 @@ def _check_write(
         return
     for handle in inputs[0].handles or {None}:
         variable = None if handle is None else batch_state.variable_with(handle.deref())
-        if variable is None or not batch_state.is_metric(variable):
+        if variable is not None and batch_state.is_metric(variable):
+            keep_private(variable)
+        elif update_error.update_of(op) is not None:
+            raise update_error.update_error(op, _flow(), _losses, _made_at)
+        else:
             raise batch_state.keeps_statistic(variable, f", by '{op.name}'{_made_at(op)}")
-        keep_private(variable)
 
 
 def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
+from tfdp import _private_logs as private_logs
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
@@ -93,6 +94,7 @@ class PoissonBatches(tf.data.Dataset):
 
     def __iter__(self) -> Any:
         """Returns an iterator whose elements leave the number of rows open for tracing."""
+        private_logs.check_fit()
         iterator = super().__iter__()
         if tf.executing_eagerly():
             iterator.__class__ = _OpenIterator

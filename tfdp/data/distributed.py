@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
+from tfdp import _private_logs as private_logs
 from tfdp._random.key_streams import KeyStream
 from tfdp._tf.autotuning import untuned_on_devices
 from tfdp._tf.workers import check_alike, gathered
@@ -24,6 +25,7 @@ class _Batches(input_lib.DistributedDatasetsFromFunction):
     """Batches whose iterators are dropped at once, at the end of `fit`."""
 
     def __iter__(self) -> Any:
+        private_logs.check_fit()
         with untuned_on_devices():
             return super().__iter__()
 

@@ -99,7 +99,7 @@ class DrawRecord(ProcessLocal):
 
     def prepare(self, tensors: int) -> None:
         """Makes room for draws of a number of tensors each; call it outside of graphs."""
-        with plain_variables(), tf.device("cpu"):
+        with plain_variables(hold_data=True), tf.device("cpu"):
             if not self._variables:
                 self._variables = (
                     tf.Variable(

@@ -299,7 +299,7 @@ def in_variables(data: Any) -> Any:
     A function that reads a variable captures a handle. For each tensor that a function captures,
     the first iteration over a dataset allocates another one of the same size, and keeps it.
     """
-    with plain_variables(), tf.device("cpu"):
+    with plain_variables(hold_data=True), tf.device("cpu"):
         return tf.nest.map_structure(lambda t: tf.Variable(t, trainable=False), data)
 
 

@@ -13,7 +13,9 @@ from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
+from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
+from tfdp.keras3 import keras_3
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
 from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
@@ -259,11 +261,15 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             id(tf_variable(variable)): variable
             for variable in self.inner_optimizer._trainable_variables
         }
-        with step_check.own_operations():
-            self.inner_optimizer.apply(
-                [gradient for gradient, _ in gradients],
-                [known[id(variable)] for _, variable in gradients],
-            )
+        self.inner_optimizer.apply(
+            [gradient for gradient, _ in gradients],
+            [known[id(variable)] for _, variable in gradients],
+        )
+
+    def update_code(self, variables: Sequence[tf.Variable]) -> Code:
+        """Yields, for messages, the functions of users that an update may call."""
+        yield from keras_3.update_code(self.inner_optimizer)
+        yield from described("optimizer", type(self))
 
     # The state.
 

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp.clipping.update_error import Code, described
+
 
 def check_is_model(model: Any) -> None:
     """Raises a ValueError if `model` is not a model of Keras 3."""
@@ -32,3 +34,13 @@ def takes(network: keras.Model) -> Any:
     return keras.tree.map_shape_structure(
         lambda shape: tf.TensorSpec([None, *shape[1:]], network.input_dtype), shapes
     )
+
+
+def update_code(optimizer: Any) -> Code:
+    """Yields, for messages, the functions of users that an update of an optimizer may call."""
+    yield from described("learning_rate", getattr(optimizer, "_learning_rate", None))
+    for variable in optimizer._trainable_variables:
+        yield from described("constraint", variable.constraint)
+    yield from described("optimizer", type(optimizer))
+    for inner in getattr(optimizer, "_inner_optimizers", ()):  # Of a MultiOptimizer.
+        yield from update_code(inner)

@@ -32,7 +32,7 @@ class Accumulator:
         self._steps, self._dtype = steps, dtype
         self._sums: dict[Any, tf.Variable] = {}
         # No int32: such variables are on the CPU, which functions compiled for a GPU cannot read.
-        with plain_variables():
+        with plain_variables(hold_data=True):
             self._within_clip = tf.Variable(0.0, trainable=False)
             self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -61,7 +61,7 @@ class Accumulator:
         """Makes room for the sums of `variables`, outside of any graph."""
         for variable in variables:
             if variable.ref() not in self._sums:
-                with plain_variables():
+                with plain_variables(hold_data=True):
                     total = tf.Variable(tf.zeros(variable.shape, self._dtype), trainable=False)
                 self._sums[variable.ref()] = total
 

@@ -15,7 +15,8 @@ from tfdp._tf import first_trace
 from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.clipping import ClippingRule, step_check
+from tfdp.clipping import ClippingRule
+from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.compression import Compression
@@ -158,12 +159,19 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def _update(self, gradients: list, name: Any) -> tf.Operation:
         return super().apply_gradients(gradients, name=name, experimental_aggregate_gradients=False)
 
+    def update_code(self, variables: Sequence[tf.Variable]) -> Code:
+        """Yields, for messages, the functions of users that an update may call."""
+        for name, value in self._hyper.items():
+            yield from described(name, value)
+        for variable in variables:
+            yield from described("constraint", variable.constraint)
+        yield from described("optimizer", type(self))
+
     def _distributed_apply(
         self, distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
     ) -> tf.Operation:
-        with step_check.own_operations():
-            self._weight_decay.apply(distribution, grads_and_vars, self._decayed_lr)
-            return super()._distributed_apply(distribution, grads_and_vars, *args, **kwargs)
+        self._weight_decay.apply(distribution, grads_and_vars, self._decayed_lr)
+        return super()._distributed_apply(distribution, grads_and_vars, *args, **kwargs)
 
     @property
     def weight_decay(self) -> float | None:

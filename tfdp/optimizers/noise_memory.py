@@ -78,7 +78,7 @@ class NoiseMemory(ProcessLocal):
         length = (len(self._noise.coefficients) - 1) * size + _TAG
         memory = self._memory
         if memory is None or (memory.shape[0], memory.dtype) != (length, dtype):
-            with plain_variables():
+            with plain_variables(hold_data=True):
                 memory = tf.Variable(tf.fill([length], tf.constant(-1, dtype)), trainable=False)
             self._memory = memory
         return memory

@@ -12,16 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp import _private_logs as private_logs
 from tfdp._validation import error
-from tfdp._warnings import warn_user
 from tfdp.accounting.sampling import BUCKETS, NONE
-from tfdp.clipping import (
-    ClippedSum,
-    TwoTermLoss,
-    devices,
-    step_check,
-)
+from tfdp.clipping import ClippedSum, TwoTermLoss, step_check
 from tfdp.clipping.constants import constant
+from tfdp.clipping.update_error import Code
 from tfdp.data import draw_record
 from tfdp.optimizers import draw_use, replicas
 from tfdp.optimizers.accumulator import Accumulator
@@ -31,9 +27,9 @@ from tfdp.optimizers.arguments import (
     check_variables,
 )
 from tfdp.optimizers.noise import add_gaussian_noise
-from tfdp.optimizers.parameters import PrivacyParameters
 from tfdp.optimizers.release_count import check_now
 from tfdp.optimizers.secure_noise import add_secure_noise
+from tfdp.optimizers.step_warnings import StepWarnings
 
 _NOT_FRESH = (
     "The batch of this step is no unused draw of `tfdp.data.poisson_batches`, sampled as the "
@@ -70,7 +66,7 @@ class _Step:
     masks: list[tf.Tensor] | None
 
 
-class PrivateStep(PrivacyParameters):
+class PrivateStep(StepWarnings):
     """Base class of private optimizers of every Keras.
 
     Each logical step applies an optimizer's update to
@@ -93,6 +89,14 @@ class PrivateStep(PrivacyParameters):
 
     def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
         """Applies the noisy mean gradients, the same in each replica, to the variables."""
+        raise NotImplementedError
+
+    def update_code(self, variables: Sequence[tf.Variable]) -> Code:
+        """Yields, for messages, the functions of users that an update may call.
+
+        Args:
+          variables: Those that the step reads or writes.
+        """
         raise NotImplementedError
 
     def _take_step(self, loss: Any, var_list: Any, name: str | None = None) -> Any:
@@ -135,7 +139,12 @@ class PrivateStep(PrivacyParameters):
         self._warn_of_gpu()
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
-        replicas.once(lambda: self.build(variables))
+
+        def begin() -> None:
+            self.build(variables)
+            private_logs.check_fit()
+
+        replicas.once(begin)
         self._inherit_from_graph()
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
@@ -186,34 +195,6 @@ class PrivateStep(PrivacyParameters):
                 "None under a distribution strategy of several replicas",
                 self._clipping.num_microbatches,
             )
-
-    def _warn_without_sampling(self) -> None:
-        """Warns once, at the first step, where training ends without an epsilon."""
-        if self._sampled is None and self._has_noise:
-            self._warn_once(draw_use.NO_EPSILON.format(self._public_name()))
-
-    def _warn_of_gpu(self) -> None:
-        """Warns once, at the first step, of what a GPU does worse than a CPU."""
-        if not devices.has_gpu():
-            return
-        if self._secure_noise:
-            self._warn_once(
-                "`secure_noise` does not do on a GPU what it does on a CPU: the last bits of an "
-                "example's gradient can differ there from run to run, and with the other examples. "
-                "Hide the GPU: `tf.config.set_visible_devices([], 'GPU')`."
-            )
-        elif self._sampled is not None and self._sampled.padding == NONE:
-            self._warn_once(
-                "Steps are slow on a GPU for batches whose number of rows varies: TensorFlow "
-                "chooses kernels anew for each number, which may take a second. Draw batches of "
-                'three sizes: `tfdp.data.poisson_batches(..., padding="buckets")`. Their rows have '
-                "weights, so that metrics belong in `weighted_metrics`."
-            )
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warnings:
-            self._warnings.add(message)
-            warn_user(message)
 
     def _count_before(
         self, clipped: ClippedSum, looked_up: _LookedUp | None = None
@@ -361,8 +342,9 @@ class PrivateStep(PrivacyParameters):
             complete = accumulator.add(step.clipped, step.variables, use)  # Sums are read after it.
 
         def take(own: _Step) -> None:
-            total = self._prepared_accumulator([]).take(own.clipped, own.variables)
-            self._logical_step(own, total, name)
+            with step_check.own_operations():
+                total = self._prepared_accumulator([]).take(own.clipped, own.variables)
+                self._logical_step(own, total, name)
 
         done = replicas.all_if(complete, take, step)
         accumulator.unlock(step.lock, done)
@@ -377,6 +359,14 @@ class PrivateStep(PrivacyParameters):
           name: Name of the operation.
         """
         noisy = self._add_noise(total, step)
+        step_check.mark_released(noisy)
+        with step_check.update_operations(self):  # Replicas meet in it.
+            return self._update(self._mean_gradients(noisy, total, step), name)
+
+    def _mean_gradients(
+        self, noisy: list, total: ClippedSum, step: _Step
+    ) -> list[tuple[tf.Tensor | None, tf.Variable]]:
+        """Returns the mean gradients that the update is made of, with their variables."""
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         means: list[tf.Tensor | None] = []
@@ -394,8 +384,7 @@ class PrivateStep(PrivacyParameters):
         for mean, v in zip(means, step.variables, strict=True):
             update = None if mean is None else self._transform_private_gradient(mean)
             gradients.append((None if update is None else tf.cast(update, v.dtype), v))
-        with step_check.pause_own_operations():  # Replicas meet in it.
-            return self._update(gradients, name)
+        return gradients
 
     def _add_noise(self, total: ClippedSum, step: _Step) -> list:
         """Returns the noisy sums of a logical batch."""

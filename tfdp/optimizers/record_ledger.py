@@ -42,6 +42,11 @@ _FIXED_SEED = (
     "The noise seed is fixed (`noise_seed`), which is for tests only: whoever knows it can "
     "subtract the noise."
 )
+_CALLBACKS = (
+    "A callback of `fit` acted on losses or metrics of the training data, or showed them. Epsilon "
+    "does not cover what follows from that: when training stopped, which weights were kept, or a "
+    "learning rate."
+)
 _ATTEMPTS_SHOWN = (
     "The number of attempts was shown (`non_private_diagnostics`). Epsilon holds only towards those"
     " who did not see it."
@@ -154,6 +159,8 @@ def _ledger_of_row(row: np.ndarray, mixed: bool) -> PrivacyLedger:
     if not_poisson:
         ledger.record(dp_accounting.UnsupportedDpEvent(), not_poisson)
         ledger.add_note(_NOT_POISSON)
+    if row[SHOWN] and not selective:
+        ledger.add_note(_CALLBACKS)
     if row[SHOWN] and selective and mode == CONDITIONAL:
         ledger.add_note(_ATTEMPTS_SHOWN)
     return ledger

@@ -69,7 +69,7 @@ class ReleaseRecord:
         self._taken: dict[float, np.ndarray] = {}
         with plain_variables():
             self._uid = tf.Variable(_new_uids(count), dtype=tf.float64, trainable=False)
-            # Steps on unused draws, other steps, and whether attempts were shown; of each stage.
+            # Steps on unused draws, other steps, and `note_shown`; of each stage.
             self._own = tf.Variable(tf.zeros([count, 3], tf.int64), trainable=False)
             # Stage of the step that was begun last, which may be a logical batch in parts.
             self._stage = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -260,8 +260,8 @@ class ReleaseRecord:
 
     # What has been counted.
 
-    def show_attempts(self) -> None:
-        """Notes that the number of attempts was shown."""
+    def note_shown(self) -> None:
+        """Notes that something private was shown: see `record_ledger`."""
         self._own.assign(tf.maximum(self._own, tf.constant([[0, 0, 1]], tf.int64)))
         self.refresh()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping import devices
+from tfdp.clipping import devices, step_check
+from tfdp.clipping.loss_graph.own_operations import pause_own_operations
 from tfdp.clipping.meeting import index, merged, once
 
 __all__ = ["all_if", "check", "count", "index", "once", "own_share", "several_workers", "total"]
@@ -76,10 +77,12 @@ def all_if(condition: tf.Tensor, function: Callable[..., Any], *values: Any) -> 
 
     def conditional(condition: tf.Tensor, call: Callable[[], Any]) -> tf.Tensor:
         def called() -> tf.Tensor:
+            step_check.mark_own_loop()
             call()
             return tf.constant(True)
 
-        return tf.cond(condition, called, lambda: tf.constant(False))
+        with pause_own_operations():  # The step in the branch is checked as it is outside of one.
+            return tf.cond(condition, called, lambda: tf.constant(False))
 
     if not tf.distribute.has_strategy():
         return conditional(condition, lambda: function(*values))

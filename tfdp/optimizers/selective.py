@@ -230,7 +230,10 @@ class SelectiveUpdateMixin(_PrivateOptimizer):
 
     def show_attempts(self) -> None:
         """Notes in the ledger that training shows the number of attempts."""
-        self._released.show_attempts()
+        self._released.note_shown()
+
+    def note_callbacks(self, callbacks: list) -> None:
+        """Does nothing: a `SelectiveModel` logs no losses and metrics of the training data."""
 
     def _check_replicas(self) -> None:
         if replicas.count() > 1:

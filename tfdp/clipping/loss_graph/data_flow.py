@@ -1,15 +1,19 @@
 """Data flow through a traced function, and through all functions that it calls."""
 
+import functools
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
-from tfdp.clipping.loss_graph import batch_state
+from tfdp._tf.plain_variables import holds_data
+from tfdp.clipping.loss_graph import batch_state, own_operations
 
 # What a tensor follows from: values of examples; only their number; a metric, which holds
-# statistics of them. Of a tensor that is RAGGED, the shape follows from values, too.
+# statistics of them. Of a tensor that is RAGGED, the shape follows from values, too. What was
+# released, with noise that is counted, follows from none of these.
 DATA, SIZE, METRIC, RAGGED = 1, 2, 4, 8
 PRIVATE = DATA | SIZE | METRIC
 
@@ -40,7 +44,7 @@ _FROM_DATA = (
     *("Iterator", "OptionalGetValue", "MultiDeviceIterator", "DatasetTo", "ReduceDataset"),
     *COLLECTIVES,  # Of other workers.
 )
-_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
+SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 # Operations whose output has a shape that follows from the values of all inputs, and of those
 # from an index on.
 _RAGGED = ("DynamicPartition", "ListDiff", "NonMax", "Ragged", "Sparse", "StringSplit", "Unicode")
@@ -103,10 +107,22 @@ class Flow:
 
     def is_metric(self, handle: Any) -> bool:
         """Returns whether a reference is to the handle of a metric's variable."""
+        variable = self._variable(handle)
+        return variable is not None and batch_state.is_metric(variable)
+
+    def _held_by(self, handle: Any) -> int:
+        """Returns what the variable holds that a reference is to the handle of."""
+        variable = self._variable(handle)
+        if variable is None:
+            return 0
+        if holds_data(variable):
+            return DATA
+        return METRIC if batch_state.is_metric(variable) else 0
+
+    def _variable(self, handle: Any) -> tf.Variable | None:
         if handle not in self._variables:
             self._variables[handle] = batch_state.variable_with(handle.deref())
-        variable = self._variables[handle]
-        return variable is not None and batch_state.is_metric(variable)
+        return self._variables[handle]
 
     @property
     def metrics(self) -> list[str]:
@@ -116,7 +132,7 @@ class Flow:
 
     def _run(self, graph: tf.Graph, arguments: dict, control: int) -> dict:
         values = dict(arguments)
-        marked = self._marked(graph)
+        marked, released = self._marked(graph), own_operations.released_in(graph)
         for op in in_order(graph.get_operations()):
             if op.type == "Placeholder":
                 handle = op.outputs[0].dtype in (tf.resource, tf.variant)
@@ -128,6 +144,8 @@ class Flow:
             for tensor, value in zip(op.outputs, outputs, strict=True):
                 if tensor.name in marked:
                     value = Value(value.colors | DATA, value.handles)
+                elif tensor.name in released:
+                    value = Value()
                 values[tensor.ref()] = value
         return values
 
@@ -148,13 +166,13 @@ class Flow:
                 self._call(op, name, self._passed_by(op, graph, inputs), control)
             return [Value(everything.colors | DATA)] * count
         if op.type in READS and op.type != "VariableShape":
-            metric = any(self.is_metric(h) for h in inputs[0].handles)
-            return [Value(_colors(inputs[1:]) | (METRIC if metric else 0))] * count
+            held = [self._held_by(handle) for handle in inputs[0].handles]
+            return [Value(functools.reduce(operator.or_, held, _colors(inputs[1:])))] * count
         if op.type.startswith(_FROM_DATA):
             return [Value(everything.colors | DATA)] * count
         if op.type == "OptionalHasValue" or op.type == "VariableShape":
             return [Value()]
-        if op.type in _SHAPES:
+        if op.type in SHAPES:
             return [Value(_of_shape(v.colors)) for v in inputs]
         if op.type in _HANDED_ON:
             return list(inputs)
