@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from tfdp._random import key_streams
 from tfdp._random.key_streams import KeyStream
 from tfdp._selective.training import SelectiveTraining
 from tfdp._tf.plain_variables import plain_variables
 from tfdp._validation import error
+from tfdp.accounting.sampling import NONE
 from tfdp.clipping import ClippedSum
 from tfdp.clipping.engine import REPLACE_ONE
 from tfdp.clipping.loss_graph import batch_state
@@ -27,6 +29,11 @@ from tfdp.optimizers import noise, record_table
 from tfdp.optimizers.private_step import PrivateStep
 
 _RELEASES = (2, 7)  # Seed of what is released in the place of noisy sums.
+_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
 
 
 class Replay:
@@ -42,6 +49,10 @@ class Replay:
       optimizer: The private optimizer that takes the steps.
       data: `(x, y)` or `(x, y, sample_weight)`, for shapes and types.
       examples: The most examples of a logical batch.
+
+    Attributes:
+      sampling: Sampling of the batches, if the optimizer was given it.
+      has_masks: Whether batches say which of their rows are examples, or have weights.
     """
 
     def __init__(self, model: Any, optimizer: PrivateStep, data: Any, examples: int):
@@ -53,14 +64,24 @@ class Replay:
         most_rows = examples * rows - (self._chunks - 1) * self._rows_of_chunk
         self._clip = optimizer.current_l2_norm_clip
         self._sums: list[tf.Variable] = []
+        if tf.distribute.has_strategy() or isinstance(model.distribute_strategy, _STRATEGIES):
+            raise ValueError(
+                "Argument `model` must be made and checked outside of the scope of a distribution "
+                "strategy: replicas take the same step. Received a model of a "
+                f"{type(model.distribute_strategy).__name__}."
+            )
         spec = tf.nest.map_structure(
             lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], np.asarray(a).dtype), tuple(data[:2])
         )
-        weights = tf.TensorSpec([None], tf.float32 if len(data) == 3 else tf.bool)
-        _build(model, (*spec, weights))
+        unmasked = self.sampling is not None and self.sampling.padding == NONE
+        self.has_masks = not unmasked or len(data) == 3 or isinstance(model, SelectiveTraining)
+        if self.has_masks:
+            spec = (*spec, tf.TensorSpec([None], tf.float32 if len(data) == 3 else tf.bool))
+        _build(model, spec)
+        self._traced: tf.Graph | None = None
+        self._is_nested = False
         with self._observed(model, most_rows), noise.replaced_by(self._release):
-            step = tf.function(self._step_of(model), autograph=not _is_of_keras_3(model))
-            self._run = step.get_concrete_function(*spec, weights)
+            self._run = self._trace(model, spec)
         if not self._sums:
             raise error("model", "trained by its private optimizer in its `train_step`", model)
         self._before = self._state_before()
@@ -68,17 +89,39 @@ class Replay:
 
     # The graph.
 
+    def _trace(self, model: Any, spec: Sequence[Any]) -> Any:
+        """Returns the traced step.
+
+        A function of the user's that takes the private step, and that `train_step` calls, would
+        keep this trace of it. So it is called as a Python function, in a second attempt.
+        """
+        step = tf.function(self._step_of(model), autograph=not _is_of_keras_3(model))
+        try:
+            return step.get_concrete_function(*spec)
+        except Exception:
+            if not self._is_nested:
+                raise
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            step = tf.function(self._step_of(model), autograph=not _is_of_keras_3(model))
+            return step.get_concrete_function(*spec)
+        finally:
+            tf.config.run_functions_eagerly(before)
+
     def _step_of(self, model: Any) -> Callable[..., None]:
         optimizer: Any = self._optimizer
 
-        def step(x: Any, y: Any, weights: Any) -> None:
+        def step(*batch: Any) -> None:
+            self._traced = tf.compat.v1.get_default_graph()
             self._sums = []  # A function that makes variables is traced twice.
             if isinstance(model, SelectiveTraining):  # An attempt, but for the test of its update.
+                x, y, weights = batch
                 loss = model._front_end.loss(model, x, y, weights, True)
                 with optimizer.attempt(tf.constant(0, tf.int64)):
                     optimizer.minimize(loss, model.trainable_variables)
             else:
-                model.train_step((x, y, weights))
+                model.train_step(batch)
 
         return step
 
@@ -90,6 +133,9 @@ class Replay:
         drawn, engine.streams = self._streams
 
         def use_of(clipped: ClippedSum, *_: Any) -> tuple[Use, None]:
+            self._is_nested = _function_of(tf.compat.v1.get_default_graph()) is not self._traced
+            if self._is_nested:
+                raise RuntimeError("The private step is taken in a nested function.")
             if self._chunks == 1:
                 return Use.unrecorded(True), None
             count = optimizer._prepared_accumulator([]).next[1]
@@ -149,7 +195,7 @@ class Replay:
 
         Args:
           rows: `(x, y)` or `(x, y, sample_weight)`: a logical batch.
-          present: Mask of the rows that are examples; None: all are.
+          present: Mask of the rows that are examples, if there are masks; None: all are.
           anew: Whether to set all back first; otherwise the step follows the one before.
         """
         x, y, *weights = rows
@@ -164,7 +210,8 @@ class Replay:
         for chunk in range(self._chunks):
             first, is_last = chunk * self._rows_of_chunk, chunk == self._chunks - 1
             part = slice(first, count if is_last else first + self._rows_of_chunk)
-            batch = tf.nest.map_structure(lambda a, part=part: a[part], (x, y, mask))
+            batch = (x, y, mask) if self.has_masks else (x, y)
+            batch = tf.nest.map_structure(lambda a, part=part: a[part], batch)
             self._run(*tf.nest.map_structure(tf.constant, batch))
         sums = np.concatenate([np.ravel(total.numpy()) for total in self._sums])
         return sums * self.noise_counted
@@ -267,22 +314,27 @@ def _name(handle: tf.Tensor) -> str:
     return "a variable without a name" if variable is None else variable.name
 
 
+def _function_of(graph: Any) -> tf.Graph:
+    """Returns the graph of the function in which a branch or the body of a loop is built."""
+    while isinstance(graph, (control_flow.CondBranchFuncGraph, control_flow.WhileBodyFuncGraph)):
+        graph = graph.outer_graph
+    return graph
+
+
 def _is_of_keras_3(model: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "keras" for base in type(model).__mro__)
 
 
 def _build(model: Any, batch: tuple) -> None:
     """Makes the variables of a model, as `fit` does, without showing it an example."""
-    zeros = tf.nest.map_structure(
-        lambda s: np.zeros([2, *s.shape[1:]], s.dtype.as_numpy_dtype), batch
-    )
+    zeros = tf.nest.map_structure(lambda s: tf.zeros([2, *s.shape[1:]], s.dtype), batch)
     if isinstance(model, SelectiveTraining):
         spec = tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape[1:], s.dtype), batch[0])
         model._front_end.build(model, spec)
     elif _is_of_keras_3(model):
         model._symbolic_build(data_batch=zeros)
     elif not model.built:
-        model(tf.nest.map_structure(tf.constant, zeros[0]))
+        model(zeros[0])
 
 
 @contextlib.contextmanager
