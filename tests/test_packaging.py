@@ -124,7 +124,7 @@ import tfdp
 
 OF_KERAS_2 = [
     *("DPSGD", "make_private", "SelectiveModel", "callbacks", "models.PrivateGAN"),
-    *("optimizers.DPAdam", "auditing.CanaryAudit", "auditing.check_sensitivity"),
+    *("optimizers.DPAdam", "auditing.CanaryAudit"),
 ]
 
 

@@ -34,9 +34,7 @@ from typing import Any
 _VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_2 = ("tf_keras", "tensorflow_privacy")  # The packages that its front end needs.
 # Public names without a counterpart in `tfdp.keras3`.
-_ONLY_IN_KERAS_2 = {
-    *("CanaryAudit", "check_sensitivity", "Movement", "SensitivityCheck", "SensitivityError"),
-}
+_ONLY_IN_KERAS_2 = {"CanaryAudit"}
 _chosen = False  # Whether tfdp, and not the user, has set the variable.
 _FIRST_WITHOUT_KERAS_2 = (3, 12)  # The first Python that TensorFlow Privacy does not support.
 _ESTIMATOR_MODULES = (

@@ -1,5 +1,7 @@
 """The noise: its distribution, and that it is never drawn twice."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -8,6 +10,8 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tests.support import compiled, crossentropy
+from tfdp.optimizers import noise
+from tfdp.optimizers.secure_noise import add_secure_noise, add_secure_noise_to_count
 
 pytestmark = pytest.mark.rewritten_graphs
 
@@ -169,3 +173,26 @@ def test_the_key_is_in_no_config_checkpoint_or_slot(tmp_path):
         value = np.asarray(reader.get_tensor(name))
         assert not (value.dtype == np.int64 and np.any(np.isin(value, key)))
     assert all("noise" not in w.name for w in optimizer.weights)
+
+
+def test_what_stands_in_for_the_noise_gets_what_the_noise_would_have():
+    """And only meanwhile, in one thread: elsewhere the sums get noise."""
+    key, seen = tf.constant([1, 2], tf.int64), []
+
+    def stand_in(tensors, stddevs, dtypes):
+        seen.append((tensors, stddevs, dtypes))
+        return [tf.constant(7.0, dtype) for dtype in dtypes]
+
+    sums, wide = [tf.zeros([2]), None], [tf.zeros([2], tf.float64)]
+    with noise.replaced_by(stand_in):
+        assert noise.add_gaussian_noise([tf.zeros([2])], 3.0, key)[0] == 7.0
+        (secure,) = add_secure_noise(wide, 2.0, 1.5, 0.0, key, [tf.float32])
+        count = add_secure_noise_to_count(tf.constant(1.5), 4.0, key)
+        with ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(noise.add_gaussian_noise, sums, [3.0, 3.0], key).result()
+    assert secure == count == 7.0 and secure.dtype == count.dtype == tf.float32
+    assert [len(tensors) for tensors, _, _ in seen] == [1, 1, 1]
+    assert seen[0][1] == [3.0] and seen[2][1] == [4.0]
+    assert float(seen[1][1][0]) == pytest.approx(3.0, rel=1e-5)
+    for noisy in (elsewhere, noise.add_gaussian_noise(sums, [3.0, 3.0], key)):
+        assert noisy[1] is None and len(set(noisy[0].numpy().tolist()) - {0.0, 7.0}) == 2

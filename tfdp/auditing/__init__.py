@@ -11,6 +11,12 @@ from tfdp.auditing.black_box import (
     mislabelled,
 )
 from tfdp.auditing.likelihood_ratios import AttackResult, lira
+from tfdp.auditing.sensitivity import (
+    Movement,
+    SensitivityCheck,
+    SensitivityError,
+    check_sensitivity,
+)
 from tfdp.auditing.statistics import (
     advantage,
     auc,
@@ -22,12 +28,6 @@ from tfdp.auditing.statistics import (
 
 if TYPE_CHECKING:
     from tfdp.auditing.canaries import CanaryAudit
-    from tfdp.auditing.sensitivity import (
-        Movement,
-        SensitivityCheck,
-        SensitivityError,
-        check_sensitivity,
-    )
 
 __all__ = [
     "AttackResult",
@@ -52,11 +52,5 @@ __all__ = [
     "tpr_at_fpr",
 ]
 
-_OF_KERAS_2 = {
-    "CanaryAudit": "tfdp.auditing.canaries",
-    **dict.fromkeys(
-        ["Movement", "SensitivityCheck", "SensitivityError", "check_sensitivity"],
-        "tfdp.auditing.sensitivity",
-    ),
-}
+_OF_KERAS_2 = {"CanaryAudit": "tfdp.auditing.canaries"}
 __getattr__, __dir__ = _lazy.attributes(__name__, _OF_KERAS_2, of_keras_2=_OF_KERAS_2)

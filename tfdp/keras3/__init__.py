@@ -7,6 +7,7 @@ _compat.import_tensorflow_probability()
 
 from tfdp._selective.progress import TooManyAttemptsError  # noqa: E402
 from tfdp._term_wise import divergences, likelihoods, priors  # noqa: E402
+from tfdp.auditing.sensitivity import check_sensitivity  # noqa: E402
 from tfdp.keras3.automatic_xla import keep_varying_batches_from_xla  # noqa: E402
 from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
 from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = [
     "SelectiveModel",
     "TermWiseVAE",
     "TooManyAttemptsError",
+    "check_sensitivity",
     "divergences",
     "likelihoods",
     "make_private",

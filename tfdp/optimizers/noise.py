@@ -1,12 +1,42 @@
 """Generator of the noise of private optimizers."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfdp._random import chacha
 from tfdp.clipping.constants import reshaped
 from tfdp.optimizers import replicas
+
+# Gets sums, the standard deviation of the noise of each, and the types of what is released; returns
+# what is released.
+StandIn: TypeAlias = Callable[
+    [Sequence[tf.Tensor | None], Sequence[float | tf.Tensor], Sequence[tf.DType | None]],
+    list[tf.Tensor | None],
+]
+_stand_in: contextvars.ContextVar[StandIn | None] = contextvars.ContextVar("stand_in", default=None)
+
+
+@contextlib.contextmanager
+def replaced_by(stand_in: StandIn) -> Iterator[None]:
+    """Lets graphs that this thread builds meanwhile get what is released from a function.
+
+    An audit replays a step so, with equal releases for different data. What `stand_in` returns must
+    not depend on the sums, so that a graph that is kept releases nothing about the data.
+    """
+    token = _stand_in.set(stand_in)
+    try:
+        yield
+    finally:
+        _stand_in.reset(token)
+
+
+def stand_in() -> StandIn | None:
+    """Returns what stands in for the noise in the graph being built, if anything does."""
+    return _stand_in.get()
 
 
 def add_gaussian_noise(
@@ -29,6 +59,8 @@ def add_gaussian_noise(
       The noisy sums, the same in each replica.
     """
     stddevs = list(stddev) if isinstance(stddev, Sequence) else [stddev] * len(tensors)
+    if (replay := stand_in()) is not None:
+        return replay(tensors, stddevs, [None if t is None else t.dtype for t in tensors])
     present = [tensor for tensor in tensors if tensor is not None]
     silent = all(not tf.is_tensor(value) and value == 0 for value in stddevs)
     if silent or not present:
