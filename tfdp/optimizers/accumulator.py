@@ -37,6 +37,7 @@ class Accumulator:
             self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._numbers = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
         self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
 
     def lock(self) -> tf.Tensor | None:
@@ -51,10 +52,10 @@ class Accumulator:
         return tf.raw_ops.MutexLock(mutex=self._mutex)
 
     @staticmethod
-    def unlock(lock: tf.Tensor | None, after: tf.Tensor) -> None:
-        """Lets other threads continue once `after` is computed, in the graph being built."""
+    def unlock(lock: tf.Tensor | None, after: Sequence[tf.Tensor]) -> None:
+        """Lets other threads continue once all of `after` is there, in the graph being built."""
         if lock is not None:
-            with tf.control_dependencies([after]):
+            with tf.control_dependencies(list(after)):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
@@ -80,6 +81,20 @@ class Accumulator:
         draw, chunk = self.next
         goes_on = tf.logical_and(use.draw == draw, use.chunk == chunk)
         return tf.logical_or(use.chunk == 0, goes_on)
+
+    def numbers(self, current: tf.Tensor) -> tf.Tensor:
+        """Returns the public numbers of the logical batch in the sum, in the graph being built.
+
+        They are read while the sum is empty, and are the same until it is empty again: whatever is
+        in one sum was computed with them.
+
+        Args:
+          current: What they are now, float64 `[2]`.
+        """
+        empty = self._count.read_value() == 0
+        numbers = tf.where(empty, current, self._numbers.read_value())
+        with tf.control_dependencies([self._numbers.assign(numbers, read_value=False)]):
+            return tf.identity(numbers)
 
     def add(self, clipped: ClippedSum, variables: Sequence[tf.Variable], use: Use) -> tf.Tensor:
         """Adds one batch, in the graph being built; one that is not `fresh` empties the sum.

@@ -156,7 +156,8 @@ class PrivacyParameters(PersistentState):
 
     def _next_stage(self) -> int:
         """Returns the stage of the next step, outside of graphs."""
-        return self._stages.of(self.scheduled_steps())
+        held = None if self._cycles is None else self._cycles.stage_held()
+        return self._stages.of(self.scheduled_steps()) if held is None else held
 
     def scheduled_steps(self) -> int:
         """Returns the number of the next step in the noise's schedule; 0 without one."""
