@@ -234,10 +234,10 @@ def steps_that_failed():
     return optimizer.released_steps()
 
 
-def counts_afterwards(self, clipped, use):
+def counts_afterwards(self, clipped, use, clip):
     """Mutant of `_count_before`: what the step evaluates comes first."""
     with tf.control_dependencies(clipped.gradients):
-        return None, self._released.add(use.fresh)
+        return None, None, self._released.add(use.fresh)
 
 
 def test_a_step_that_fails_on_an_example_is_counted():

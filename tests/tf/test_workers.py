@@ -41,9 +41,8 @@ model.fit(batches, steps_per_epoch=2, verbose=0)
 if worker in restored_on:
     checkpoint.read(f"{folder}/0")
 model.fit(batches, steps_per_epoch=2, verbose=0)
-print(json.dumps([
-    optimizer.released_steps(), int(optimizer.iterations), float(tf.reduce_sum(model.weights[0]))
-]))
+steps = int(optimizer.iterations.numpy())
+print(json.dumps([optimizer.released_steps(), steps, float(tf.reduce_sum(model.weights[0]))]))
 """
 
 ONE, ALL = [1], [0, 1]

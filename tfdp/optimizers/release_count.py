@@ -263,7 +263,8 @@ class ReleaseRecord:
         """
         if self.created or self.has_steps():
             raise RuntimeError("Rows must be shared before the record is created.")
-        self._uid.assign(tf.cast(uids, tf.float64))
+        with tf.init_scope():
+            self._uid.assign([float(uid) for uid in uids])
 
     @property
     def uids(self) -> list[int]:

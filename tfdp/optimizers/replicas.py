@@ -140,7 +140,7 @@ def total(
 
 def _digits(digest: tf.Tensor) -> tf.Tensor:
     """Returns the lower bits of a digest as numbers whose sum over all replicas is exact."""
-    shifts = tf.constant(range(0, _DIGITS * _BITS, _BITS), tf.int64)
+    shifts = tf.range(0, _DIGITS * _BITS, _BITS, dtype=tf.int64)
     digits = tf.bitwise.right_shift(digest, shifts) % 2**_BITS
     return tf.cast(digits, tf.float32)
 
