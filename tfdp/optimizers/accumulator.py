@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.process_local import ProcessLocal
 from tfdp.clipping import ClippedSum, devices
 from tfdp.clipping.engine import sum_error_of_chunks
 from tfdp.data.draw_record import Use
@@ -15,13 +16,14 @@ from tfdp.data.draw_record import Use
 _numbers = itertools.count()
 
 
-class Accumulator:
+class Accumulator(ProcessLocal):
     """Accumulator of clipped sums until a logical batch is complete.
 
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
     a logical batch is broken off, such as by an exception in `fit`. Parts of two batches must not
     get into one sum, in which an example could occur twice. So a sum begins with the first chunk of
     a draw, and accepts only the next chunk of the same draw. One thread at a time reads and adds.
+    Copies and forked processes begin without a sum: a draw that was begun is released once.
 
     Args:
       steps: Batches that make one logical batch.
@@ -147,6 +149,13 @@ class Accumulator:
         if last.error is not None:
             error = sum_error_of_chunks(self._error.read_value(), self._steps)
         return dataclasses.replace(last, gradients=taken, within_clip=within_clip, error=error)
+
+    def _arguments(self) -> tuple:
+        return self._steps, self._dtype
+
+    def begin_anew(self) -> None:
+        """Drops the sum."""
+        self._count.assign(0)
 
     @property
     def sums(self) -> list[tf.Variable]:

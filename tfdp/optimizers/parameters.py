@@ -171,6 +171,8 @@ class PrivacyParameters(PersistentState):
     def noise_stddev(self) -> float:
         """Standard deviation of the noise that the next step adds to the clipped sum.
 
+        (With cyclic sampling and a schedule, if its draw follows that of the step before.)
+
         (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
         larger by less than 1%: see docs/noise.md.)
         """
