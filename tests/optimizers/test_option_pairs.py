@@ -62,6 +62,7 @@ REFUSED = {
     ("top k", "AdamBC"): "`compression` must be None",
     ("masks", "groups"): "must be trained without masks",
     ("masks", "AdamBC"): "`compression` must be None",
+    ("microbatches", "groups"): "`num_microbatches` must be None",
     ("groups", "AdamBC"): "must not be given a TwoTermLoss",
 }
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp import schedules
 from tfdp._validation import error, is_integer, is_number
-from tfdp.accounting.sampling import FULL, PoissonSampling
+from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.clipping import (
     AdaptiveQuantileClipping,
     ClippingEngine,
@@ -341,6 +341,26 @@ def check_not_compiled() -> None:
             "each of which it is compiled. Received batches whose number of rows varies: use "
             '`tfdp.data.poisson_batches(..., padding="buckets")`, or `compile(jit_compile=False)`.'
         )
+
+
+def gpu_warning(secure_noise: bool, sampling: PoissonSampling | None) -> str | None:
+    """Returns what a GPU does worse than a CPU for such an optimizer; None: nothing, or no GPU."""
+    if not devices.has_gpu():
+        return None
+    if secure_noise:
+        return (
+            "`secure_noise` does not do on a GPU what it does on a CPU: the last bits of an "
+            "example's gradient can differ there from run to run, and with the other examples. "
+            "Hide the GPU: `tf.config.set_visible_devices([], 'GPU')`."
+        )
+    if sampling is not None and sampling.padding == NONE:
+        return (
+            "Steps are slow on a GPU for batches whose number of rows varies: TensorFlow "
+            "chooses kernels anew for each number, which may take a second. Draw batches of "
+            'three sizes: `tfdp.data.poisson_batches(..., padding="buckets")`. Their rows have '
+            "weights, so that metrics belong in `weighted_metrics`."
+        )
+    return None
 
 
 def check_variables(variables: Sequence[tf.Variable]) -> None:

@@ -18,7 +18,6 @@ from tfdp.accounting.sampling import BUCKETS, NONE
 from tfdp.clipping import (
     ClippedSum,
     TwoTermLoss,
-    devices,
     step_check,
 )
 from tfdp.clipping.constants import constant
@@ -29,6 +28,7 @@ from tfdp.optimizers.arguments import (
     check_not_compiled,
     check_two_term_arguments,
     check_variables,
+    gpu_warning,
 )
 from tfdp.optimizers.noise import add_gaussian_noise
 from tfdp.optimizers.parameters import PrivacyParameters
@@ -132,7 +132,8 @@ class PrivateStep(PrivacyParameters):
             check_not_compiled()
         self._check_replicas()
         self._warn_without_sampling()
-        self._warn_of_gpu()
+        if message := gpu_warning(self._secure_noise, self._sampled):
+            self._warn_once(message)
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
         replicas.once(lambda: self.build(variables))
@@ -221,24 +222,6 @@ class PrivateStep(PrivacyParameters):
         """Warns once, at the first step, where training ends without an epsilon."""
         if self._sampled is None and self._has_noise:
             self._warn_once(draw_use.NO_EPSILON.format(self._public_name()))
-
-    def _warn_of_gpu(self) -> None:
-        """Warns once, at the first step, of what a GPU does worse than a CPU."""
-        if not devices.has_gpu():
-            return
-        if self._secure_noise:
-            self._warn_once(
-                "`secure_noise` does not do on a GPU what it does on a CPU: the last bits of an "
-                "example's gradient can differ there from run to run, and with the other examples. "
-                "Hide the GPU: `tf.config.set_visible_devices([], 'GPU')`."
-            )
-        elif self._sampled is not None and self._sampled.padding == NONE:
-            self._warn_once(
-                "Steps are slow on a GPU for batches whose number of rows varies: TensorFlow "
-                "chooses kernels anew for each number, which may take a second. Draw batches of "
-                'three sizes: `tfdp.data.poisson_batches(..., padding="buckets")`. Their rows have '
-                "weights, so that metrics belong in `weighted_metrics`."
-            )
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warnings:
