@@ -29,7 +29,8 @@ class NoiseSchedule(abc.ABC):
 
     Give one to an optimizer as `noise_multiplier`. Step t is the one before which t steps have been
     counted under an equal schedule: by this optimizer, or in what it has taken over, such as the
-    record of a checkpoint. So a resumed training continues the schedule. The ledger records the
+    record of a checkpoint. So a resumed training continues the schedule. (With cyclic sampling,
+    cycles are counted, and all steps of one have its noise multiplier.) The ledger records the
     noise multiplier that each step used. Subclasses of one's own are refused: what they compute
     could depend on the data.
     """

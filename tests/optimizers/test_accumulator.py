@@ -213,6 +213,36 @@ def test_a_trained_optimizer_can_be_copied():
     assert copy.deepcopy(model.optimizer).gradient_accumulation_steps == 4
 
 
+class Continued(Accumulator):
+    """Mutant: a copy has the sum of its original."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def continues_in_a_copy(monkeypatch, accumulator=Accumulator):
+    """Returns whether a copy completes the draw that its original has begun."""
+    monkeypatch.setattr("tfdp.optimizers.private_step.Accumulator", accumulator)
+    model, parts = make(), list(chunks().take(4))
+    model.train_on_batch(*parts[0])
+    model.compile(copy.deepcopy(model.optimizer), loss=support.crossentropy())
+    try:
+        for part in parts[1:]:
+            model.train_on_batch(*part)
+    except tf.errors.InvalidArgumentError as error:
+        assert "no unused draw" in str(error)
+    return model.optimizer.iterations.numpy() == 1
+
+
+def test_a_copy_does_not_continue_a_draw(monkeypatch):
+    assert not continues_in_a_copy(monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_copy_that_continues_a_draw_is_caught(monkeypatch):
+    assert continues_in_a_copy(monkeypatch, Continued)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "padding"), [(SlowWithoutLock, "full"), (ReadsBeforeTheLock, "none")]

@@ -57,7 +57,8 @@ def noise(scale=1.0):
     sums, counts = [], []
     for step in range(800):
         variable.assign(2.0)
-        noisy = clip.step([tf.zeros([40])], tf.constant(0.0), tf.constant([7, step], tf.int64))
+        key = tf.constant([7, step], tf.int64)
+        noisy = clip.step([tf.zeros([40])], tf.constant(0.0), clip.value(), key)
         sums.append(noisy[0].numpy())
         counts.append((np.log(variable.numpy() / 2.0) / -0.2) * 100)
     return np.concatenate(sums) / (clip.sum_noises[0] * 2.0) * scale, np.array(
@@ -161,7 +162,8 @@ def clip_after(steps, within, first=1e-13):
     clip.create(lambda *args, **kwargs: variable)
     step = tf.function(clip.step)
     for i in range(steps):
-        noisy = step([tf.zeros([3])], tf.constant(within), tf.constant([7, i], tf.int64))
+        key = tf.constant([7, i], tf.int64)
+        noisy = step([tf.zeros([3])], tf.constant(within), clip.value(), key)
         assert np.all(np.isfinite(noisy[0]))
     return clip, variable
 

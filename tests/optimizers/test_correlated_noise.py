@@ -135,9 +135,9 @@ def numbers(draw):
 def counted(draws, cycles):
     total = [0]
 
-    def add(costs):
+    def add(costs, stage):
         total[0] += int(costs)
-        return tf.no_op()
+        return tf.no_op(), None
 
     for draw in draws:
         cycles.count(*numbers(draw), tf.constant(True), add)

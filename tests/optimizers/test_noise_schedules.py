@@ -172,9 +172,9 @@ def test_a_change_one_step_late_is_caught(monkeypatch):
     assert recorded(model.optimizer.ledger) == [(2.0, 3), (1.6, 1), (1.2, 1)]
 
 
-def records_the_first(self, fresh, begins=True, stage=None):
+def records_the_first(self, fresh, begins=True, stage=None, costs=True):
     """Mutant of `add`: every step is recorded with the first noise multiplier."""
-    return _add(self, fresh, begins, tf.zeros_like(stage))
+    return _add(self, fresh, begins, tf.zeros_like(stage), costs)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
+from tfdp._tf.process_local import ProcessLocal
 from tfdp.clipping import ClippedSum, devices
 from tfdp.clipping.engine import sum_error_of_chunks
 from tfdp.data.draw_record import Use
@@ -15,13 +16,14 @@ from tfdp.data.draw_record import Use
 _numbers = itertools.count()
 
 
-class Accumulator:
+class Accumulator(ProcessLocal):
     """Accumulator of clipped sums until a logical batch is complete.
 
     The sums have no noise yet. They lie in variables that no checkpoint holds, and are dropped when
     a logical batch is broken off, such as by an exception in `fit`. Parts of two batches must not
     get into one sum, in which an example could occur twice. So a sum begins with the first chunk of
     a draw, and accepts only the next chunk of the same draw. One thread at a time reads and adds.
+    Copies and forked processes begin without a sum: a draw that was begun is released once.
 
     Args:
       steps: Batches that make one logical batch.
@@ -37,6 +39,7 @@ class Accumulator:
             self._error = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._draw = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._numbers = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
         self._mutex = tf.raw_ops.MutexV2(shared_name=f"accumulator_{next(_numbers)}")
 
     def lock(self) -> tf.Tensor | None:
@@ -51,10 +54,10 @@ class Accumulator:
         return tf.raw_ops.MutexLock(mutex=self._mutex)
 
     @staticmethod
-    def unlock(lock: tf.Tensor | None, after: tf.Tensor) -> None:
-        """Lets other threads continue once `after` is computed, in the graph being built."""
+    def unlock(lock: tf.Tensor | None, after: Sequence[tf.Tensor]) -> None:
+        """Lets other threads continue once all of `after` is there, in the graph being built."""
         if lock is not None:
-            with tf.control_dependencies([after]):
+            with tf.control_dependencies(list(after)):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
@@ -80,6 +83,20 @@ class Accumulator:
         draw, chunk = self.next
         goes_on = tf.logical_and(use.draw == draw, use.chunk == chunk)
         return tf.logical_or(use.chunk == 0, goes_on)
+
+    def numbers(self, current: tf.Tensor) -> tf.Tensor:
+        """Returns the public numbers of the logical batch in the sum, in the graph being built.
+
+        They are read while the sum is empty, and are the same until it is empty again: whatever is
+        in one sum was computed with them.
+
+        Args:
+          current: What they are now, float64 `[2]`.
+        """
+        empty = self._count.read_value() == 0
+        numbers = tf.where(empty, current, self._numbers.read_value())
+        with tf.control_dependencies([self._numbers.assign(numbers, read_value=False)]):
+            return tf.identity(numbers)
 
     def add(self, clipped: ClippedSum, variables: Sequence[tf.Variable], use: Use) -> tf.Tensor:
         """Adds one batch, in the graph being built; one that is not `fresh` empties the sum.
@@ -132,6 +149,13 @@ class Accumulator:
         if last.error is not None:
             error = sum_error_of_chunks(self._error.read_value(), self._steps)
         return dataclasses.replace(last, gradients=taken, within_clip=within_clip, error=error)
+
+    def _arguments(self) -> tuple:
+        return self._steps, self._dtype
+
+    def begin_anew(self) -> None:
+        """Drops the sum."""
+        self._count.assign(0)
 
     @property
     def sums(self) -> list[tf.Variable]:

@@ -64,24 +64,27 @@ class AdaptiveClip:
         self,
         sums: list[tf.Tensor | None],
         within_clip: tf.Tensor,
+        clip: tf.Tensor,
         key: tf.Tensor,
         stage: tf.Tensor | None = None,
+        digest: tf.Tensor | None = None,
     ) -> list[tf.Tensor | None]:
         """Adds noise to the sums, and moves the clip by a noisy count.
 
         Args:
-          sums: Sums of gradients that were clipped to the current clip.
+          sums: Sums of gradients that were clipped to `clip`.
           within_clip: See `tfdp.clipping.ClippedSum`.
+          clip: What `value` returned for these sums; the variable may have changed since.
           key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
           stage: Stage of the noise's schedule, if there is one.
+          digest: See `replicas.total`.
 
         Returns:
           The noisy sums.
         """
-        clip = self.value()
         sum_noise = at_stage(self.sum_noises, stage, tf.float32)
         stddevs = [sum_noise * clip] * len(sums) + [at_stage(self.count_noises, stage)]
-        *noisy, count = add_gaussian_noise([*sums, within_clip], stddevs, key)
+        *noisy, count = add_gaussian_noise([*sums, within_clip], stddevs, key, digest=digest)
         self._move(clip, tf.convert_to_tensor(count), noisy)
         return noisy
 
@@ -89,34 +92,37 @@ class AdaptiveClip:
         self,
         sums: list[tf.Tensor | None],
         within_clip: tf.Tensor,
+        clip: tf.Tensor,
         error: tf.Tensor,
         key: tf.Tensor,
         dtypes: Sequence[tf.DType],
         stage: tf.Tensor | None = None,
+        digest: tf.Tensor | None = None,
     ) -> list[tf.Tensor | None]:
         """Takes the step of `step`, with the noise of `add_secure_noise`.
 
         Args:
-          sums: Float64 sums of gradients that were clipped to the current clip.
+          sums: Float64 sums of gradients that were clipped to `clip`.
           within_clip: See `tfdp.clipping.ClippedSum`.
+          clip: See `step`.
           error: See `tfdp.clipping.ClippedSum`.
           key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
           dtypes: To which types the noisy sums are rounded.
           stage: Stage of the noise's schedule, if there is one.
+          digest: See `replicas.total`.
 
         Returns:
           The noisy sums.
         """
-        clip = self.value()
         sum_noise, count_noise = (
             at_stage(noises, stage) for noises in (self.sum_noises, self.count_noises)
         )
-        noisy = add_secure_noise(sums, clip, sum_noise, error, key, dtypes)
+        noisy = add_secure_noise(sums, clip, sum_noise, error, key, dtypes, digest)
         self._move(clip, add_secure_noise_to_count(within_clip, count_noise, key), noisy)
         return noisy
 
     def _move(self, clip: tf.Tensor, count: tf.Tensor, noisy: list[tf.Tensor | None]) -> None:
-        """Moves the clip by a noisy count, after it was used."""
+        """Moves the clip that was used by a noisy count."""
         variable = self._clip
         if variable is None:
             raise RuntimeError("The clip has no variable yet. Call `build` first.")

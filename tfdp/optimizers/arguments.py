@@ -279,14 +279,41 @@ def check_clipping_arguments(
 
 
 def check_two_term_arguments(
-    rule: ClippingRule, gradient_accumulation_steps: int, secure_noise: bool
+    clipping: ClippingEngine,
+    gradient_accumulation_steps: int,
+    correlation: BandedNoise | None,
+    compression: Compression | None,
+    sampling: PoissonSampling | None,
 ) -> None:
-    """Raises a ValueError that names the first argument that does not go with a TwoTermLoss."""
-    if secure_noise:
+    """Raises a ValueError that names what does not go with a TwoTermLoss where it is trained."""
+    rule, each = clipping.clipping_rule, "A TwoTermLoss, and so a TermWiseVAE, must be trained"
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and devices.replicas() > 1:
+        raise ValueError(
+            f"{each} in one process, as with a MirroredStrategy: its groups are of examples of all "
+            "replicas, which do not leave their worker. Received a "
+            f"{type(strategy).__name__}."
+        )
+    if correlation is not None:
+        raise ValueError(
+            f"{each} with independent noise, as each variable has noise of its own. Received: "
+            f"noise_correlation={correlation}."
+        )
+    if compression is not None and compression.has_masks:
+        raise ValueError(
+            f"{each} without masks, which its groups' gradients do not have. Received: "
+            f"compression={compression}."
+        )
+    if clipping.rows_per_example > 1:
+        raise ValueError(
+            f"{each} on batches with one row for each example, without `privacy_unit` and "
+            f"`augmentations`. Received: sampling={sampling}."
+        )
+    if clipping.wide_sums:
         raise error(
             "secure_noise",
             "False with a TwoTermLoss, whose sums are in float32 and have several sensitivities",
-            secure_noise,
+            True,
         )
     if isinstance(rule, AdaptiveQuantileClipping):
         raise ValueError(

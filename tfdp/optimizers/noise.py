@@ -44,6 +44,7 @@ def add_gaussian_noise(
     stddev: float | tf.Tensor | Sequence[float | tf.Tensor],
     key: tf.Tensor,
     correlate: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    digest: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
     """Adds independent N(0, stddev^2) to every coordinate of tensors, summed over all replicas.
 
@@ -54,6 +55,7 @@ def add_gaussian_noise(
       stddev: Standard deviation, in the units of the tensors; or one for each tensor.
       key: Secret key, int64 `[5]` or `[2]`, used for nothing else.
       correlate: Makes of independent normal numbers, `[coordinates]`, those to add.
+      digest: See `replicas.total`.
 
     Returns:
       The noisy sums, the same in each replica.
@@ -64,7 +66,7 @@ def add_gaussian_noise(
     present = [tensor for tensor in tensors if tensor is not None]
     silent = all(not tf.is_tensor(value) and value == 0 for value in stddevs)
     if silent or not present:
-        return replicas.total(tensors)
+        return replicas.total(tensors, digest)
     # One draw for all: much faster than many small ones.
     sizes = [tensor.shape.num_elements() for tensor in present]
     if None in sizes:
@@ -81,7 +83,7 @@ def add_gaussian_noise(
         None if tensor is None else tensor + _like(next(noises), tensor, None if common else s)
         for tensor, s in zip(tensors, stddevs, strict=True)
     ]
-    return replicas.total(noisy)
+    return replicas.total(noisy, digest)
 
 
 def at_stage(

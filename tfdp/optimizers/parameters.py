@@ -156,7 +156,8 @@ class PrivacyParameters(PersistentState):
 
     def _next_stage(self) -> int:
         """Returns the stage of the next step, outside of graphs."""
-        return self._stages.of(self.scheduled_steps())
+        held = None if self._cycles is None else self._cycles.stage_held()
+        return self._stages.of(self.scheduled_steps()) if held is None else held
 
     def scheduled_steps(self) -> int:
         """Returns the number of the next step in the noise's schedule; 0 without one."""
@@ -169,6 +170,8 @@ class PrivacyParameters(PersistentState):
     @property
     def noise_stddev(self) -> float:
         """Standard deviation of the noise that the next step adds to the clipped sum.
+
+        (With cyclic sampling and a schedule, if its draw follows that of the step before.)
 
         (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
         larger by less than 1%: see docs/noise.md.)

@@ -41,10 +41,6 @@ _NOT_FRESH = (
 )
 
 
-# How a batch was drawn, and the accumulator's lock.
-_LookedUp = tuple[draw_record.Use, tf.Tensor | None]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Step:
     """A step that is being built, in one replica.
@@ -54,16 +50,20 @@ class _Step:
       variables: The variables to update.
       use: Draw that its batch is of.
       lock: The accumulator's lock, for a batch that is a part of a logical batch.
+      clip: The clip that moves, as it was read for the sum; None: it is constant.
       stage: Stage of the noise's schedule in which the step was counted, if there is a schedule.
       masks: Coordinates that the step trains, of each variable; None: all.
+      digest: Digest of the state that all workers must have alike; None: there is one worker.
     """
 
     clipped: ClippedSum
     variables: list[tf.Variable]
     use: draw_record.Use
     lock: tf.Tensor | None
+    clip: tf.Tensor | None
     stage: tf.Tensor | None
     masks: list[tf.Tensor] | None
+    digest: tf.Tensor | None
 
 
 class PrivateStep(StepWarnings):
@@ -148,29 +148,59 @@ class PrivateStep(StepWarnings):
         self._inherit_from_graph()
         with tf.name_scope(self._name + "/clipped_sum"):
             seed = self._noise.next_key(-1 - self._position())
-            clip = None if self._adaptive is None else self._adaptive.value()
-            rows, masks = self._most_rows(), self._masks(variables)
-            looked_up = None
+            with step_check.own_operations():
+                lock = self._take_lock()
+                clip, masks = self._read_once(variables, lock)
+            rows, looked_up = self._most_rows(), None
             if isinstance(loss, TwoTermLoss):
                 if replicas.count() > 1:  # Their groups must not hold the row of an empty batch.
                     with step_check.own_operations():
-                        looked_up = self._use_of(loss.batch_alone())
+                        looked_up = self._use_of(loss.batch_alone(), lock)
                 clipped = self._two_term_sum(loss, variables, seed, rows, looked_up)
             else:
                 masked = {} if masks is None else {"masks": masks}
                 clipped = self._clipping.clipped_sum(loss, variables, seed, clip, rows, **masked)
             with step_check.own_operations():
-                use, lock, stage, counted = self._count_before(clipped, looked_up)
+                use = self._use_of(clipped, lock) if looked_up is None else looked_up
+                stage, digest, counted = self._count_before(clipped, use, clip)
                 # Parts of the sum that need no evaluation of the model wait for the check, too.
                 clipped = clipped.unless(None if looked_up else use.empty).after(counted)
-        return _Step(clipped, variables, use, lock, stage, masks)
+        return _Step(clipped, variables, use, lock, clip, stage, masks, digest)
 
-    def _masks(self, variables: list[tf.Variable]) -> list[tf.Tensor] | None:
-        """Returns which coordinates the step trains, by public numbers; None: all."""
-        if self._compressor is None:
+    def _take_lock(self) -> tf.Tensor | None:
+        """Returns the lock of the logical batch, for all replicas of this process; None: whole."""
+        if self._gradient_accumulation_steps == 1:
             return None
-        with step_check.own_operations():
-            return self._compressor.masks(variables, tf.cast(self.iterations, tf.int64))
+        self._prepared_accumulator([])
+        return replicas.once(lambda: self._first_accumulator().lock())
+
+    def _read_once(
+        self, variables: list[tf.Variable], lock: tf.Tensor | None
+    ) -> tuple[tf.Tensor | None, list[tf.Tensor] | None]:
+        """Reads the public state on which the clipped sum depends: once for a logical batch.
+
+        Sum and noise must be of one clip. The state may change meanwhile, as by a checkpoint that
+        is restored between two chunks, or by another thread: so all chunks, all replicas of this
+        process and the noise use the same tensors.
+
+        Returns:
+          The clip that moves, if there is one, and which coordinates the step trains; None: all.
+        """
+        masked = self._compression is not None and self._compression.has_masks
+        if self._adaptive is None and not masked:
+            return None, None
+
+        def read() -> tf.Tensor:
+            clip = tf.constant(0.0) if self._adaptive is None else self._adaptive.value()
+            now = tf.stack([tf.cast(x, tf.float64) for x in (clip, self.iterations)])
+            return now if lock is None else self._first_accumulator().numbers(now)
+
+        with tf.control_dependencies([] if lock is None else [lock]):
+            clip, iteration = tf.unstack(replicas.once(read))
+        masks = None
+        if self._compressor is not None and masked:
+            masks = self._compressor.masks(variables, tf.cast(iteration, tf.int64))
+        return None if self._adaptive is None else tf.cast(clip, tf.float32), masks
 
     def _check_replicas(self) -> None:
         """Checks that a step can be taken by the replicas for which the graph is being built."""
@@ -197,26 +227,29 @@ class PrivateStep(StepWarnings):
             )
 
     def _count_before(
-        self, clipped: ClippedSum, looked_up: _LookedUp | None = None
-    ) -> tuple[draw_record.Use, tf.Tensor | None, tf.Tensor | None, tf.Operation]:
+        self, clipped: ClippedSum, use: draw_record.Use, clip: tf.Tensor | None
+    ) -> tuple[tf.Tensor | None, tf.Tensor | None, tf.Operation]:
         """Checks and counts the release before anything that depends on the batch can fail.
 
         An operation that fails on an example, and so ends the step, is a release as well.
 
         Args:
           clipped: The clipped sum of the batch.
-          looked_up: Result of `_use_of`, if the batch was looked up before.
+          use: How the batch was drawn.
+          clip: The clip that moves, if there is one.
 
         Returns:
-          How the batch was drawn, the accumulator's lock, the stage of the noise's schedule, and
-          the operation that counts.
+          The stage of the noise's schedule, what workers compare, and the operation that counts.
         """
         data = [op for t in clipped.batch for op in t.consumers() if not draw_record.is_own(op)]
-        use, lock = self._use_of(clipped) if looked_up is None else looked_up
         counted, stage = replicas.once(self._count, use.fresh, use.chunk, use.source, use.sequence)
         for op in data:
             op._add_control_input(counted.op)
-        return use, lock, stage, counted.op
+        digest = None
+        if replicas.several_workers():
+            with tf.control_dependencies([counted]):
+                digest = self._released.digest(self.iterations, 0.0 if clip is None else clip)
+        return stage, digest, counted.op
 
     def _count(
         self,
@@ -236,28 +269,28 @@ class PrivateStep(StepWarnings):
         if self._sampled is not None:  # Counted apart, and not only asserted: XLA drops assertions.
             checks.append(check_now(all_fresh, _NOT_FRESH.format(self._sampled)))
             begins = tf.logical_or(begins, tf.logical_not(all_fresh))
+
+        def add(
+            costs: tf.Tensor | bool = True, held: tf.Tensor | None = None
+        ) -> tuple[tf.Operation, tf.Tensor | None]:
+            stage = self._released.stage(begins, costs, held)
+            return self._released.add(all_fresh, begins, stage, costs), stage
+
         with tf.control_dependencies(checks):
-            stage = self._released.stage(begins)
             if self._cycles is None:
-                counted = self._released.add(all_fresh, begins, stage)
+                counted, stage = add()
             else:  # On one replica.
-                counted = self._cycles.count(
-                    sources[0],
-                    sequences[0],
-                    tf.logical_and(all_fresh, begins),
-                    lambda costs: self._released.add(all_fresh, begins, stage, costs),
-                )
+                first = tf.logical_and(all_fresh, begins)
+                counted, stage = self._cycles.count(sources[0], sequences[0], first, add)
         with tf.control_dependencies([counted]):
             return tf.identity(begins), None if stage is None else tf.identity(stage)
 
-    def _use_of(self, clipped: ClippedSum) -> _LookedUp:
+    def _use_of(self, clipped: ClippedSum, lock: tf.Tensor | None) -> draw_record.Use:
         """Returns the use of the batch: whether it is an unused draw, sampled as accounted for."""
         if self._gradient_accumulation_steps == 1:
-            return draw_use.use_of(clipped, self._sampled, None), None
-        accumulator = self._prepared_accumulator([])
-        lock = accumulator.lock()
+            return draw_use.use_of(clipped, self._sampled, None)
         with tf.control_dependencies([] if lock is None else [lock]):
-            return draw_use.use_of(clipped, self._sampled, accumulator), lock
+            return draw_use.use_of(clipped, self._sampled, self._prepared_accumulator([]))
 
     def _most_rows(self) -> int | None:
         """Returns the most rows of a batch, which follow from how it was sampled."""
@@ -272,37 +305,15 @@ class PrivateStep(StepWarnings):
         variables: list,
         seed: tf.Tensor,
         rows: int | None,
-        looked_up: _LookedUp | None,
+        looked_up: draw_record.Use | None,
     ) -> ClippedSum:
         """Returns the clipped sum of a loss with a batch-wise term."""
-        several = replicas.count() > 1
-        if several and replicas.several_workers():
-            raise ValueError(
-                "A TwoTermLoss, and so a TermWiseVAE, must be trained in one process, as with a "
-                "MirroredStrategy: its groups are of examples of all replicas, which do not leave "
-                f"their worker. Received a {type(tf.distribute.get_strategy()).__name__}."
-            )
-        if self._memory is not None:
-            raise ValueError(
-                "A TwoTermLoss, and so a TermWiseVAE, must be trained with independent noise, as "
-                "each variable has noise of its own. Received: noise_correlation="
-                f"{self._correlation}."
-            )
-        if self._compression is not None and self._compression.has_masks:
-            raise ValueError(
-                "A TwoTermLoss, and so a TermWiseVAE, must be trained without masks, which its "
-                f"groups' gradients do not have. Received: compression={self._compression}."
-            )
-        if self._clipping.rows_per_example > 1:
-            raise ValueError(
-                "A TwoTermLoss, and so a TermWiseVAE, must be trained on batches with one row for "
-                "each example, without `privacy_unit` and `augmentations`. Received: "
-                f"sampling={self._sampled}."
-            )
         check_two_term_arguments(
-            self._clipping.clipping_rule,
+            self._clipping,
             self._gradient_accumulation_steps,
-            self._clipping.wide_sums,
+            None if self._memory is None else self._correlation,
+            self._compression,
+            self._sampled,
         )
         clipped = loss.clipped_sum(
             self._clipping,
@@ -310,9 +321,9 @@ class PrivateStep(StepWarnings):
             seed,
             self._expected_batch_size,
             most_rows=rows,
-            empty=looked_up and looked_up[0].empty,
+            empty=looked_up and looked_up.empty,
         )
-        if several:
+        if replicas.count() > 1:
             facts = repr((loss.aggregation, clipped.noise_scales))
             replicas.once(_check_alike, facts)
         scales = [s for s in clipped.noise_scales or [] if isinstance(s, float)]
@@ -332,6 +343,10 @@ class PrivateStep(StepWarnings):
             self._accumulators[replica].prepare(variables)
         return self._accumulators[replica]
 
+    def _first_accumulator(self) -> Accumulator:
+        """Returns that of this process's first replica, which has the lock for all of them."""
+        return self._accumulators[min(self._accumulators)]
+
     def _accumulate(self, step: _Step, name: str | None) -> tf.Tensor:
         """Adds to the sum of a logical batch; the last of its batches makes the step."""
         accumulator = self._prepared_accumulator(step.variables)
@@ -347,7 +362,7 @@ class PrivateStep(StepWarnings):
                 self._logical_step(own, total, name)
 
         done = replicas.all_if(complete, take, step)
-        accumulator.unlock(step.lock, done)
+        replicas.once(lambda ended: Accumulator.unlock(step.lock, ended), done)
         return done
 
     def _logical_step(self, step: _Step, total: ClippedSum, name: str | None) -> Any:
@@ -388,22 +403,33 @@ class PrivateStep(StepWarnings):
 
     def _add_noise(self, total: ClippedSum, step: _Step) -> list:
         """Returns the noisy sums of a logical batch."""
-        key, stage = self._noise.next_key(self._position()), step.stage
+        key, stage, digest = self._noise.next_key(self._position()), step.stage, step.digest
         if not self._clipping.wide_sums:
             if self._adaptive is not None:
-                return self._adaptive.step(total.gradients, total.within_clip, key, stage)
+                return self._adaptive.step(
+                    total.gradients, total.within_clip, step.clip, key, stage, digest
+                )
             memory, stddevs = self._memory, self._noise_stddevs(total, stage)
             use, correlate = step.use, None
             if memory is not None:
                 correlate = functools.partial(memory.next, source=use.source, sequence=use.sequence)
-            return add_gaussian_noise(total.gradients, stddevs, key, correlate)
+            return add_gaussian_noise(total.gradients, stddevs, key, correlate, digest)
         dtypes = [tf.float32 if v.dtype.size < 4 else v.dtype.base_dtype for v in step.variables]
         if self._adaptive is not None:
             return self._adaptive.secure_step(
-                total.gradients, total.within_clip, total.error, key, dtypes, stage
+                total.gradients,
+                total.within_clip,
+                step.clip,
+                total.error,
+                key,
+                dtypes,
+                stage,
+                digest,
             )
         sensitivity, noise = self._clipping.sensitivity(), self._noise_now(stage)
-        return add_secure_noise(total.gradients, sensitivity, noise, total.error, key, dtypes)
+        return add_secure_noise(
+            total.gradients, sensitivity, noise, total.error, key, dtypes, digest
+        )
 
     def _noise_stddevs(
         self, clipped: ClippedSum, stage: tf.Tensor | None

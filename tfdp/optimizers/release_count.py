@@ -161,12 +161,21 @@ class ReleaseRecord:
 
     # Counting, in the graph being built.
 
-    def stage(self, begins: tf.Tensor) -> tf.Tensor | None:
+    def stage(
+        self,
+        begins: tf.Tensor,
+        costs: tf.Tensor | bool = True,
+        held: tf.Tensor | None = None,
+    ) -> tf.Tensor | None:
         """Returns the stage of the schedule that a batch belongs to, before its step is counted.
+
+        A step that is not counted has the stage of what was counted in its place.
 
         Args:
           begins: Whether the batch is the first of its step; a scalar bool. Later ones are of the
             stage of the first.
+          costs: See `add`.
+          held: Stage of the cycle that the step is in, if it does not cost; a scalar int64.
 
         Returns:
           A scalar int64; None of noise that does not change.
@@ -177,6 +186,8 @@ class ReleaseRecord:
             number = self._scheduled_steps(self._own.read_value(), self._others.read_value())
         boundaries = tf.constant(self._stages.boundaries, tf.float64)
         stage = tf.reduce_sum(tf.cast(number >= boundaries, tf.int64))
+        if held is not None:
+            stage = tf.where(costs, stage, held)
         stage = tf.where(begins, stage, self._stage.read_value())
         with tf.control_dependencies([self._stage.assign(stage, read_value=False)]):
             return tf.identity(stage)
@@ -224,6 +235,42 @@ class ReleaseRecord:
         with tf.control_dependencies([self._take_over_restored()]):
             others = tf.reduce_sum(self._others.read_value()[:, STEPS:SHOWN])
             return tf.cast(others, tf.int64) + tf.reduce_sum(self._own.read_value()[:, :2])
+
+    def digest(self, iterations: tf.Tensor, clip: tf.Tensor | float) -> tf.Tensor:
+        """Returns a number that differs where a worker has counted, or restored, something else.
+
+        Args:
+          iterations: Number of updates.
+          clip: The clip of the step; 0: it is constant.
+
+        Returns:
+          A scalar int64.
+        """
+        facts = tf.stack([tf.cast(fact, tf.float64) for fact in (iterations, clip)])
+        own = tf.reshape(tf.cast(self._own.read_value(), tf.float64), [-1])
+        return record_table.digest(self._others.read_value(), tf.concat([facts, own], axis=0))
+
+    def share_uids(self, uids: Sequence[int]) -> None:
+        """Counts in the rows of another worker, which counts every step as this one does.
+
+        So a checkpoint of any worker, restored on all of them, is counted once in each.
+
+        Args:
+          uids: What `uids` returned to that worker.
+
+        Raises:
+          RuntimeError: There are rows already.
+        """
+        if self.created or self.has_steps():
+            raise RuntimeError("Rows must be shared before the record is created.")
+        with tf.init_scope():
+            self._uid.assign([float(uid) for uid in uids])
+
+    @property
+    def uids(self) -> list[int]:
+        """The numbers under which this record counts."""
+        with tf.init_scope():
+            return [int(uid) for uid in value_of(self._uid)]
 
     def _take_over_restored(self) -> tf.Tensor:
         """Merges what a checkpoint brought, if one was restored."""

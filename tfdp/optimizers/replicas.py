@@ -16,6 +16,14 @@ from tfdp.clipping.meeting import index, merged, once
 __all__ = ["all_if", "check", "count", "index", "once", "own_share", "several_workers", "total"]
 
 _SUM = tf.distribute.ReduceOp.SUM
+# Of a digest: with 24 bits of a float32, 4,096 replicas can add it up.
+_DIGITS, _BITS = 4, 12
+_UNLIKE = (
+    "All workers must resume from the same state: the record of releases, the number of steps and "
+    "the clip. Those of this worker differ from the others', as after a checkpoint that was "
+    "restored on some of the workers alone. The update was not made. Restore the same checkpoint "
+    "on all workers, or start all of them again."
+)
 _SUPPORTED = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -97,11 +105,15 @@ def all_if(condition: tf.Tensor, function: Callable[..., Any], *values: Any) -> 
     return merged(together, condition, *values)
 
 
-def total(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+def total(
+    tensors: Sequence[tf.Tensor | None], digest: tf.Tensor | None = None
+) -> list[tf.Tensor | None]:
     """Adds tensors up over all replicas, in one message.
 
     Args:
       tensors: Floating-point tensors, of the same types and shapes in each replica, or None.
+      digest: Scalar int64 that must be the same in each replica, or else the step ends with an
+        error; it goes with the message. None: nothing is compared.
 
     Returns:
       Their sums, the same in each replica.
@@ -109,14 +121,31 @@ def total(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
     present = [tensor for tensor in tensors if tensor is not None]
     if count() == 1 or not present:
         return list(tensors)
-    dtype = max((tensor.dtype for tensor in present), key=lambda dtype: dtype.size)
-    flat = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in present], axis=0)
+    digits = [] if digest is None else [_digits(digest)]
+    sent = [*present, *digits]
+    dtype = max((tensor.dtype for tensor in sent), key=lambda dtype: dtype.size)
+    flat = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in sent], axis=0)
     flat = merged(lambda strategy, values: strategy.extended.reduce_to(_SUM, values, values), flat)
-    parts = iter(tf.split(flat, [tensor.shape.num_elements() for tensor in present]))
-    return [
-        None if tensor is None else tf.cast(tf.reshape(next(parts), tensor.shape), tensor.dtype)
-        for tensor in tensors
-    ]
+    *sums, added = tf.split(
+        flat, [*(t.shape.num_elements() for t in present), _DIGITS * len(digits)]
+    )
+    checks = []
+    if digits:  # Integers: the sum is exact, in any order.
+        alike = tf.reduce_all(added == tf.cast(digits[0] * count(), dtype))
+        checks.append(tf.debugging.Assert(alike, [_UNLIKE]))
+    with tf.control_dependencies(checks):
+        parts = iter(sums)
+        return [
+            None if t is None else tf.cast(tf.reshape(next(parts), t.shape), t.dtype)
+            for t in tensors
+        ]
+
+
+def _digits(digest: tf.Tensor) -> tf.Tensor:
+    """Returns the lower bits of a digest as numbers whose sum over all replicas is exact."""
+    shifts = tf.range(0, _DIGITS * _BITS, _BITS, dtype=tf.int64)
+    digits = tf.bitwise.right_shift(digest, shifts) % 2**_BITS
+    return tf.cast(digits, tf.float32)
 
 
 def own_share(draw: Callable[[int], tf.Tensor], size: int) -> tf.Tensor:

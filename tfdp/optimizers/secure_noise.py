@@ -61,6 +61,7 @@ def add_secure_noise(
     error: float | tf.Tensor,
     key: tf.Tensor,
     dtypes: Sequence[tf.DType],
+    digest: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
     """Adds noise to sums that one example moves by at most `sensitivity`, all together.
 
@@ -77,6 +78,7 @@ def add_secure_noise(
         results are NaN.
       key: Secret key, int64 `[5]` or `[2]`; its use 0 is drawn here.
       dtypes: To which types the noisy sums are rounded.
+      digest: See `replicas.total`.
 
     Returns:
       The noisy sums.
@@ -97,7 +99,7 @@ def add_secure_noise(
     ]
     return [
         None if total is None else _on_grid(total, grid, dtype)
-        for total, dtype in zip(replicas.total(steps), dtypes, strict=True)
+        for total, dtype in zip(replicas.total(steps, digest), dtypes, strict=True)
     ]
 
 

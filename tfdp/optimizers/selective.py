@@ -295,10 +295,10 @@ class SelectiveUpdateMixin(_PrivateOptimizer):
             )
         return super()._take_step(loss, var_list, name)
 
-    def _use_of(self, clipped: ClippedSum) -> tuple[Use, None]:
+    def _use_of(self, clipped: ClippedSum, lock: tf.Tensor | None) -> Use:
         """Returns the batch is a draw of the attempt's own, made in the same graph."""
         padded = self._sampled is not None and self._sampled.padding != NONE
-        return Use.unrecorded(not padded or clipped.mask is not None), None
+        return Use.unrecorded(not padded or clipped.mask is not None)
 
     def _position(self) -> tf.Tensor:
         return super()._position() if self._attempt is None else self._attempt

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._tf.plain_variables import plain_variables
-from tfdp._tf.workers import check_alike
+from tfdp._tf.workers import check_alike, gathered
 from tfdp.optimizers import lineage
 from tfdp.optimizers.adaptive_clip import AdaptiveClip
 from tfdp.optimizers.compression import Compressor
@@ -62,7 +62,10 @@ class PersistentState:
         if not self._released.created and tf.distribute.has_strategy():
             facts = {type(self).__name__: self._worker_facts()}
             facts["variables"] = [(v.dtype.name, tuple(v.shape)) for v in variables]
-            check_alike(tf.distribute.get_strategy(), facts, "the optimizer")
+            strategy = tf.distribute.get_strategy()
+            check_alike(strategy, facts, "the optimizer")
+            if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+                self._released.share_uids(gathered(strategy, lambda _: self._released.uids)[0])
 
     def _worker_facts(self) -> Any:
         return self._privacy_config()
