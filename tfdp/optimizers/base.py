@@ -17,6 +17,7 @@ from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, step_check
 from tfdp.correlated_noise import BandedNoise
+from tfdp.optimizers import saved_lineage
 from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.private_step import PrivateStep
@@ -263,6 +264,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
 
 _compat.let_keras_save(PrivateOptimizerMixin)
+saved_lineage.let_keras_save(*_compat.saving_of_keras_2())
 
 
 def _metrics_will_be_built() -> bool:
