@@ -148,11 +148,15 @@ def of(variables: Iterable[Any]) -> list[Lineage]:
 # Reads and writes outside of graphs.
 
 
+# Hashes of values, none of a constant, and rows of what they have cost, if anything.
+Read = tuple[list[int], np.ndarray | None]
+
+
 class _Derivations(threading.local):
     """What is being computed from variables in a thread: one entry each, the innermost last."""
 
     def __init__(self) -> None:
-        self.reads: list[list[tuple[int | None, np.ndarray | None]]] = []
+        self.reads: list[list[Read]] = []
         self.inherited: list[bool] = []
 
 
@@ -162,14 +166,14 @@ _derivations = _Derivations()
 @contextlib.contextmanager
 def deriving(
     inherited: bool = False,
-) -> Iterator[list[tuple[int | None, np.ndarray | None]]]:
+) -> Iterator[list[Read]]:
     """Collects the variables that are read within, outside of graphs, in this thread.
 
     Args:
       inherited: Whether the variables that are assigned within have cost what these have.
 
     Yields:
-      A list, to which each read adds a hash of the values, and rows of what they have cost.
+      A list, to which each read adds hashes of the values, and rows of what they have cost.
     """
     _derivations.reads.append([])
     _derivations.inherited.append(inherited)
@@ -181,25 +185,23 @@ def deriving(
             _derivations.reads[-1].extend(reads)
 
 
-def cost_of(handle: Any, values: Any) -> tuple[int | None, np.ndarray | None]:
-    """Returns a hash of the values of a variable, and rows of what they have cost.
+def cost_of(handle: Any, values: Any) -> Read:
+    """Returns hashes of the values of a variable, and rows of what they have cost.
 
     Args:
       handle: Handle of the variable.
       values: Its values.
-
-    Returns:
-      The hash is None where the values identify nothing; the rows where they are free.
     """
-    hashed = known_values.digest(values)
+    hashes = known_values.digests(values)
+    hashed = hashes[0] if hashes else None
     lineage = _lineages.get(id(handle))
     rows = known.rows_of(hashed)
     if lineage is not None and not known.is_free(hashed) and len(own := lineage.cost()):
         rows = own if rows is None else record_table.union([own, rows])
-    return hashed, rows
+    return hashes, rows
 
 
-def cost_of_variable(variable: Any) -> list[tuple[int | None, np.ndarray | None]]:
+def cost_of_variable(variable: Any) -> list[Read]:
     """Returns what `cost_of` says of the values of a variable, on each device."""
     found = []
     for handle in _handles(variable):
@@ -208,22 +210,22 @@ def cost_of_variable(variable: Any) -> list[tuple[int | None, np.ndarray | None]
     return found
 
 
-def derived(values: Any) -> list[tuple[int | None, np.ndarray | None]]:
+def derived(values: Any) -> list[Read]:
     """Returns what values have cost that were computed in the innermost `deriving`.
 
     Args:
       values: A tensor or an array.
 
     Returns:
-      A hash and rows, as `deriving` yields them; nothing if they are those of a variable.
+      Hashes and rows, as `deriving` yields them; nothing if they are those of a variable.
     """
     if not _derivations.reads or not tf.as_dtype(values.dtype).is_floating:
         return []
     reads = _derivations.reads[-1]
     tables = [rows for _, rows in reads if rows is not None]
-    if not tables or (hashed := known_values.digest(values)) in [one for one, _ in reads]:
+    if not tables or (hashes := known_values.digests(values)) in [one for one, _ in reads]:
         return []
-    return [(hashed, record_table.union(tables))]
+    return [(hashes, record_table.union(tables))]
 
 
 def _on_read(handle: Any, values: tf.Tensor) -> None:

@@ -40,12 +40,12 @@ class FileTable:
     def __init__(self) -> None:
         self._costs: dict[int, np.ndarray] = {}
 
-    def add(self, reads: list[tuple[int | None, np.ndarray | None]]) -> None:
+    def add(self, reads: list[lineage.Read]) -> None:
         """Adds what `lineage.deriving` has collected."""
-        for hashed, rows in reads:
-            if hashed is not None and rows is not None:
-                known = self._costs.get(hashed)
-                self._costs[hashed] = rows if known is None else record_table.union([known, rows])
+        found = [(one, rows) for hashes, rows in reads if rows is not None for one in hashes]
+        for hashed, rows in found:
+            known = self._costs.get(hashed)
+            self._costs[hashed] = rows if known is None else record_table.union([known, rows])
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the table as arrays to save; none if the values have cost nothing.
