@@ -156,6 +156,7 @@ def _nothing_of_another_test():
     yield
     tf.random.set_seed(None)
     lineage._lineages.clear()
+    lineage.known.clear()
 
 
 @pytest.fixture(autouse=True)

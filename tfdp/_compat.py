@@ -314,3 +314,10 @@ def let_keras_save(optimizer_class: Any) -> None:
         return model
 
     saved_model.load = load
+
+
+def saving_of_keras_2() -> tuple[Any, Any]:
+    """Returns the modules of Keras 2 for `.keras` and `.weights.h5` files, and for `.h5` files."""
+    saving_lib: Any = importlib.import_module("tf_keras.src.saving.saving_lib")
+    legacy: Any = importlib.import_module("tf_keras.src.saving.legacy.hdf5_format")
+    return saving_lib, legacy

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 import tfdp
 from tests import support
@@ -13,6 +14,7 @@ from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.optimizers import lineage, release_count
 from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.optimizers.known_values import KnownValues
 from tfdp.optimizers.record_table import (
     GAUSSIAN,
     GAUSSIAN_UNPADDED,
@@ -220,3 +222,86 @@ def test_a_variable_is_forgotten_when_it_is_gone():
     assert key in lineage._lineages
     del variable
     assert key not in lineage._lineages
+
+
+def network(dtype=None):
+    return tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=[4], dtype=dtype)])
+
+
+def steps_of_copies():
+    """Counts the steps that copies of the second of three states of a model have cost."""
+    model, found = compiled(), {}
+    initial = model.get_weights()
+    train(model, 2)
+    weights = model.get_weights()
+    train(model, 1)
+    copies = {"earlier": network(), "initial": network(), "average": network()}
+    for dtype in ("float64", "bfloat16", "float16"):
+        copies[dtype] = network(dtype)
+    del model
+    for name, copy in copies.items():
+        values = {"initial": initial, "average": [0.5 * w for w in weights]}.get(name, weights)
+        copy.set_weights(values)
+        ledger = tfdp_ledger(copy)
+        found[name] = 0 if ledger is None else ledger.steps
+    # Into a model that was trained, and goes on without being traced again.
+    other = compiled()
+    train(other, 1)
+    other.set_weights(weights)
+    train(other, 1)
+    found["into a trained model"] = other.optimizer.ledger.steps
+    return found
+
+
+COPIES = {
+    **dict.fromkeys(["earlier", "float64", "bfloat16", "float16"], 2),
+    **{"initial": 0, "average": 0, "into a trained model": 4},
+}
+
+
+def test_copies_have_cost_what_their_original_had_then():
+    assert steps_of_copies() == COPIES
+
+
+def without_notice_of(monkeypatch, name):
+    for cls in (BaseResourceVariable, ResourceVariable):
+        if name in vars(cls):
+            monkeypatch.setattr(cls, name, vars(cls)[name].__wrapped__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_read_variable_op", ["earlier", "float64", "bfloat16", "float16"]),
+        ("assign", ["into a trained model"]),
+    ],
+)
+def test_mutants_without_notice_of_reads_or_writes_are_caught(name, wrong, monkeypatch):
+    without_notice_of(monkeypatch, name)
+    found = steps_of_copies()
+    assert set(wrong) <= {copy for copy, steps in found.items() if steps < COPIES[copy]}
+
+
+@pytest.mark.slow
+def test_mutant_without_free_values_charges_initial_ones(monkeypatch):
+    monkeypatch.setattr(KnownValues, "note_free", lambda self, one: None)
+    model = compiled()
+    initial = model.get_weights()
+    train(model, 1)
+    model.set_weights(initial)
+    model.get_weights()
+    other = network()
+    other.set_weights(initial)
+    assert tfdp_ledger(other).steps == 1
+
+
+def test_initial_values_that_come_back_cost_nothing():
+    model = compiled()
+    initial = model.get_weights()
+    train(model, 1)
+    model.set_weights(initial)
+    model.get_weights()
+    other = network()
+    other.set_weights(initial)
+    assert tfdp_ledger(other) is None

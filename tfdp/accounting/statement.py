@@ -36,7 +36,9 @@ _NOT_COVERED = (
     "feature selection, deduplication)",
     "attacks on floating-point noise: it is sampled in finite precision, not from the exact "
     "Gaussian",
-    "other releases about the same examples, unless they were given as `prior`",
+    "other releases about the same examples, unless they were given as `prior`: also those of an "
+    "interrupted training after the backup from which it was resumed, and what averaged, rounded "
+    "or otherwise changed copies of trained weights had cost",
 )
 
 _OBSERVED = {

@@ -14,6 +14,7 @@ from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
 from tfdp.keras3.distributed_fit import let_keras_fit_distributed_batches  # noqa: E402
 from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
 from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD  # noqa: E402
+from tfdp.keras3.files import let_keras_keep_what_weights_cost  # noqa: E402
 from tfdp.keras3.model_check import validate  # noqa: E402
 from tfdp.keras3.named import DPSGD, DPAdam, DPAdamBC, DPSignAdam, DPSignSGD  # noqa: E402
 from tfdp.keras3.private_gan import PrivateGAN  # noqa: E402
@@ -23,6 +24,7 @@ from tfdp.keras3.term_wise_vae import TermWiseVAE  # noqa: E402
 
 keep_varying_batches_from_xla()
 let_keras_fit_distributed_batches()
+let_keras_keep_what_weights_cost()
 
 __all__ = [
     "DPSGD",

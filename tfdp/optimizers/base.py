@@ -18,6 +18,7 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
+from tfdp.optimizers import saved_lineage
 from tfdp.optimizers.arguments import check_first_argument
 from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.private_metrics import keep_evaluations_private
@@ -273,6 +274,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
 _compat.let_keras_save(PrivateOptimizerMixin)
 keep_evaluations_private(tf.keras)
+saved_lineage.let_keras_save(*_compat.saving_of_keras_2())
 
 
 def _metrics_will_be_built() -> bool:

@@ -5,17 +5,25 @@ new optimizer, a second optimizer, or a copy of a model do not undo it. So every
 private optimizer trains is recorded here for as long as it exists, with the releases that went into
 it. An optimizer's ledger covers those of all variables that it trains or that its loss reads.
 
-Found by this: optimizers that follow each other or alternate, frozen layers, and copies of
-variables whose values are still those of the original when the copy is first trained, read by a
-loss or asked about.
+Values may outlive their variable. Whenever one of these variables is read outside of a graph (by
+`get_weights`, `numpy`, a checkpoint, `save`, ...), a hash of its values is noted, with what they
+had cost until then. A variable that gets such values, also in another floating-point type, or has
+them when it is first trained, read by a loss or asked about, has cost what they had. Files hold the
+hashes of the values in them: see `saved_lineage`.
 
-Not found: weights that were saved without their optimizer and loaded in another process, copies
-whose original has changed or is gone, and data made by a privately trained model. Give their
-ledger as `prior`.
+Found by this: optimizers that follow each other or alternate, frozen layers, copies, weights of
+earlier steps, and files that tfdp has seen written and read.
+
+Not found: values that were computed from trained ones (averages, rounded or pruned weights, parts
+of a variable), except by Keras's `quantize`; copies that a `tf.function` made of a variable which
+was trained further before anybody looked; weights that came by other files, such as NumPy's; and
+data made by a privately trained model. Give their ledger as `prior`.
 """
 
-import functools
-import hashlib
+import contextlib
+import itertools
+import math
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,7 +32,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfdp.optimizers import record_table
+from tfdp._tf import variable_access
+from tfdp.optimizers import known_values, record_table
 
 
 class Lineage:
@@ -32,7 +41,7 @@ class Lineage:
 
     Attributes:
       records: The records of the optimizers that train it.
-      past: Rows of what its original had cost when it was copied.
+      past: Rows of what its values had cost when it got them.
     """
 
     def __init__(self, handle: Any):
@@ -40,46 +49,211 @@ class Lineage:
         self.kind = _type_of(handle)
         self.records: list[Any] = []
         self.past: list[np.ndarray] = []
+        self._noted: Any = None
+        self._recognised: Any = None
 
     def rows(self) -> list[np.ndarray]:
         """Returns tables of all releases that went into the variable."""
         return [*self.past, *(table for r in connected(self.records) for table in r.tables())]
 
-    def digest(self) -> bytes | None:
-        """Returns a hash of the values, or None where no values identify it."""
+    def cost(self) -> np.ndarray:
+        """Returns the rows of `rows` that count anything, `[rows, COLUMNS]`."""
+        rows = record_table.union(self.rows())
+        return rows[rows[:, record_table.COUNTS].any(axis=1)]
+
+    def value(self) -> tf.Tensor | None:
+        """Returns the values; None if there are none, or they are no real numbers."""
         handle = self._handle()
         if handle is None or self.kind is None:
             return None
         with tf.init_scope():
             if not tf.raw_ops.VarIsInitializedOp(resource=handle):
                 return None
-            values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.kind[0]).numpy()
-        if values.size < 2 or np.all(values == values.flat[0]):
-            return None
-        return hashlib.sha256(values.tobytes()).digest()
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.kind[0])
+
+    def inherit(self, rows: np.ndarray) -> None:
+        """Takes over the cost of values that the variable has got."""
+        known = {row[record_table.UID]: row for row in self.cost()}
+        counts = record_table.COUNTS
+        new = [
+            row
+            for row in rows
+            if row[record_table.UID] not in known
+            or np.any(row[counts] > known[row[record_table.UID]][counts])
+        ]
+        if new:
+            self.past = [record_table.union([*self.past, np.array(new)])]
+            changed()
+
+    def note(self, values: tf.Tensor | None = None) -> None:
+        """Notes which values the variable has, and what they have cost.
+
+        Args:
+          values: They; None: as they are.
+        """
+        if not self.past and not self.records:
+            return
+        counts = self._own_counts()
+        if counts == self._recognised or (_changes, counts) == self._noted:
+            return
+        values = self.value() if values is None else values
+        if values is None:
+            return
+        # Under a test seed, equal values may be those of a repeated training.
+        if self.past or any(r.has_steps() and not r.fixed_seed for r in self.records):
+            known.note(known_values.digests(values), self.cost())
+        self._noted = _changes, counts
+
+    def assigned(self, recognised: bool) -> None:
+        """Says that the variable has got other values.
+
+        Args:
+          recognised: Whether it is noted already what they have cost.
+        """
+        self._noted, self._recognised = None, self._own_counts() if recognised else None
+
+    def _own_counts(self) -> tuple[bytes, ...]:
+        """Returns what changes with each step that may have changed the values."""
+        return tuple(record.own_counts() for record in connected(self.records))
 
 
 _lineages: dict[int, Lineage] = {}
+known = known_values.KnownValues()
+_changes = 0
+_count_of_changes = itertools.count(1)
+
+
+def changed() -> None:
+    """Says that other releases are known of than before."""
+    global _changes
+    _changes = next(_count_of_changes)
 
 
 def of(variables: Iterable[Any]) -> list[Lineage]:
     """Returns the lineages of variables, or of their handles; looks for originals of copies."""
     handles = [handle for variable in variables for handle in _handles(variable)]
     found = [_of(handle) for handle in handles if _type_of(handle) is not None]
-    # Under a test seed, equal values may be those of a repeated training.
-    counts = functools.cache(lambda record: record.has_steps() and not record.fixed_seed)
-    kinds = {lineage.kind for lineage in found}
-    originals: dict[Any, list[Lineage]] = {}
-    for lineage in [known for known in list(_lineages.values()) if known.kind in kinds]:
-        if lineage.past or any(map(counts, lineage.records)):
-            originals.setdefault(lineage.kind, []).append(lineage)
-    digest = functools.cache(Lineage.digest)
+    for lineage in list(_lineages.values()):
+        lineage.note()  # Originals that no one has read since they were trained.
     for lineage in found:
-        for other in originals.get(lineage.kind, []):
-            known = not other.past and all(record in lineage.records for record in other.records)
-            if not known and digest(lineage) is not None and digest(lineage) == digest(other):
-                lineage.past = [record_table.union([*lineage.past, *other.rows()])]
+        if (values := lineage.value()) is not None:
+            hashed = known_values.digest(values)
+            if (rows := known.rows_of(hashed)) is not None:
+                lineage.inherit(rows)
+            elif not len(lineage.cost()):
+                known.note_free(hashed)
     return found
+
+
+# Reads and writes outside of graphs.
+
+
+# Hashes of values, none of a constant, and rows of what they have cost, if anything.
+Read = tuple[list[int], np.ndarray | None]
+
+
+class _Derivations(threading.local):
+    """What is being computed from variables in a thread: one entry each, the innermost last."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[Read]] = []
+        self.inherited: list[bool] = []
+
+
+_derivations = _Derivations()
+
+
+@contextlib.contextmanager
+def deriving(
+    inherited: bool = False,
+) -> Iterator[list[Read]]:
+    """Collects the variables that are read within, outside of graphs, in this thread.
+
+    Args:
+      inherited: Whether the variables that are assigned within have cost what these have.
+
+    Yields:
+      A list, to which each read adds hashes of the values, and rows of what they have cost.
+    """
+    _derivations.reads.append([])
+    _derivations.inherited.append(inherited)
+    try:
+        yield _derivations.reads[-1]
+    finally:
+        reads = _derivations.reads.pop()
+        if _derivations.inherited.pop() and any(_derivations.inherited):
+            _derivations.reads[-1].extend(reads)
+
+
+def cost_of(handle: Any, values: Any) -> Read:
+    """Returns hashes of the values of a variable, and rows of what they have cost.
+
+    Args:
+      handle: Handle of the variable.
+      values: Its values.
+    """
+    hashes = known_values.digests(values)
+    hashed = hashes[0] if hashes else None
+    lineage = _lineages.get(id(handle))
+    rows = known.rows_of(hashed)
+    if lineage is not None and not known.is_free(hashed) and len(own := lineage.cost()):
+        rows = own if rows is None else record_table.union([own, rows])
+    return hashes, rows
+
+
+def cost_of_variable(variable: Any) -> list[Read]:
+    """Returns what `cost_of` says of the values of a variable, on each device."""
+    found = []
+    for handle in _handles(variable):
+        if _type_of(handle) is not None and (values := Lineage(handle).value()) is not None:
+            found.append(cost_of(handle, values))
+    return found
+
+
+def derived(values: Any) -> list[Read]:
+    """Returns what values have cost that were computed in the innermost `deriving`.
+
+    Args:
+      values: A tensor or an array.
+
+    Returns:
+      Hashes and rows, as `deriving` yields them; nothing if they are those of a variable.
+    """
+    if not _derivations.reads or not tf.as_dtype(values.dtype).is_floating:
+        return []
+    reads = _derivations.reads[-1]
+    tables = [rows for _, rows in reads if rows is not None]
+    if not tables or (hashes := known_values.digests(values)) in [one for one, _ in reads]:
+        return []
+    return [(hashes, record_table.union(tables))]
+
+
+def _on_read(handle: Any, values: tf.Tensor) -> None:
+    lineage = _lineages.get(id(handle))
+    if lineage is not None and lineage.kind is not None:
+        lineage.note(values)
+    if _derivations.reads and _type_of(handle) is not None:
+        _derivations.reads[-1].append(cost_of(handle, values))
+
+
+def _on_write(handle: Any) -> None:
+    if (lineage := _lineages.get(id(handle))) is not None:
+        lineage.assigned(recognised=False)
+    inherited = any(_derivations.inherited)
+    if not (known or inherited) or (kind := _type_of(handle)) is None:
+        return
+    if math.prod(kind[1]) > 1:
+        values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kind[0])
+        if (rows := known.rows_of(known_values.digest(values))) is not None:
+            _of(handle).inherit(rows)
+            _of(handle).assigned(recognised=True)
+    if inherited:
+        reads = [rows for one in _derivations.reads for _, rows in one]
+        found = [rows for rows in reads if rows is not None]
+        _of(handle).inherit(record_table.union(found))
+
+
+variable_access.notify(_on_read, _on_write)
 
 
 def connected(records: Iterable[Any]) -> list[Any]:

@@ -109,11 +109,14 @@ class ReleaseRecord:
         for known in self.reads(variables):
             if self not in known.records:
                 known.records.append(self)
+                lineage.changed()
 
     def reads(self, variables: Iterable[Any]) -> list[Lineage]:
         """Takes over the cost of the variables on which these steps depend."""
         found = lineage.of(variables)
-        self.lineages += [known for known in found if known not in self.lineages]
+        if new := [known for known in found if known not in self.lineages]:
+            self.lineages += new
+            lineage.changed()
         self.refresh()
         return found
 
@@ -130,6 +133,7 @@ class ReleaseRecord:
                 "was saved by another version of tfdp."
             )
         self._waiting.append(rows)
+        lineage.changed()
 
     def refresh(self) -> None:
         """Brings all that is known of other releases into the variables, outside of graphs."""
@@ -330,6 +334,11 @@ class ReleaseRecord:
     def has_steps(self) -> bool:
         """Returns whether there are any releases in what this record holds."""
         return any(table[:, COUNTS].any() for table in self.tables())
+
+    def own_counts(self) -> bytes:
+        """Returns what changes with each step that is counted."""
+        with tf.init_scope():
+            return value_of(self._own).tobytes()
 
     def own_steps(self) -> int:
         """Returns the number of steps (or cycles) of this optimizer alone, in this process."""

@@ -1,0 +1,127 @@
+"""Values that trained variables have had, and what they had cost.
+
+Values are known by hashes: a copy is recognised after its original has changed or is gone.
+"""
+
+import hashlib
+import math
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.optimizers import record_table
+
+_SAMPLE = 8192  # Entries that are hashed, of variables that have more.
+_ENOUGH = 6  # Entries by which values are still recognised after they were rounded to 8 bits.
+_ROUNDED = (tf.bfloat16.as_numpy_dtype, np.float16)
+_RECENT = 2**16
+
+
+def digest(values: Any) -> int | None:
+    """Returns a hash of a tensor, or None where it identifies nothing: one number, or a constant.
+
+    Values are compared as float32, so that a copy in float64 has the hash of its original. Of
+    large tensors, 8,192 evenly spaced entries are hashed.
+    """
+    return _digest(_entries(values), values)
+
+
+def digests(values: Any) -> list[int]:
+    """Returns the hashes of a tensor, and of its copies in bfloat16 and float16."""
+    entries = _entries(values)
+    forms = [entries]
+    if entries.size >= _ENOUGH:
+        with np.errstate(all="ignore"):
+            forms += [entries.astype(dtype) for dtype in _ROUNDED]
+    found = [_digest(form, values) for form in forms]
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def _entries(values: Any) -> np.ndarray:
+    with tf.init_scope():  # Also no tape records it.
+        flat = tf.reshape(values, [-1])
+        size = int(flat.shape[0])
+        if size > _SAMPLE:  # Without copying the rest.
+            flat = tf.gather(flat, np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
+        return flat.numpy()
+
+
+def _digest(entries: np.ndarray, values: Any) -> int | None:
+    with np.errstate(all="ignore"):
+        entries = entries.astype(np.float32) + np.float32(0)  # -0 becomes 0.
+    if entries.size < 2 or np.all(entries == entries[0]):
+        return None
+    text = math.prod(values.shape).to_bytes(8, "little") + entries.tobytes()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+class KnownValues:
+    """Table of the hashes of values, and of the releases that went into them.
+
+    Guarantees: nothing is forgotten. The latest 65,536 hashes have tables of their own; older ones,
+    eight bytes each, share a table that covers what any of them had cost.
+
+    Values that had cost nothing when they were first seen are free, also in a variable that was
+    trained and got them back, such as its initial values.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._recent: dict[int, np.ndarray] = {}
+            self._free: set[int] = set()
+            self._old = np.zeros(0, np.uint64)
+            self._cost_of_old = np.zeros([0, record_table.COLUMNS])
+
+    def __bool__(self) -> bool:
+        return bool(self._recent) or bool(self._old.size)
+
+    def note(self, hashes: Iterable[int], rows: np.ndarray) -> None:
+        """Notes that values of these hashes had cost what `rows` count.
+
+        Args:
+          hashes: Results of `digest`.
+          rows: `[rows, COLUMNS]` of `record_table`.
+        """
+        with self._lock:
+            for one in hashes:
+                if one in self._free:
+                    continue
+                known = self._recent.get(one)
+                self._recent[one] = rows if known is None else record_table.union([known, rows])
+            if len(self._recent) > _RECENT:
+                tables = {id(table): table for table in self._recent.values()}
+                self._cost_of_old = record_table.union([self._cost_of_old, *tables.values()])
+                new = np.fromiter(self._recent, np.uint64, len(self._recent))
+                self._old = np.union1d(self._old, new)
+                self._recent = {}
+
+    def note_free(self, one: int | None) -> None:
+        """Notes that values of this hash have cost nothing."""
+        with self._lock:
+            if len(self._free) >= _RECENT:
+                self._free.clear()
+            if one is not None and self.rows_of(one) is None:
+                self._free.add(one)
+
+    def is_free(self, one: int | None) -> bool:
+        """Returns whether values of this hash had cost nothing when they were first seen."""
+        return one in self._free
+
+    def rows_of(self, one: int | None) -> np.ndarray | None:
+        """Returns what values of this hash had cost; None if they are not known."""
+        if one is None:
+            return None
+        with self._lock:
+            found = [] if (rows := self._recent.get(one)) is None else [rows]
+            at = int(np.searchsorted(self._old, np.uint64(one)))
+            if at < self._old.size and self._old[at] == np.uint64(one):
+                found.append(self._cost_of_old)
+            return record_table.union(found) if found else None
