@@ -216,12 +216,15 @@ def test_steps_that_were_not_counted_are_of_no_run():
     cycles = CycleCount(CYCLE)
     assert counted([(0, 0), (0, 1), (0, 2)], cycles) == 1
 
-    def fail(_):
+    def fail(costs, stage):
         raise RuntimeError
+
+    def nothing(costs, stage):
+        return tf.no_op(), None
 
     with pytest.raises(RuntimeError):
         cycles.count(*numbers((0, 3)), tf.constant(True), fail)
-    cycles.count(*numbers((0, 0)), tf.constant(False), lambda _: tf.no_op())  # A draw used before.
+    cycles.count(*numbers((0, 0)), tf.constant(False), nothing)  # A draw used before.
     assert counted([(0, 3), (0, 4)], cycles) == 1 and counted([(0, 6)], cycles) == 1
 
 

@@ -54,7 +54,7 @@ REFUSED = {
     ("secure", "groups"): "`secure_noise` must be False with a TwoTermLoss",
     ("unpadded", "xla"): "whose number of rows varies",
     ("buckets", "replicas"): "`padding` must be one of",
-    ("replicas", "selective"): "must run on one replica|has batches of",
+    ("replicas", "selective"): "must be trained on one replica",
     ("replicas", "microbatches"): "`num_microbatches` must be None under a distribution strategy",
     ("replicas", "xla"): "must not be compiled by XLA",
     ("selective", "groups"): "Received a model with a `train_step` of its own",
