@@ -282,10 +282,10 @@ def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None
             'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
             f"{padding=}, {chunk_size=}."
         )
-    if padding != NONE and weights and getattr(weights[0], "shape", None) != ():
+    if padding != NONE and weights and not hasattr(weights[0], "shape"):
         raise ValueError(
-            'Argument `padding` must be "none" unless each example has one sample weight. '
-            f"Received: {padding=}, and sample weights {weights[0]} of each."
+            'Argument `padding` must be "none" unless the sample weights are one array. '
+            f"Received: {padding=}, and sample weights {weights[0]} of each example."
         )
 
 
@@ -376,12 +376,13 @@ def _weights(given: Any) -> tf.Tensor:
 
 
 def _check_weights(given: Any) -> None:
-    """Raises an error unless weights, or their spec, are one array of numbers."""
+    """Raises an error unless weights, or their spec, are one array of numbers, or bools."""
     dtype = getattr(given, "dtype", None)
-    if not isinstance(dtype, tf.DType) or not (dtype.is_floating or dtype.is_integer):
+    is_number = isinstance(dtype, tf.DType) and (dtype.is_floating or dtype.is_integer)
+    if not is_number and dtype != tf.bool:
         raise ValueError(
             "Argument `data` must hold an array of numbers as its third part, the weights of the "
-            f"examples (or one for each output of the model). Received: {given!r}."
+            f"examples or of their tokens (or one for each output of the model). Received: {given!r}."
         )
 
 

@@ -63,8 +63,8 @@ class LossGraph:
         the loss captures are taken to be public.
       batch: The tensors that come from the batch; the first dimension is the example.
       mask: Mask of the rows that are examples and not padding: the tensor `[rows]` of `batch`, bool
-        or floating, that multiplies every loss, which is how Keras uses sample weights. Rows where
-        it is zero do not count. None if there is none.
+        or floating, that multiplies every loss, which is how Keras uses sample weights; or weights
+        of tokens, `[rows, tokens]`. Rows where it is zero do not count. None if there is none.
       sources: For operations that were copied from another graph, by name: the originals, where
         these are calls of functions.
       drawn: The random numbers that the losses are computed from.
@@ -91,7 +91,8 @@ class LossGraph:
         """
         if self.mask is None:
             return tf.ones([rows], tf.bool)
-        return self.mask if self.mask.dtype == tf.bool else self.mask != 0
+        kept = self.mask if self.mask.dtype == tf.bool else self.mask != 0
+        return tf.reduce_any(kept, axis=list(range(1, kept.shape.rank)))
 
     def averaged(self, rows: int) -> "LossGraph":
         """Divides the terms by the rows of an example: those of its rows add up to their mean."""
@@ -354,9 +355,9 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         t
         for t in batch
         if (t.dtype == tf.bool or t.dtype.is_floating)
-        and t.shape.rank == 1
         and all(reductions.is_factor(t, vector) for vector in vectors)
     ]
+    masks.sort(key=lambda mask: mask.shape.rank == 1)  # Weights of tokens if there are no others.
     with loss.graph.as_default():
         rows = tf.shape(batch[0])[0]
         drawn = [
