@@ -199,6 +199,38 @@ def test_the_step_is_the_sum_of_clipped_gradients(name):
     assert not model.optimizer.clipping.report().fallback
 
 
+def of_all_examples(padding, weights, **kwargs):
+    """The update by a batch that all examples are drawn for."""
+    keras.utils.set_random_seed(0)
+    data = tfdp.data.poisson_batches(
+        (TOKENS, TAGS, weights), expected_batch_size=6, padding=padding
+    )
+    model = tagger(mask_zero=False)
+    optimizer = tfdp.keras3.DPSGD(CLIP, 0.0, learning_rate=6.0, sampling=data.sampling)
+    model.compile(optimizer, crossentropy(), **kwargs)
+    before = flat(v.numpy() for v in model.trainable_variables)
+    model.fit(data, verbose=0)
+    assert optimizer.ledger.steps == 1  # The batch was recognised.
+    return before - flat(v.numpy() for v in model.trainable_variables)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("padding", ["buckets", "full"])
+def test_weights_of_tokens_leave_out_rows_of_padding(padding, jit_compile):
+    weights = np.where(SENTENCES > 0, OF_TOKENS, 0)  # The last example has none.
+    found = of_all_examples(padding, weights, jit_compile=jit_compile)
+    np.testing.assert_allclose(found, of_all_examples("none", weights), atol=1e-6)
+    assert np.abs(found).max() > 0.01
+
+
+def test_weights_may_be_bools():
+    np.testing.assert_allclose(
+        of_all_examples("none", OF_TOKENS > 1),
+        of_all_examples("none", (OF_TOKENS > 1).astype("float32")),
+    )
+
+
 def test_weight_regularizers_are_public():
     model = compiled(mlp(kernel_regularizer=keras.regularizers.L2(0.1)), X, Y)
     kernel = model.layers[0].kernel
