@@ -382,5 +382,6 @@ def test_numbers_that_are_rolled_back_with_a_rejected_attempt_are_caught(numbers
 
 
 def test_it_goes_with_no_two_term_loss():
+    engine = OnePassEngine(1.0, None, ImportanceSamplingClipping())
     with pytest.raises(ValueError, match=r"`clipping_rule` must not be random.*Received"):
-        check_two_term_arguments(ImportanceSamplingClipping(), 1, False)
+        check_two_term_arguments(engine, 1, None, None, None)

@@ -178,5 +178,6 @@ def test_what_is_refused(stddev):
 
 
 def test_it_goes_with_no_two_term_loss():
+    engine = OnePassEngine(1.0, None, PerturbedClipping(0.1))
     with pytest.raises(ValueError, match=r"`clipping_rule` must not be random.*Received"):
-        check_two_term_arguments(PerturbedClipping(0.1), 1, False)
+        check_two_term_arguments(engine, 1, None, None, None)

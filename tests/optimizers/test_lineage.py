@@ -75,7 +75,7 @@ def test_records_that_belong_to_a_strategy_are_caught(monkeypatch):
 
 def test_batches_drawn_from_mirrored_streams_are_caught(monkeypatch):
     """`compiled` calls `poisson_batches` in the scope of the strategy."""
-    monkeypatch.setattr(key_streams, "plain_variables", tf.init_scope)
+    monkeypatch.setattr(key_streams, "plain_variables", lambda hold_data=False: tf.init_scope())
     with pytest.raises(ValueError, match="DistributedVariable"):
         steps_of_a_copy("mirrored", "one device")
 

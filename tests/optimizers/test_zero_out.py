@@ -16,7 +16,7 @@ from tests import support
 from tests.support import layers
 from tfdp._random.key_streams import KeyStream
 from tfdp.clipping import AdaptiveQuantileClipping, OnePassEngine
-from tfdp.data.source import PoissonSource
+from tfdp.data.source import PoissonSource, Rows
 
 N, B, CLIP = 24, 8, 0.05
 # One class but for one example, whose gradient is opposite to those of all others.
@@ -39,19 +39,29 @@ def examples_of(source):
 
 def rows_without_the_unit(self, key, sampling, draw=PoissonSource.draw_rows):
     """In the place of `PoissonSource.draw_rows`: the unit is never drawn."""
-    indices, weights = draw(self, key, sampling)
-    out = tf.reduce_any(indices[:, tf.newaxis] == examples_of(self), axis=1)
+    rows = draw(self, key, sampling)
+    out = tf.reduce_any(rows.indices[:, tf.newaxis] == examples_of(self), axis=1)
+    nothing = tf.constant(self.examples, tf.int64)
     if sampling.padding == "full":
-        return tf.where(out, tf.constant(self.examples, tf.int64), indices), weights
-    there = tf.logical_and(tf.logical_not(out), indices < self.examples)
-    kept = tf.boolean_mask(indices, there)
-    weights = None if weights is None else tf.boolean_mask(weights, there)
+        return rows._replace(indices=tf.where(out, nothing, rows.indices))
+    there = tf.logical_and(tf.logical_not(out), rows.indices < self.examples)
+    missing = 0
     if sampling.padding == "buckets":
+        kept = tf.math.count_nonzero(there, dtype=tf.int32)
         sizes = tf.constant(sampling.bucket_sizes) * self.rows_per_example
-        missing = sizes[tf.searchsorted(sizes, tf.size(kept)[tf.newaxis])[0]] - tf.size(kept)
-        kept = tf.concat([kept, tf.fill([missing], tf.constant(self.examples, tf.int64))], 0)
-        weights = None if weights is None else tf.pad(weights, [[0, missing]])
-    return kept, weights
+        missing = sizes[tf.searchsorted(sizes, kept[tf.newaxis])[0]] - kept
+
+    def of_those_that_are_left(values, padding):
+        if values is None:
+            return None
+        values = tf.boolean_mask(values, there)
+        return tf.concat([values, tf.fill([missing, *values.shape[1:]], padding)], axis=0)
+
+    return Rows(
+        of_those_that_are_left(rows.indices, nothing),
+        of_those_that_are_left(rows.weights, 0.0),
+        of_those_that_are_left(rows.secrets, tf.zeros([], tf.int64)),
+    )
 
 
 def small_model(dropout):

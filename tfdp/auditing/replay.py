@@ -132,14 +132,14 @@ class Replay:
         self._streams = [KeyStream(0, "replayed noise"), KeyStream(0, "replayed layers")]
         drawn, engine.streams = self._streams
 
-        def use_of(clipped: ClippedSum, *_: Any) -> tuple[Use, None]:
+        def use_of(clipped: ClippedSum, lock: Any) -> Use:
             self._is_nested = _function_of(tf.compat.v1.get_default_graph()) is not self._traced
             if self._is_nested:
                 raise RuntimeError("The private step is taken in a nested function.")
             if self._chunks == 1:
-                return Use.unrecorded(True), None
+                return Use.unrecorded(True)
             count = optimizer._prepared_accumulator([]).next[1]
-            return Use.unrecorded(True, chunk=count), None
+            return Use.unrecorded(True, chunk=count)
 
         def scales_of(clipped: ClippedSum, stage: Any) -> Any:
             return clipped.noise_scales or engine.sensitivity()

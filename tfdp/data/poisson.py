@@ -382,7 +382,8 @@ def _check_weights(given: Any) -> None:
     if not is_number and dtype != tf.bool:
         raise ValueError(
             "Argument `data` must hold an array of numbers as its third part, the weights of the "
-            f"examples or of their tokens (or one for each output of the model). Received: {given!r}."
+            "examples or of their tokens (or one for each output of the model). Received: "
+            f"{given!r}."
         )
 
 

@@ -22,6 +22,7 @@ from tfdp.clipping import (
 from tfdp.clipping.clipping_rules import LEAST_CLIP
 from tfdp.clipping.engine import check_clip
 from tfdp.correlated_noise import BandedNoise
+from tfdp.optimizers import replicas
 from tfdp.optimizers.compression import Compression
 from tfdp.optimizers.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
@@ -287,12 +288,11 @@ def check_two_term_arguments(
 ) -> None:
     """Raises a ValueError that names what does not go with a TwoTermLoss where it is trained."""
     rule, each = clipping.clipping_rule, "A TwoTermLoss, and so a TermWiseVAE, must be trained"
-    strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and devices.replicas() > 1:
+    if replicas.count() > 1 and replicas.several_workers():
         raise ValueError(
             f"{each} in one process, as with a MirroredStrategy: its groups are of examples of all "
             "replicas, which do not leave their worker. Received a "
-            f"{type(strategy).__name__}."
+            f"{type(tf.distribute.get_strategy()).__name__}."
         )
     if correlation is not None:
         raise ValueError(

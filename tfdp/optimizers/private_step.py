@@ -197,6 +197,7 @@ class PrivateStep(StepWarnings):
 
         with tf.control_dependencies([] if lock is None else [lock]):
             clip, iteration = tf.unstack(replicas.once(read))
+        step_check.mark_released([clip, iteration])
         masks = None
         if self._compressor is not None and masked:
             masks = self._compressor.masks(variables, tf.cast(iteration, tf.int64))
