@@ -45,6 +45,8 @@ REFUSED = {
     ("chunks", "groups"): "`gradient_accumulation_steps` must be 1 with a TwoTermLoss",
     ("users", "replicas"): "unexpected keyword argument 'privacy_unit'",
     ("users", "microbatches"): "`num_microbatches` must be None where examples have several rows",
+    ("users", "selective"): "must hold one row for each example",
+    ("augmentations", "selective"): "must hold one row for each example",
     ("users", "groups"): "one row for each example",
     ("augmentations", "replicas"): "unexpected keyword argument 'augmentations'",
     ("augmentations", "microbatches"): "`num_microbatches` must be None where examples have",
