@@ -36,8 +36,29 @@ def test_mutant_that_knows_no_rounded_copies_is_caught(monkeypatch):
         test_copies_of_every_type_have_a_hash_of_their_original("bfloat16", VALUES)
 
 
+def hash_changes_with_each_entry():
+    changed = LARGE.copy()
+    changed[0, 1] += 1e-6  # Not one of those that are hashed.
+    return known_values.digest(tf.constant(changed)) != known_values.digest(tf.constant(LARGE))
+
+
+def test_a_few_trained_rows_of_a_large_variable_change_its_hash():
+    assert hash_changes_with_each_entry()
+    nearly = np.zeros([300, 100], np.float32)
+    nearly[0, 1] = 1.0
+    assert known_values.digest(tf.constant(nearly)) is not None
+
+
+def test_mutant_that_looks_at_the_sample_alone_is_caught(monkeypatch):
+    monkeypatch.setattr(known_values, "_total", lambda values, dtype=None: b"0")
+    assert not hash_changes_with_each_entry()
+
+
 def test_numbers_and_constants_identify_nothing():
     for values in (np.float32(3.5), np.ones([1]), np.zeros([4]), np.full([2, 3], 0.1), [-0.0, 0.0]):
+        assert known_values.digest(tf.constant(values)) is None
+        assert not known_values.digests(tf.constant(values))
+    for values in (np.full([100, 100], -0.1), np.zeros([10_000], np.float32)):
         assert known_values.digest(tf.constant(values)) is None
         assert not known_values.digests(tf.constant(values))
     # Of few entries, rounded ones are not told from those of others.

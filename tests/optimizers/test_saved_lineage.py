@@ -121,6 +121,26 @@ def test_the_statement_of_a_loaded_model_is_that_of_the_trained_one(saved):
     assert steps_of(again) == STEPS
 
 
+def steps_after_the_arrays(front, folder):
+    """Counts those of a loaded model whose weights had come before, as arrays without a ledger."""
+    arrays = LOAD["model"](front, folder).get_weights()
+    in_another_process()
+    model = network(front)
+    model.set_weights(arrays)
+    lineage.of(variables(front, model))
+    return steps_of(LOAD["model"](front, folder))
+
+
+def test_a_file_knows_more_than_this_process(saved):
+    assert steps_after_the_arrays(*saved) == STEPS
+
+
+def test_mutant_that_believes_what_came_first_is_caught(saved, monkeypatch):
+    note = lineage.known.note
+    monkeypatch.setattr(lineage.known, "note", lambda hashes, rows, certain: note(hashes, rows))
+    assert steps_after_the_arrays(*saved) == 0
+
+
 def test_mutant_that_does_not_read_the_table_is_caught(saved, monkeypatch):
     monkeypatch.setattr(saved_lineage, "read", lambda arrays: False)
     assert lost(*saved) == list(LOAD)

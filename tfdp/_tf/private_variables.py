@@ -59,6 +59,10 @@ def _class_of_one(cls: Any) -> type:
             """Returns zeros: for files of Keras, `get_weights` and pickles."""
             return _zeros(self).numpy() if tf.executing_eagerly() else super().numpy()
 
+        def read_value_no_copy(self) -> Any:
+            """Returns zeros: for files of `tf.compat.v1.train.Saver`."""
+            return _zeros(self) if tf.executing_eagerly() else super().read_value_no_copy()
+
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
             """Returns zeros: NumPy would ask one that has parts for replicas for its tensor."""
             return np.array(self.numpy(), dtype)

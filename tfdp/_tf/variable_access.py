@@ -1,8 +1,9 @@
 """Notice of reads and writes of variables outside of graphs.
 
 TensorFlow has no hook for it. All eager reads of a `tf.Variable`, such as `numpy()`, conversions,
-Keras's `get_weights` and every way of saving, come through one method of `ResourceVariable`, and
-eager writes through `assign`. Both are wrapped here; in graphs they do what they did.
+Keras's `get_weights` and every way of saving, come through one method of `ResourceVariable`; values
+come by creation, `assign` and what restores checkpoints. These are wrapped here; in graphs they do
+what they did.
 """
 
 import functools
@@ -18,7 +19,7 @@ def notify(read: Callable[[Any, tf.Tensor], None], written: Callable[[Any], None
 
     Args:
       read: Gets the handle of the variable and its value.
-      written: Gets the handle of the variable.
+      written: Gets the handle of a variable that may have got the values of another.
     """
 
     def and_read(read_variable: Callable) -> Callable:
@@ -30,18 +31,24 @@ def notify(read: Callable[[Any, tf.Tensor], None], written: Callable[[Any], None
 
         return read_and_tell
 
-    def and_written(assign: Callable) -> Callable:
-        def assign_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = assign(self, *args, **kwargs)
+    def and_written(write: Callable) -> Callable:
+        def write_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = write(self, *args, **kwargs)
             if tf.executing_eagerly():
                 written(self.handle)
             return result
 
-        return assign_and_tell
+        return write_and_tell
 
+    wrappers: dict[str, Callable[[Callable], Callable]] = {
+        "_init_from_args": and_written,
+        "_read_variable_op": and_read,
+        "_restore_from_tensors": and_written,
+        "assign": and_written,
+    }
     # TensorFlow gives the second class an `assign` of its own, around that of the first.
     for owner in (BaseResourceVariable, ResourceVariable):
-        for name, wrapper in (("_read_variable_op", and_read), ("assign", and_written)):
+        for name, wrapper in wrappers.items():
             if name in vars(owner):
                 method = vars(owner)[name]
                 setattr(owner, name, functools.wraps(method)(wrapper(method)))

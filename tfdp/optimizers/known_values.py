@@ -16,7 +16,7 @@ from tfdp.optimizers import record_table
 
 _SAMPLE = 8192  # Entries that are hashed, of variables that have more.
 _ENOUGH = 6  # Entries by which values are still recognised after they were rounded to 8 bits.
-_ROUNDED = (tf.bfloat16.as_numpy_dtype, np.float16)
+_ROUNDED = (tf.bfloat16, tf.float16)
 _RECENT = 2**16
 
 
@@ -24,37 +24,64 @@ def digest(values: Any) -> int | None:
     """Returns a hash of a tensor, or None where it identifies nothing: one number, or a constant.
 
     Values are compared as float32, so that a copy in float64 has the hash of its original. Of
-    large tensors, 8,192 evenly spaced entries are hashed.
+    large tensors, 8,192 evenly spaced entries are hashed, and the sum of the bits of all.
     """
-    return _digest(_entries(values), values)
+    return _digest(*_entries(values), values)
 
 
 def digests(values: Any) -> list[int]:
     """Returns the hashes of a tensor, and of its copies in bfloat16 and float16."""
-    entries = _entries(values)
-    forms = [entries]
+    entries, total = _entries(values)
+    found = [_digest(entries, total, values)]
     if entries.size >= _ENOUGH:
-        with np.errstate(all="ignore"):
-            forms += [entries.astype(dtype) for dtype in _ROUNDED]
-    found = [_digest(form, values) for form in forms]
+        for dtype in _ROUNDED:
+            with np.errstate(all="ignore"):
+                rounded = entries.astype(dtype.as_numpy_dtype)
+            found.append(_digest(rounded, total and _total(values, dtype), values))
     return list(dict.fromkeys(one for one in found if one is not None))
 
 
-def _entries(values: Any) -> np.ndarray:
+def _entries(values: Any) -> tuple[np.ndarray, bytes]:
+    """Returns the entries to hash, and what `_total` says of all if there are more."""
     with tf.init_scope():  # Also no tape records it.
         flat = tf.reshape(values, [-1])
         size = int(flat.shape[0])
-        if size > _SAMPLE:  # Without copying the rest.
-            flat = tf.gather(flat, np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
-        return flat.numpy()
+        if size <= _SAMPLE:
+            return flat.numpy(), b""
+        sample = tf.gather(flat, np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
+        return sample.numpy(), _total(flat)
 
 
-def _digest(entries: np.ndarray, values: Any) -> int | None:
+def _total(values: Any, dtype: tf.DType | None = None) -> bytes:
+    """Returns the sum of the bits of all entries as float32, without those of signs (of zeros).
+
+    It changes with any entry, as those of the few rows or coordinates that were trained.
+
+    Args:
+      values: A tensor.
+      dtype: Type to which entries are rounded before.
+    """
+    with tf.init_scope():
+        values = tf.convert_to_tensor(values)
+        rounded = values if dtype is None else tf.cast(values, dtype)
+        bits = tf.bitcast(tf.cast(rounded, tf.float32), tf.int32)
+        return _bytes(int(tf.reduce_sum(bits)))
+
+
+def _bytes(total: int) -> bytes:
+    return (total % 2**31).to_bytes(4, "little")
+
+
+def _digest(entries: np.ndarray, total: bytes, values: Any) -> int | None:
     with np.errstate(all="ignore"):
         entries = entries.astype(np.float32) + np.float32(0)  # -0 becomes 0.
-    if entries.size < 2 or np.all(entries == entries[0]):
+    if entries.size < 2:
         return None
-    text = math.prod(values.shape).to_bytes(8, "little") + entries.tobytes()
+    if np.all(entries == entries[0]):
+        of_constant = _bytes(int(entries[:1].view(np.int32)[0]) * math.prod(values.shape))
+        if total in (b"", of_constant):
+            return None
+    text = math.prod(values.shape).to_bytes(8, "little") + total + entries.tobytes()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
@@ -83,16 +110,19 @@ class KnownValues:
     def __bool__(self) -> bool:
         return bool(self._recent) or bool(self._old.size)
 
-    def note(self, hashes: Iterable[int], rows: np.ndarray) -> None:
+    def note(self, hashes: Iterable[int], rows: np.ndarray, certain: bool = False) -> None:
         """Notes that values of these hashes had cost what `rows` count.
 
         Args:
           hashes: Results of `digest`.
           rows: `[rows, COLUMNS]` of `record_table`.
+          certain: Whether a file says so: it may be read after its values came by another way.
         """
         with self._lock:
             for one in hashes:
-                if one in self._free:
+                if certain:
+                    self._free.discard(one)
+                elif one in self._free:
                     continue
                 known = self._recent.get(one)
                 self._recent[one] = rows if known is None else record_table.union([known, rows])

@@ -93,24 +93,25 @@ class Lineage:
         """
         if not self.past and not self.records:
             return
-        counts = self._own_counts()
-        if counts == self._recognised or (_changes, counts) == self._noted:
-            return
         values = self.value() if values is None else values
         if values is None:
+            return
+        # Values may change without a step of ours, and a thread may read them before a step ends.
+        hashed, counts = known_values.digest(values), self._own_counts()
+        if (hashed, counts) == self._recognised or (_changes, hashed, counts) == self._noted:
             return
         # Under a test seed, equal values may be those of a repeated training.
         if self.past or any(r.has_steps() and not r.fixed_seed for r in self.records):
             known.note(known_values.digests(values), self.cost())
-        self._noted = _changes, counts
+        self._noted = _changes, hashed, counts
 
-    def assigned(self, recognised: bool) -> None:
-        """Says that the variable has got other values.
+    def recognised(self, hashed: int | None) -> None:
+        """Says that it is noted already what the variable's values have cost.
 
         Args:
-          recognised: Whether it is noted already what they have cost.
+          hashed: Their `digest`.
         """
-        self._noted, self._recognised = None, self._own_counts() if recognised else None
+        self._recognised = hashed, self._own_counts()
 
     def _own_counts(self) -> tuple[bytes, ...]:
         """Returns what changes with each step that may have changed the values."""
@@ -237,16 +238,15 @@ def _on_read(handle: Any, values: tf.Tensor) -> None:
 
 
 def _on_write(handle: Any) -> None:
-    if (lineage := _lineages.get(id(handle))) is not None:
-        lineage.assigned(recognised=False)
     inherited = any(_derivations.inherited)
     if not (known or inherited) or (kind := _type_of(handle)) is None:
         return
     if math.prod(kind[1]) > 1:
         values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kind[0])
-        if (rows := known.rows_of(known_values.digest(values))) is not None:
+        hashed = known_values.digest(values)
+        if (rows := known.rows_of(hashed)) is not None:
             _of(handle).inherit(rows)
-            _of(handle).assigned(recognised=True)
+            _of(handle).recognised(hashed)
     if inherited:
         reads = [rows for one in _derivations.reads for _, rows in one]
         found = [rows for rows in reads if rows is not None]

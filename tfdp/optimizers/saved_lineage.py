@@ -106,7 +106,7 @@ def read(arrays: Mapping[str, Any]) -> bool:
     tables: dict[bytes, np.ndarray] = {}
     for hashed, cost in zip(np.ascontiguousarray(hashes).view("<u8")[:, 0], costs, strict=True):
         table = tables.setdefault(cost.tobytes(), rows[cost > 0].astype(np.float64))
-        lineage.known.note([int(hashed)], table)
+        lineage.known.note([int(hashed)], table, certain=True)
     lineage.changed()
     return bool(len(hashes))
 
