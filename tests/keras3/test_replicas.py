@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.support import flat, mirrored, small_data
+from tfdp.clipping import step_check
 
 pytestmark = pytest.mark.rewritten_graphs
 
@@ -97,6 +98,9 @@ def test_sums_that_keras_adds_up_again_are_caught(monkeypatch):
         self.inner_optimizer.build(variables)
 
     monkeypatch.setattr(tfdp.keras3.DPOptimizer, "_build_inner", build)
+    with pytest.raises(ValueError, match="update must be made of the noisy gradient"):
+        noise_of_one_step(private(noise=1.3, learning_rate=1.0))
+    monkeypatch.setattr(step_check, "check_graph", lambda graph: None)
     assert p_value(noise_of_one_step(private(noise=1.3, learning_rate=1.0)), 1.3 * CLIP) < 1e-9
 
 
