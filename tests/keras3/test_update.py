@@ -103,7 +103,7 @@ def step_of(way, read, **kwargs):
 
 
 def loss(step):
-    return step.loss
+    return 2.0 * step.loss  # An operation, whose line is known.
 
 
 def metric(step):
