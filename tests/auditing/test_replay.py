@@ -422,8 +422,8 @@ def test_a_clip_that_moves_by_the_count_without_noise_is_found(front, monkeypatc
 
     original = AdaptiveClip.step
 
-    def step(self, sums, within_clip, key, stage=None):
-        noisy = original(self, sums, within_clip, key, stage)
+    def step(self, sums, within_clip, *rest):
+        noisy = original(self, sums, within_clip, *rest)
         self._clip.assign_add(1e-6 * within_clip)
         return noisy
 
