@@ -304,8 +304,8 @@ def test_weights_of_other_rows_are_caught(monkeypatch, tmp_path):
     """Mutant: an example gets the weight of the one before."""
     original = stored.Weighted._weighted
 
-    def turned(self, indices):
-        rows, weights = original(self, indices)
+    def turned(self, indices, secrets=None):
+        rows, weights = original(self, indices, secrets)
         return rows, np.roll(weights, 1)
 
     monkeypatch.setattr(stored.Weighted, "_weighted", turned)
