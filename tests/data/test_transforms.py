@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import selective_support
+from tfdp.clipping.batch_losses import function_checks
 from tfdp.data import source as source_module
 from tfdp.data import transforms
 from tfdp.data.transforms import Transform
@@ -14,6 +15,7 @@ N = 24
 X, Y = np.ones([N, 4], "float32"), np.arange(N)
 generator = tf.random.Generator.from_seed(3)
 counter, total = tf.Variable(0), tf.Variable(0.0)
+metric = tf.keras.metrics.Mean()
 
 
 def shifted(x, y):
@@ -167,6 +169,14 @@ REFUSED = {
     ),
     "file": (lambda x, y: (tf.io.write_file("f", "t"), (x, y))[1], "side effects"),
     "clock": (lambda x, y: (x + tf.cast(tf.timestamp(), tf.float32), y), "side effects"),
+    # By its handle, which no tape sees.
+    "metric": (
+        lambda x, y: (
+            x + tf.raw_ops.ReadVariableOp(resource=metric.variables[0].handle, dtype=tf.float32),
+            y,
+        ),
+        "no metric",
+    ),
     "ragged": (lambda x, y: (tf.RaggedTensor.from_row_lengths(x, [4]), y), "dense tensors"),
 }
 
@@ -176,6 +186,11 @@ def test_what_cannot_be_a_function_of_the_row_is_refused(name):
     transform, match = REFUSED[name]
     with pytest.raises(ValueError, match=match):
         batches(transform)
+
+
+def test_mutant_that_looks_at_watched_variables_alone_is_caught(monkeypatch):
+    monkeypatch.setattr(function_checks.batch_state, "variable_with", lambda handle: None)
+    batches(REFUSED["metric"][0])
 
 
 def test_the_error_names_the_line():

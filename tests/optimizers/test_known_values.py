@@ -54,16 +54,31 @@ def test_mutant_that_looks_at_the_sample_alone_is_caught(monkeypatch):
     assert not hash_changes_with_each_entry()
 
 
-def test_numbers_and_constants_identify_nothing():
-    for values in (np.float32(3.5), np.ones([1]), np.zeros([4]), np.full([2, 3], 0.1), [-0.0, 0.0]):
-        assert known_values.digest(tf.constant(values)) is None
-        assert not known_values.digests(tf.constant(values))
-    for values in (np.full([100, 100], -0.1), np.zeros([10_000], np.float32)):
+ROUND = (np.float32(3.5), np.ones([1]), np.zeros([4]), np.full([2, 3], 0.125), [-0.0, 0.0])
+
+
+def test_round_numbers_identify_nothing():
+    for values in (*ROUND, np.full([100, 100], -0.5), np.zeros([10_000], np.float32)):
         assert known_values.digest(tf.constant(values)) is None
         assert not known_values.digests(tf.constant(values))
     # Of few entries, rounded ones are not told from those of others.
     assert len(known_values.digests(tf.constant([0.1234567, 0.7654321]))) == 1
     assert len(known_values.digests(tf.constant(VALUES))) == 3
+
+
+def test_single_numbers_that_were_trained_identify_themselves():
+    """Such as the weights of a regression on one feature, or steps of 0.1."""
+    found = [
+        known_values.digest(tf.constant(values, tf.float32))
+        for values in (0.1234567, [[0.1234567, 0.1234567]], np.full([100, 100], 0.3), 0.7654321)
+    ]
+    assert None not in found and len(set(found)) == 4
+
+
+def test_mutant_that_takes_any_number_for_a_round_one_is_caught(monkeypatch):
+    monkeypatch.setattr(known_values.np, "float16", np.float32)
+    with pytest.raises(AssertionError):
+        test_single_numbers_that_were_trained_identify_themselves()
 
 
 def costs_after_an_overflow():

@@ -21,7 +21,7 @@ _RECENT = 2**16
 
 
 def digest(values: Any) -> int | None:
-    """Returns a hash of a tensor, or None where it identifies nothing: one number, or a constant.
+    """Returns a hash of a tensor, or None where it identifies nothing: one round number.
 
     Values are compared as float32, so that a copy in float64 has the hash of its original. Of
     large tensors, 8,192 evenly spaced entries are hashed, and the sum of the bits of all.
@@ -43,11 +43,11 @@ def digests(values: Any) -> list[int]:
 
 def _entries(values: Any) -> tuple[np.ndarray, bytes]:
     """Returns the entries to hash, and what `_total` says of all if there are more."""
+    size = math.prod(values.shape)
     with tf.init_scope():  # Also no tape records it.
+        if size <= _SAMPLE:  # Fast: such tensors are read often.
+            return np.asarray(values).ravel(), b""
         flat = tf.reshape(values, [-1])
-        size = int(flat.shape[0])
-        if size <= _SAMPLE:
-            return flat.numpy(), b""
         sample = tf.gather(flat, np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
         return sample.numpy(), _total(flat)
 
@@ -75,14 +75,19 @@ def _bytes(total: int) -> bytes:
 def _digest(entries: np.ndarray, total: bytes, values: Any) -> int | None:
     with np.errstate(all="ignore"):
         entries = entries.astype(np.float32) + np.float32(0)  # -0 becomes 0.
-    if entries.size < 2:
+    if not entries.size or _is_common(entries, total, math.prod(values.shape)):
         return None
-    if np.all(entries == entries[0]):
-        of_constant = _bytes(int(entries[:1].view(np.int32)[0]) * math.prod(values.shape))
-        if total in (b"", of_constant):
-            return None
     text = math.prod(values.shape).to_bytes(8, "little") + total + entries.tobytes()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _is_common(entries: np.ndarray, total: bytes, size: int) -> bool:
+    """Returns whether all entries are one round number, of at most 11 bits, such as 0 or 0.5."""
+    first = entries[:1]
+    if np.any(entries != first) or total not in (b"", _bytes(int(first.view(np.int32)[0]) * size)):
+        return False
+    with np.errstate(all="ignore"):
+        return bool(first == first.astype(np.float16)) or not np.isfinite(first[0])
 
 
 class KnownValues:

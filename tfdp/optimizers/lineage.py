@@ -14,15 +14,18 @@ hashes of the values in them: see `saved_lineage`.
 Found by this: optimizers that follow each other or alternate, frozen layers, copies, weights of
 earlier steps, and files that tfdp has seen written and read.
 
-Not found: values that were computed from trained ones (averages, rounded or pruned weights, parts
-of a variable), except by Keras's `quantize`; copies that a `tf.function` made of a variable which
-was trained further before anybody looked; weights that came by other files, such as NumPy's; and
-data made by a privately trained model. Give their ledger as `prior`.
+What such a variable gets from other code, such as training on public data, has cost what it had
+before.
+
+Not found: values in other variables that were computed from trained ones (averages, rounded or
+pruned weights, parts of a variable), except by Keras's `quantize`; one round number; copies that a
+`tf.function` made of a variable which was trained further before anybody looked; weights that came
+by other files, such as NumPy's; and data made by a privately trained model. Give their ledger as
+`prior`.
 """
 
 import contextlib
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -149,7 +152,7 @@ def of(variables: Iterable[Any]) -> list[Lineage]:
 # Reads and writes outside of graphs.
 
 
-# Hashes of values, none of a constant, and rows of what they have cost, if anything.
+# Hashes of values, none of a round number, and rows of what they have cost, if anything.
 Read = tuple[list[int], np.ndarray | None]
 
 
@@ -241,12 +244,10 @@ def _on_write(handle: Any) -> None:
     inherited = any(_derivations.inherited)
     if not (known or inherited) or (kind := _type_of(handle)) is None:
         return
-    if math.prod(kind[1]) > 1:
-        values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kind[0])
-        hashed = known_values.digest(values)
-        if (rows := known.rows_of(hashed)) is not None:
-            _of(handle).inherit(rows)
-            _of(handle).recognised(hashed)
+    hashed = known_values.digest(tf.raw_ops.ReadVariableOp(resource=handle, dtype=kind[0]))
+    if (rows := known.rows_of(hashed)) is not None:
+        _of(handle).inherit(rows)
+        _of(handle).recognised(hashed)
     if inherited:
         reads = [rows for one in _derivations.reads for _, rows in one]
         found = [rows for rows in reads if rows is not None]

@@ -337,8 +337,9 @@ class ReleaseRecord:
 
     def own_counts(self) -> bytes:
         """Returns what changes with each step that is counted."""
-        with tf.init_scope():
-            return value_of(self._own).tobytes()
+        with tf.init_scope():  # Fast: it is asked at each read of a variable.
+            own = tf.raw_ops.ReadVariableOp(resource=self._own.handle, dtype=tf.int64)
+            return own.numpy().tobytes()
 
     def own_steps(self) -> int:
         """Returns the number of steps (or cycles) of this optimizer alone, in this process."""

@@ -66,8 +66,12 @@ def trace_alone(name: str, function: Callable[..., Any], specs: Sequence[Any]) -
                 f"that uses another tensor, {tensor.name}, which depends on data or on a state: "
                 "pass its rows in `batch`."
             )
-    for variable in getattr(graph, "_watched_variables", ()):
-        if batch_state.is_metric(variable):
+    # Also those that are read by their handles, or by functions that are called.
+    read = [
+        batch_state.variable_with(t) for t in captured(graph).values() if t.dtype == tf.resource
+    ]
+    for variable in [*getattr(graph, "_watched_variables", ()), *read]:
+        if variable is not None and batch_state.is_metric(variable):
             raise ValueError(
                 f"Argument `{name}` must use no metric, which holds statistics of the data. "
                 f"Received a function that uses '{variable.name}'."
