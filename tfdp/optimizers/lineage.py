@@ -25,6 +25,7 @@ by other files, such as NumPy's; and data made by a privately trained model. Giv
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
@@ -55,13 +56,23 @@ class Lineage:
         self._noted: Any = None
         self._recognised: Any = None
 
+    @property
+    def was_trained(self) -> bool:
+        """Whether an optimizer trains it, or its values have cost something."""
+        return bool(self.past or self.records)
+
     def rows(self) -> list[np.ndarray]:
         """Returns tables of all releases that went into the variable."""
         return [*self.past, *(table for r in connected(self.records) for table in r.tables())]
 
-    def cost(self) -> np.ndarray:
-        """Returns the rows of `rows` that count anything, `[rows, COLUMNS]`."""
-        rows = record_table.union(self.rows())
+    def cost(self, releases: "Releases | None" = None) -> np.ndarray:
+        """Returns the rows of `rows` that count anything, `[rows, COLUMNS]`.
+
+        Args:
+          releases: What its records say, if they have been read.
+        """
+        releases = releases or Releases(self.records)
+        rows = record_table.union([*self.past, releases.rows])
         return rows[rows[:, record_table.COUNTS].any(axis=1)]
 
     def value(self) -> tf.Tensor | None:
@@ -74,9 +85,9 @@ class Lineage:
                 return None
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.kind[0])
 
-    def inherit(self, rows: np.ndarray) -> None:
-        """Takes over the cost of values that the variable has got."""
-        known = {row[record_table.UID]: row for row in self.cost()}
+    def inherit(self, rows: np.ndarray, releases: "Releases | None" = None) -> None:
+        """Takes over the cost of values that the variable has got; for `releases` see `cost`."""
+        known = {row[record_table.UID]: row for row in self.cost(releases)}
         counts = record_table.COUNTS
         new = [
             row
@@ -88,25 +99,28 @@ class Lineage:
             self.past = [record_table.union([*self.past, np.array(new)])]
             changed()
 
-    def note(self, values: tf.Tensor | None = None) -> None:
+    def note(
+        self, values: tf.Tensor, hashed: int | None, releases: "Releases | None" = None
+    ) -> None:
         """Notes which values the variable has, and what they have cost.
 
         Args:
-          values: They; None: as they are.
+          values: They.
+          hashed: Their `digest`.
+          releases: See `cost`. They must have been read after the values: a thread may take a step
+            meanwhile.
         """
-        if not self.past and not self.records:
+        if not self.was_trained:
             return
-        values = self.value() if values is None else values
-        if values is None:
-            return
+        releases = releases or Releases(self.records)
         # Values may change without a step of ours, and a thread may read them before a step ends.
-        hashed, counts = known_values.digest(values), self._own_counts()
-        if (hashed, counts) == self._recognised or (_changes, hashed, counts) == self._noted:
+        now = hashed, releases.counts
+        if now == self._recognised or (_changes, now) == self._noted:
             return
         # Under a test seed, equal values may be those of a repeated training.
-        if self.past or any(r.has_steps() and not r.fixed_seed for r in self.records):
-            known.note(known_values.digests(values), self.cost())
-        self._noted = _changes, hashed, counts
+        if self.past or releases.hidden:
+            known.note(known_values.digests(values), self.cost(releases))
+        self._noted = _changes, now
 
     def recognised(self, hashed: int | None) -> None:
         """Says that it is noted already what the variable's values have cost.
@@ -114,11 +128,34 @@ class Lineage:
         Args:
           hashed: Their `digest`.
         """
-        self._recognised = hashed, self._own_counts()
+        self._recognised = hashed, Releases(self.records).counts
 
-    def _own_counts(self) -> tuple[bytes, ...]:
-        """Returns what changes with each step that may have changed the values."""
-        return tuple(record.own_counts() for record in connected(self.records))
+
+class Releases:
+    """What the records of a variable's optimizers say; each is read once, for all its variables.
+
+    Args:
+      records: The records.
+    """
+
+    def __init__(self, records: Iterable[Any]):
+        self._records = list(records)
+
+    @functools.cached_property
+    def counts(self) -> tuple[bytes, ...]:
+        """What changes with each step that may have changed the values."""
+        return tuple(record.own_counts() for record in connected(self._records))
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """All releases that went into the values, `[rows, COLUMNS]`."""
+        tables = (table for record in connected(self._records) for table in record.tables())
+        return record_table.union(tables)
+
+    @functools.cached_property
+    def hidden(self) -> bool:
+        """Whether there are any with noise that nobody knows."""
+        return any(record.has_steps() and not record.fixed_seed for record in self._records)
 
 
 _lineages: dict[int, Lineage] = {}
@@ -137,14 +174,26 @@ def of(variables: Iterable[Any]) -> list[Lineage]:
     """Returns the lineages of variables, or of their handles; looks for originals of copies."""
     handles = [handle for variable in variables for handle in _handles(variable)]
     found = [_of(handle) for handle in handles if _type_of(handle) is not None]
-    for lineage in list(_lineages.values()):
-        lineage.note()  # Originals that no one has read since they were trained.
-    for lineage in found:
-        if (values := lineage.value()) is not None:
-            hashed = known_values.digest(values)
+    # Originals, too, that no one has read since they were trained. The records are read after all
+    # values: then they count at least what the values have cost.
+    trained = [lineage for lineage in list(_lineages.values()) if lineage.was_trained]
+    looked_at = {id(lineage): lineage for lineage in [*found, *trained]}
+    values = {
+        key: value for key, lineage in looked_at.items() if (value := lineage.value()) is not None
+    }
+    hashes = {key: known_values.digest(value) for key, value in values.items()}
+    releases: dict[tuple[int, ...], Releases] = {}
+    of_each = {}
+    for key in values:
+        records = looked_at[key].records
+        alike = tuple(map(id, records))
+        of_each[key] = releases.setdefault(alike, Releases(records))
+        looked_at[key].note(values[key], hashes[key], of_each[key])
+    for key in map(id, found):
+        if (hashed := hashes.get(key)) is not None:
             if (rows := known.rows_of(hashed)) is not None:
-                lineage.inherit(rows)
-            elif not len(lineage.cost()):
+                looked_at[key].inherit(rows, of_each[key])
+            elif not len(looked_at[key].cost(of_each[key])):
                 known.note_free(hashed)
     return found
 
@@ -234,8 +283,8 @@ def derived(values: Any) -> list[Read]:
 
 def _on_read(handle: Any, values: tf.Tensor) -> None:
     lineage = _lineages.get(id(handle))
-    if lineage is not None and lineage.kind is not None:
-        lineage.note(values)
+    if lineage is not None and lineage.kind is not None and lineage.was_trained:
+        lineage.note(values, known_values.digest(values))
     if _derivations.reads and _type_of(handle) is not None:
         _derivations.reads[-1].append(cost_of(handle, values))
 
