@@ -44,9 +44,9 @@ def digests(values: Any) -> list[int]:
 def _entries(values: Any) -> tuple[np.ndarray, bytes]:
     """Returns the entries to hash, and what `_total` says of all if there are more."""
     size = math.prod(values.shape)
+    if size <= _SAMPLE:  # Fast: such tensors are read often.
+        return np.asarray(values).ravel(), b""
     with tf.init_scope():  # Also no tape records it.
-        if size <= _SAMPLE:  # Fast: such tensors are read often.
-            return np.asarray(values).ravel(), b""
         flat = tf.reshape(values, [-1])
         sample = tf.gather(flat, np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
         return sample.numpy(), _total(flat)
@@ -73,8 +73,10 @@ def _bytes(total: int) -> bytes:
 
 
 def _digest(entries: np.ndarray, total: bytes, values: Any) -> int | None:
-    with np.errstate(all="ignore"):
-        entries = entries.astype(np.float32) + np.float32(0)  # -0 becomes 0.
+    if entries.dtype != np.float32:
+        with np.errstate(all="ignore"):
+            entries = entries.astype(np.float32)
+    entries = entries + np.float32(0)  # -0 becomes 0.
     if not entries.size or _is_common(entries, total, math.prod(values.shape)):
         return None
     text = math.prod(values.shape).to_bytes(8, "little") + total + entries.tobytes()
@@ -84,6 +86,8 @@ def _digest(entries: np.ndarray, total: bytes, values: Any) -> int | None:
 def _is_common(entries: np.ndarray, total: bytes, size: int) -> bool:
     """Returns whether all entries are one round number, of at most 11 bits, such as 0 or 0.5."""
     first = entries[:1]
+    if first[0] != entries[-1]:  # Fast, for most.
+        return False
     if np.any(entries != first) or total not in (b"", _bytes(int(first.view(np.int32)[0]) * size)):
         return False
     with np.errstate(all="ignore"):

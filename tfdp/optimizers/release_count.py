@@ -1,5 +1,6 @@
 """The record of an optimizer's noisy steps, in variables that live in its checkpoints."""
 
+import contextlib
 import copy
 import os
 import random
@@ -337,7 +338,9 @@ class ReleaseRecord:
 
     def own_counts(self) -> bytes:
         """Returns what changes with each step that is counted."""
-        with tf.init_scope():  # Fast: it is asked at each read of a variable.
+        # Fast, where there is no graph: it is asked at each read of a variable.
+        scope = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
+        with scope:
             own = tf.raw_ops.ReadVariableOp(resource=self._own.handle, dtype=tf.int64)
             return own.numpy().tobytes()
 
