@@ -202,10 +202,11 @@ class Case:
         self.models.append([model, spent])
 
     def state(self, at, other, way):
-        """Trains another model, and comes back to what was there."""
-        weights = at[0].get_weights()
+        """Trains, and comes back to the weights of before."""
+        weights, spent = at[0].get_weights(), at[1]
         self.train(at)
         at[0].set_weights(weights)
+        at[1] = spent
 
     def save(self, at, other, way):
         path = str(self.folder / f"{len(self.files)}.{way}")
