@@ -241,6 +241,38 @@ def test_no_statistic_may_be_written(name):
     refused(STATISTIC.format("kept:0"), lambda: (training, call))
 
 
+def drawing(count):
+    """A step that draws as many numbers as `count` says, and so advances a saved state."""
+    training, generator = Training(), tf.random.Generator.from_seed(1)
+
+    def call(x, mask):
+        training.step(x, mask)
+        generator.uniform([tf.cast(count(x), tf.int32)])
+
+    return training, call
+
+
+COUNTS = {
+    "data": lambda x: x[0, 0],
+    "metric": lambda x: METRIC(x),
+    "shape of data": lambda x: tf.size(tf.random.uniform([tf.cast(x[0, 0], tf.int32)])),
+    "shape of a metric": lambda x: tf.size(tf.zeros([tf.cast(METRIC(x), tf.int32)])),
+}
+GENERATOR = STATISTIC.format("StateVar:0")
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", COUNTS)
+def test_no_statistic_may_decide_how_many_numbers_are_drawn(name):
+    refused(GENERATOR, lambda: drawing(COUNTS[name]))
+
+
+def test_mutant_that_lets_shapes_of_metrics_pass_is_caught(monkeypatch):
+    update(*drawing(lambda x: tf.shape(x)[0]))  # As many as there are rows, which are public here.
+    monkeypatch.setattr(data_flow, "_of_shape", lambda colors: 0)
+    update(*drawing(COUNTS["shape of a metric"]))
+
+
 class Remembers(layers.Layer):
     """Keeps the sum of what it has seen, to be saved with the model."""
 

@@ -214,6 +214,13 @@ def test_parts_of_a_logical_batch_are_checked_alike(way):
     assert_refused(metric, way, WAYS[way], "the metric '", gradient_accumulation_steps=2)
 
 
+def test_a_shape_that_a_metric_decides_is_refused():
+    def shaped(step):
+        return tf.size(tf.zeros([tf.cast(step.metric.result(), tf.int32) % 7]))
+
+    assert_refused(shaped, callable_rate, WAYS[callable_rate], "the metric '")
+
+
 def test_what_a_loss_was_before_the_step_is_named():
     def smuggled(step):
         return tf.stop_gradient(step.loss)[0]

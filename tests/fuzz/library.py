@@ -1,9 +1,13 @@
 """The only place where the fuzzer touches the API of tfdp: whoever changes it, changes this."""
 
+import re
+
 import numpy as np
 import tensorflow as tf
 
 import tfdp
+from tfdp.data.source import PoissonSource
+from tfdp.optimizers import lineage, record_ledger
 
 
 def front_ends(case):
@@ -51,6 +55,24 @@ def adaptive(case, first_clip, learning_rate):
     )
 
 
+def updating(case, name, change, arguments, options):
+    """An optimizer whose update is made with `arguments`; `change` is applied to its gradients."""
+    base = getattr(front_ends(case)[1], f"DP{name}")
+    changed = {} if change is None else {"_transform_private_gradient": lambda _, g: change(g)}
+    return type("Changed", (base,), changed)(
+        l2_norm_clip=1.0,
+        noise_multiplier=1.0,
+        expected_batch_size=1,
+        noise_seed=1,
+        gradient_accumulation_steps=options.get("parts", 1),
+        **arguments,
+    )
+
+
+def variables_of(optimizer):
+    return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+
+
 def clipping_rule(optimizer):
     return optimizer.clipping.clipping_rule
 
@@ -66,9 +88,55 @@ def poisson(data, **arguments):
     return tfdp.data.poisson_batches(data, **arguments)
 
 
+def rows_of_draw(data, secrets, **arguments):
+    """Rows (x, y) of a draw of all examples; their secrets are those given for each, or unknown."""
+    draw_rows = PoissonSource.draw_rows
+
+    def coupled(source, key, sampling):
+        rows = draw_rows(source, key, sampling)
+        if rows.secrets is None:
+            return rows
+        own = tf.gather(tf.constant(secrets), tf.minimum(rows.indices, len(secrets) - 1))
+        place = tf.range(tf.size(rows.indices, tf.int64)) % source.augmentations
+        return rows._replace(secrets=own + place[:, None, None])
+
+    try:
+        if secrets is not None:
+            PoissonSource.draw_rows = coupled
+        drawn = list(poisson(data, steps_per_epoch=1, **arguments).as_numpy_iterator())
+    finally:
+        PoissonSource.draw_rows = draw_rows
+    whole = [(*b, np.ones(len(b[1]))) for b in drawn]  # Without padding, batches have no mask.
+    return [(x, y) for x, y, m, *_ in (row for b in whole for row in zip(*b, strict=True)) if m]
+
+
 def sampled(batches, engine="one_pass"):
     """A private optimizer that was told how its batches are sampled."""
     return tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling, learning_rate=0.1, engine=engine)
+
+
+def counted(part, name, noise, batches):
+    """A private optimizer; its noise multiplier tells its steps from those of others."""
+    return getattr(part, name)(1.0, noise, sampling=batches.sampling, learning_rate=0.1)
+
+
+def steps_by_noise(model):
+    """Steps that the ledger of a model states, by noise multiplier."""
+    ledger, found = record_ledger.ledger_of_model(model), {}
+    for release in [] if ledger is None else ledger.releases:
+        noise = float(re.search(r"noise_multiplier=([\d.]+)", repr(release.event))[1])
+        found[noise] = found.get(noise, 0) + release.count
+    return found
+
+
+def tf_variables(model):
+    return [tf_variable(v) for v in model.weights]
+
+
+def forget():
+    """Forgets what only this process knows of weights, as another one does."""
+    lineage._lineages.clear()
+    lineage.known.clear()
 
 
 def released(optimizer):

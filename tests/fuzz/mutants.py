@@ -57,6 +57,18 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
         ("tfdp.clipping.step_check", "check_types", _nothing),
         ("tfdp.clipping.step_check", "check_update", _nothing),
     ],
+    "transforms": [
+        ("tfdp._random.keyed_functions", "FORMS", {}),
+    ],
+    "updates": [
+        ("tfdp.clipping.step_check", "update_operations", contextlib.nullcontext),
+    ],
+    "files": [
+        ("tfdp.clipping.step_check", "keep_private", _nothing),
+    ],
+    "copies": [
+        ("tfdp.optimizers.known_values", "KnownValues.note", _nothing),
+    ],
 }
 
 

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from tests.fuzz import blocks, flow_blocks, layer_blocks, raw_blocks, scenarios
+from tests.fuzz import around, blocks, flow_blocks, layer_blocks, raw_blocks, scenarios
 from tests.fuzz.blocks import CannotUse, Code, N
 
 __all__ = ["draw", "flow_blocks", "layer_blocks", "raw_blocks", "script"]
@@ -21,8 +21,9 @@ FAMILIES = (
     "state",
     "data",
     "adaptive",
+    *around.FAMILIES,
 )
-WEIGHTS = (6, 3, 1, 2, 1.5, 1.5, 1.5, 2, 1, 0.5)
+WEIGHTS = (6, 3, 1, 2, 1.5, 1.5, 1.5, 2, 1, 0.5, 1, 1, 0.5, 0.5)
 # Those whose cases train models of Keras 2.
 OF_KERAS_2 = ("data", "adaptive")
 RULES = ("flat", "flat", "flat", "per_layer", "automatic", "importance_sampling")
@@ -78,6 +79,8 @@ def draw(random, families=FAMILIES):
     family = str(random.choice(families, p=weights / weights.sum()))
     if family in scenarios.DRAW:
         return {"family": family, **scenarios.DRAW[family](random)}
+    if family in around.FAMILIES:
+        return around.draw(family, random)
     while True:
         recipe = _draw(random, family)
         try:
@@ -318,6 +321,8 @@ def model(recipe):
 
 def script(recipe):
     """A script that runs the case alone, with tfdp installed: the tests' folder is not needed."""
+    if recipe["family"] in around.FAMILIES:
+        return around.script(recipe)
     folder = pathlib.Path(__file__).parent
     harness = (folder / "harness.py").read_text()
     library = (folder / "library.py").read_text().split("import tfdp\n", 1)[1]

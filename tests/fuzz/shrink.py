@@ -26,6 +26,13 @@ def shrink(recipe, run, budget=60):
 
 def _smaller(recipe):
     """Recipes that are a little simpler."""
+    if "lines" in recipe:
+        for i in range(len(recipe["lines"])):
+            yield {**recipe, "lines": recipe["lines"][:i] + recipe["lines"][i + 1 :]}
+        for key in recipe["options"]:
+            fewer = {k: v for k, v in recipe["options"].items() if k != key}
+            yield {**recipe, "options": fewer}
+        return
     if "blocks" not in recipe:
         for key in ("steps", "features", "rows"):
             if recipe.get(key, 0) > 8:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.front_ends import needs_keras_3
-from tests.fuzz import corpus, fuzz, mutants, recipes, shrink
+from tests.fuzz import around, corpus, fuzz, mutants, recipes, shrink
 from tests.fuzz.runner import Runner
 
 
@@ -15,11 +15,32 @@ def runner():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", mutants.MUTANTS)
+@pytest.mark.parametrize("mutant", [m for m in mutants.MUTANTS if m not in around.FAMILIES])
 def test_finds_what_a_mechanism_prevents(mutant, runner):
     number = int(mutant.split()[0])
     outcomes = [runner.run(recipe, mutant) for recipe in corpus.of(number)]
     assert "finding" in [outcome["outcome"] for outcome in outcomes], outcomes
+
+
+# Of what lies around the step: a seed whose first case finds the mutant of its family.
+SEEDS = {"transforms": 3, "updates": 3, "files": 4, "copies": 2}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("family", around.FAMILIES)
+def test_finds_what_a_mechanism_around_the_step_prevents(family):
+    recipe = recipes.draw(np.random.default_rng([SEEDS[family], 0]), [family])
+    with mutants.applied(family):
+        assert around.run(recipe)["outcome"] == "finding"
+    assert around.run(recipe)["outcome"] in ("ok", "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keras", [2, pytest.param(3, marks=needs_keras_3)])
+@pytest.mark.parametrize("family", around.FAMILIES)
+def test_finds_nothing_around_the_step(family, keras, runner):
+    summary = fuzz.fuzz(seed=5, cases=2, families=[family], runner=runner, keras=keras)
+    assert not summary.findings and not summary.errors, summary
 
 
 @needs_keras_3

@@ -23,7 +23,7 @@ from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
 from tfdp.clipping.loss_graph.batch_state import captured
-from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow, Value
+from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, SIZE, Flow, Value
 from tfdp.clipping.loss_graph.own_operations import is_own
 from tfdp.clipping.loss_graph.own_operations import mark_released as mark_released
 from tfdp.clipping.loss_graph.own_operations import own_operations as own_operations
@@ -294,7 +294,7 @@ def _check_write(
     forbidden = PRIVATE
     if op.type in data_flow.GENERATORS and inputs:
         # How many numbers are drawn may follow from the number of rows, if that is public.
-        forbidden = PRIVATE if rows_are_private else DATA
+        forbidden = PRIVATE if rows_are_private else PRIVATE & ~SIZE
     elif not op.type.startswith(data_flow.WRITES):
         return
     colors = control

@@ -10,11 +10,16 @@ from tfdp.clipping.loss_graph import data_flow, reading
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, RAGGED, SIZE, Flow
 
 METRIC_OF = tf.keras.metrics.Sum()
+IMAGE = np.ones([2, 2, 1])
 VARIABLE = tf.Variable([1.0, 2.0])
 
 
 def size(x):
     return tf.shape(x)[0]
+
+
+def integer(x):
+    return tf.cast(x[0], tf.int32)
 
 
 def looped(x):
@@ -34,6 +39,22 @@ CASES = {
     "zeros like": (lambda x: tf.zeros_like(x), SIZE),
     "number of some rows": (lambda x: size(tf.boolean_mask(x, x > 0)), DATA | RAGGED),
     "number of values": (lambda x: size(tf.unique(x)[0]), DATA | RAGGED),
+    "number of random numbers": (lambda x: size(tf.random.uniform([integer(x)])), DATA | RAGGED),
+    "number of random numbers for rows": (lambda x: size(tf.random.uniform([size(x)])), SIZE),
+    "stateless": (
+        lambda x: size(tf.random.stateless_normal([integer(x)], [1, 2])),
+        DATA | RAGGED,
+    ),
+    "from a range": (lambda x: size(tf.linspace(0.0, 1.0, integer(x))), DATA | RAGGED),
+    "segments": (
+        lambda x: size(tf.math.unsorted_segment_sum(x, tf.zeros_like(x, tf.int32), integer(x))),
+        DATA | RAGGED,
+    ),
+    "of a size": (lambda x: size(tf.image.resize(IMAGE, [integer(x), 2])), DATA | RAGGED),
+    "size that a metric decides": (
+        lambda x: size(tf.zeros([integer([METRIC_OF.result()])])),
+        METRIC,
+    ),
     "metric": (lambda x: METRIC_OF.result(), METRIC),
     "metric and data": (lambda x: METRIC_OF.result() * x, METRIC | DATA),
     "called": (lambda x: tf.function(lambda y: y + 1.0)(x), DATA),

@@ -47,11 +47,21 @@ _FROM_DATA = (
 SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 # Operations whose output has a shape that follows from the values of all inputs, and of those
 # from an index on.
-_RAGGED = ("DynamicPartition", "ListDiff", "NonMax", "Ragged", "Sparse", "StringSplit", "Unicode")
+_RAGGED = (
+    *("DynamicPartition", "ListDiff", "NonMax", "Ragged", "Sparse", "StringSplit", "Unicode"),
+    *("Multinomial", "ParameterizedTruncatedNormal", "Random", "TruncatedNormal"),
+    *("StatefulRandom", "StatefulStandard", "StatefulTruncated", "StatefulUniform"),
+    *("StatelessMultinomial", "StatelessParameterized", "StatelessRandom", "StatelessTruncated"),
+)
 _SHAPED_FROM = {
     **{"Bincount": 0, "Fill": 0, "Range": 0, "Unique": 0, "UniqueV2": 0, "UniqueWithCounts": 0},
     **{"UniqueWithCountsV2": 0, "Where": 0, "BroadcastTo": 1, "MirrorPad": 1, "OneHot": 1},
     **{"Pad": 1, "PadV2": 1, "Reshape": 1, "Slice": 1, "StridedSlice": 1, "Tile": 1},
+    **{"BatchToSpaceND": 1, "CropAndResize": 3, "DenseBincount": 1, "Empty": 0, "LinSpace": 2},
+    **{"MatrixDiagV2": 1, "MatrixDiagV3": 1, "ScatterNd": 2, "SpaceToBatchND": 1, "TopKV2": 1},
+    **dict.fromkeys(("ResizeArea", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor"), 1),
+    **dict.fromkeys([f"Segment{kind}" for kind in ("Max", "Mean", "Min", "Prod", "Sum")], 1),
+    **dict.fromkeys([f"UnsortedSegment{kind}" for kind in ("Max", "Min", "Prod", "Sum")], 2),
 }
 
 
@@ -257,10 +267,11 @@ def _colors(values: Sequence[Value]) -> int:
 
 
 def _of_shape(colors: int) -> int:
-    """Returns what the shape of a tensor follows from."""
+    """Returns what the shape of a tensor follows from: also from a metric that it follows from."""
+    metric = colors & METRIC
     if colors & RAGGED:
-        return DATA | RAGGED
-    return SIZE if colors & (DATA | SIZE) else 0
+        return DATA | RAGGED | metric
+    return (SIZE if colors & (DATA | SIZE) else 0) | metric
 
 
 def _joined(some: Sequence[Value], others: Sequence[Value]) -> list[Value]:
