@@ -11,20 +11,13 @@ import tensorflow as tf
 from tfdp._random.key_streams import KeyStream
 from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error
-from tfdp.accounting.sampling import (
-    BUCKETS,
-    EXAMPLE,
-    NONE,
-    PADDINGS,
-    USER,
-    PoissonSampling,
-    padded_batch_size,
-)
+from tfdp.accounting.sampling import EXAMPLE, NONE, USER, PoissonSampling, padded_batch_size
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
-from tfdp.data.checks import check_data, tuples_for_lists
+from tfdp.data.checks import arrays_of, check_data
 from tfdp.data.columns import Features, chosen
 from tfdp.data.cycle import Cycle
+from tfdp.data.elements import check_padding, has_labels, parts_of
 from tfdp.data.source import PoissonSource, Rows, in_variables
 from tfdp.data.stored import stored
 from tfdp.data.transforms import Transform
@@ -39,7 +32,7 @@ def poisson_batches(
     expected_batch_size: int | None = None,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
-    transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    transform: Callable[..., Any] | None = None,
     padding: str = NONE,
     seed: int | None = None,
     first_step: int = 0,
@@ -139,7 +132,7 @@ def poisson_batches(
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
     check_integer("first_step", first_step, 0, None)
-    _check_padding(padding, chunk_size, source.element_spec[2:])
+    check_padding(padding, chunk_size, source.element_spec)
     sampling = PoissonSampling(
         dataset_size,
         expected_batch_size,
@@ -199,6 +192,13 @@ def _of_units(
             "order that is fixed. Received a tf.data.Dataset, whose order may be another each time."
         )
     users = Users.of(privacy_unit, examples_per_user, source.examples)
+    if users.most > 1 and not has_labels(source.element_spec):
+        raise ValueError(
+            "Argument `examples_per_user` must be 1 for data without labels: the rows of a user "
+            "with fewer examples have weight zero, and Keras takes weights after labels alone, "
+            f"(x, y, sample_weight). Received: {examples_per_user=}, and examples "
+            f"{source.element_spec}. Give the data any y, such as (x, x)."
+        )
     return dataclasses.replace(source, augmentations=augmentations, users=users)
 
 
@@ -213,19 +213,19 @@ def source_of(
     """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
     check_data(data, others)
     data = chosen(data, features, label)
-    if isinstance(data, (list, tuple)) and len(data) in (2, 3):
-        data = tuples_for_lists(data)
+    if not isinstance(data, tf.data.Dataset):
+        data = arrays_of(data)
     examples = stored(data)
     if examples is None:
-        (x, y, *weights), size = _load(data)
-        source = PoissonSource(x, y, size, seed, None, *weights)
+        source = PoissonSource(*_load(data), seed)
     else:
-        for weight in tf.nest.flatten(examples.element_spec[2:]):
+        for weight in tf.nest.flatten(parts_of(examples.element_spec)[2:]):
             _check_weights(weight)
-        source = PoissonSource(None, None, len(examples), seed, stored=examples)
+        source = PoissonSource(None, len(examples), seed, stored=examples)
     if transform is None:
         return source
-    return dataclasses.replace(source, transform=Transform(transform, *source.element_spec[:2]))
+    example = parts_of(source.given_spec)[:2]
+    return dataclasses.replace(source, transform=Transform(transform, *example))
 
 
 def drawn_batches(
@@ -274,66 +274,69 @@ def drawn_batches(
     return without_autotuning(batches)
 
 
-def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
-    if padding not in PADDINGS:
-        raise error("padding", f"one of {list(PADDINGS)}", padding)
-    if padding == BUCKETS and chunk_size is not None:
-        raise ValueError(
-            'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
-            f"{padding=}, {chunk_size=}."
-        )
-    if padding != NONE and weights and not hasattr(weights[0], "shape"):
-        raise ValueError(
-            'Argument `padding` must be "none" unless the sample weights are one array. '
-            f"Received: {padding=}, and sample weights {weights[0]} of each example."
-        )
-
-
-def _load(data: Any) -> tuple[tuple, int]:
-    """Loads the data set into memory, (x, y) or (x, y, weights), and counts its examples."""
+def _load(data: Any) -> tuple[Any, int]:
+    """Loads the data set into memory, in its structure, and counts its examples."""
     if isinstance(data, tf.data.Dataset):
         data = _read(data)
-    if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
-        advice = ""
-        if isinstance(data, dict):
-            advice = " Of a dict, choose with `features` and `label`."
-        elif hasattr(data, "__next__"):
-            advice = (
-                " If it gives single examples, a finite number of them, make a dataset of it: "
-                "`tf.data.Dataset.from_generator`."
-            )
+    is_array = isinstance(data, (np.ndarray, dict)) or tf.is_tensor(data)
+    if not is_array and not (isinstance(data, tuple) and 1 <= len(data) <= 3):
         raise ValueError(
-            "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or a "
-            f"tf.data.Dataset of such examples. Received: {type(data).__name__}"
-            f"{f' of length {len(data)}' if isinstance(data, (tuple, list)) else ''}.{advice}"
+            "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or x alone: arrays; "
+            f"or a tf.data.Dataset of such examples. Received: {type(data).__name__}"
+            f"{f' of length {len(data)}' if isinstance(data, (tuple, list)) else ''}."
+            f"{_advice(data)}"
         )
     with tf.device("cpu"):
-        parts = [tf.nest.map_structure(tf.convert_to_tensor, part) for part in data]
-        parts[2:] = [tf.nest.map_structure(_weights, part) for part in parts[2:]]
-    shapes = [tensor.shape for tensor in tf.nest.flatten(parts)]
+        data = tf.nest.map_structure(tf.convert_to_tensor, data)
+        if isinstance(data, tuple):
+            data = (*data[:2], *tf.nest.map_structure(_weights, data[2:]))
+    shapes = [tensor.shape for tensor in tf.nest.flatten(data)]
     lengths = {shape[0] if shape.rank else None for shape in shapes}
     if len(lengths) != 1 or not (length := lengths.pop()):
         raise ValueError(
             "Argument `data` must hold arrays whose first dimension is the example, all of one "
             f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
         )
-    return in_variables(tuple(parts)), length
+    return in_variables(data), length
 
 
-def _read(data: tf.data.Dataset) -> tuple:
+def _advice(data: Any) -> str:
+    """Says what to do with data of another kind."""
+    if hasattr(data, "__next__"):
+        return (
+            " If it gives single examples, a finite number of them, make a dataset of it: "
+            "`tf.data.Dataset.from_generator`."
+        )
+    if isinstance(data, (list, tuple)):
+        return (
+            " A list is no array: use `np.array(...)`, after `tf.keras.utils.pad_sequences` where "
+            "rows differ in length; of a list of examples, stack each part."
+        )
+    return ""
+
+
+def _read(data: tf.data.Dataset) -> Any:
     """Reads a data set of single examples into memory."""
     if data.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "Argument `data` must be a finite dataset of single examples. Received an "
             f"infinite one: {data}."
         )
-    examples = list(_as_far_as_memory(data))
-    if not examples or not isinstance(examples[0], tuple) or len(examples[0]) not in (2, 3):
+    if not 1 <= len(parts_of(data.element_spec)) <= 3:
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
-            "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight). Received "
-            f"elements: {data.element_spec}. For dicts, give `features` and `label`."
+            "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight), or x "
+            f"alone. Received elements: {data.element_spec}."
         )
+    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(data.element_spec)):
+        raise ValueError(
+            "Argument `data` must have examples of dense tensors, none of them None. Received "
+            f"elements: {data.element_spec}: `map` them, such as by `tf.sparse.to_dense`, or leave "
+            "out what is None."
+        )
+    examples = list(_as_far_as_memory(data))
+    if not examples:
+        raise ValueError(f"Argument `data` must have examples. Received an empty dataset: {data}.")
     try:
         return tf.nest.map_structure(lambda *values: np.stack(values), *examples)
     except ValueError as error:
