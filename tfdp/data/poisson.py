@@ -45,9 +45,11 @@ def poisson_batches(
 ) -> PoissonBatches:
     """Returns batches that contain each example independently, with probability q = B / N.
 
-    Every element has the structure of the data, `(x, y)` or `(x, y, sample_weight)`, with one row
-    for each example that was drawn. The number of rows varies from batch to batch. (It is capped at
-    a number that is exceeded with a tiny probability; the privacy ledger charges that to delta.)
+    Every element has the structure of the data, `(x, y)`, `(x, y, sample_weight)`, `x` or `(x,)`,
+    with one row for each example that was drawn. So a training step gets what it would get from
+    `fit` on a `tf.data.Dataset` of the same structure. The number of rows varies from batch to
+    batch. (It is capped at a number that is exceeded with a tiny probability; the privacy ledger
+    charges that to delta.)
 
     Functions that XLA compiles need fixed shapes: see `padding`. Every element is then `(x, y,
     weights)`, and Keras takes the weights as sample weights. Rows of padding have weight zero, and
@@ -60,11 +62,12 @@ def poisson_batches(
     steps for which no epsilon holds.)
 
     Args:
-      data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
-        them, with N rows each. (A list of arrays is several inputs, as in Keras.) A weight
-        multiplies the loss of its example, before the example's gradient is clipped; each output of
-        a model can have weights of its own. Of memory-mapped arrays, HDF5 and Zarr, only the rows
-        of a batch are read. The same holds for random-access sources: what
+      data: `(x, y)` or `(x, y, sample_weight)`: arrays, tensors or data frames, or nested tuples
+        or dicts of them, with N rows each. (In it, a list of arrays is several inputs, as in
+        Keras.) Without labels: `x`, an array or a dict of arrays, or `(x,)`; several inputs in a
+        tuple are `((a, b),)`. A weight multiplies the loss of its example, before the example's
+        gradient is clipped; each output of a model can have weights of its own. Of memory-mapped
+        arrays, HDF5 and Zarr, only the rows of a batch are read. The same holds for random-access sources: what
         `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
         `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
         Python code that decodes or crops belongs there. Its random numbers come by an argument
@@ -79,25 +82,28 @@ def poisson_batches(
       transform: Function of one example, `(x, y)` without a batch dimension, that returns the
         example to train on: decoding, cropping, augmentation. It consists of TensorFlow operations
         without side effects or states, is traced once, and runs anew for each draw. Its random
-        numbers are secret, for each row its own, whatever their seeds are. None: examples as they
-        are.
+        numbers are secret, for each row its own, whatever their seeds are. Of examples without
+        labels it is a function of `x` alone, which returns another `x`, or a pair `(x, y)`: then
+        batches have these labels. None: examples as they are.
       padding: "none"; "buckets", for `jit_compile=True` and for GPUs: batches have one of a few
         sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all
         batches have one size, and the examples stand at random places. "full" is for models whose
-        random layers cannot be given secret keys (an error says so).
+        random layers cannot be given secret keys (an error says so). Data without labels cannot be
+        padded: Keras takes weights after labels alone.
       seed: Makes the sampling reproducible, for tests and experiments only: privacy amplification
         requires a secret sample. By default sampling uses the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has already drawn.
       features: For examples that are dicts (data sources of TFDS, Hugging Face's data sets,
         `tfds.load` without `as_supervised`, a dict of arrays): the name of the input; or a list of
         names, which gives the model a dict of inputs.
-      label: For examples that are dicts: the name of the target.
+      label: For examples that are dicts: the name of the target; None: they have no labels.
       privacy_unit: For user-level privacy, the user of each example: an integer or a string for
         each, `[examples]`, in the order of `data`. Users are then sampled in place of examples, N
         and B count users, and neighbouring data sets differ in all examples of one user. Elements
-        are `(x, y, weights)`. None: each example is a unit of its own.
+        are `(x, y, weights)`; without labels, as the data. None: each example is a unit of its
+        own.
       examples_per_user: With `privacy_unit`, the number of examples that a draw takes of a user, at
-        most; a uniformly random choice, anew for each draw. The gradient of their mean loss is
+        most; a uniformly random choice, anew for each draw. 1 for data without labels. The gradient of their mean loss is
         clipped. Every user has as many rows in a batch, so that a large number costs time.
       augmentations: Rows that each example has in a batch, next to each other. `transform`, and the
         random layers of the model, treat each of them anew; the gradient of their mean loss is
