@@ -121,7 +121,7 @@ def prepare(
     size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     if loss is not None and not own_step and not keras.is_built(model):
-        x = batches.element_spec[0]
+        x = batches.input_spec
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     _validate(keras, model, loss, batches)
     steps = epochs * max(1, round(size / expected))

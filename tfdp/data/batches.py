@@ -10,6 +10,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdp import _private_logs as private_logs
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
 
@@ -55,7 +56,7 @@ def _whatever_the_context(spec: tf.TypeSpec, _: Any) -> tf.TypeSpec:
 
 
 class PoissonBatches(tf.data.Dataset):
-    """Poisson batches `(x, y)`, each drawn when it is requested.
+    """Poisson batches, such as `(x, y)`, each drawn when it is requested.
 
     It is a `tf.data.Dataset`: `model.fit` takes it, and `for` iterates over it. Its elements must
     reach the training step as they were drawn, each once. Methods that change, repeat, mix or
@@ -92,6 +93,16 @@ class PoissonBatches(tf.data.Dataset):
         """Types and shapes of the elements."""
         return self._dataset.element_spec
 
+    @property
+    def input_spec(self) -> Any:
+        """Types and shapes of the inputs x, whether elements are `x`, `(x,)` or `(x, y, ...)`."""
+        return parts_of(self.element_spec)[0]
+
+    @property
+    def target_spec(self) -> Any:
+        """Types and shapes of the targets y; None where data have no labels."""
+        return parts_of(self.element_spec)[1] if has_labels(self.element_spec) else None
+
     def __iter__(self) -> Any:
         """Returns an iterator whose elements leave the number of rows open for tracing."""
         private_logs.check_fit()
@@ -123,6 +134,11 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
     if getattr(map_func, "__qualname__", "") not in _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source
+    if not has_labels(self.element_spec):
+        raise ValueError(
+            "Argument `class_weight` must not be given with data without labels. Received batches "
+            f"of {self.element_spec}."
+        )
     if source.transform is not None:
         raise ValueError(
             "Argument `class_weight` must not be given with batches that have a `transform`, which "
@@ -139,7 +155,8 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
             "Argument `class_weight` must have a weight for each label. Received data with a label "
             "that has none."
         ) from error
-    return self._make(dataclasses.replace(source, sample_weight=in_variables(weights)))
+    data = (*source.data[:2], in_variables(weights))
+    return self._make(dataclasses.replace(source, data=data))
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
