@@ -1,6 +1,7 @@
 """Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -129,7 +130,8 @@ def prepare(
     if loss is not None and not own_step and not keras.is_built(model):
         x = batches.input_spec
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
-    _validate(keras, model, loss, batches)
+    pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
+    batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
@@ -171,6 +173,41 @@ def default_delta(dataset_size: int) -> float:
     delta = max(2, dataset_size) ** -1.1
     digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
     return float(f"{math.floor(delta / digit) * digit:.1e}")
+
+
+def _accepted(
+    keras: FrontEnd,
+    model: Any,
+    loss: Any,
+    batches: PoissonBatches,
+    pad: Callable[[], PoissonBatches] | None,
+) -> PoissonBatches:
+    """Returns batches on which the model can be trained: padded ones if it takes only those.
+
+    Layers that draw random numbers in a loop or a branch need them (`recurrent_dropout` and
+    `RandomCrop` of Keras 2).
+
+    Args:
+      keras: The front end.
+      model: The model.
+      loss: Its loss, or None.
+      batches: Batches that are preferred.
+      pad: Makes batches that are padded to one size; None if the model cannot take them.
+
+    Raises:
+      ValueError: Training would refuse the model on either.
+    """
+    try:
+        _validate(keras, model, loss, batches)
+    except ValueError:
+        if pad is None or batches.sampling.padding == FULL:
+            raise
+        with contextlib.suppress(ValueError):  # Not all data can be padded.
+            padded = pad()
+            _validate(keras, model, loss, padded)
+            return padded
+        raise
+    return batches
 
 
 def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -> None:
