@@ -23,11 +23,18 @@ _SLOW = (
     "It trains, slower: use layers of `{}.layers` with known rules, or add a rule with "
     "`tfdp.clipping.register_op_gradients`."
 )
+_NO_STEP = (
+    "it takes no step with the model's `optimizer`, which must be private: give `compile` the "
+    "optimizer that the step uses as `optimizer`."
+)
 _FIT = "Give targets of the shape that the loss takes, or another loss."
 _REDUCTION = (
     "Leave the loss's `reduction` at its default: Keras cannot add a weight regularizer to losses "
     "that are not reduced."
 )
+
+
+_UNTRAINED = Finding("the model", "it has no trainable variables.", "Set `trainable = True`.")
 
 
 class FrontEnd(NamedTuple):
@@ -48,6 +55,10 @@ class FrontEnd(NamedTuple):
       watching: Context in which a model is called, of a function that returns the specs of the
         arguments and keyword arguments that a layer had in training; None, if it was not called.
       settings: Finds what else is known without tracing.
+      swap_optimizer: Gives a model another optimizer, or none if it is None.
+      optimizer: Returns a private optimizer for a model, of a sampling or None, that stands for the
+        one that it will be trained with.
+      autograph: Whether AutoGraph converts the training steps of models.
     """
 
     package: Any
@@ -61,10 +72,41 @@ class FrontEnd(NamedTuple):
     trainable_variables: Callable[[Any], list[tf.Variable]]
     watching: Callable[[Any], AbstractContextManager[Callable[[Any], Any]]]
     settings: Callable[[Any], list[Finding]]
+    swap_optimizer: Callable[[Any, Any], None]
+    optimizer: Callable[[Any, Any], Any]
+    autograph: bool
 
 
-def check(keras: FrontEnd, model: Any, loss: Any, data: Any) -> ModelCheck:
-    """Does what `validate` of each Keras says."""
+def has_own_step(keras: Any, model: Any) -> bool:
+    """Returns whether a model computes its training step or its loss itself.
+
+    Models of tfdp are not among them: their parts are examined as those of other models.
+
+    Args:
+      keras: The package, `tf.keras` or `keras`.
+      model: The model.
+    """
+    kind = type(model)
+    names = ("train_step", "compute_loss")
+    defining = [getattr(kind, n) for n in names if getattr(kind, n) is not getattr(keras.Model, n)]
+    return any(not step.__module__.startswith("tfdp.") for step in defining)
+
+
+def check(
+    keras: FrontEnd, model: Any, loss: Any, data: Any, *, has_no_loss: bool = False
+) -> ModelCheck:
+    """Does what `validate` of each Keras says.
+
+    Args:
+      keras: What differs between them.
+      model: See there.
+      loss: See there.
+      data: See there.
+      has_no_loss: Whether the model is to be trained without a loss of `compile`.
+    """
+    if data is not None and (has_no_loss or has_own_step(keras.package, model)):
+        with _quiet():
+            return _Check(keras, model).run_step(loss, data)
     spec = keras.inputs(model, None if data is None else _spec_of(data, 0))
     if spec is None:
         raise ValueError(
@@ -87,6 +129,8 @@ class _Check:
     def run(self, spec: Any, loss: Any, data: Any) -> ModelCheck:
         """Examines settings, layers and loss."""
         findings = [*self._settings(), *self._keras.settings(self._model)]
+        if not self._model.trainable_variables:
+            findings.append(_UNTRAINED)
         losses, weights = self._keras.compiled_loss(self._model) if loss is None else (loss, None)
         findings += self._of_model(spec, data)
         if losses is not None and self._outputs is not None:
@@ -94,23 +138,87 @@ class _Check:
         findings.sort(key=lambda finding: not finding.refused)
         return ModelCheck(tuple(dict.fromkeys(findings)), self._notes(losses))
 
-    def _of_model(self, spec: Any, data: Any) -> list[Finding]:
-        owners = {
+    def run_step(self, loss: Any, data: Any) -> ModelCheck:
+        """Examines settings and the training step that the model has itself."""
+        settings = [*self._settings(), *self._keras.settings(self._model)]
+        findings = self._of_step(loss, data)
+        if not self._model.trainable_variables:  # Which it may make in its first step.
+            findings.append(_UNTRAINED)
+        findings = sorted([*settings, *findings], key=lambda finding: not finding.refused)
+        return ModelCheck(tuple(dict.fromkeys(findings)), ())
+
+    def _of_step(self, loss: Any, data: Any) -> list[Finding]:
+        model = self._model
+        sampling = data.sampling if isinstance(data, PoissonBatches) else None
+        probe = self._keras.optimizer(model, sampling)
+        trace = _StepTrace(probe, self._keras.autograph)
+        with self._keras.watching(model) as inputs_of, self._trained_by(probe, loss):
+            error = trace.run(model.train_step, _element_spec(data))
+        if error is None:
+            return trace.slow(self._where(self._owners()), "the model", self._slow)
+        return self._explain(error, trace, inputs_of, self._step_name())
+
+    def _step_name(self) -> str:
+        kind, base = type(self._model), self._keras.package.Model
+        own = [
+            n for n in ("train_step", "compute_loss") if getattr(kind, n) is not getattr(base, n)
+        ]
+        return f"`{own[0]}` of {kind.__name__}" if own else "the training step"
+
+    @contextlib.contextmanager
+    def _trained_by(self, optimizer: Any, loss: Any) -> Iterator[None]:
+        """Compiles a model with an optimizer for a while; a loss of None is that which it has."""
+        model, attributes = self._model, vars(self._model)
+        before, had = dict(attributes), getattr(model, "optimizer", None)
+        # Of a model with a `compile` of its own, only the optimizer is replaced.
+        compiles = type(model).compile is self._keras.package.Model.compile
+        if compiles and (loss is not None or had is None):
+            model.compile(optimizer=optimizer, loss=loss)
+            changed = {name for name, value in attributes.items() if before.get(name) is not value}
+        else:
+            self._keras.swap_optimizer(model, optimizer)
+            changed = set()
+        try:
+            yield
+        finally:
+            self._keras.swap_optimizer(model, had)
+            for name in changed - {"optimizer"}:
+                if name in before:
+                    attributes[name] = before[name]
+                else:
+                    attributes.pop(name, None)
+
+    def _owners(self) -> dict[int, tuple[tf.Variable, Any]]:
+        """Returns all variables, by identity, and the layers to which they belong."""
+        return {
             id(variable): (variable, layer)
             for layer in self._model._flatten_layers()
             for variable in self._keras.own_variables(layer)
         }
+
+    def _where(self, owners: dict[int, tuple[tf.Variable, Any]]) -> Callable[[str], str]:
         by_name = {v.name: layer for v, layer in owners.values()}
 
         def where(variable: str) -> str:
             return f"variable '{variable}' of {self._named(by_name.get(variable, self._model))}"
 
+        return where
+
+    def _of_model(self, spec: Any, data: Any) -> list[Finding]:
         padded = isinstance(data, PoissonBatches) and data.sampling.padding == FULL
         trace = _Trace(None if padded else KeyStream(domain="validate"))
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
-            return trace.slow(where, "the model", self._slow)
+            return trace.slow(self._where(self._owners()), "the model", self._slow)
+        return self._explain(error, trace, inputs_of, "the model")
+
+    def _explain(
+        self, error: Exception, trace: "_Trace", inputs_of: Callable[[Any], Any], whole: str
+    ) -> list[Finding]:
+        """Finds the layers because of which a step is refused."""
+        owners = self._owners()
+        where = self._where(owners)
         findings, stateful = [], set()
         for variable in trace.kept:
             layer = owners.get(id(variable), (None, None))[1]
@@ -121,7 +229,7 @@ class _Check:
             if not inside & stateful:
                 findings += self._of_layer(layer, inputs_of(layer), where)
         if not any(finding.refused for finding in findings):
-            findings.append(Finding("the model", _text(error)))
+            findings.append(Finding(whole, _text(error)))
         return findings
 
     def _forward(self, trace: "_Trace", args: Any, kwargs: Any) -> tf.Tensor | None:
@@ -222,10 +330,6 @@ class _Check:
                     "run_eagerly", "the graph of the step is not known.", "Use run_eagerly=False."
                 )
             )
-        if not model.trainable_variables:
-            findings.append(
-                Finding("the model", "it has no trainable variables.", "Set `trainable = True`.")
-            )
         return findings
 
     def _notes(self, losses: Any) -> tuple[str, ...]:
@@ -236,7 +340,9 @@ class _Check:
             )
         kind = type(self._model)
         if kind.train_step is not self._keras.package.Model.train_step:
-            notes.append(f"`train_step` of {kind.__name__} is not examined, but its `call` is.")
+            notes.append(
+                f"`train_step` of {kind.__name__} is not examined, but its `call` is: give `data`."
+            )
         return tuple(notes)
 
     def _units(self, model: Any) -> Iterator[Any]:
@@ -291,6 +397,60 @@ class _Trace:
                 if not entry.fast
             ]
         return []
+
+
+class _StepTrace(_Trace):
+    """One tracing of the training step that a model has itself, with a private optimizer.
+
+    Args:
+      optimizer: The optimizer, whose steps are watched.
+      autograph: Whether AutoGraph converts the step.
+    """
+
+    def __init__(self, optimizer: Any, autograph: bool) -> None:
+        super().__init__()
+        self.engine = optimizer._clipping
+        self._optimizer, self._autograph, self._steps = optimizer, autograph, 0
+
+    def run(self, step: Callable[..., Any], spec: Any) -> Exception | None:
+        """Traces the step; returns the error that ends it."""
+        clip = self._optimizer._clipped_step
+
+        def watched(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = loss() if callable(loss) else loss
+            self._steps += 1
+            if tf.is_tensor(loss):
+                data = reading.data_of(loss)[1]
+                self.kept = list(
+                    batch_state.kept(loss.graph, lambda t: reading.depends_on(t, data))
+                )
+            return clip(loss, *args, **kwargs)
+
+        self._optimizer._clipped_step = watched
+        if not self._autograph:
+            step = tf.autograph.experimental.do_not_convert(step)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tf.function(step).get_concrete_function(spec)
+            if not self._steps:
+                raise ValueError(_NO_STEP)
+        except Exception as error:  # Also of the model, of whatever type.
+            return error
+        return None
+
+
+def _element_spec(data: Any) -> Any:
+    """Returns the spec of what a training step gets."""
+    if isinstance(data, tf.data.Dataset):
+        return data.element_spec
+
+    def spec(array: Any) -> tf.TensorSpec:
+        dtype = tf.as_dtype(array.dtype)  # As Keras has it: NumPy's default is float64.
+        dtype = tf.float32 if dtype == tf.float64 else dtype
+        return tf.TensorSpec([None, *tf.shape(array)[1:]], dtype)
+
+    return tf.nest.map_structure(spec, data)
 
 
 def _spec_of(data: Any, index: int) -> Any:
@@ -362,6 +522,10 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _text(error: Exception) -> str:
+    converted = getattr(error, "ag_error_metadata", None)  # Of code that AutoGraph has converted.
+    if converted is not None:
+        said = " ".join(converted.cause_message.split())
+        return said.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
     lines = str(error).strip().splitlines()
     if _is_ours(error):
         return " ".join(lines)

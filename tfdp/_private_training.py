@@ -1,6 +1,7 @@
 """Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp._findings import ModelCheck
+from tfdp._model_check import has_own_step
 from tfdp._privacy_budget import BudgetCallback
 from tfdp._validation import positive_integer
 from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
@@ -41,21 +43,25 @@ class FrontEnd(NamedTuple):
     """Parts of `make_private` that differ between Keras 2 and Keras 3.
 
     Attributes:
+      package: The package, `tf.keras` or `keras`.
       compiled: Returns the arguments of a model's last `compile`; empty if there was none.
       choose: Gets the model; an optimizer, or what stands for one; whether it is that of the
         compiled model; the learning rate, if it is given; and other arguments. Returns a function
         that makes the private optimizer of the clip, the noise and arguments; and these.
       is_built: Returns whether a model has its weights, and knows its inputs.
-      validate: Finds what training would refuse of a model.
+      validate: Finds what training would refuse of a model with a loss.
+      validate_without_loss: Finds what training would refuse of a model with a loss of its own.
       budget: The callback's class.
     """
 
+    package: Any
     compiled: Callable[[Any], dict[str, Any]]
     choose: Callable[
         [Any, Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]
     ]
     is_built: Callable[[Any], bool]
     validate: Callable[..., ModelCheck]
+    validate_without_loss: Callable[..., ModelCheck]
     budget: type[BudgetCallback]
 
 
@@ -86,11 +92,7 @@ def prepare(
         positive_integer("batch_size", batch_size)
     compiled = keras.compiled(model)
     loss = compiled.get("loss") if loss is None else loss
-    if loss is None:
-        raise ValueError(
-            "Argument `loss` must be given, as in `model.compile`: the model was compiled without "
-            "one, or not at all. Received: loss=None."
-        )
+    own_step = has_own_step(keras.package, model)
     given = optimizer if optimizer is not None else compiled.get("optimizer") or "adam"
     if isinstance(given, type) and issubclass(given, SelectiveUpdateMixin):
         raise ValueError(
@@ -100,7 +102,8 @@ def prepare(
     make, parameters = keras.choose(
         model, given, optimizer is None, learning_rate, optimizer_arguments
     )
-    if devices.has_gpu() and not _takes_weights(model):  # It can be neither padded nor compiled.
+    takes_weights = loss is not None and _takes_weights(model)
+    if devices.has_gpu() and not takes_weights:  # It can be neither padded nor compiled.
         compiled.pop("jit_compile", None)
     padding, few_sizes = NONE, BUCKETS if chunk_size is None else FULL
     if parameters.get("secure_noise"):
@@ -109,7 +112,7 @@ def prepare(
         padding = few_sizes
     data_arguments |= {"expected_batch_size": batch_size, "chunk_size": chunk_size}
     batches = None
-    if padding == NONE and devices.has_gpu() and _takes_weights(model):
+    if padding == NONE and devices.has_gpu() and takes_weights:
         # For a GPU, kernels are chosen, or compiled, anew for each number of rows.
         with contextlib.suppress(ValueError):  # Not all data can be padded.
             batches = _batches(data, padding=few_sizes, **data_arguments)
@@ -117,10 +120,10 @@ def prepare(
         batches = _batches(data, padding=padding, **data_arguments)
     size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
-    if not keras.is_built(model):
+    if loss is not None and not own_step and not keras.is_built(model):
         x = batches.input_spec
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
-    keras.validate(model, loss, data=batches).check()
+    _validate(keras, model, loss, batches)
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
@@ -139,7 +142,7 @@ def prepare(
     else:
         noise = calibrate_noise_schedule(noise_schedule, **budgeted)
     private = make(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
-    _compile(model, private, loss, metrics, compiled)
+    _compile(keras.package, model, private, loss, metrics, compiled)
     budget: Any = keras.budget(target_epsilon, delta, prior)
     if verbose:
         before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
@@ -164,9 +167,28 @@ def default_delta(dataset_size: int) -> float:
     return float(f"{math.floor(delta / digit) * digit:.1e}")
 
 
+def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -> None:
+    """Raises a ValueError if training would refuse the model."""
+    validate = keras.validate if loss is not None else keras.validate_without_loss
+    found = validate(model, loss, data=batches)
+    if (
+        not found.ok
+        and loss is None
+        and not has_own_step(keras.package, model)
+        and not model.losses
+    ):
+        raise ValueError(
+            "Argument `loss` must be given, as in `model.compile`: the model was compiled without "
+            "one, or not at all, and has no loss of its own (`add_loss`, `compute_loss`, "
+            "`train_step`). Received: loss=None."
+        )
+    found.check()
+
+
 def _takes_weights(model: Any) -> bool:
-    """Returns whether a model's training step is Keras's own, which takes weights of rows."""
-    return type(model).train_step.__module__.split(".")[0] in ("keras", "tf_keras")
+    """Returns whether a model's step and loss are Keras's own, which take weights of rows."""
+    steps = (type(model).train_step, type(model).compute_loss)
+    return all(step.__module__.split(".")[0] in ("keras", "tf_keras") for step in steps)
 
 
 def _batches(data: tuple, **kwargs: Any) -> PoissonBatches:
@@ -187,7 +209,9 @@ def _spent(model: Any) -> list:
     return [] if ledger is None else [ledger]
 
 
-def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]) -> None:
+def _compile(
+    keras: Any, model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]
+) -> None:
     names = ("weighted_metrics", "loss_weights", "steps_per_execution", "jit_compile")
     kept = {name: compiled[name] for name in names if compiled.get(name) is not None}
     metrics = compiled.get("metrics") if metrics is None else metrics
@@ -195,7 +219,13 @@ def _compile(model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict
         weighted = kept.get("weighted_metrics") or []
         both = isinstance(metrics, list) and isinstance(weighted, list)
         kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
-    model.compile(optimizer=optimizer, loss=loss, metrics=metrics, **kept)
+    kept |= {name: v for name, v in (("loss", loss), ("metrics", metrics)) if v is not None}
+    try:
+        inspect.signature(model.compile).bind(optimizer=optimizer, **kept)
+    except TypeError:  # It takes more, or other, arguments: what it was given stays.
+        keras.Model.compile(model, optimizer=optimizer, **kept)
+    else:
+        model.compile(optimizer=optimizer, **kept)
 
 
 def _print(

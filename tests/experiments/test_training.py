@@ -31,6 +31,13 @@ def column(path, name):
     return [row[name] for row in rows]
 
 
+def without_spenders(ledger):
+    """Returns a ledger's JSON without the names of those that spent, which differ in each run."""
+    if isinstance(ledger, dict):
+        return {k: without_spenders(v) for k, v in ledger.items() if k != "spender"}
+    return [without_spenders(v) for v in ledger] if isinstance(ledger, list) else ledger
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "epochs"), [("dpsgd", 3), ("dpsur_sgd", 2), ("dpagd", 3)])
 def test_the_last_model_is_the_same_whether_or_not_those_before_it_were_evaluated(
@@ -42,8 +49,8 @@ def test_the_last_model_is_the_same_whether_or_not_those_before_it_were_evaluate
     # Up to sums whose order threads decide.
     assert last["accuracy"] == pytest.approx(every["accuracy"], abs=0.003)
     assert last["loss"] == pytest.approx(every["loss"], abs=1e-3)
-    for name in ("epsilon", "ledger", "steps"):
-        assert last.get(name) == every.get(name)
+    assert last.get("epsilon") == every.get("epsilon") and last.get("steps") == every.get("steps")
+    assert without_spenders(last.get("ledger")) == without_spenders(every.get("ledger"))
     *before, at_last = column(tmp_path / "last", "accuracy")
     assert at_last and not any(before) and all(column(tmp_path / "every", "accuracy"))
     assert column(tmp_path / "last", "step") == column(tmp_path / "every", "step")

@@ -59,15 +59,6 @@ def test_for_a_gpu_what_takes_no_weights_gets_none(monkeypatch):
     with pytest.warns(UserWarning, match="Steps are slow on a GPU"):
         model.fit(batches, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.steps == 4 and not model.jit_compile
-    weighted = tfdp.keras3.make_private(
-        small_model(),
-        (X, Y, X[:, :2]),
-        epochs=1,
-        target_epsilon=2.0,
-        loss=crossentropy(),
-        verbose=False,
-    )
-    assert weighted.batches.sampling.padding == "none"
 
 
 def test_for_a_gpu_recurrent_layers_are_not_left_to_cudnn(monkeypatch):

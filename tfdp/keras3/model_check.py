@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from tfdp import _model_check
 from tfdp._findings import Finding, ModelCheck
+from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.keras_3 import check_is_model, tf_variable
+from tfdp.keras3.named import DPSGD
 
 
 def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
@@ -19,6 +21,9 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
     is traced on symbolic inputs, with the engine that clips in training; no batch is computed. If
     the step is refused, the layers and the loss are traced one by one, so that all problems are
     reported together.
+
+    Of a model with a `train_step` or `compute_loss` of its own, that step is traced, with a private
+    optimizer in place of the model's, if `data` is given.
 
     Args:
       model: A model of Keras 3 that is built, or was called.
@@ -49,6 +54,11 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
     """
     check_is_model(model)
     return _model_check.check(_KERAS_3, model, loss, data)
+
+
+def validate_without_loss(model: keras.Model, loss: None, *, data: Any) -> ModelCheck:
+    """Finds what is refused of a model that is to be trained without a loss of `compile`."""
+    return _model_check.check(_KERAS_3, model, loss, data, has_no_loss=True)
 
 
 def _inputs(model: Any, data: Any) -> Any:
@@ -157,6 +167,22 @@ def _settings(model: Any) -> list[Finding]:
     return findings
 
 
+def _swap_optimizer(model: Any, optimizer: Any) -> None:
+    attributes = vars(model)  # Keras tracks no optimizer, and would track it here.
+    if optimizer is None:
+        attributes.pop("optimizer", None)
+    else:
+        attributes["optimizer"] = optimizer
+
+
+def _optimizer(model: Any, sampling: Any) -> DPOptimizer:
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, DPOptimizer):
+        return type(optimizer).from_config(optimizer.get_config())
+    arguments = {"expected_batch_size": 1} if sampling is None else {"sampling": sampling}
+    return DPSGD(1.0, 1.0, **arguments)
+
+
 _KERAS_3 = _model_check.FrontEnd(
     package=keras,
     name="keras",
@@ -169,4 +195,7 @@ _KERAS_3 = _model_check.FrontEnd(
     trainable_variables=lambda layer: list(map(tf_variable, layer.trainable_variables)),
     watching=_watching,
     settings=_settings,
+    swap_optimizer=_swap_optimizer,
+    optimizer=_optimizer,
+    autograph=False,
 )

@@ -13,7 +13,7 @@ from tfdp.data.columns import Features
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.keras_3 import check_is_model
-from tfdp.keras3.model_check import validate
+from tfdp.keras3.model_check import validate, validate_without_loss
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.schedules import NoiseSchedule
 
@@ -76,7 +76,8 @@ def make_private(
         is; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a convolutional
         network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
-      loss: See `model.compile`.
+      loss: See `model.compile`. None: that of the compiled model, or what the model computes by
+        itself: in `train_step`, in `compute_loss`, or with `add_loss`.
       metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
         they become `weighted_metrics` then, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
@@ -116,7 +117,15 @@ def make_private(
     if devices.has_gpu():
         _let_layers_be_clipped_fast(model)
     return prepare(
-        FrontEnd(_compile_arguments, _choose, lambda model: model.built, validate, PrivacyBudget),
+        FrontEnd(
+            keras,
+            _compile_arguments,
+            _choose,
+            lambda model: model.built,
+            validate,
+            validate_without_loss,
+            PrivacyBudget,
+        ),
         model,
         (data, *others),
         epochs=epochs,

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfdp import _model_check
 from tfdp._findings import ModelCheck
 from tfdp._keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
+from tfdp.optimizers import DPSGD
+from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
 def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
@@ -18,6 +20,9 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Mo
     The training step is traced on symbolic inputs, with the engine that clips in training; no batch
     is computed. If the step is refused, the layers and the loss are traced one by one, so that all
     problems are reported together.
+
+    Of a model with a `train_step` or `compute_loss` of its own, that step is traced, with a private
+    optimizer in place of the model's, if `data` is given.
 
     Args:
       model: A model of Keras 2 that is built, or was called.
@@ -45,6 +50,11 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Mo
     """
     check_is_model(model)
     return _model_check.check(_KERAS_2, model, loss, data)
+
+
+def validate_without_loss(model: tf.keras.Model, loss: None, *, data: Any) -> ModelCheck:
+    """Finds what is refused of a model that is to be trained without a loss of `compile`."""
+    return _model_check.check(_KERAS_2, model, loss, data, has_no_loss=True)
 
 
 def _inputs(model: Any, data: Any) -> Any:
@@ -92,6 +102,21 @@ def _inputs_of(model: Any) -> Callable[[Any], Any]:
     return inputs_of
 
 
+def _swap_optimizer(model: Any, optimizer: Any) -> None:
+    if optimizer is not None:
+        model.optimizer = optimizer
+    elif hasattr(model, "optimizer"):
+        del model.optimizer
+
+
+def _optimizer(model: Any, sampling: Any) -> PrivateOptimizerMixin:
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, PrivateOptimizerMixin):
+        return type(optimizer).from_config(optimizer.get_config())
+    arguments = {"expected_batch_size": 1} if sampling is None else {"sampling": sampling}
+    return DPSGD(1.0, 1.0, **arguments)
+
+
 _KERAS_2 = _model_check.FrontEnd(
     package=tf.keras,
     name="tf.keras",
@@ -104,4 +129,7 @@ _KERAS_2 = _model_check.FrontEnd(
     trainable_variables=lambda layer: layer.trainable_variables,
     watching=lambda model: contextlib.nullcontext(_inputs_of(model)),
     settings=_model_check.replicas,
+    swap_optimizer=_swap_optimizer,
+    optimizer=_optimizer,
+    autograph=True,
 )

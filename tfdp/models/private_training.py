@@ -10,7 +10,7 @@ from tfdp._private_training import FrontEnd, PrivateTraining, prepare
 from tfdp.accounting.ledger import Ledgers
 from tfdp.callbacks import PrivacyBudget
 from tfdp.data.columns import Features
-from tfdp.models.model_check import validate
+from tfdp.models.model_check import validate, validate_without_loss
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
 from tfdp.schedules import NoiseSchedule
@@ -94,7 +94,8 @@ def make_private(
         taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
         convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
       l2_norm_clip: Largest l2 norm of an example's gradient.
-      loss: See `model.compile`.
+      loss: See `model.compile`. None: that of the compiled model, or what the model computes by
+        itself: in `train_step`, in `compute_loss`, or with `add_loss`.
       metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
         they become `weighted_metrics` then, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
@@ -132,7 +133,15 @@ def make_private(
     """
     check_is_model(model)
     return prepare(
-        FrontEnd(_compile_arguments, _choose, _is_built, validate, PrivacyBudget),
+        FrontEnd(
+            tf.keras,
+            _compile_arguments,
+            _choose,
+            _is_built,
+            validate,
+            validate_without_loss,
+            PrivacyBudget,
+        ),
         model,
         (data, *others),
         epochs=epochs,
