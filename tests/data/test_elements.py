@@ -389,6 +389,18 @@ def test_the_check_of_a_step_takes_them(front):
         assert 0 < max(m.removed for m in found.movements) <= found.bounds[0]
 
 
+@with_one
+@pytest.mark.parametrize("data", [X, (X,)], ids=["x", "tuple"])
+def test_private_training_in_one_call(front, data):
+    model = private_model(front, batches(X).sampling)
+    model, made, budget = front.tfdp.make_private(
+        model, data, epochs=1, target_epsilon=2.0, batch_size=B, optimizer="sgd", verbose=False
+    )
+    assert made.sampling.padding == "none"
+    model.fit(made, epochs=1, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == N // B
+
+
 @with_both
 def test_a_gan_takes_them(front):
     made = batches(gan_support.X, expected_batch_size=16, steps_per_epoch=2)
