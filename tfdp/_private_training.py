@@ -208,8 +208,6 @@ def _print(
 ) -> None:
     sampling = batches.sampling
     unit = sampling.unit
-    rate = getattr(optimizer, "inner_optimizer", optimizer).get_config()["learning_rate"]
-    rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
     print(
         f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
         f"epochs, for {RELATION} of one of {sampling.dataset_size} {unit}s"
@@ -219,10 +217,18 @@ def _print(
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
         f"multiplier {_noise(optimizer.noise_multiplier)}, the least for this budget.\n"
-        f"Optimizer: {_name(optimizer)}, learning rate {rate}.\n"
+        f"Optimizer: {_name(optimizer)}, learning rate {_rate(optimizer)}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
         "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
     )
+
+
+def _rate(optimizer: Any) -> str:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    parts = getattr(inner, "optimizers", [inner])  # Of a MultiOptimizer, which has no rate itself.
+    rates = [part.get_config()["learning_rate"] for part in parts]
+    shown = [f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule" for rate in rates]
+    return " and ".join(dict.fromkeys(shown)) or "by a function"
 
 
 def _noise(noise: NoiseMultiplier) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 import keras
 
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
+from tfdp._validation import error
 from tfdp.accounting.ledger import Ledgers
 from tfdp.clipping import devices
 from tfdp.data.columns import Features
+from tfdp.keras3 import several_optimizers
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.keras_3 import check_is_model
@@ -177,10 +179,11 @@ def _choose(
             "`tfdp.keras3.DPAdam`, whose noise can be calibrated, or an optimizer of Keras 3. "
             f"Received: {given!r}."
         )
-    inner = type(given).from_config(given.get_config())  # Without what it has seen.
-    excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
-    pattern = getattr(given, "_exclude_from_weight_decay_pattern", None)
-    inner.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
+    inner = several_optimizers.fresh(given, model.trainable_variables)
     if learning_rate is not None:
+        if several_optimizers.is_multi(inner):
+            raise error(
+                "learning_rate", "None for a MultiOptimizer, whose parts have rates", learning_rate
+            )
         inner.learning_rate = learning_rate
     return functools.partial(DPOptimizer, inner), parameters
