@@ -12,7 +12,9 @@ from typing import Any
 
 import keras
 
-_MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())  # Not of all versions.
+# Not of all versions of Keras.
+_MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+_OPTIMIZER_MAP: Any = getattr(keras.optimizers, "OptimizerMap", ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ def joined(optimizer: Any, assignment: Assignment) -> Any:
     first: dict[int, Any] = {}
     shared = [first.setdefault(i, e) for i, e in zip(assignment.entries, entries, strict=True)]
     mapped = dict(zip(chosen, shared[:-1], strict=True))
-    return type(optimizer)(keras.optimizers.OptimizerMap(shared[-1], mapped), name=optimizer.name)
+    return type(optimizer)(_OPTIMIZER_MAP(shared[-1], mapped), name=optimizer.name)
 
 
 @contextlib.contextmanager
@@ -136,6 +138,6 @@ def fresh(optimizer: Any, variables: Sequence[Any]) -> Any:
 
 def _entries(chosen: Any) -> list[Any]:
     """Returns the optimizers of a map, the default last; none of a function."""
-    if not isinstance(chosen, getattr(keras.optimizers, "OptimizerMap", ())):
+    if not isinstance(chosen, _OPTIMIZER_MAP):
         return []
     return [*chosen.values(), chosen.default_optimizer]
