@@ -269,6 +269,12 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             [known[id(variable)] for _, variable in gradients],
         )
 
+    def _loss_metrics(self, model: Any) -> list[Any] | None:
+        if not isinstance(model, keras.Model):
+            return None
+        total, parts = model._loss_tracker, getattr(model._compile_loss, "metrics", [])
+        return [*([] if total is None else [total]), *parts]
+
     def update_code(self, variables: Sequence[tf.Variable]) -> Code:
         """Yields, for messages, the functions of users that an update may call."""
         yield from keras_3.update_code(self.inner_optimizer)

@@ -160,6 +160,11 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     def _update(self, gradients: list, name: Any) -> tf.Operation:
         return super().apply_gradients(gradients, name=name, experimental_aggregate_gradients=False)
 
+    def _loss_metrics(self, model: Any) -> list[Any] | None:
+        if not isinstance(model, tf.keras.Model):
+            return None
+        return [] if model.compiled_loss is None else model.compiled_loss.metrics
+
     def update_code(self, variables: Sequence[tf.Variable]) -> Code:
         """Yields, for messages, the functions of users that an update may call."""
         for name, value in self._hyper.items():

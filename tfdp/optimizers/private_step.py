@@ -19,7 +19,7 @@ from tfdp.clipping import ClippedSum, TwoTermLoss, step_check
 from tfdp.clipping.constants import constant
 from tfdp.clipping.update_error import Code
 from tfdp.data import draw_record
-from tfdp.optimizers import draw_use, replicas
+from tfdp.optimizers import draw_use, replicas, shown_loss
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.arguments import (
     check_not_compiled,
@@ -91,6 +91,10 @@ class PrivateStep(StepWarnings):
         """Applies the noisy mean gradients, the same in each replica, to the variables."""
         raise NotImplementedError
 
+    def _loss_metrics(self, model: Any) -> list[Any] | None:
+        """Returns Keras's metrics of the loss of a model; None if it gets something else."""
+        raise NotImplementedError
+
     def update_code(self, variables: Sequence[tf.Variable]) -> Code:
         """Yields, for messages, the functions of users that an update may call.
 
@@ -112,6 +116,9 @@ class PrivateStep(StepWarnings):
           ValueError: The step would not be private, or is not taken in a `tf.function`.
         """
         step = self._clipped_step(loss, var_list)
+        if step.clipped.mask is not None and self._sampled and self._sampled.padding != NONE:
+            metrics = shown_loss.metrics_of_caller(self._loss_metrics)
+            shown_loss.show_examples(metrics, step.clipped.mask)
         step_check.check_update([*step.clipped.gradients, *step.clipped.regularizer_gradients])
         with step_check.own_operations():
             if self._gradient_accumulation_steps == 1:
