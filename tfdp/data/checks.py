@@ -87,8 +87,7 @@ def _check_part(part: Any) -> None:
     array = part.to_numpy() if hasattr(part, "to_numpy") else part  # Of data frames.
     if isinstance(array, np.ndarray) and array.dtype == object and not _are_strings(array):
         remedy = (
-            "pad sequences to one length (`tf.keras.utils.pad_sequences`), or convert it with "
-            "`astype`"
+            "pad sequences to one length (`pad_sequences` of Keras), or convert it with `astype`"
         )
         if array is not part and array.ndim > 1:
             remedy = "choose columns of one type, or give the model an input for each: `dict(x)`"
@@ -107,7 +106,7 @@ def _check_part(part: Any) -> None:
                 raise ValueError(
                     "Argument `data` must hold arrays or tensors; a list is taken for several "
                     f"inputs of the model. Received a list of {_kind(value)}, {_shown(part)}: use "
-                    "`np.array(...)`, after `tf.keras.utils.pad_sequences` where rows differ in "
+                    "`np.array(...)`, after `pad_sequences` of Keras where rows differ in "
                     "length."
                 )
             else:

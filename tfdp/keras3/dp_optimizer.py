@@ -18,8 +18,9 @@ from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
-from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, scaling_hint
 from tfdp.optimizers.compression import Compression
+from tfdp.optimizers.private_fit import guard_fit
 from tfdp.optimizers.private_metrics import keep_evaluations_private
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
@@ -203,8 +204,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         if loss is None:
             raise ValueError(
                 f"{_HOW}Received a call of {type(self).__name__}.apply without a loss from "
-                "`scale_loss` in the same function. (Of the policy mixed_float16, too, which puts "
-                "a LossScaleOptimizer around it: use mixed_bfloat16.)"
+                f"`scale_loss` in the same function.{scaling_hint('keras')}"
             )
         if any(gradient is not None for gradient in grads):
             raise ValueError(
@@ -426,6 +426,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
 
 keep_evaluations_private(keras)
+guard_fit(keras)
 
 
 def _check_inner(inner: Any) -> None:

@@ -58,19 +58,19 @@ def show_examples(metrics: Iterable[Any], mask: tf.Tensor) -> None:
 
 
 class _Write(NamedTuple):
-    """Operation by which something is added to a variable, and the index of what is added."""
+    """Operation by which something is added to a variable, and the place of what is added."""
 
     op: tf.Operation
-    index: int
+    place: int
 
     @property
     def added(self) -> tf.Tensor:
         """What is added."""
-        return self.op.inputs[self.index]
+        return self.op.inputs[self.place]
 
     def add(self, tensor: tf.Tensor) -> None:
         """Has another tensor be added."""
-        self.op._update_input(self.index, tf.cast(tensor, self.added.dtype))
+        self.op._update_input(self.place, tf.cast(tensor, self.added.dtype))
 
 
 def _writes(graph: tf.Graph, metrics: Iterable[Any]) -> Iterator[tuple[_Write, _Write]]:
