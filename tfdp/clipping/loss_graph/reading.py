@@ -226,7 +226,8 @@ class LossGraph:
                 message="The tensors of the batch and the loss must have the same number of rows. "
                 f"Received: {tensor.name}, which has others. (Where `boolean_mask` or `gather` "
                 "leaves examples out, multiply their losses by zeros in place of it: `loss * "
-                "tf.cast(keep, loss.dtype)`.)",
+                "tf.cast(keep, loss.dtype)`. Where batches are put together, `concat([fakes, "
+                "reals])`, call the model on each, and add the losses of an example up.)",
             )
             for tensor in [*self.tensors[1:], *[t for t in self.terms if t.shape.rank == 1]]
         ]
