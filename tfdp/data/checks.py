@@ -185,8 +185,7 @@ def _check_part(part: Any) -> None:
     kind = array.dtype.kind if isinstance(array, np.ndarray) else ""
     if kind in ("m", "M") or _has_fields(array) or (kind == "O" and not _are_strings(array)):
         remedy = (
-            "pad sequences to one length (`tf.keras.utils.pad_sequences`), or convert it with "
-            "`astype`"
+            "pad sequences to one length (`pad_sequences` of Keras), or convert it with `astype`"
         )
         if array is not part and array.ndim > 1:
             each = "x.to_dict()" if _is_of("polars", part) else "dict(x)"
@@ -206,7 +205,7 @@ def _check_part(part: Any) -> None:
                 raise ValueError(
                     "Argument `data` must hold arrays or tensors; a list is taken for several "
                     f"inputs of the model. Received a list of {_kind(value)}, {_shown(part)}: use "
-                    "`np.array(...)`, after `tf.keras.utils.pad_sequences` where rows differ in "
+                    "`np.array(...)`, after `pad_sequences` of Keras where rows differ in "
                     "length."
                 )
             else:
