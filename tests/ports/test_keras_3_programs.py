@@ -1,5 +1,7 @@
 """Programs of kinds that Keras 3 users write: their clipped sums are those of a loop."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -281,6 +283,26 @@ def vision_transformer():
     return model, LOGITS, (numbers(8, 8, 1), ids())
 
 
+def feature_space():
+    """A table of numbers and categories, preprocessed in the model, with a cross."""
+    kinds, ages = np.array(["a", "b", "c"])[ids()], ids(below=80).astype("float32")
+    table = {"kind": kinds, "code": ids(below=4), "age": ages, "size": numbers()}
+    space = keras.utils.FeatureSpace(
+        {
+            "kind": keras.utils.FeatureSpace.string_categorical(),
+            "code": keras.utils.FeatureSpace.integer_categorical(num_oov_indices=0),
+            "age": keras.utils.FeatureSpace.float_discretized(num_bins=3),
+            "size": keras.utils.FeatureSpace.float_normalized(),
+        },
+        crosses=[keras.utils.FeatureSpace.cross(("kind", "code"), crossing_dim=8)],
+        output_mode="concat",
+    )
+    space.adapt(tf.data.Dataset.from_tensor_slices(table).batch(N))
+    hidden = layers.Dense(4, activation="relu")(space.get_encoded_features())
+    model = keras.Model(space.get_inputs(), layers.Dense(1, activation="sigmoid")(hidden))
+    return model, "binary_crossentropy", (table, ids(1, below=2))
+
+
 PROGRAMS = [
     mlp_mixer,
     gmlp,
@@ -297,23 +319,33 @@ PROGRAMS = [
     endpoint,
     distillation,
     vision_transformer,
+    feature_space,
 ]
+
+
+def sum_of_clipped(weights, losses):
+    """The sum of the clipped gradients of losses, which are functions."""
+    total = 0.0
+    for loss in losses:
+        with tf.GradientTape() as tape:
+            value = loss()
+        found = tape.gradient(value, [w.value for w in weights], unconnected_gradients="zero")
+        gradient = support.flat(tf.convert_to_tensor(g) for g in found)
+        total = total + gradient / max(1.0, np.linalg.norm(gradient) / CLIP)
+    return total
 
 
 def looped(model, data):
     """The clipped sum, one eager example at a time."""
-    total = 0.0
-    for i in range(N):
+
+    def loss(i):
         given = [t for t in data if t is not None]
-        x, *others = (tf.nest.map_structure(lambda a, i=i: a[i : i + 1], t) for t in given)
+        x, *others = (tf.nest.map_structure(lambda a: a[i : i + 1], t) for t in given)
         y, weight, *_ = [*others, None, None]
-        with tf.GradientTape() as tape:
-            outputs = model(x, training=True)
-            value = model.compute_loss(x, y, outputs, weight, training=True)
-        gradients = tape.gradient(value, [v.value for v in model.trainable_variables])
-        gradient = support.flat(tf.convert_to_tensor(g) for g in gradients)
-        total = total + gradient / max(1.0, np.linalg.norm(gradient) / CLIP)
-    return total
+        return model.compute_loss(x, y, model(x, training=True), weight, training=True)
+
+    losses = [functools.partial(loss, i) for i in range(N)]
+    return sum_of_clipped(model.trainable_variables, losses)
 
 
 @pytest.mark.quick_cases(2)
