@@ -10,8 +10,6 @@ Hypothesis tries the same examples in every run. `pytest --hypothesis-profile=ex
 
 `pytest` runs what takes little time, `pytest --slow` everything: tests marked `slow`, and all cases
 of those marked `quick_cases`. A test that is named by its `path::name` is run in any case.
-`pytest --slow --skip_third=K` leaves out every third slow test, from the K-th (0, 1 or 2) on:
-continuous integration has half an hour, and leaves out another third from commit to commit.
 
 Graphs run as they were traced, but for some folders and modules marked `rewritten_graphs`: what
 TensorFlow rewrites before the first run takes a fifth of the time of a test that trains for a step.
@@ -74,18 +72,13 @@ _run = 0
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run all tests, the slow ones too")
-    text = "with --slow, leave out every third slow test, beginning with this one"
-    parser.addoption("--skip_third", type=int, choices=range(3), help=text)
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out what is slow, unless `--slow` or the very test is asked for."""
     if any("::" in argument for argument in config.args):
         return
-    left_out = slow_ones(items)
-    if config.getoption("--slow"):
-        third = config.getoption("--skip_third")
-        left_out = [] if third is None else left_out[third::3]
+    left_out = [] if config.getoption("--slow") else slow_ones(items)
     config.hook.pytest_deselected(items=left_out)
     dropped = set(left_out)
     items[:] = [item for item in items if item not in dropped]

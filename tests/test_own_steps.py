@@ -134,6 +134,16 @@ def test_a_model_without_any_loss(front):
         make(front, model)
 
 
+@pytest.mark.parametrize("kind", ["added", "loss"])
+def test_a_loss_without_weights_is_not_given_padded_batches(front, kind):
+    model = MODELS[kind](front)
+    model.compile("adam", jit_compile=True)  # Which needs batches of few sizes.
+    with pytest.raises(ValueError, match=r"take the sample weights.*jit_compile=False"):
+        make(front, model)
+    model.compile("adam", jit_compile=False)
+    assert make(front, model).batches.sampling.padding == "none"
+
+
 def test_a_compile_of_its_own_keeps_what_it_was_given(front):
     class Distiller(type(own_step(front))):
         def compile(self, optimizer, temperature, **kwargs):

@@ -14,6 +14,7 @@ from tfdp.accounting.sampling import FULL
 from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
 from tfdp.clipping.loss_graph import batch_state, reading
 from tfdp.data.batches import PoissonBatches
+from tfdp.data.elements import parts_of
 
 _REPLACE = "Use `model = {}.replace_batch_normalization(model)`."
 _STATELESS = "Use `stateful=False`."
@@ -273,6 +274,8 @@ class _Check:
 
     def _of_loss(self, losses: Any, weights: Any, data: Any) -> list[Finding]:
         """Examines a loss by itself, with outputs like the model's."""
+        if data is not None and _spec_of(data, 1) is None:
+            return self._without_labels()
         compute = self._keras.loss(self._model, losses, weights)
         scale = tf.Variable(1.0, trainable=True)
         regularized = any(map(_is_regularized, self._model._flatten_layers()))
@@ -299,6 +302,14 @@ class _Check:
         error = next(filter(_is_ours, errors), errors[0])
         remedy = _REDUCTION if "equal rank" in str(error) and regularized else ""
         return [Finding("the loss", _text(error), remedy)]
+
+    def _without_labels(self) -> list[Finding]:
+        """Finds that data have no labels where Keras's own training step needs them."""
+        kind, own = type(self._model), self._keras.package.Model
+        if kind.train_step is not own.train_step or kind.compute_loss is not own.compute_loss:
+            return []
+        remedy = "Give data (x, y); of examples that are dicts, also `features` and `label`."
+        return [Finding("the loss", "it needs labels, and the data have none.", remedy)]
 
     def _settings(self) -> list[Finding]:
         """Finds what is known without tracing."""
@@ -443,11 +454,16 @@ def _element_spec(data: Any) -> Any:
 
 
 def _spec_of(data: Any, index: int) -> Any:
-    """Returns the specs of the inputs, 0, or of the targets, 1, of data."""
-    if isinstance(data, tf.data.Dataset):
-        return data.element_spec[index]
+    """Returns the specs of the inputs, 0, or of the targets, 1, of data; None: there are none."""
+    is_dataset = isinstance(data, tf.data.Dataset)
+    elements = data.element_spec if is_dataset else data
+    parts = tuple(elements) if isinstance(elements, list) else parts_of(elements)
+    if index >= len(parts):
+        return None
+    if is_dataset:
+        return parts[index]
     return tf.nest.map_structure(
-        lambda t: tf.TensorSpec([None, *tf.shape(t)[1:]], tf.as_dtype(t.dtype)), data[index]
+        lambda t: tf.TensorSpec([None, *tf.shape(t)[1:]], tf.as_dtype(t.dtype)), parts[index]
     )
 
 

@@ -18,7 +18,7 @@ from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledg
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.clipping import devices
-from tfdp.data import poisson_batches
+from tfdp.data import poisson_batches, tasks
 from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -91,6 +91,11 @@ def prepare(
     positive_integer("epochs", epochs)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
+    preprocessor = tasks.preprocessor_of(model)
+    if preprocessor is not None:
+        names = [data_arguments.pop(name) for name in ("features", "label")]
+        data = (tasks.preprocessed(model, data[0], *names), *data[1:])
+        data_arguments |= {"features": None, "label": None}
     compiled = keras.compiled(model)
     loss = compiled.get("loss") if loss is None else loss
     own_step = has_own_step(keras.package, model)
@@ -119,10 +124,11 @@ def prepare(
             batches = _batches(data, padding=few_sizes, **data_arguments)
     if batches is None:
         batches = _batches(data, padding=padding, **data_arguments)
+    batches.preprocessor = preprocessor
     size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     if loss is not None and not own_step and not keras.is_built(model):
-        x = batches.element_spec[0]
+        x = batches.input_spec
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
     batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
@@ -256,6 +262,7 @@ def _compile(
         weighted = kept.get("weighted_metrics") or []
         both = isinstance(metrics, list) and isinstance(weighted, list)
         kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
+        kept["metrics"] = None  # Not the default of a model with a `compile` of its own.
     kept |= {name: v for name, v in (("loss", loss), ("metrics", metrics)) if v is not None}
     try:
         inspect.signature(model.compile).bind(optimizer=optimizer, **kept)

@@ -209,7 +209,7 @@ def movement(monkeypatch, sampler=None):
     x = np.random.default_rng(0).normal(size=(n, 64)).astype("float32")
 
     def drawn(members):
-        source = source_module.PoissonSource(x, np.zeros(n), n, None)
+        source = source_module.PoissonSource((x, np.zeros(n)), n, None)
         indices = source_module.sample_places(tf.constant([3, 4], tf.int64), n, 1.0, rows).numpy()
         if sampler is None:
             indices = np.where(np.isin(indices, members), indices, n)

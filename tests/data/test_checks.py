@@ -1,5 +1,8 @@
+import types
+
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 
 import tfdp
@@ -39,6 +42,25 @@ class Frame:
         return self.values
 
 
+class Examples:
+    """A part of a data set, as those of Hugging Face."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return {"a": X[index]}
+
+
+class Table(Examples):
+    """A table of PyArrow, whose items are columns."""
+
+    column_names = ("a",)
+
+
+Table.__module__ = "pyarrow.lib"
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -61,6 +83,25 @@ class Frame:
             "examples of one shape.*`map` them to one",
         ),
         ((Frame(np.array([[1, "a"]] * 20, object)), Y), r"Frame of type object.*`dict\(x\)`"),
+        (Frame(np.array([[1, "a"]] * 20, object)), r"Frame of type object.*`dict\(x\)`"),
+        (tf.ragged.constant([[1, 2], [3]]), r"RaggedTensor .* use `x.to_tensor\(\)`"),
+        (scipy.sparse.csr_matrix(X), r"csr_matrix .* use `x.toarray\(\)`"),
+        ((scipy.sparse.coo_array(X), Y), r"coo_array .* use `x.toarray\(\)`"),
+        ({"a": scipy.sparse.csr_matrix(X)}, r"use `x.toarray\(\)`"),
+        (np.array([[1], [2, 3]], dtype=object), r"of type object and shape \(2,\)"),
+        (np.array(["2030-01-01"] * 20, "datetime64[D]"), r"type datetime64\[D\].*`astype`"),
+        (X.tolist(), r"list of length 20.*A list is no array: use `np.array\(...\)`"),
+        ([1.0, 2.0], r"a list of numbers, \[1.0, 2.0\]: use `np.array"),
+        (["a"] * 20, "a list of strings"),
+        ([(X, Y)] * 20, "of a list of examples, stack each part"),
+        ((X, None), r"no None: data without labels are `x`.*Received: \(..., None\)"),
+        ((X, None, Y), r"no None.*Received: \(..., None, ...\).*Weights follow labels"),
+        (
+            {"train": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(3)},
+            "Received a _RangeDataset in it: choose a split",
+        ),
+        ({"train": Examples(), "test": Examples()}, "Received a Examples in it: choose a split"),
+        (Table(), r"Received a Table of PyArrow: use `x.to_pandas\(\)`"),
     ],
 )
 def test_data_of_other_kinds_are_refused_with_advice(data, message):
@@ -111,3 +152,47 @@ def test_several_inputs_are_taken(x):
 )
 def test_arrays_of_objects_that_are_strings_are_taken(strings):
     assert poisson((strings, Y)).element_spec[0].dtype == tf.string
+
+
+class Tensor:
+    """A tensor of another library: NumPy can read it."""
+
+    __array_priority__ = 1000
+
+    def __init__(self, values):
+        self._values, self.shape, self.dtype = values, values.shape, values.dtype
+
+    def __len__(self):
+        return len(self._values)
+
+    def __getitem__(self, index):
+        return Tensor(self._values[index])
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Tensor(X), X),
+        ((Tensor(X), Tensor(Y)), (X, Y)),
+        ((X, range(20)), (X, np.arange(20))),
+        ({"a": Frame(X), "b": [Tensor(X), Y]}, {"a": X, "b": (X, Y)}),
+        (types.MappingProxyType({"a": X}), {"a": X}),
+    ],
+)
+def test_arrays_of_other_libraries_become_arrays(data, expected):
+    found = checks.arrays_of(data)
+    tf.nest.assert_same_structure(found, expected)
+    for one, wanted in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+        assert isinstance(one, np.ndarray)
+        np.testing.assert_array_equal(one, wanted)
+    assert poisson(data).sampling.dataset_size == 20
+
+
+def test_sources_and_arrays_on_disk_stay_as_they_are():
+    source = Examples()
+    assert checks.arrays_of(source) is source
+    memory_map = X.view(np.memmap)
+    assert checks.arrays_of({"a": memory_map})["a"] is memory_map

@@ -139,7 +139,7 @@ def test_training_on_several_features():
         ("image", "y", r"`features` must name what the examples have: \['a', 'b'.*'image'"),
         (["a", "image"], "y", r"`features` must name what the examples have"),
         ("a", "target", r"`label` must name what the examples have: .*'target'"),
-        ("a", None, "`label` must be the name of the target"),
+        ("a", 3, "`label` must be the name of the target, or None"),
         (None, "y", "`features` must be the name of a feature"),
         ([], "y", "`features` must be the name of a feature"),
         (["a", "a"], "y", "list of different names"),
@@ -157,10 +157,19 @@ def test_names_are_for_dicts(data):
         drawn(data, features="a", label="y")
 
 
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", SOURCES)
+def test_features_without_a_label_are_examples_without_labels(name):
+    assert_same(drawn(SOURCES[name](), features="a"), drawn(A))
+    assert_same(drawn(SOURCES[name](), features=["a", "b"]), drawn({"a": A, "b": B}))
+
+
 @pytest.mark.parametrize("name", ["records", "many records", "dict", "tf.data"])
-def test_dicts_without_names_say_what_to_do(name):
-    with pytest.raises(ValueError, match="`features` and `label`"):
-        drawn(SOURCES[name]())
+def test_dicts_without_names_are_inputs(name):
+    for batch in drawn(SOURCES[name]()):
+        assert set(batch) >= {"a", "b", "y"}
+        rows = batch["b"][:, 0].astype(int) // 2
+        np.testing.assert_array_equal(batch["a"], A[rows])
 
 
 def test_an_example_without_the_feature_is_named():

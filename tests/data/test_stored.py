@@ -250,9 +250,15 @@ def test_examples_of_no_numbers_are_refused(example, message):
 
 @pytest.mark.parametrize(
     ("first", "message"),
-    [({"x": 1, "y": 2}, r"a dict of \['x', 'y'\]"), (3.0, "of type float")],
+    [
+        ([1, 2, 3, 4], "a list of 4"),
+        ((1, 2, 3, 4), "a tuple of 4"),
+        ((), "a tuple of 0"),
+        (None, "type NoneType"),
+        ((1.0, None), "type NoneType"),
+    ],
 )
-def test_examples_must_be_pairs(first, message):
+def test_examples_of_other_forms_are_refused(first, message):
     class Other(Items):
         def __getitem__(self, index):
             return first

@@ -130,8 +130,12 @@ def test_variables_are_read_when_rows_are_drawn():
 
 
 def test_a_selective_model_trains_on_them():
-    data = batches(in_branch, expected_batch_size=8)
-    base = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(N)])
+    def cropped(x, y):
+        x, y = in_branch(x, y)
+        return x[:3], y
+
+    data = batches(cropped, expected_batch_size=8)
+    base = tf.keras.Sequential([tf.keras.layers.Dense(N)])
     model = selective_support.compiled(selective_support.optimizer(data=data, threshold=9.0), base)
     model.fit(data, steps_per_epoch=1, verbose=0)
     assert model.optimizer.ledger.steps == 1
@@ -199,3 +203,15 @@ def test_the_error_names_the_line():
     inside = lambda x, y: (tf.cond(x[0] > 0, lambda: tf.random.shuffle(x), lambda: x), y)  # noqa: E731
     with pytest.raises(ValueError, match=r"made at .*test_transforms\.py:\d+\. Use "):
         batches(inside)
+
+
+def test_a_transform_may_return_more_tensors_than_examples_have():
+    names = "abcdefgh"
+    made = tfdp.data.poisson_batches(
+        (np.ones([20, 2], "float32"), np.arange(20)),
+        expected_batch_size=5,
+        transform=lambda x, y: ({name: x for name in names}, y),
+    )
+    assert made.source.element_spec[0] == {name: tf.TensorSpec([2]) for name in names}
+    x, _ = next(iter(made))
+    assert sorted(x) == list(names)

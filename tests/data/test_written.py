@@ -199,7 +199,7 @@ def test_examples_without_a_fixed_shape_are_refused(tmp_path):
     [
         (lambda data: data.batch(9, drop_remainder=True), "single examples"),
         (lambda data: data.repeat(), "must be finite"),
-        (lambda data: data.map(lambda x, y: {"x": x, "y": y}), "choose x and y"),
+        (lambda data: data.map(lambda x, y: (x, y, x, y)), "choose x and y"),
         (lambda data: data.map(lambda x, y: (tf.cast(x, tf.bfloat16), y)), "types that NumPy has"),
         (lambda data: data.map(lambda x, y: (x, tf.constant(b"a\0"))), "zero byte"),
     ],

@@ -43,8 +43,8 @@ class Attempts:
         self._sampling = PoissonSampling(data.dataset_size, 1, padding=padding)
         self._on_device = data
         if data.stored is None:
-            x, y = tf.nest.map_structure(tf.identity, (data.x, data.y))
-            self._on_device = dataclasses.replace(data, x=x, y=y)
+            on_device = tf.nest.map_structure(tf.identity, data.data)
+            self._on_device = dataclasses.replace(data, data=on_device)
         use = next(data.uses)
         self._learning = KeyStream(data.seed, f"attempts {use}: learning")
         self._testing = KeyStream(data.seed, f"attempts {use}: testing")

@@ -15,6 +15,7 @@ from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, FULL
 from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.clipping import step_check
+from tfdp.data.elements import has_labels
 from tfdp.data.source import PoissonSource
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 
@@ -244,6 +245,11 @@ class SelectiveTraining(_Model):
             raise ValueError(
                 "Argument `x` must be what `tfdp.data.poisson_batches` returned. Received: "
                 f"{type(batches).__name__}."
+            )
+        if not has_labels(batches.source.element_spec):
+            raise ValueError(
+                "Argument `x` must hold examples with labels, (x, y): an update is tested by the "
+                f"compiled loss. Received batches of {batches.element_spec}."
             )
         if sampling.rows_per_example > 1 or sampling.unit != EXAMPLE:
             raise ValueError(

@@ -25,6 +25,7 @@ from tfdp.clipping import ClippedSum
 from tfdp.clipping.engine import REPLACE_ONE
 from tfdp.clipping.loss_graph import batch_state
 from tfdp.data.draw_record import Use
+from tfdp.data.elements import has_labels, parts_of
 from tfdp.optimizers import noise, record_table
 from tfdp.optimizers.private_step import PrivateStep
 
@@ -47,7 +48,7 @@ class Replay:
     Args:
       model: The compiled model.
       optimizer: The private optimizer that takes the steps.
-      data: `(x, y)` or `(x, y, sample_weight)`, for shapes and types.
+      data: `(x, y)`, `(x, y, sample_weight)`, `x` or `(x,)`, for shapes and types.
       examples: The most examples of a logical batch.
 
     Attributes:
@@ -71,12 +72,15 @@ class Replay:
                 f"{type(model.distribute_strategy).__name__}."
             )
         spec = tf.nest.map_structure(
-            lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], np.asarray(a).dtype), tuple(data[:2])
+            lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], np.asarray(a).dtype), data
         )
         unmasked = self.sampling is not None and self.sampling.padding == NONE
-        self.has_masks = not unmasked or len(data) == 3 or isinstance(model, SelectiveTraining)
+        is_weighted = len(parts_of(data)) == 3
+        self.has_masks = has_labels(data) and (
+            not unmasked or is_weighted or isinstance(model, SelectiveTraining)
+        )
         if self.has_masks:
-            spec = (*spec, tf.TensorSpec([None], tf.float32 if len(data) == 3 else tf.bool))
+            spec = (*spec[:2], tf.TensorSpec([None], tf.float32 if is_weighted else tf.bool))
         _build(model, spec)
         self._traced: tf.Graph | None = None
         self._is_nested = False
@@ -89,7 +93,7 @@ class Replay:
 
     # The graph.
 
-    def _trace(self, model: Any, spec: Sequence[Any]) -> Any:
+    def _trace(self, model: Any, spec: Any) -> Any:
         """Returns the traced step.
 
         A function of the user's that takes the private step, and that `train_step` calls, would
@@ -97,7 +101,7 @@ class Replay:
         """
         step = tf.function(self._step_of(model), autograph=not _is_of_keras_3(model))
         try:
-            return step.get_concrete_function(*spec)
+            return step.get_concrete_function(spec)
         except Exception:
             if not self._is_nested:
                 raise
@@ -105,14 +109,14 @@ class Replay:
         tf.config.run_functions_eagerly(True)
         try:
             step = tf.function(self._step_of(model), autograph=not _is_of_keras_3(model))
-            return step.get_concrete_function(*spec)
+            return step.get_concrete_function(spec)
         finally:
             tf.config.run_functions_eagerly(before)
 
     def _step_of(self, model: Any) -> Callable[..., None]:
         optimizer: Any = self._optimizer
 
-        def step(*batch: Any) -> None:
+        def step(batch: Any) -> None:
             self._traced = tf.compat.v1.get_default_graph()
             self._sums = []  # A function that makes variables is traced twice.
             if isinstance(model, SelectiveTraining):  # An attempt, but for the test of its update.
@@ -194,12 +198,11 @@ class Replay:
         divided by the noise multiplier that was counted.
 
         Args:
-          rows: `(x, y)` or `(x, y, sample_weight)`: a logical batch.
+          rows: A logical batch, like the data.
           present: Mask of the rows that are examples, if there are masks; None: all are.
           anew: Whether to set all back first; otherwise the step follows the one before.
         """
-        x, y, *weights = rows
-        count = np.shape(tf.nest.flatten(x)[0])[0]
+        count, weights = np.shape(tf.nest.flatten(rows)[0])[0], parts_of(rows)[2:]
         mask = np.ones(count, bool) if present is None else present
         if weights:
             mask = np.where(mask, np.asarray(weights[0], np.float32), np.float32(0))
@@ -210,9 +213,9 @@ class Replay:
         for chunk in range(self._chunks):
             first, is_last = chunk * self._rows_of_chunk, chunk == self._chunks - 1
             part = slice(first, count if is_last else first + self._rows_of_chunk)
-            batch = (x, y, mask) if self.has_masks else (x, y)
+            batch = (*rows[:2], mask) if self.has_masks else rows
             batch = tf.nest.map_structure(lambda a, part=part: a[part], batch)
-            self._run(*tf.nest.map_structure(tf.constant, batch))
+            self._run(tf.nest.map_structure(tf.constant, batch))
         sums = np.concatenate([np.ravel(total.numpy()) for total in self._sums])
         return sums * self.noise_counted
 
@@ -325,7 +328,7 @@ def _is_of_keras_3(model: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "keras" for base in type(model).__mro__)
 
 
-def _build(model: Any, batch: tuple) -> None:
+def _build(model: Any, batch: Any) -> None:
     """Makes the variables of a model, as `fit` does, without showing it an example."""
     zeros = tf.nest.map_structure(lambda s: tf.zeros([2, *s.shape[1:]], s.dtype), batch)
     if isinstance(model, SelectiveTraining):
@@ -334,7 +337,7 @@ def _build(model: Any, batch: tuple) -> None:
     elif _is_of_keras_3(model):
         model._symbolic_build(data_batch=zeros)
     elif not model.built:
-        model(zeros[0])
+        model(parts_of(zeros)[0])
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import FULL
 from tfdp.auditing.replay import Replay
+from tfdp.data.elements import parts_of
 from tfdp.optimizers.private_step import PrivateStep
 
 
@@ -140,7 +141,8 @@ def check_sensitivity(
     Args:
       model: A compiled model of Keras 3 or Keras 2, trained by `fit` or with a `train_step` of its
         own that calls its private optimizer.
-      data: `(x, y)` or `(x, y, sample_weight)`: arrays, or nested tuples or dicts of them.
+      data: `(x, y)` or `(x, y, sample_weight)`, or `x` or `(x,)` for a training step of its own
+        that takes no labels: arrays, or nested tuples or dicts of them.
       optimizer: The private optimizer that is examined. None: the model's. (An adaptive clip is
         examined at its present value; where an example or a user has several rows, these are
         copies.)
@@ -177,6 +179,7 @@ def check_sensitivity(
         raise error("optimizer", "a private optimizer of tfdp, or None", optimizer)
     if not math.isfinite(optimizer.l2_norm_clip):
         raise error("optimizer", "one with a finite `l2_norm_clip`", optimizer)
+    data = tuple(data) if isinstance(data, list) else data
     size = _size(data)
     count = positive_integer("examples", examples)
     least = 2 * optimizer.gradient_accumulation_steps
@@ -289,8 +292,10 @@ def _listed(names: tuple[str, ...]) -> str:
 def _size(data: Any) -> int:
     """Returns the number of examples."""
     sizes = {np.shape(a)[0] if np.ndim(a) else None for a in tf.nest.flatten(data)}
-    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3) or len(sizes) != 1:
-        raise error("data", "(x, y) or (x, y, sample_weight), arrays of one length", type(data))
+    if not 1 <= len(parts_of(data)) <= 3 or len(sizes) != 1:
+        raise error(
+            "data", "(x, y), (x, y, sample_weight) or x alone, arrays of one length", type(data)
+        )
     return int(sizes.pop() or 0)
 
 

@@ -57,6 +57,7 @@ from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.clipping import OnePassEngine, per_example_losses, step_check
 from tfdp.contrib.descent_budget import DescentOptions, grown_precision, iteration_event
 from tfdp.data.batches import PoissonBatches
+from tfdp.data.elements import has_labels, parts_of
 from tfdp.optimizers.noise import add_gaussian_noise
 
 _STEP_SIZE_GROWTH = 1.1
@@ -143,7 +144,7 @@ class AdaptiveGradientDescent(tf.Module):
         self.options = options
         self.budget = budget
         self._loss = loss
-        self._source = dataclasses.replace(source, x=x, y=y)
+        self._source = dataclasses.replace(source, data=(x, y))
         # With masks, by which a batch of no examples is told.
         padding = BUCKETS if sampling.padding == NONE else sampling.padding
         self._sampling = dataclasses.replace(sampling, padding=padding)
@@ -410,10 +411,12 @@ def _check_batches(batches: PoissonBatches) -> None:
     present = {
         "chunk_size": batches.sampling.gradient_accumulation_steps != 1,
         "transform": source.transform is not None,
-        "sample_weight": source.sample_weight is not None,
+        "sample_weight": len(parts_of(source.element_spec)) == 3,
         "cycle_length": source.cycle is not None,
         "data that are not in memory": source.stored is not None,
     }
+    if not has_labels(source.element_spec):
+        raise error("batches", "of examples with labels, (x, y)", batches)
     for name, there in present.items():
         if there:
             raise error("batches", f"without {name}", batches)

@@ -10,6 +10,8 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdp import _private_logs as private_logs
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.data import tasks
+from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
 
@@ -55,7 +57,7 @@ def _whatever_the_context(spec: tf.TypeSpec, _: Any) -> tf.TypeSpec:
 
 
 class PoissonBatches(tf.data.Dataset):
-    """Poisson batches `(x, y)`, each drawn when it is requested.
+    """Poisson batches, such as `(x, y)`, each drawn when it is requested.
 
     It is a `tf.data.Dataset`: `model.fit` takes it, and `for` iterates over it. Its elements must
     reach the training step as they were drawn, each once. Methods that change, repeat, mix or
@@ -71,7 +73,10 @@ class PoissonBatches(tf.data.Dataset):
     Attributes:
       sampling: Sampling of the batches: the argument `sampling` of an optimizer.
       source: The data set. Batches can also be drawn from it inside a graph.
+      preprocessor: The preprocessor of a KerasHub task that was applied to the examples, if any.
     """
+
+    preprocessor: Any = None
 
     def __init__(
         self,
@@ -91,6 +96,16 @@ class PoissonBatches(tf.data.Dataset):
     def element_spec(self) -> Any:
         """Types and shapes of the elements."""
         return self._dataset.element_spec
+
+    @property
+    def input_spec(self) -> Any:
+        """Types and shapes of the inputs x, whether elements are `x`, `(x,)` or `(x, y, ...)`."""
+        return parts_of(self.element_spec)[0]
+
+    @property
+    def target_spec(self) -> Any:
+        """Types and shapes of the targets y; None where data have no labels."""
+        return parts_of(self.element_spec)[1] if has_labels(self.element_spec) else None
 
     def __iter__(self) -> Any:
         """Returns an iterator whose elements leave the number of rows open for tracing."""
@@ -112,17 +127,29 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
             return method(self._make(source), *args, **kwargs)
 
         dataset = original(self._dataset, *args, **kwargs)
-        return PoissonBatches(dataset, self.sampling, self.source, make)
+        kept = PoissonBatches(dataset, self.sampling, self.source, make)
+        kept.preprocessor = self.preprocessor
+        return kept
 
     method.__name__, method.__doc__ = name, f"As `tf.data.Dataset.{name}`."
     return method
 
 
 def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) -> PoissonBatches:
-    """Handles `map` of `class_weight` in `model.fit`; raises an error for other functions."""
+    """Handles `map` of `class_weight` in `model.fit`; raises an error for other functions.
+
+    A task of KerasHub maps its preprocessor, which was applied to the examples before.
+    """
+    if tasks.unmapped(self, map_func):
+        return self
     if getattr(map_func, "__qualname__", "") not in _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source
+    if not has_labels(self.element_spec):
+        raise ValueError(
+            "Argument `class_weight` must not be given with data without labels. Received batches "
+            f"of {self.element_spec}."
+        )
     if source.transform is not None:
         raise ValueError(
             "Argument `class_weight` must not be given with batches that have a `transform`, which "
@@ -139,7 +166,8 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
             "Argument `class_weight` must have a weight for each label. Received data with a label "
             "that has none."
         ) from error
-    return self._make(dataclasses.replace(source, sample_weight=in_variables(weights)))
+    data = (*source.data[:2], in_variables(weights))
+    return self._make(dataclasses.replace(source, data=data))
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:

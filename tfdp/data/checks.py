@@ -1,5 +1,6 @@
 """Error messages for data that Poisson batches cannot be drawn from."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def check_data(data: Any, others: tuple) -> None:
 
     Raises:
       TypeError: There are further arguments.
-      ValueError: The data are ragged, sparse, masked, batched, or lists of numbers.
+      ValueError: The data give batches, or have masked entries.
     """
     if others:
         raise TypeError(
@@ -46,10 +47,58 @@ def check_data(data: Any, others: tuple) -> None:
                 "`batch` (`batch_size=None` where Keras makes the dataset), or call `unbatch()`."
             )
         return
-    for part in data if isinstance(data, (list, tuple)) else ():
-        _check_part(part)
     for array in tf.nest.flatten(data):
         check_unmasked("data", array)
+
+
+def arrays_of(data: Any) -> Any:
+    """Returns data in nested tuples and dicts of arrays, or as they are where none are there.
+
+    A list becomes a tuple: `tf.data` would stack it. Data frames, and the tensors of other
+    libraries, become arrays of NumPy.
+
+    Args:
+      data: The argument `data` of `poisson_batches`, once `features` are chosen.
+
+    Raises:
+      ValueError: A part of the data is no dense array of numbers or strings.
+    """
+    if isinstance(data, list) and any(map(_is_scalar, data[:3])):
+        _check_part(data)
+    if isinstance(data, (list, tuple)):
+        if not 1 <= len(data) <= 3:
+            return data
+        _check_no_none(data)
+        for part in data:
+            _check_part(part)
+        return tuple(map(_converted, data))
+    if is_source(data):
+        return data
+    _check_part(data)
+    return _converted(data)
+
+
+def is_source(data: Any) -> bool:
+    """Returns whether data are an object that examples are read from one by one."""
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return False
+    if isinstance(data, (str, bytes, list, tuple, Mapping)):
+        return False
+    return not (tf.is_tensor(data) or is_stored(data) or _is_array(data))
+
+
+def is_stored(array: Any) -> bool:
+    """Returns whether an array is on disk, or elsewhere: a memory map, HDF5, Zarr.
+
+    NumPy-like arrays in memory, unlike those on disk, have an `__array_priority__`.
+    """
+    if isinstance(array, np.memmap):
+        return True
+    if isinstance(array, (np.ndarray, np.generic)) or tf.is_tensor(array):
+        return False
+    if hasattr(array, "to_numpy") or hasattr(array, "__array_priority__"):
+        return False
+    return all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__"))
 
 
 def is_batched(dataset: Any) -> bool:
@@ -60,13 +109,6 @@ def is_batched(dataset: Any) -> bool:
     )
 
 
-def tuples_for_lists(data: Any) -> Any:
-    """Returns nested data with a tuple for each list, which `tf.data` would stack."""
-    if isinstance(data, dict):
-        return {name: tuples_for_lists(part) for name, part in data.items()}
-    return tuple(map(tuples_for_lists, data)) if isinstance(data, (list, tuple)) else data
-
-
 def _is_loader(data: Any) -> bool:
     """Returns whether data are one of Keras's objects that give `fit` batches."""
     return any(
@@ -75,28 +117,91 @@ def _is_loader(data: Any) -> bool:
     )
 
 
+def _is_array(value: Any) -> bool:
+    """Returns whether a value is an array in memory, of NumPy or another library, or a frame."""
+    is_other = _is_sparse(value) or _is_arrow_table(value)
+    return hasattr(value, "to_numpy") or hasattr(value, "__array__") or is_other
+
+
+def _is_sparse(value: Any) -> bool:
+    return hasattr(value, "toarray") and hasattr(value, "nnz")  # Of SciPy.
+
+
+def _is_arrow_table(value: Any) -> bool:
+    return _is_of("pyarrow", value) and hasattr(value, "column_names")
+
+
+def _is_of(package: str, value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == package
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (str, bytes)) or (
+        isinstance(value, (int, float, complex, np.generic)) and np.ndim(value) == 0
+    )
+
+
+def _converted(part: Any) -> Any:
+    """Returns a part of data with tuples for lists, and arrays of NumPy for those of others."""
+    if isinstance(part, Mapping):
+        return {name: _converted(value) for name, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return tuple(map(_converted, part))
+    if hasattr(part, "to_numpy"):
+        return part.to_numpy()
+    if isinstance(part, np.ndarray) or tf.is_tensor(part) or is_stored(part):
+        return part
+    is_sequence = isinstance(part, Sequence) and not isinstance(part, (str, bytes))
+    return np.asarray(part) if is_sequence or hasattr(part, "__array__") else part
+
+
+def _check_no_none(data: Any) -> None:
+    if all(part is not None for part in data):
+        return
+    shown = f"({', '.join('None' if part is None else '...' for part in data)})"
+    raise ValueError(
+        "Argument `data` must have no None: data without labels are `x`, or `(x,)`. Received: "
+        f"{shown}. Weights follow labels; a training step of your own can take them from a dict, "
+        "`{'x': x, 'weight': weight}`."
+    )
+
+
 def _check_part(part: Any) -> None:
-    if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
-        sparse = isinstance(part, tf.SparseTensor)
+    if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or _is_sparse(part):
+        is_ragged = isinstance(part, tf.RaggedTensor)
+        remedy = "x.toarray()" if _is_sparse(part) else "tf.sparse.to_dense(x)"
+        remedy = "x.to_tensor()" if is_ragged else remedy
         raise ValueError(
             "Argument `data` must hold dense arrays. Received a "
-            f"{'SparseTensor' if sparse else 'RaggedTensor'} of shape {part.shape}: use "
-            f"`{'tf.sparse.to_dense(x)' if sparse else 'x.to_tensor()'}`"
-            f"{'' if sparse else ', which pads, and a mask or an embedding with `mask_zero=True`'}."
+            f"{type(part).__name__} of shape {part.shape}: use `{remedy}`"
+            f"{', which pads, and a mask or an embedding with `mask_zero=True`' * is_ragged}."
+        )
+    if _is_arrow_table(part):
+        raise ValueError(
+            f"Argument `data` must hold arrays. Received a {type(part).__name__} of PyArrow: use "
+            "`x.to_pandas()`."
+        )
+    if isinstance(part, tf.data.Dataset) or (is_source(part) and not isinstance(part, Sequence)):
+        raise ValueError(
+            "Argument `data` must hold arrays or tensors, or be one source of examples. Received "
+            f"a {type(part).__name__} in it: choose a split, such as `data['train']`, and let its "
+            "examples have all the parts."
         )
     array = part.to_numpy() if hasattr(part, "to_numpy") else part  # Of data frames.
-    if isinstance(array, np.ndarray) and array.dtype == object and not _are_strings(array):
+    kind = array.dtype.kind if isinstance(array, np.ndarray) else ""
+    if kind in ("m", "M") or (kind == "O" and not _are_strings(array)):
         remedy = (
             "pad sequences to one length (`tf.keras.utils.pad_sequences`), or convert it with "
             "`astype`"
         )
         if array is not part and array.ndim > 1:
-            remedy = "choose columns of one type, or give the model an input for each: `dict(x)`"
+            each = "x.to_dict()" if _is_of("polars", part) else "dict(x)"
+            remedy = f"choose columns of one type, or give the model an input for each: `{each}`"
         raise ValueError(
             "Argument `data` must hold arrays of numbers or strings. Received: "
-            f"{type(part).__name__} of type object and shape {array.shape}: {remedy}."
+            f"{type(part).__name__} of type {array.dtype} and shape {array.shape}: {remedy}."
         )
-    if isinstance(part, dict):
+    if isinstance(part, Mapping):
         for value in part.values():
             _check_part(value)
     if isinstance(part, (list, tuple)):

@@ -10,17 +10,17 @@ Features = str | Sequence[str] | None
 
 
 def chosen(data: Any, features: Features, label: str | None) -> Any:
-    """Returns data whose examples are `(x, y)`, of data whose examples are dicts.
+    """Returns data whose examples are `(x, y)`, or `x`, of data whose examples are dicts.
 
     Args:
       data: A random-access source or a `tf.data.Dataset` whose examples are dicts; or a dict of
         arrays, or what has its names like one.
       features: Name of the input, or names of several, which become a dict; None with `label`
         None: data are returned as they are.
-      label: Name of the target.
+      label: Name of the target; None: examples are `x`.
 
     Raises:
-      ValueError: A name is unknown, only one of the arguments is given, or examples are not dicts.
+      ValueError: A name is unknown, only `label` is given, or examples are not dicts.
     """
     if features is None and label is None:
         return data
@@ -28,7 +28,7 @@ def chosen(data: Any, features: Features, label: str | None) -> Any:
     if isinstance(data, tf.data.Dataset):
         _check_example(data.element_spec, features, label)
         return data.map(lambda *example: _picked(example[0], features, label))
-    if _has_names(data):
+    if names_of(data) is not None:
         _check_example(data, features, label)
         return _picked(data, features, label)
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__") and len(data)):
@@ -39,7 +39,7 @@ def chosen(data: Any, features: Features, label: str | None) -> Any:
 
 
 class Columns:
-    """A random-access source of `(x, y)`, of one of dicts.
+    """A random-access source of `(x, y)`, or `x`, of one of dicts.
 
     Args:
       items: The source.
@@ -53,7 +53,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index: int, **rng: Any) -> tuple:
+    def __getitem__(self, index: int, **rng: Any) -> Any:
         example = self._items.__getitem__(index, **rng) if rng else self._items[index]
         return _picked(example, self._features, self._label)
 
@@ -66,7 +66,7 @@ class Columns:
 class ManyColumns(Columns):
     """The same of a source that reads several examples at once."""
 
-    def __getitems__(self, indices: list[int], **rngs: Any) -> list[tuple]:
+    def __getitems__(self, indices: list[int], **rngs: Any) -> list[Any]:
         """Returns the examples with these indices."""
         examples = self._items.__getitems__(indices, **rngs)
         return [_picked(example, self._features, self._label) for example in examples]
@@ -88,14 +88,19 @@ def takes_generators(items: Any) -> bool:
         return False
 
 
-def _has_names(value: Any) -> bool:
-    """Returns whether something is a dict, or like one: a file of HDF5, a data frame."""
-    return hasattr(value, "keys") and hasattr(value, "__getitem__")
+def names_of(value: Any) -> list[str] | None:
+    """Returns the names in a dict, or in what is like one: a file of HDF5, a data frame."""
+    if not hasattr(value, "__getitem__"):
+        return None
+    if hasattr(value, "keys"):
+        return list(value.keys())
+    is_frame = hasattr(value, "columns") and hasattr(value, "to_numpy")  # Of Polars.
+    return list(value.columns) if is_frame else None
 
 
-def _picked(example: Any, features: Features, label: str | None) -> tuple:
+def _picked(example: Any, features: Features, label: str | None) -> Any:
     x = example[features] if isinstance(features, str) else {n: example[n] for n in features or ()}
-    return x, example[label]
+    return x if label is None else (x, example[label])
 
 
 def _check_names(features: Any, label: Any) -> None:
@@ -106,21 +111,23 @@ def _check_names(features: Any, label: Any) -> None:
             "Argument `features` must be the name of a feature, or a list of different names, when "
             f"`label` is given. Received: {features=}, {label=}."
         )
-    if not isinstance(label, str):
+    if not isinstance(label, str | None):
         raise ValueError(
-            "Argument `label` must be the name of the target when `features` are given. Received: "
-            f"{features=}, {label=}."
+            "Argument `label` must be the name of the target, or None where there is none. "
+            f"Received: {features=}, {label=}."
         )
 
 
 def _check_example(example: Any, features: Features, label: str | None) -> None:
-    if not _has_names(example):
+    known = names_of(example)
+    if known is None:
         raise ValueError(_no_dicts(example))
     names = [features] if isinstance(features, str) else list(features or ())
-    for argument, name in [*(("features", name) for name in names), ("label", label)]:
-        if name not in example.keys():  # noqa: SIM118 (Not each is a dict.)
+    wanted = [("features", name) for name in names]
+    for argument, name in wanted if label is None else [*wanted, ("label", label)]:
+        if name not in known:
             raise ValueError(
-                f"Argument `{argument}` must name what the examples have: {list(example.keys())}. "
+                f"Argument `{argument}` must name what the examples have: {known}. "
                 f"Received: {name!r}."
             )
 
@@ -128,5 +135,5 @@ def _check_example(example: Any, features: Features, label: str | None) -> None:
 def _no_dicts(received: Any) -> str:
     return (
         "Arguments `features` and `label` are for data whose examples are dicts. Received: "
-        f"{type(received).__name__}. Leave them out where examples are (x, y)."
+        f"{type(received).__name__}. Leave them out where examples are (x, y), or x alone."
     )

@@ -14,6 +14,7 @@ from tfdp._tf.workers import check_alike, gathered
 from tfdp._validation import error
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.data.columns import Features
+from tfdp.data.elements import check_padding
 from tfdp.data.poisson import check_integer, drawn_batches, source_of
 from tfdp.data.source import PoissonSource
 
@@ -38,7 +39,7 @@ def distributed_poisson_batches(
     expected_batch_size: int,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
-    transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    transform: Callable[..., Any] | None = None,
     padding: str = NONE,
     seed: int | None = None,
     features: Features = None,
@@ -97,6 +98,8 @@ def distributed_poisson_batches(
     if padding not in _PADDINGS:
         raise error("padding", f"one of {list(_PADDINGS)}", padding)
     sources = _opened(strategy, open_shard, seed, transform, features, label)
+    for source in sources.values():
+        check_padding(padding, chunk_size, source.element_spec)
     given = {
         "dataset_size": dataset_size,
         "expected_batch_size": expected_batch_size,
@@ -144,10 +147,10 @@ def distributed_poisson_batches(
     return batches
 
 
-def _batch_spec(sources: dict[int, PoissonSource], sampling: PoissonSampling) -> tuple:
+def _batch_spec(sources: dict[int, PoissonSource], sampling: PoissonSampling) -> Any:
     """Returns the types and shapes of a replica's batch."""
     examples = next(iter(sources.values())).element_spec
-    if len(examples) == 2 and sampling.padding != NONE:
+    if sampling.padding != NONE and len(examples) == 2:
         examples = (*examples, tf.TensorSpec([], tf.bool))
     return tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), examples)
 

@@ -11,20 +11,13 @@ import tensorflow as tf
 from tfdp._random.key_streams import KeyStream
 from tfdp._tf.autotuning import without_autotuning
 from tfdp._validation import error
-from tfdp.accounting.sampling import (
-    BUCKETS,
-    EXAMPLE,
-    NONE,
-    PADDINGS,
-    USER,
-    PoissonSampling,
-    padded_batch_size,
-)
+from tfdp.accounting.sampling import EXAMPLE, NONE, USER, PoissonSampling, padded_batch_size
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
-from tfdp.data.checks import check_data, tuples_for_lists
+from tfdp.data.checks import arrays_of, check_data
 from tfdp.data.columns import Features, chosen
 from tfdp.data.cycle import Cycle
+from tfdp.data.elements import check_padding, has_labels, parts_of
 from tfdp.data.source import PoissonSource, Rows, in_variables
 from tfdp.data.stored import stored
 from tfdp.data.transforms import Transform
@@ -39,7 +32,7 @@ def poisson_batches(
     expected_batch_size: int | None = None,
     chunk_size: int | None = None,
     steps_per_epoch: int | None = None,
-    transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    transform: Callable[..., Any] | None = None,
     padding: str = NONE,
     seed: int | None = None,
     first_step: int = 0,
@@ -52,9 +45,11 @@ def poisson_batches(
 ) -> PoissonBatches:
     """Returns batches that contain each example independently, with probability q = B / N.
 
-    Every element has the structure of the data, `(x, y)` or `(x, y, sample_weight)`, with one row
-    for each example that was drawn. The number of rows varies from batch to batch. (It is capped at
-    a number that is exceeded with a tiny probability; the privacy ledger charges that to delta.)
+    Every element has the structure of the data, `(x, y)`, `(x, y, sample_weight)`, `x` or `(x,)`,
+    with one row for each example that was drawn. So a training step gets what it would get from
+    `fit` on a `tf.data.Dataset` of the same structure. The number of rows varies from batch to
+    batch. (It is capped at a number that is exceeded with a tiny probability; the privacy ledger
+    charges that to delta.)
 
     Functions that XLA compiles need fixed shapes: see `padding`. Every element is then `(x, y,
     weights)`, and Keras takes the weights as sample weights. Rows of padding have weight zero, and
@@ -67,12 +62,13 @@ def poisson_batches(
     steps for which no epsilon holds.)
 
     Args:
-      data: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors, or nested tuples or dicts of
-        them, with N rows each. (A list of arrays is several inputs, as in Keras.) A weight
-        multiplies the loss of its example, before the example's gradient is clipped; each output of
-        a model can have weights of its own. Of memory-mapped arrays, HDF5 and Zarr, only the rows
-        of a batch are read. The same holds for random-access sources: what
-        `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
+      data: `(x, y)` or `(x, y, sample_weight)`: arrays, tensors or data frames, or nested tuples
+        or dicts of them, with N rows each. (In it, a list of arrays is several inputs, as in
+        Keras.) Without labels: `x`, an array or a dict of arrays, or `(x,)`; several inputs in a
+        tuple are `((a, b),)`. A weight multiplies the loss of its example, before the example's
+        gradient is clipped; each output of a model can have weights of its own. Of memory-mapped
+        arrays, HDF5 and Zarr, only the rows of a batch are read. The same holds for random-access
+        sources: what `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
         `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
         Python code that decodes or crops belongs there. Its random numbers come by an argument
         `rng` (or `rngs`), a `np.random.Generator` for each row. A finite `tf.data.Dataset` of
@@ -86,26 +82,29 @@ def poisson_batches(
       transform: Function of one example, `(x, y)` without a batch dimension, that returns the
         example to train on: decoding, cropping, augmentation. It consists of TensorFlow operations
         without side effects or states, is traced once, and runs anew for each draw. Its random
-        numbers are secret, for each row its own, whatever their seeds are. None: examples as they
-        are.
+        numbers are secret, for each row its own, whatever their seeds are. Of examples without
+        labels it is a function of `x` alone, which returns another `x`, or a pair `(x, y)`: then
+        batches have these labels. None: examples as they are.
       padding: "none"; "buckets", for `jit_compile=True` and for GPUs: batches have one of a few
         sizes, `sampling.bucket_sizes`, and XLA compiles the step once for each; or "full": all
         batches have one size, and the examples stand at random places. "full" is for models whose
-        random layers cannot be given secret keys (an error says so).
+        random layers cannot be given secret keys (an error says so). Data without labels cannot be
+        padded: Keras takes weights after labels alone.
       seed: Makes the sampling reproducible, for tests and experiments only: privacy amplification
         requires a secret sample. By default sampling uses the operating system's entropy.
       first_step: With `seed`, the number of batches that an interrupted run has already drawn.
       features: For examples that are dicts (data sources of TFDS, Hugging Face's data sets,
         `tfds.load` without `as_supervised`, a dict of arrays): the name of the input; or a list of
         names, which gives the model a dict of inputs.
-      label: For examples that are dicts: the name of the target.
+      label: For examples that are dicts: the name of the target; None: they have no labels.
       privacy_unit: For user-level privacy, the user of each example: an integer or a string for
         each, `[examples]`, in the order of `data`. Users are then sampled in place of examples, N
         and B count users, and neighbouring data sets differ in all examples of one user. Elements
-        are `(x, y, weights)`. None: each example is a unit of its own.
+        are `(x, y, weights)`; without labels, as the data. None: each example is a unit of its
+        own.
       examples_per_user: With `privacy_unit`, the number of examples that a draw takes of a user, at
-        most; a uniformly random choice, anew for each draw. The gradient of their mean loss is
-        clipped. Every user has as many rows in a batch, so that a large number costs time.
+        most; a uniformly random choice, anew for each draw. 1 for data without labels. The gradient
+        of their mean loss is clipped. Every user has as many rows in a batch, so that a large number costs time.
       augmentations: Rows that each example has in a batch, next to each other. `transform`, and the
         random layers of the model, treat each of them anew; the gradient of their mean loss is
         clipped, so that they cost no more privacy than one (augmentation multiplicity: De et al.,
@@ -139,7 +138,7 @@ def poisson_batches(
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
     check_integer("first_step", first_step, 0, None)
-    _check_padding(padding, chunk_size, source.element_spec[2:])
+    check_padding(padding, chunk_size, source.element_spec)
     sampling = PoissonSampling(
         dataset_size,
         expected_batch_size,
@@ -199,6 +198,13 @@ def _of_units(
             "order that is fixed. Received a tf.data.Dataset, whose order may be another each time."
         )
     users = Users.of(privacy_unit, examples_per_user, source.examples)
+    if users.most > 1 and not has_labels(source.element_spec):
+        raise ValueError(
+            "Argument `examples_per_user` must be 1 for data without labels: the rows of a user "
+            "with fewer examples have weight zero, and Keras takes weights after labels alone, "
+            f"(x, y, sample_weight). Received: {examples_per_user=}, and examples "
+            f"{source.element_spec}. Give the data any y, such as (x, x)."
+        )
     return dataclasses.replace(source, augmentations=augmentations, users=users)
 
 
@@ -213,19 +219,19 @@ def source_of(
     """Returns what `poisson_batches` draws from; see there for its arguments and errors."""
     check_data(data, others)
     data = chosen(data, features, label)
-    if isinstance(data, (list, tuple)) and len(data) in (2, 3):
-        data = tuples_for_lists(data)
+    if not isinstance(data, tf.data.Dataset):
+        data = arrays_of(data)
     examples = stored(data)
     if examples is None:
-        (x, y, *weights), size = _load(data)
-        source = PoissonSource(x, y, size, seed, None, *weights)
+        source = PoissonSource(*_load(data), seed)
     else:
-        for weight in tf.nest.flatten(examples.element_spec[2:]):
+        for weight in tf.nest.flatten(parts_of(examples.element_spec)[2:]):
             _check_weights(weight)
-        source = PoissonSource(None, None, len(examples), seed, stored=examples)
+        source = PoissonSource(None, len(examples), seed, stored=examples)
     if transform is None:
         return source
-    return dataclasses.replace(source, transform=Transform(transform, *source.element_spec[:2]))
+    example = parts_of(source.given_spec)[:2]
+    return dataclasses.replace(source, transform=Transform(transform, *example))
 
 
 def drawn_batches(
@@ -274,66 +280,69 @@ def drawn_batches(
     return without_autotuning(batches)
 
 
-def _check_padding(padding: Any, chunk_size: int | None, weights: tuple) -> None:
-    if padding not in PADDINGS:
-        raise error("padding", f"one of {list(PADDINGS)}", padding)
-    if padding == BUCKETS and chunk_size is not None:
-        raise ValueError(
-            'Argument `padding` must be "none" or "full" with `chunk_size`. Received: '
-            f"{padding=}, {chunk_size=}."
-        )
-    if padding != NONE and weights and not hasattr(weights[0], "shape"):
-        raise ValueError(
-            'Argument `padding` must be "none" unless the sample weights are one array. '
-            f"Received: {padding=}, and sample weights {weights[0]} of each example."
-        )
-
-
-def _load(data: Any) -> tuple[tuple, int]:
-    """Loads the data set into memory, (x, y) or (x, y, weights), and counts its examples."""
+def _load(data: Any) -> tuple[Any, int]:
+    """Loads the data set into memory, in its structure, and counts its examples."""
     if isinstance(data, tf.data.Dataset):
         data = _read(data)
-    if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
-        advice = ""
-        if isinstance(data, dict):
-            advice = " Of a dict, choose with `features` and `label`."
-        elif hasattr(data, "__next__"):
-            advice = (
-                " If it gives single examples, a finite number of them, make a dataset of it: "
-                "`tf.data.Dataset.from_generator`."
-            )
+    is_array = isinstance(data, (np.ndarray, dict)) or tf.is_tensor(data)
+    if not is_array and not (isinstance(data, tuple) and 1 <= len(data) <= 3):
         raise ValueError(
-            "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or a "
-            f"tf.data.Dataset of such examples. Received: {type(data).__name__}"
-            f"{f' of length {len(data)}' if isinstance(data, (tuple, list)) else ''}.{advice}"
+            "Argument `data` must be a pair (x, y), or (x, y, sample_weight), or x alone: arrays; "
+            f"or a tf.data.Dataset of such examples. Received: {type(data).__name__}"
+            f"{f' of length {len(data)}' if isinstance(data, (tuple, list)) else ''}."
+            f"{_advice(data)}"
         )
     with tf.device("cpu"):
-        parts = [tf.nest.map_structure(tf.convert_to_tensor, part) for part in data]
-        parts[2:] = [tf.nest.map_structure(_weights, part) for part in parts[2:]]
-    shapes = [tensor.shape for tensor in tf.nest.flatten(parts)]
+        data = tf.nest.map_structure(tf.convert_to_tensor, data)
+        if isinstance(data, tuple):
+            data = (*data[:2], *tf.nest.map_structure(_weights, data[2:]))
+    shapes = [tensor.shape for tensor in tf.nest.flatten(data)]
     lengths = {shape[0] if shape.rank else None for shape in shapes}
     if len(lengths) != 1 or not (length := lengths.pop()):
         raise ValueError(
             "Argument `data` must hold arrays whose first dimension is the example, all of one "
             f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
         )
-    return in_variables(tuple(parts)), length
+    return in_variables(data), length
 
 
-def _read(data: tf.data.Dataset) -> tuple:
+def _advice(data: Any) -> str:
+    """Says what to do with data of another kind."""
+    if hasattr(data, "__next__"):
+        return (
+            " If it gives single examples, a finite number of them, make a dataset of it: "
+            "`tf.data.Dataset.from_generator`."
+        )
+    if isinstance(data, (list, tuple)):
+        return (
+            " A list is no array: use `np.array(...)`, after `tf.keras.utils.pad_sequences` where "
+            "rows differ in length; of a list of examples, stack each part."
+        )
+    return ""
+
+
+def _read(data: tf.data.Dataset) -> Any:
     """Reads a data set of single examples into memory."""
     if data.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "Argument `data` must be a finite dataset of single examples. Received an "
             f"infinite one: {data}."
         )
-    examples = list(_as_far_as_memory(data))
-    if not examples or not isinstance(examples[0], tuple) or len(examples[0]) not in (2, 3):
+    if not 1 <= len(parts_of(data.element_spec)) <= 3:
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "
-            "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight). Received "
-            f"elements: {data.element_spec}. For dicts, give `features` and `label`."
+            "`tfds.load(..., as_supervised=True)` gives them, or (x, y, sample_weight), or x "
+            f"alone. Received elements: {data.element_spec}."
         )
+    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(data.element_spec)):
+        raise ValueError(
+            "Argument `data` must have examples of dense tensors, none of them None. Received "
+            f"elements: {data.element_spec}: `map` them, such as by `tf.sparse.to_dense`, or leave "
+            "out what is None."
+        )
+    examples = list(_as_far_as_memory(data))
+    if not examples:
+        raise ValueError(f"Argument `data` must have examples. Received an empty dataset: {data}.")
     try:
         return tf.nest.map_structure(lambda *values: np.stack(values), *examples)
     except ValueError as error:

@@ -13,6 +13,7 @@ from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.clipping import devices
 from tfdp.data.cycle import Cycle
+from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.stored import Examples
 from tfdp.data.transforms import Transform, secrets
 from tfdp.data.users import Users
@@ -48,14 +49,12 @@ class PoissonSource:
     """A data set that Poisson batches can be drawn from, also inside a graph.
 
     Attributes:
-      x: Inputs: a variable or tensor, or nested tuples or dicts of them, with one row for each
-        example; None where examples are not in memory.
-      y: Targets, as `x`.
+      data: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`: variables or tensors, or nested
+        tuples or dicts of them, with one row for each example; weights are floating. None where
+        examples are not in memory.
       examples: Number of examples.
       seed: Seed that was given to `poisson_batches`.
-      transform: Makes of one drawn example `(x, y)` the one that is delivered, or None.
-      sample_weight: Weights of the examples, `[examples, ...]`, floating, or nested ones, one for
-        each output of the model; or None.
+      transform: Makes of one drawn example the one that is delivered, or None.
       uses: Counts those who draw from it, so that no two of them draw the same.
       stored: Reads examples that are not in memory, or None.
       augmentations: Rows that each drawn example has.
@@ -63,12 +62,10 @@ class PoissonSource:
       cycle: The sets of units that are sampled in turns, or None: every draw is of all.
     """
 
-    x: Any
-    y: Any
+    data: Any
     examples: int
     seed: int | None
     transform: Transform | None = None
-    sample_weight: Any = None
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     stored: Examples | None = None
     augmentations: int = 1
@@ -87,26 +84,34 @@ class PoissonSource:
 
     @property
     def element_spec(self) -> Any:
-        """Types and shapes of the examples."""
-        if self.stored is not None:
-            x, y, *weights = self.stored.element_spec
-            return (x, y, *tf.nest.map_structure(_as_weights, weights))
-        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), self._data)
+        """Types and shapes of the examples that are delivered, without weights of rows."""
+        given = self.given_spec
+        if self.transform is None:
+            return given
+        made = self.transform.element_spec
+        if isinstance(given, tuple):
+            return (*parts_of(made), *given[2:])
+        return made
 
     @property
-    def _data(self) -> tuple:
-        weights = () if self.sample_weight is None else (self.sample_weight,)
-        return (self.x, self.y, *weights)
+    def given_spec(self) -> Any:
+        """Types and shapes of the examples before the transform."""
+        if self.stored is None:
+            return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), self.data)
+        spec = self.stored.element_spec
+        if not isinstance(spec, tuple):
+            return spec
+        return (*spec[:2], *tf.nest.map_structure(_as_weights, spec[2:]))
 
-    def tensors(self) -> tuple:
-        """Returns all examples in memory, `(x, y)` or `(x, y, sample_weight)`, as tensors.
+    def tensors(self) -> Any:
+        """Returns all examples in memory, in the structure of `data`, as tensors.
 
         It may copy them: batches are drawn without it.
         """
         with tf.init_scope():
-            return tf.nest.map_structure(tf.convert_to_tensor, self._data)
+            return tf.nest.map_structure(tf.convert_to_tensor, self.data)
 
-    def draw(self, key: tf.Tensor, sampling: PoissonSampling) -> tuple:
+    def draw(self, key: tf.Tensor, sampling: PoissonSampling) -> Any:
         """Draws a Poisson batch, whole, as those of `poisson_batches`.
 
         Args:
@@ -114,7 +119,7 @@ class PoissonSource:
           sampling: The sampling and padding.
 
         Returns:
-          `(x, y)`; with padding or weights `(x, y, weights)`.
+          See `rows`.
 
         Raises:
           ValueError: The data set is sampled in turns, of which only batches that are delivered
@@ -150,7 +155,7 @@ class PoissonSource:
         drawing = self._draws_in_rows()
         return Rows(indices, weights, secrets(key, tf.size(indices)) if drawing else None)
 
-    def rows(self, rows: Rows, *, padded: bool) -> tuple:
+    def rows(self, rows: Rows, *, padded: bool) -> Any:
         """Returns examples.
 
         Args:
@@ -158,13 +163,18 @@ class PoissonSource:
           padded: Whether there are indices from `examples` on, of rows of zeros without weight.
 
         Returns:
-          `(x, y)`; with padding or weights `(x, y, weights)`. Without weights, `weights` is a mask,
-          bool. If there are no indices, one unit of zeros: some of TensorFlow's operations,
-          convolutions among them, fail on no rows.
+          `x`, `(x,)` or `(x, y)`, as `element_spec` says; with padding or weights `(x, y,
+          weights)`. Without weights, `weights` is a mask, bool. If there are no indices, one unit
+          of zeros: some of TensorFlow's operations, convolutions among them, fail on no rows.
+
+        Raises:
+          ValueError: There would be padding, and no labels that its weights could follow.
         """
         if padded:
             return _open(self._padded(rows))
         found, each = self._weighted(rows), self.rows_per_example
+        if not isinstance(self.element_spec, tuple):
+            (found,) = found
         zeros = tf.nest.map_structure(lambda t: tf.zeros([each, *t.shape[1:]], t.dtype), found)
         return _open(tf.cond(tf.size(rows.indices) > 0, lambda: found, lambda: zeros))
 
@@ -174,8 +184,9 @@ class PoissonSource:
         return transformed or (self.stored is not None and self.stored.draws)
 
     def _weighted(self, which: Rows) -> tuple:
+        """Returns the parts of examples, with the weights of users' rows."""
         rows, weights = self._gathered(which), which.weights
-        if weights is None:
+        if weights is None or len(rows) == 1:  # Without labels users have one row, of weight 1.
             return rows
         if len(rows) == 2:
             return (*rows, weights)
@@ -189,17 +200,22 @@ class PoissonSource:
         indices = which.indices
         if self.stored is not None:
             secret = which.secret_of(1) if self.stored.draws else None
-            x, y, *weights = self.stored.gather(indices, secret)
-            rows = (x, y, *tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights))
+            rows = parts_of(self.stored.gather(indices, secret))
+            weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), rows[2:])
+            rows = (*rows[:2], *weights)
         else:
-            data = self.tensors() if devices.compiled_for_gpu() else self._data
-            rows = tf.nest.map_structure(lambda values: tf.gather(values, indices), data)
+            data = self.tensors() if devices.compiled_for_gpu() else self.data
+            rows = parts_of(tf.nest.map_structure(lambda values: tf.gather(values, indices), data))
         if self.transform is not None:
             secret = which.secret_of(0) if self.transform.draws else None
-            rows = (*self.transform(rows[:2], secret), *rows[2:])
+            rows = (*parts_of(self.transform(rows[:2], secret)), *rows[2:])
         return rows
 
     def _padded(self, which: Rows) -> tuple:
+        if not has_labels(self.element_spec):
+            raise ValueError(
+                "Rows of padding must have weights, which follow labels: there are none."
+            )
         mask = which.indices < self.examples
 
         def masked(taken: tf.Tensor) -> tf.Tensor:

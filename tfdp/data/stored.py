@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdp.clipping import step_check
 from tfdp.data import unchanged
+from tfdp.data.checks import is_source, is_stored
 from tfdp.data.columns import takes_generators
 
 _THREADS = 16  # That read single examples at the same time: they mostly wait.
@@ -22,7 +23,8 @@ class Examples(abc.ABC):
     """Examples that are read by their indices.
 
     Attributes:
-      element_spec: Types and shapes of an example: of `(x, y)` or `(x, y, sample_weight)`.
+      element_spec: Types and shapes of an example: of `x`, `(x,)`, `(x, y)` or `(x, y,
+        sample_weight)`.
       draws: Whether they are read with random numbers, so that each row needs a secret.
     """
 
@@ -94,12 +96,13 @@ class Arrays(Examples):
     """Arrays on disk, or elsewhere, whose rows can be read: memory maps, HDF5, Zarr.
 
     Args:
-      data: `(x, y)` or `(x, y, sample_weight)`, nested arrays with one row for each example.
+      data: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, nested arrays with one row for each
+        example.
     """
 
     def __init__(self, data: Any):
         # Tensors, of which rows cannot be taken with an array of indices, become arrays.
-        data = tf.nest.map_structure(lambda a: a if _is_stored(a) else np.asarray(a), data)
+        data = tf.nest.map_structure(lambda a: a if is_stored(a) else np.asarray(a), data)
         self._arrays = tf.nest.flatten(data)
         lengths = {array.shape[0] if array.shape else None for array in self._arrays}
         if len(lengths) != 1 or not lengths.pop():
@@ -135,7 +138,7 @@ class Items(Examples):
     a `np.random.Generator` with a secret seed, another one for each row of each draw.
 
     Args:
-      items: Gives `(x, y)` or `(x, y, sample_weight)`, nested arrays or numbers.
+      items: Gives `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, nested arrays or numbers.
 
     Raises:
       ValueError: It gives no such examples, or another one when an index is read again.
@@ -148,14 +151,14 @@ class Items(Examples):
         self._together = hasattr(items, "__getitems__")
         self.draws = takes_generators(items)
         first = self._read_one(0, np.zeros([3], np.int64)) if self.draws else items[0]
-        if not (isinstance(first, (tuple, list)) and len(first) in (2, 3)):
+        if isinstance(first, (tuple, list)) and not 1 <= len(first) <= 3:
             raise ValueError(
-                "Argument `data` must give examples (x, y) or (x, y, sample_weight). Received an "
-                f"object whose `data[0]` is {_described(first)}. Choose from dicts with `features` "
-                "and `label`; else wrap the object in a class with `__len__` and `__getitem__` "
-                "that returns such a tuple."
+                "Argument `data` must give examples (x, y), (x, y, sample_weight), or x alone. "
+                f"Received an object whose `data[0]` is {_described(first)}. Choose from dicts "
+                "with `features` and `label`; else wrap the object in a class with `__len__` and "
+                "`__getitem__` that returns arrays, or such a tuple of them."
             )
-        arrays = _arrays_of(first)
+        arrays = _arrays_of(tuple(first) if isinstance(first, list) else first)
         for array in tf.nest.flatten(arrays):
             if array.dtype.kind not in "biufcSUV" and not isinstance(array.flat[0], (str, bytes)):
                 raise ValueError(
@@ -336,16 +339,13 @@ def stored(data: Any) -> Examples | None:
     """Returns what reads data that are not in memory, or None where they are.
 
     Args:
-      data: The argument `data` of `poisson_batches`.
+      data: What `arrays_of` returns.
     """
     if isinstance(data, Examples):
         return data
-    if isinstance(data, (tuple, list)):
-        is_pair = len(data) in (2, 3)
-        return Arrays(tuple(data)) if is_pair and any(map(_is_stored, _leaves(data))) else None
-    if isinstance(data, (dict, np.ndarray, str, tf.Tensor, tf.data.Dataset)):
-        return None
-    return Items(data) if hasattr(data, "__len__") and hasattr(data, "__getitem__") else None
+    if is_source(data):
+        return Items(data)
+    return Arrays(data) if any(map(is_stored, _leaves(data))) else None
 
 
 def _generator(secret: np.ndarray) -> np.random.Generator:
@@ -367,31 +367,13 @@ def _leaves(data: Any) -> list[Any]:
     return [data]
 
 
-def _is_stored(array: Any) -> bool:
-    """Returns whether an array is on disk.
-
-    NumPy-like arrays in memory, unlike those on disk, have an `__array_priority__`.
-    """
-    if isinstance(array, np.memmap):
-        return True
-    if isinstance(array, (np.ndarray, np.generic)) or tf.is_tensor(array):
-        return False
-    return all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__")) and not hasattr(
-        array, "__array_priority__"
-    )
-
-
-def _arrays_of(example: Any) -> tuple:
+def _arrays_of(example: Any) -> Any:
     """Returns an example as nested tuples and dicts of arrays; lists are arrays, as in tf.data."""
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: converted(part) for key, part in value.items()}
-        if isinstance(value, tuple):
-            return tuple(map(converted, value))
-        return np.asarray(value)
-
-    return tuple(map(converted, example))
+    if isinstance(example, dict):
+        return {key: _arrays_of(part) for key, part in example.items()}
+    if isinstance(example, tuple):
+        return tuple(map(_arrays_of, example))
+    return np.asarray(example)
 
 
 def _collect(value: Any, spec: Any, arrays: list[np.ndarray]) -> None:

@@ -1,8 +1,11 @@
 """Functions of one example, whose random numbers are secret and belong to the example."""
 
+import inspect
+import os
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp._random import chacha
@@ -21,7 +24,14 @@ _READ = "ReadVariableOp"
 # Stateful operations that are calls, or read what is the same for all examples, or check.
 _ALLOWED = frozenset(
     {"Assert", "Case", "If", "PartitionedCall", "ResourceGather", "ResourceGatherNd", _READ}
-    | {"StatefulPartitionedCall", "StatelessRandomGetAlg", "VarIsInitializedOp", "VariableShape"}
+    | {
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "StatefulPartitionedCall",
+        "StatelessRandomGetAlg",
+        "VarIsInitializedOp",
+        "VariableShape",
+    }
     | {"While"}
 )
 # What begins so draws from the state of a generator.
@@ -54,6 +64,50 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
     return tf.bitcast(tf.reshape(words, [-1, 2, SECRET, 2]), tf.int64)
 
 
+def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Applies a function to each example once, with random numbers that belong to the example.
+
+    Args:
+      function: Is called with the parts of an example.
+      examples: Single examples.
+
+    Returns:
+      The results, in order. Each depends on its example and on secrets of its own alone.
+
+    Raises:
+      ValueError: The function draws random numbers in a way that no secret can be given to.
+    """
+    spec = examples.element_spec
+    arguments = spec if isinstance(spec, tuple) else (spec,)
+    concrete = tf.function(function, autograph=False).get_concrete_function(*arguments)
+    library = Library(concrete)
+    if not any(_is_drawing(library, node) for _, node in library.nodes()):
+        return examples.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+    keyed = KeyedFunction(concrete, _states(concrete))
+    of_rows = tf.data.Dataset.from_generator(
+        _fresh_secrets, output_signature=tf.TensorSpec([SECRET], tf.int64)
+    )
+
+    def of_row(secret: tf.Tensor, example: Any) -> Any:
+        return keyed(secret, tf.nest.flatten(example))
+
+    pairs = tf.data.Dataset.zip((of_rows, examples))
+    return pairs.map(of_row, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _fresh_secrets() -> Iterator[np.ndarray]:
+    while True:
+        yield np.frombuffer(os.urandom(8 * SECRET), np.int64)
+
+
+def _is_drawing(library: Library, node: Any) -> bool:
+    """Returns whether an operation draws random numbers."""
+    if node.op in FORMS or node.op == GENERATOR:
+        return True
+    has_stream = any(attribute.name == "seed" for attribute in library.op_def(node.op).attr)
+    return has_stream or (node.op.startswith(_DRAWING) and node.op not in _ALLOWED)
+
+
 class Transform:
     """A function of one example that is applied to rows.
 
@@ -62,27 +116,26 @@ class Transform:
     this secret. It keeps no state.
 
     Args:
-      function: Makes of an example `(x, y)` the one that is delivered.
-      x: Types and shapes of the inputs of an example.
-      y: Those of its targets.
+      function: Makes of an example, `(x, y)` or `x`, the one that is delivered.
+      *example: Types and shapes of the inputs of an example, and of its targets if it has any.
+
+    Attributes:
+      element_spec: Types and shapes of what the function returns.
 
     Raises:
       ValueError: The function depends on other things than the example and constants, has side
-        effects or a state, draws random numbers in a way that no secret can be given to, or does
-        not return a pair of tensors of fixed shapes.
+        effects or a state, draws random numbers in a way that no secret can be given to, takes
+        other arguments, or does not return tensors of fixed shapes: a pair, or `x` of `x`.
     """
 
-    def __init__(self, function: Any, x: Any, y: Any):
-        if not callable(function):
-            raise error(
-                "transform", "a function of one example, (x, y) -> (x, y), or None", function
-            )
-        concrete = function_checks.trace_alone("transform", function, (x, y))
+    def __init__(self, function: Any, *example: Any):
+        _check_is_function(function, len(example) > 1)
+        concrete = function_checks.trace_alone("transform", function, example)
         states = _states(concrete)
-        _check_outputs(concrete.structured_outputs)
+        _check_outputs(concrete.structured_outputs, len(example) > 1)
         self._function = function  # It holds the variables that it reads.
         self._keyed = KeyedFunction(concrete, states)
-        self._made = tf.nest.map_structure(
+        self.element_spec = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs
         )
 
@@ -91,11 +144,11 @@ class Transform:
         """Whether it draws random numbers, so that its rows need secrets."""
         return self._keyed.draws
 
-    def __call__(self, rows: tuple, row_secrets: tf.Tensor | None) -> tuple:
+    def __call__(self, rows: tuple, row_secrets: tf.Tensor | None) -> Any:
         """Applies the function to each row, in the graph being built.
 
         Args:
-          rows: Inputs and targets, nested tensors `[rows, ...]`.
+          rows: Inputs, and targets if there are any, nested tensors `[rows, ...]`.
           row_secrets: int64 `[rows, 3]`; None is enough if it draws no random numbers.
         """
         given = (rows,) if row_secrets is None else (rows, row_secrets)
@@ -104,14 +157,40 @@ class Transform:
             secret = row[1] if len(row) > 1 else None
             return self._keyed(secret, tf.nest.flatten(row[0]))
 
-        return tf.map_fn(of_row, given, fn_output_signature=self._made)
+        return tf.map_fn(of_row, given, fn_output_signature=self.element_spec)
 
 
-def _check_outputs(outputs: Any) -> None:
-    if not (isinstance(outputs, tuple) and len(outputs) == 2):
+def _check_is_function(function: Any, has_labels: bool) -> None:
+    needed = "a function of one example, (x, y) -> (x, y), or None"
+    if not has_labels:
+        needed = "a function of x alone, x -> x, where data have no labels, or None"
+    if not callable(function):
+        raise error("transform", needed, function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Of functions that are not written in Python.
+        return
+    try:
+        signature.bind(*([None] * (1 + has_labels)))
+    except TypeError:
+        raise ValueError(
+            f"Argument `transform` must be {needed}. Received a function of {signature}."
+        ) from None
+
+
+def _check_outputs(outputs: Any, has_labels: bool) -> None:
+    is_pair = isinstance(outputs, tuple) and len(outputs) == 2
+    if has_labels and not is_pair:
         raise ValueError(
             "Argument `transform` must return a pair (x, y). Received a function that returns: "
             f"{outputs!r}."
+        )
+    is_one = isinstance(outputs, tuple) and len(outputs) == 1
+    if isinstance(outputs, (list, tuple)) and not (is_pair or is_one):
+        raise ValueError(
+            "Argument `transform` must return x, or a pair (x, y), where data have no labels. "
+            f"Received a function that returns: {outputs!r}. Several inputs are a dict, or a tuple "
+            "in a tuple of one, `((a, b),)`."
         )
     for tensor in tf.nest.flatten(outputs):
         if not isinstance(tensor, tf.Tensor):
@@ -135,8 +214,7 @@ def _states(concrete: Any) -> dict[tuple[str, str], State]:
         definition = library.op_def(node.op)
         if node.op in FORMS or node.op == GENERATOR:
             continue
-        has_stream = any(attribute.name == "seed" for attribute in definition.attr)
-        if has_stream or (node.op.startswith(_DRAWING) and node.op not in _ALLOWED):
+        if _is_drawing(library, node):
             _refuse_drawing(concrete, node)
         if node.op.startswith("Assign"):
             writes.append((name, node))

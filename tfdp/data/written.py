@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdp.data.checks import is_batched
 from tfdp.data.columns import Features, chosen
+from tfdp.data.elements import parts_of
 from tfdp.data.stored import Arrays, Examples, Parts
 
 _PART_BYTES = 2**28
@@ -32,11 +33,13 @@ def write_examples(
     incomplete part; the data set must then give the same examples in the same order.
 
     Args:
-      dataset: A finite dataset of examples `(x, y)` or `(x, y, sample_weight)` of fixed shapes.
+      dataset: A finite dataset of examples `(x, y)`, `(x, y, sample_weight)`, `x` or `(x,)` of
+        fixed shapes.
       folder: Folder to write to; it is made if it does not exist.
       features: For examples that are dicts, the features that are written as x: a name, or a list
         of names.
-      label: For examples that are dicts, the name of the feature that is written as y.
+      label: For examples that are dicts, the name of the feature that is written as y; None: x is
+        written alone.
       verbose: Whether to show a progress bar.
 
     Raises:
@@ -131,11 +134,10 @@ def _checked_specs(dataset: tf.data.Dataset) -> list[tf.TensorSpec]:
     """Returns types and shapes of examples that can be written, flattened."""
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(f"Argument `dataset` must be finite. Received an infinite one: {dataset}.")
-    if not (isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) in (2, 3)):
+    if not 1 <= len(parts_of(dataset.element_spec)) <= 3:
         raise ValueError(
-            "Argument `dataset` must have examples (x, y) or (x, y, sample_weight). Received "
-            f"elements: {dataset.element_spec}: choose x and y with `map`, or with `features` "
-            "and `label` from dicts."
+            "Argument `dataset` must have examples (x, y) or (x, y, sample_weight), or x alone. "
+            f"Received elements: {dataset.element_spec}: choose x and y with `map`."
         )
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):

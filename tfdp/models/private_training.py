@@ -53,7 +53,7 @@ def make_private(
     l2_norm_clip: float = 1.0,
     loss: Any = None,
     metrics: Any = None,
-    transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    transform: Callable[..., Any] | None = None,
     chunk_size: int | None = None,
     features: Features = None,
     label: str | None = None,
@@ -78,8 +78,8 @@ def make_private(
       model: A built model of Keras 2. It is compiled in place; its weights are kept. If it was
         compiled, what is not given is taken over: the loss, the metrics, and of Adam, AdamW or SGD
         the learning rate and other parameters.
-      data: `(x, y)`, `(x, y, sample_weight)`, or a `tf.data.Dataset` of single examples; see
-        `tfdp.data.poisson_batches`.
+      data: `(x, y)`, `(x, y, sample_weight)`, `x` alone, or a `tf.data.Dataset` of single
+        examples; see `tfdp.data.poisson_batches`.
       *others: Must be empty: `(x, y)` is one argument.
       epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
       target_epsilon: Epsilon that may be spent in all, under zero-out.

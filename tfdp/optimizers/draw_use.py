@@ -20,6 +20,15 @@ NO_EPSILON = (
     "`{0}(..., sampling=batches.sampling)`, and train with `model.fit(batches)`; or use "
     "`tfdp.make_private`."
 )
+_TAKES_NO_WEIGHTS = (
+    "The loss must take the sample weights of the batch, by which rows of padding are left out. "
+    "Received: sampling with padding={!r}, and a loss without weights. In a training step or a "
+    "`compute_loss` of your own, take them from `x, y, sample_weight = data`, and multiply the "
+    "loss of each example by its weight. Or draw batches without padding: with "
+    '`poisson_batches(..., padding="none")`, or in `make_private` of a model that is compiled with '
+    "`jit_compile=False`. "
+    "(Arrays in `fit(x, y)`, in place of `fit(batches)`, have no such weights.)"
+)
 _LOGGER = logging.getLogger("tfdp")
 # The attribute of an enclosing graph for what was looked up, and for which traces, by name of the
 # compiled function. It holds tensors of that graph: a table of this module would keep it alive.
@@ -38,8 +47,13 @@ def use_of(
 
     Returns:
       The use; fresh only if the batch may be added next.
+
+    Raises:
+      ValueError: Batches are padded, and the loss takes no weights.
     """
-    if sampling is None or (clipped.mask is None and sampling.padding != NONE):
+    if sampling is not None and sampling.padding != NONE and clipped.mask is None:
+        raise ValueError(_TAKES_NO_WEIGHTS.format(sampling.padding))
+    if sampling is None:
         return Use.unrecorded(chunk=None if accumulator is None else accumulator.next[1])
     if devices.compiled_for_gpu():
         use = _of_batch_outside(clipped, sampling, accumulator)
