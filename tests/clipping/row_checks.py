@@ -101,8 +101,6 @@ class Traced:
             if array[0] != count:
                 raise Disproved(f"{name} is {array} for {count} examples")
             return [array[:0]] * count
-        if state.part == "matrix":
-            return list(array.reshape(count, -1))
         if state.part == "values":
             of_source = [Ragged(part, state.source) for part in ("ids", "indices", "splits")]
             name = next(n for n, its in self.states.items() if its in of_source)

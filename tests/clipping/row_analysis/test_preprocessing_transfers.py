@@ -127,6 +127,16 @@ PROVEN = {
         lambda x: tf.reshape(crossed(names(x)[:, :1], integers(x)[:, 1:2]), [-1, 1]),
         FIRST,
     ),
+    "crossed, one hot": (
+        V,
+        lambda x: tf.one_hot(tf.squeeze(crossed(names(x)[:, :1], integers(x)[:, 1:2]), 1), 7),
+        FIRST,
+    ),
+    "crossed, as a number": (
+        V,
+        lambda x: tf.cast(crossed(names(x)[:, :1], integers(x)[:, 1:2]), tf.float32) / 7,
+        FIRST,
+    ),
     # Texts.
     "cut words": (V, lambda x: words(x).to_tensor("", shape=[None, 3]), FIRST),
     "word ids": (
@@ -208,8 +218,16 @@ def of_two_texts(x):
     )
 
 
+def dense_words(x):
+    indices, values, shape = raw.StringSplitV2(input=texts(x), sep="")
+    return raw.SparseToDense(
+        sparse_indices=indices, output_shape=shape, sparse_values=values, default_value=""
+    )
+
+
 UNPROVEN = {
     "as long as the longest": (V, lambda x: words(x).to_tensor("")),
+    "as long as the longest, from a sparse one": (V, dense_words),
     "all words": (V, lambda x: words(x).flat_values),
     "number of words": (V, lambda x: x * tf.cast(tf.size(words(x).flat_values), tf.float32)),
     "longest text": (V, lambda x: x * tf.cast(words(x).bounding_shape()[1], tf.float32)),
@@ -247,6 +265,19 @@ UNPROVEN = {
     "crossed by two": (
         V,
         lambda x: tf.reshape(crossed(names(x)[:, :2], integers(x)[:, 1:2]), [-1, 1]),
+    ),
+    "crossed by two, as numbers": (
+        V,
+        lambda x: tf.cast(crossed(names(x)[:, :2], integers(x)[:, 1:2]), tf.float32),
+    ),
+    "crossed, as a number of all": (
+        V,
+        lambda x: raw.SparseToDense(
+            sparse_indices=(cross := tf.sparse.cross_hashed([integers(x)[:, :1]] * 2, 7)).indices,
+            output_shape=cross.dense_shape,
+            sparse_values=cross.values,
+            default_value=tf.cast(tf.shape(x)[0], tf.int64),
+        ),
     ),
     "crossed, sparse": (
         V,
@@ -329,6 +360,7 @@ RAGGED_MUTANTS = {
     "RaggedTensorToTensor": [UNPROVEN["as long as the longest"][1]],
     "ConcatV2": [lambda x: tf.concat([words(x).flat_values, [""]], 0)],
     "Size": [UNPROVEN["number of words"][1]],
+    "SparseToDense": [dense_words],
     "ReverseV2": [UNPROVEN["reversed words"][1]],
 }
 

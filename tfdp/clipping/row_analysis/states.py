@@ -90,8 +90,7 @@ class Ragged:
       part: "values", the entries of all examples, one after the other, `[entries]`; "ids", the
         example of each of them; "indices", that and its place in the example, `[entries, 2]`;
         "shape", the number of examples and the largest number of entries, `[2]`; "lengths", the
-        number of entries of each example; "ends", their cumulative sum; "splits", that after a 0;
-        "matrix", the entries, filled up to the largest number of them.
+        number of entries of each example; "ends", their cumulative sum; "splits", that after a 0.
       source: Name of the operation that made the rows. Parts of one source belong together.
     """
 

@@ -63,7 +63,7 @@ def cross(op: tf.Operation, inputs: list[State]) -> State | list[State]:
 
 @ragged_transfers("SparseToDense")
 def to_dense(op: tf.Operation, inputs: list[State]) -> State:
-    """Handles entries of `cross` as a matrix, one row for each example."""
+    """Handles entries of `cross`, one of each example, as a column."""
     indices, shape, values, default = inputs
     if not isinstance(default, Public) or not isinstance(indices, Ragged):
         return unproven(op, "what it fills rows up with depends on the batch")
@@ -71,17 +71,16 @@ def to_dense(op: tf.Operation, inputs: list[State]) -> State:
     made_by = op.graph.get_operation_by_name(indices.source)
     if [indices, shape, values] != parts or made_by.type != "SparseCross":
         return unproven(op, "its rows are as long as the longest of the batch")
-    return Ragged("matrix", indices.source)
+    op.outputs[0].set_shape([None, 1])  # Which TensorFlow does not infer.
+    return Rows()
 
 
 @ragged_transfers("Reshape")
-def to_column(op: tf.Operation, inputs: list[State]) -> State:
-    """Handles a one-column matrix of `to_dense`, or ids as a vector."""
+def to_vector(op: tf.Operation, inputs: list[State]) -> State:
+    """Handles ids, or entries, as a vector."""
     entries, shape = inputs[0], tf.get_static_value(op.inputs[1])
     if isinstance(entries, Ragged) and shape is not None:
         sizes = list(np.ravel(shape))
-        if entries.part == "matrix" and sizes in ([-1], [-1, 1]):
-            return Rows()
         if entries.part in ("ids", "values") and sizes == [-1] and op.inputs[0].shape.rank == 1:
             return entries
     return unproven(op, "where its result holds the examples is not known")
