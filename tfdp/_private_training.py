@@ -1,6 +1,7 @@
 """Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledg
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.clipping import devices
-from tfdp.data import poisson_batches
+from tfdp.data import poisson_batches, tasks
 from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.selective import SelectiveUpdateMixin
@@ -90,6 +91,11 @@ def prepare(
     positive_integer("epochs", epochs)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
+    preprocessor = tasks.preprocessor_of(model)
+    if preprocessor is not None:
+        names = [data_arguments.pop(name) for name in ("features", "label")]
+        data = (tasks.preprocessed(model, data[0], *names), *data[1:])
+        data_arguments |= {"features": None, "label": None}
     compiled = keras.compiled(model)
     loss = compiled.get("loss") if loss is None else loss
     own_step = has_own_step(keras.package, model)
@@ -118,12 +124,14 @@ def prepare(
             batches = _batches(data, padding=few_sizes, **data_arguments)
     if batches is None:
         batches = _batches(data, padding=padding, **data_arguments)
+    batches.preprocessor = preprocessor
     size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     if loss is not None and not own_step and not keras.is_built(model):
         x = batches.input_spec
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
-    _validate(keras, model, loss, batches)
+    pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
+    batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
@@ -165,6 +173,41 @@ def default_delta(dataset_size: int) -> float:
     delta = max(2, dataset_size) ** -1.1
     digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
     return float(f"{math.floor(delta / digit) * digit:.1e}")
+
+
+def _accepted(
+    keras: FrontEnd,
+    model: Any,
+    loss: Any,
+    batches: PoissonBatches,
+    pad: Callable[[], PoissonBatches] | None,
+) -> PoissonBatches:
+    """Returns batches on which the model can be trained: padded ones if it takes only those.
+
+    Layers that draw random numbers in a loop or a branch need them (`recurrent_dropout` and
+    `RandomCrop` of Keras 2).
+
+    Args:
+      keras: The front end.
+      model: The model.
+      loss: Its loss, or None.
+      batches: Batches that are preferred.
+      pad: Makes batches that are padded to one size; None if the model cannot take them.
+
+    Raises:
+      ValueError: Training would refuse the model on either.
+    """
+    try:
+        _validate(keras, model, loss, batches)
+    except ValueError:
+        if pad is None or batches.sampling.padding == FULL:
+            raise
+        with contextlib.suppress(ValueError):  # Not all data can be padded.
+            padded = pad()
+            _validate(keras, model, loss, padded)
+            return padded
+        raise
+    return batches
 
 
 def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -> None:
@@ -219,6 +262,7 @@ def _compile(
         weighted = kept.get("weighted_metrics") or []
         both = isinstance(metrics, list) and isinstance(weighted, list)
         kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
+        kept["metrics"] = None  # Not the default of a model with a `compile` of its own.
     kept |= {name: v for name, v in (("loss", loss), ("metrics", metrics)) if v is not None}
     try:
         inspect.signature(model.compile).bind(optimizer=optimizer, **kept)

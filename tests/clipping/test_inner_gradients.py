@@ -31,6 +31,16 @@ def critic(kind):
             layers.LayerNormalization(),
             layers.Reshape([-1]),
         ],
+        "padding": [
+            layers.Input([4, 4, 2]),
+            layers.ZeroPadding2D(((1, 2), (0, 1))),
+            layers.Conv2D(3, 3, activation="tanh"),
+            layers.Lambda(lambda x: tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")),
+            layers.Cropping2D(((1, 0), (1, 1))),
+            layers.Conv2D(3, 2, activation="tanh"),
+            layers.Lambda(lambda x: tf.slice(x, [0, 1, 0, 0], [-1, -1, 2, -1])),
+            layers.Reshape([-1]),
+        ],
         "normalized": [layers.Input([4]), layers.Dense(4), layers.BatchNormalization()],
     }[kind]
     return tf.keras.Sequential([*stack, layers.Dense(1)])
@@ -80,7 +90,7 @@ def looped(model, x):
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("kind", ["dense", "convolution"])
+@pytest.mark.parametrize("kind", ["dense", "convolution", "padding"])
 @pytest.mark.parametrize("rows", [None, N])
 def test_clipped_sum_is_that_of_a_loop_over_examples(kind, rows):
     model, engine = critic(kind), OnePassEngine(CLIP)

@@ -234,3 +234,49 @@ def test_secure_noise_gets_batches_of_one_size(jit_compile, chunk_size):
     assert trained.optimizer.secure_noise
     sizes = {len(y) for _, y, _ in batches}
     assert max(sizes) - min(sizes) <= (chunk_size is not None)
+
+
+def drawing(*stack):
+    return tf.keras.Sequential([layers.Input([8, 8, 1]), *stack, layers.Flatten(), layers.Dense(3)])
+
+
+DRAWING = {
+    "outside of branches": (lambda: [layers.Dropout(0.2)], "none"),
+    "in a branch": (lambda: [layers.RandomCrop(6, 6)], "full"),
+    "in a loop": (lambda: [layers.Reshape([8, 8]), layers.LSTM(2, recurrent_dropout=0.2)], "full"),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("engine", ["one_pass", "vectorized"])
+@pytest.mark.parametrize("where", DRAWING)
+def test_batches_are_padded_where_random_numbers_are_drawn_in_loops_and_branches(where, engine):
+    make_layers, padding = DRAWING[where]
+    x = np.random.default_rng(0).random([40, 8, 8, 1]).astype("float32")
+    trained, batches, budget = tfdp.make_private(
+        drawing(*make_layers()),
+        (x, np.arange(40) % 3),
+        epochs=1,
+        target_epsilon=2.0,
+        batch_size=20,
+        loss=support.crossentropy("auto"),
+        metrics=["accuracy"],
+        verbose=False,
+        engine=engine,
+    )
+    assert batches.sampling.padding == padding
+    history = trained.fit(batches, epochs=1, callbacks=[budget], verbose=0).history
+    assert np.isfinite(history["loss"]).all() and "accuracy" in history
+    assert trained.optimizer.ledger.steps == 2
+
+
+def test_what_is_refused_on_padded_batches_as_well_is_refused_for_its_own_reason():
+    stack = [layers.RandomCrop(6, 6), layers.BatchNormalization()]
+    with pytest.raises(ValueError, match="BatchNormalization"):
+        tfdp.make_private(
+            drawing(*stack),
+            (np.zeros([40, 8, 8, 1], "float32"), np.zeros(40, int)),
+            epochs=1,
+            target_epsilon=2.0,
+            loss=support.crossentropy("auto"),
+        )

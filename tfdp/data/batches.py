@@ -10,6 +10,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdp import _private_logs as private_logs
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.data import tasks
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
@@ -72,7 +73,10 @@ class PoissonBatches(tf.data.Dataset):
     Attributes:
       sampling: Sampling of the batches: the argument `sampling` of an optimizer.
       source: The data set. Batches can also be drawn from it inside a graph.
+      preprocessor: The preprocessor of a KerasHub task that was applied to the examples, if any.
     """
+
+    preprocessor: Any = None
 
     def __init__(
         self,
@@ -123,14 +127,21 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
             return method(self._make(source), *args, **kwargs)
 
         dataset = original(self._dataset, *args, **kwargs)
-        return PoissonBatches(dataset, self.sampling, self.source, make)
+        kept = PoissonBatches(dataset, self.sampling, self.source, make)
+        kept.preprocessor = self.preprocessor
+        return kept
 
     method.__name__, method.__doc__ = name, f"As `tf.data.Dataset.{name}`."
     return method
 
 
 def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) -> PoissonBatches:
-    """Handles `map` of `class_weight` in `model.fit`; raises an error for other functions."""
+    """Handles `map` of `class_weight` in `model.fit`; raises an error for other functions.
+
+    A task of KerasHub maps its preprocessor, which was applied to the examples before.
+    """
+    if tasks.unmapped(self, map_func):
+        return self
     if getattr(map_func, "__qualname__", "") not in _OF_CLASS_WEIGHTS:
         return _refusing("map")(self, map_func, *args, **kwargs)
     source = self.source

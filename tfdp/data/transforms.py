@@ -1,9 +1,11 @@
 """Functions of one example, whose random numbers are secret and belong to the example."""
 
 import inspect
+import os
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp._random import chacha
@@ -22,7 +24,14 @@ _READ = "ReadVariableOp"
 # Stateful operations that are calls, or read what is the same for all examples, or check.
 _ALLOWED = frozenset(
     {"Assert", "Case", "If", "PartitionedCall", "ResourceGather", "ResourceGatherNd", _READ}
-    | {"StatefulPartitionedCall", "StatelessRandomGetAlg", "VarIsInitializedOp", "VariableShape"}
+    | {
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "StatefulPartitionedCall",
+        "StatelessRandomGetAlg",
+        "VarIsInitializedOp",
+        "VariableShape",
+    }
     | {"While"}
 )
 # What begins so draws from the state of a generator.
@@ -32,7 +41,6 @@ _SEED = "seed=tf.random.uniform([2], 0, 2**62, tf.int64)"
 _REMEDIES = {
     "RandomGamma": f"Use `tf.random.stateless_gamma` with `{_SEED}`.",
     "RandomPoissonV2": f"Use `tf.random.stateless_poisson` with `{_SEED}`.",
-    "RandomShuffle": "Use `tf.gather(x, tf.argsort(tf.random.uniform(tf.shape(x)[:1])))`.",
 }
 _REMEDY = (
     "Use `tf.random.uniform`, `normal`, `truncated_normal` or `categorical`, the functions of "
@@ -53,6 +61,50 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
     """
     words = chacha.random_words(key, _WORDS * rows, _OF_ROWS)
     return tf.bitcast(tf.reshape(words, [-1, 2, SECRET, 2]), tf.int64)
+
+
+def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Applies a function to each example once, with random numbers that belong to the example.
+
+    Args:
+      function: Is called with the parts of an example.
+      examples: Single examples.
+
+    Returns:
+      The results, in order. Each depends on its example and on secrets of its own alone.
+
+    Raises:
+      ValueError: The function draws random numbers in a way that no secret can be given to.
+    """
+    spec = examples.element_spec
+    arguments = spec if isinstance(spec, tuple) else (spec,)
+    concrete = tf.function(function, autograph=False).get_concrete_function(*arguments)
+    library = Library(concrete)
+    if not any(_is_drawing(library, node) for _, node in library.nodes()):
+        return examples.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+    keyed = KeyedFunction(concrete, _states(concrete))
+    of_rows = tf.data.Dataset.from_generator(
+        _fresh_secrets, output_signature=tf.TensorSpec([SECRET], tf.int64)
+    )
+
+    def of_row(secret: tf.Tensor, example: Any) -> Any:
+        return keyed(secret, tf.nest.flatten(example))
+
+    pairs = tf.data.Dataset.zip((of_rows, examples))
+    return pairs.map(of_row, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _fresh_secrets() -> Iterator[np.ndarray]:
+    while True:
+        yield np.frombuffer(os.urandom(8 * SECRET), np.int64)
+
+
+def _is_drawing(library: Library, node: Any) -> bool:
+    """Returns whether an operation draws random numbers."""
+    if node.op in FORMS or node.op == GENERATOR:
+        return True
+    has_stream = any(attribute.name == "seed" for attribute in library.op_def(node.op).attr)
+    return has_stream or (node.op.startswith(_DRAWING) and node.op not in _ALLOWED)
 
 
 class Transform:
@@ -161,8 +213,7 @@ def _states(concrete: Any) -> dict[tuple[str, str], State]:
         definition = library.op_def(node.op)
         if node.op in FORMS or node.op == GENERATOR:
             continue
-        has_stream = any(attribute.name == "seed" for attribute in definition.attr)
-        if has_stream or (node.op.startswith(_DRAWING) and node.op not in _ALLOWED):
+        if _is_drawing(library, node):
             _refuse_drawing(concrete, node)
         if node.op.startswith("Assign"):
             writes.append((name, node))

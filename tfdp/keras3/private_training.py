@@ -59,7 +59,7 @@ def make_private(
     Args:
       model: A model of Keras 3. It is compiled in place; its weights are kept. If it was
         compiled, what is not given is taken over: the loss, the metrics, and the optimizer,
-        which is made private.
+        which is made private. Of a task of KerasHub, the preprocessor is applied to each example.
       data: `(x, y)`, `(x, y, sample_weight)`, `x` alone, or a `tf.data.Dataset` of single
         examples; see `tfdp.data.poisson_batches`.
       *others: Must be empty: `(x, y)` is one argument.

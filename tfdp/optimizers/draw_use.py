@@ -25,7 +25,8 @@ _TAKES_NO_WEIGHTS = (
     "Received: sampling with padding={!r}, and a loss without weights. In a training step or a "
     "`compute_loss` of your own, take them from `x, y, sample_weight = data`, and multiply the "
     "loss of each example by its weight. Or draw batches without padding: with "
-    '`poisson_batches(..., padding="none")`, or in `make_private` of a model that is compiled with `jit_compile=False`. '
+    '`poisson_batches(..., padding="none")`, or in `make_private` of a model that is compiled with '
+    "`jit_compile=False`. "
     "(Arrays in `fit(x, y)`, in place of `fit(batches)`, have no such weights.)"
 )
 _LOGGER = logging.getLogger("tfdp")

@@ -70,6 +70,14 @@ def inner_gradient(function):
     return gradient
 
 
+COLUMNS = [[0, 0], [1, 2]]
+
+
+def padding_to(length, x):
+    """Zeros behind the time steps of sequences, up to a length."""
+    return [[0, 0], [0, length - tf.shape(x)[1]], [0, 0]]
+
+
 def summed_as_shared(x):
     """The gradient of a row that was added to each example, as TensorFlow computes it."""
     return tf.reduce_sum(x, raw.BroadcastGradientArgs(s0=[1, 6], s1=tf.shape(x))[0], True)
@@ -302,6 +310,30 @@ PROVEN = {
         FIRST,
     ),
     "gradient of slices": (M, inner_gradient(lambda x: tf.square(x)[:, 1, 1:]), FIRST),
+    "gradient of tf.slice": (
+        M,
+        inner_gradient(lambda x: tf.square(tf.slice(x, [0, 1, 0], [size(x), -1, 1]))),
+        FIRST,
+    ),
+    "gradient of padding": (
+        V,
+        inner_gradient(
+            lambda x: tf.square(tf.pad(x, [[0, 0], [1, 2]]) + tf.pad(x, COLUMNS, "SYMMETRIC"))
+        ),
+        FIRST,
+    ),
+    "gradient of padding with a value": (
+        M,
+        inner_gradient(
+            lambda x: tf.square(tf.pad(x, [[0, 0], [1, 2], [0, 1]], constant_values=2.0))
+        ),
+        FIRST,
+    ),
+    "padded to twice the length": (
+        T,
+        lambda x: tf.pad(x, padding_to(2 * tf.shape(x)[1], x)),
+        FIRST,
+    ),
 }
 
 UNPROVEN = {
@@ -320,6 +352,11 @@ UNPROVEN = {
     "so many classes": (V, lambda x: tf.one_hot(integers(x), size(x))),
     "it is one": (V, lambda x: tf.one_hot(integers(x), 2, size_f(x), 0.0)),
     "padded with it": (V, lambda x: tf.pad(x, [[0, 0], [1, 1]], constant_values=size_f(x))),
+    "padded so often": (V, lambda x: tf.pad(x, [[0, 0], [0, size(x)]])),
+    "rows of padding, as many as there are": (
+        V,
+        lambda x: tf.pad(x, [[2 * size(x) - size(x), 0], [0, 0]]),
+    ),
     "so many columns": (V, lambda x: x[:, : size(x)]),
     "so many columns, tf.slice": (V, lambda x: tf.slice(x, [0, 1], [size(x), size(x)])),
     "that column": (V, lambda x: x[:, size(x)]),
@@ -390,6 +427,10 @@ UNPROVEN = {
     "behind each other": (V, lambda x: tf.concat([x, x], 0)),
     "repeated": (V, lambda x: tf.tile(x, [2, 1])),
     "rows of padding": (V, lambda x: tf.pad(x, [[1, 0], [0, 0]])),
+    "gradient of mirrored rows": (
+        V,
+        lambda x: raw.MirrorPadGrad(input=x, paddings=[[1, 0], [0, 0]], mode="SYMMETRIC"),
+    ),
     "gather by other rows": (
         (4, 4),
         lambda x: tf.gather(x, integers(tf.transpose(x)), axis=1, batch_dims=1),
@@ -498,6 +539,12 @@ MIXES = {
     "first example": (V, lambda x: x - x[0]),
     "last examples": (V, lambda x: x[-2:]),
     "every other": (V, lambda x: x[::2]),
+    "rows that padding had added": (
+        V,
+        lambda x: tf.slice(
+            x, tf.reshape(tf.slice([[1, 0], [0, 0]], [0, 0], [2, 1]), [-1]), [-1, 6]
+        ),
+    ),
     "first example, tf.slice": (V, lambda x: x - tf.slice(x, [1, 0], [1, 6])),
     "gathered": (V, lambda x: tf.gather(x, [0, 1])),
     "taken apart": ((4, 6), lambda x: tf.unstack(x)[1]),
@@ -643,6 +690,10 @@ DECLARED_ROW_WISE = {
     "StridedSlice": [lambda x: x[:1], lambda x: x[:, : size(x)]],
     "Pad": [lambda x: tf.pad(x, [[1, 0], [0, 0]])],
     "PadV2": [lambda x: tf.pad(x, [[0, 0], [1, 1]], constant_values=size_f(x))],
+    "MirrorPadGrad": [
+        lambda x: raw.MirrorPadGrad(input=x, paddings=[[1, 0], [0, 0]], mode="SYMMETRIC")
+    ],
+    "Slice": [lambda x: tf.slice(x, [1, 0], [-1, 6])],
     "Tile": [lambda x: tf.tile(x, [2, 1]), lambda x: tf.tile(x, [1, size(x)])],
     "BroadcastTo": [lambda x: tf.broadcast_to(x[:, :1], [size(x), size(x)])],
     "ConcatV2": [lambda x: tf.concat([x, x], 0)],

@@ -51,6 +51,14 @@ def count(x):
     return tf.shape(x)[0]
 
 
+def column(x):
+    return tf.reshape(x, [-1, 1])
+
+
+def table(x):
+    return tf.concat([column(tf.shape(x)), [[1], [2], [3]]], 1)
+
+
 KNOWN = {
     "shape": (tf.shape, BatchSize((ROW, TIMES, 6))),
     "rows": (count, BatchSize((ROW,))),
@@ -88,6 +96,27 @@ KNOWN = {
     "a matrix": (lambda x: tf.stack([tf.shape(x), tf.shape(x)])[0], BatchSize()),
     "range": (lambda x: tf.range(count(x)), BatchSize()),
     "shape of a range": (lambda x: tf.shape(tf.range(count(x))), BatchSize((None,))),
+    "rows and as many less": (lambda x: 2 * count(x) - 2 * count(x), Public((0,))),
+    "rows and more": (lambda x: 2 * count(x) - count(x), BatchSize()),
+    "unknown rows and as many less": (lambda x: tf.size(x) - tf.size(x), BatchSize()),
+    "time and one": (lambda x: tf.shape(x)[1:] + 1, Public((TIMES, 7))),
+    "column": (lambda x: tf.reshape(tf.shape(x), [3, 1]), BatchSize((ROW, TIMES, 6))),
+    "paddings": (
+        lambda x: tf.concat([tf.zeros([3, 1], tf.int32), column(tf.shape(x))], 1),
+        BatchSize((0, ROW, 0, TIMES, 0, 6)),
+    ),
+    "stacked paddings": (
+        lambda x: tf.stack([tf.shape(x)[:2], [1, 2]]),
+        BatchSize((ROW, TIMES, 1, 2)),
+    ),
+    "paddings in front": (
+        lambda x: tf.reshape(tf.slice(table(x), [1, 0], [2, 1]), [-1]),
+        Public((TIMES, 6)),
+    ),
+    "paddings behind": (
+        lambda x: tf.reshape(tf.slice(table(x), [0, 1], [-1, 1]), [-1]),
+        Public((1, 2, 3)),
+    ),
     "rows that are not in order": (
         lambda x: tf.shape(tf.space_to_batch(x, [2], [[0, 0]])),
         BatchSize((None, TIMES, 6)),
@@ -121,6 +150,8 @@ OPERATIONS = [
     lambda a, b, i, j: tf.cast(tf.cast(a, tf.int64), tf.int32),
     lambda a, b, i, j: tf.reshape(a, [-1, 1])[0],
     lambda a, b, i, j: tf.shape(tf.zeros(tf.abs(a))),
+    lambda a, b, i, j: tf.reshape(tf.concat([column(a), column(b)], 1), [-1]),
+    lambda a, b, i, j: tf.reshape(tf.slice(tf.stack([a, b]), [i, 0], [j, 1]), [-1]),
 ]
 STEPS = st.lists(
     st.tuples(
@@ -168,12 +199,31 @@ def test_computed_sizes_are_what_is_known_of_them(steps):
         ("ConcatV2", lambda op, i: (*i[1], *i[0]), lambda x: tf.concat([tf.shape(x), [2]], 0)),
         ("StridedSlice", lambda op, inputs: inputs[0][:1], lambda x: tf.shape(x)[2:]),
         ("FloorDiv", lambda op, inputs: inputs[0], lambda x: count(x) // 2),
+        ("Sub", lambda op, inputs: (0,), lambda x: 2 * count(x) - count(x)),
     ],
 )
 def test_wrong_functions_are_caught(op_type, mutant, function, monkeypatch):
     (state,), (value,) = analyse(function)
     check(state, value)
     monkeypatch.setitem(shape_values._FUNCTIONS, op_type, mutant)
+    (state,), (value,) = analyse(function)
+    with pytest.raises(Disproved):
+        check(state, value)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "mutant", "function"),
+    [
+        ("ConcatV2", lambda op, i: (*i[0], *i[1]), table),
+        ("Slice", lambda op, i: i[0][:3], lambda x: tf.slice(table(x), [0, 1], [3, 1])),
+        ("Pack", lambda op, i: (*i[1], *i[0]), lambda x: tf.stack([[1, 2], tf.shape(x)[1:]])),
+    ],
+)
+def test_wrong_functions_of_paddings_are_caught(op_type, mutant, function, monkeypatch):
+    (state,), (value,) = analyse(function)
+    assert state.values is not None
+    check(state, value)
+    monkeypatch.setitem(shape_values._OF_TABLES, op_type, mutant)
     (state,), (value,) = analyse(function)
     with pytest.raises(Disproved):
         check(state, value)

@@ -302,7 +302,10 @@ def called_functions(op: tf.Operation) -> list[str]:
 
 
 _FUNCTION_ATTRIBUTES: dict[str, list[tuple[str, bool]]] = {}
-_imported: dict[str, tf.Graph] = {}
+# The attribute of a graph that holds the graphs of functions that were imported into it, by name,
+# each with its function. Kept elsewhere, one could be taken for that of another function of the
+# same name, or outlive the graph, in which what it calls is looked up.
+_IMPORTED = "_tfdp_imported_functions"
 
 
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
@@ -316,17 +319,27 @@ def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
         found = enclosing._get_function(name)
         if found is not None and getattr(found, "graph", None) is not None:
             return found.graph
-        imported = imported or found
+        if found is not None and imported is None:
+            imported = enclosing, found
         enclosing = getattr(enclosing, "outer_graph", None)
     if imported is not None:
-        if name not in _imported:
-            definition = imported.definition
-            _imported[name] = function_def_to_graph.function_def_to_graph(definition)
-        return _imported[name]
+        return _graph_of_imported(*imported)
     raise ValueError(
         f"The training step calls the function '{name}', which cannot be read, so that nothing "
         "shows what it does with the data. Define it as a `tf.function` in Python."
     )
+
+
+def _graph_of_imported(graph: tf.Graph, function: Any) -> tf.Graph:
+    """Returns the graph of a function that a graph has as a definition."""
+    if not hasattr(graph, _IMPORTED):
+        setattr(graph, _IMPORTED, {})
+    known = getattr(graph, _IMPORTED)
+    if function.name not in known or known[function.name][0] is not function:
+        with graph.as_default():  # What it calls is looked up there.
+            read = function_def_to_graph.function_def_to_graph(function.definition)
+        known[function.name] = function, read
+    return known[function.name][1]
 
 
 def in_order(operations: Sequence[tf.Operation]) -> list[tf.Operation]:

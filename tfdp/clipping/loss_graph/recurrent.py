@@ -7,6 +7,7 @@ weight, two sequences whose outer products add up to each example's gradient.
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ _SHUT, _OPEN = -1e4, 1e4
 _TOLERANCE = {tf.float64: 1e-7, tf.float32: 1e-4, tf.float16: 1e-2, tf.bfloat16: 6e-2}
 # Which of five steps count: all, right-padded, left-padded, holes, none.
 _MASKS = np.array([[*row] for row in ("11111", "11000", "00111", "10110", "01001", "00000")]) == "1"
-_recognised: dict[tuple[str, str], "RecurrentCall | None"] = {}
+# Of functions, not of their names, which others may have later.
+_recognised: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,12 +190,12 @@ def recognise(op: tf.Operation) -> RecurrentCall | None:
         if function is None:
             return None
         marks = function.definition.attr
-        key = (marks["api_implements"].s.decode(), name)
-        if key[0].startswith(("lstm_", "gru_")) and key not in _recognised:
+        mark = marks["api_implements"].s.decode()
+        if mark.startswith(("lstm_", "gru_")) and function not in _recognised:
             likely = (marks["time_major"].b, marks["go_backwards"].b)
             calls = sorted(_candidates(op), key=lambda c: (c.time_major, c.go_backwards) != likely)
-            _recognised[key] = next((c for c in calls if _agrees(c, op, function)), None)
-        return _recognised.get(key)
+            _recognised[function] = next((c for c in calls if _agrees(c, op, function)), None)
+        return _recognised.get(function)
 
 
 def _candidates(op: tf.Operation) -> Iterator[RecurrentCall]:

@@ -9,12 +9,17 @@ from tfdp.clipping.row_analysis.states import BatchSize, Public, Rows, Size, Siz
 
 
 def known(tensor: tf.Tensor, state: State) -> Sizes:
-    """Returns what is known of the entries of a scalar or a vector of integers."""
+    """Returns what is known of the entries of a scalar or a vector of integers.
+
+    Also of paddings, `[axes, 2]`, and their columns, `[axes, 1]`: axis by axis.
+    """
     if not isinstance(state, BatchSize | Public):
         return None
     if state.values is not None:
         return state.values
-    if not isinstance(state, Public) or not tensor.dtype.is_integer or not _is_short(tensor):
+    if not isinstance(state, Public) or not tensor.dtype.is_integer:
+        return None
+    if not (_is_short(tensor) or _is_table(tensor)):
         return None
     value = tf.get_static_value(tensor)
     if value is not None:
@@ -27,6 +32,12 @@ def _is_short(tensor: tf.Tensor) -> bool:
     """Returns whether it may be a shape, or one size: a scalar or a short vector."""
     rank = tensor.shape.rank
     return rank == 0 or (rank == 1 and (tensor.shape[0] or 0) <= 16)
+
+
+def _is_table(tensor: tf.Tensor) -> bool:
+    """Returns whether it may be paddings, or a column of them: `[axes, 2]` or `[axes, 1]`."""
+    shape = tensor.shape
+    return shape.rank == 2 and shape[1] in (1, 2) and (shape[0] or 17) <= 16
 
 
 def shape_of(tensor: tf.Tensor, state: State) -> Sizes:
@@ -68,12 +79,13 @@ def product(sizes: Iterable[Size]) -> Size:
 
 def compute(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     """Returns what an operation makes of sizes; None where that is not known."""
-    function = _FUNCTIONS.get(op.type)
-    # Only 64 and 32 bits: no shape overflows those. And of short tensors: a matrix has no `values`.
+    # Only 64 and 32 bits: no shape overflows those. And of short tensors: most matrices have no
+    # `values`.
     tensors = [*op.inputs, *op.outputs]
+    function = (_OF_TABLES if any(map(_is_table, tensors)) else _FUNCTIONS).get(op.type)
     if function is None or any(t.dtype not in (tf.int32, tf.int64) for t in tensors):
         return None
-    if not all(_is_short(t) for t in tensors):
+    if not all(_is_short(t) or _is_table(t) for t in tensors):
         return None
     result = function(op, inputs)
     fits = result is not None and op.outputs[0].shape.num_elements() == len(result)
@@ -159,16 +171,29 @@ def _divide(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
 
 
 def _add(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
-    sign = -1 if op.type == "Sub" else 1
-    return _entry_by_entry(inputs, lambda a, b: a + sign * b)
+    return _entry_by_entry(inputs, lambda a, b: a + b)
+
+
+def _subtract(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    return _entry_by_entry(inputs, lambda a, b: a - b, of_equal_rows=0)
 
 
 def _remainder(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     return _entry_by_entry(inputs, lambda a, b: a % b if b else None)
 
 
-def _entry_by_entry(inputs: list[Sizes], function: Callable[[int, int], int | None]) -> Sizes:
-    """Returns a function of numbers at the same place, one of which may stand for all."""
+def _entry_by_entry(
+    inputs: list[Sizes],
+    function: Callable[[int, int], int | None],
+    of_equal_rows: int | None = None,
+) -> Sizes:
+    """Returns a function of numbers at the same place, one of which may stand for all.
+
+    Args:
+      inputs: The sizes of both arguments.
+      function: The function.
+      of_equal_rows: Its value for two lengths that are as many times as long as the batch.
+    """
     first, second = inputs
     if first is None or second is None or not (first and second):
         return None
@@ -177,11 +202,45 @@ def _entry_by_entry(inputs: list[Sizes], function: Callable[[int, int], int | No
     length = max(len(first), len(second))
     result: list[Size] = []
     for a, b in zip(first * (length // len(first)), second * (length // len(second)), strict=True):
-        number = function(a, b) if isinstance(a, int) and isinstance(b, int) else None
+        number: Size = None
+        if isinstance(a, int) and isinstance(b, int):
+            number = function(a, b)
+        elif are_public((a, b)):
+            number = Public()
+        elif isinstance(a, Rows) and a == b and a.each is not None:
+            number = of_equal_rows
         if number is None:
             return None
         result.append(number)
     return tuple(result)
+
+
+def _columns_side_by_side(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    *pieces, axis = inputs
+    if axis not in ((1,), (-1,)) or any(piece is None for piece in pieces):
+        return None
+    tables = zip(list(op.inputs)[:-1], pieces, strict=True)
+    rows = [list(zip(*[iter(piece or ())] * t.shape[1], strict=True)) for t, piece in tables]
+    return tuple(size for row in zip(*rows, strict=True) for part in row for size in part)
+
+
+def _rows_of_table(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    return None if op.get_attr("axis") != 0 else _concatenate(op, inputs)
+
+
+def _part_of_table(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    table, begin = inputs[:2]
+    whole, shape = op.inputs[0].shape, op.outputs[0].shape
+    if table is None or begin is None or whole.rank != 2 or not shape.is_fully_defined():
+        return None
+    first, left = begin
+    if not isinstance(first, int) or not isinstance(left, int):
+        return None
+    return tuple(
+        table[row * whole[1] + column]
+        for row in range(first, first + shape[0])
+        for column in range(left, left + shape[1])
+    )
 
 
 def _stitch(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
@@ -214,5 +273,13 @@ _FUNCTIONS = {
     "Reshape": _same,
     "Slice": _tf_slice,
     "StridedSlice": _slice,
-    "Sub": _add,
+    "Sub": _subtract,
+}
+# Of operations on paddings, some of whose inputs or outputs are tables.
+_OF_TABLES: dict[str, Callable[[tf.Operation, list[Sizes]], Sizes]] = {
+    "ConcatV2": _columns_side_by_side,
+    "Identity": _same,
+    "Pack": _rows_of_table,
+    "Reshape": _same,
+    "Slice": _part_of_table,
 }

@@ -293,12 +293,14 @@ def slice_(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     return rows
 
 
-@of_rows("Pad", "PadV2", "MirrorPad")
+@of_rows("Pad", "PadV2", "MirrorPad", "MirrorPadGrad", sized=True)
 def pad(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Handles padding of other axes than that of the examples."""
-    amounts = tf.get_static_value(op.inputs[1])
-    if amounts is None or any(amounts[rows.axis]):
+    """Handles padding of other axes than that of the examples, and what a gradient undoes of it."""
+    amounts = shape_values.known(op.inputs[1], inputs[1])
+    if amounts is None or amounts[2 * rows.axis : 2 * rows.axis + 2] != (0, 0):
         return unproven(op, "it may pad the batch")
+    if not shape_values.are_public(amounts) or not all(isinstance(i, Public) for i in inputs[2:]):
+        return unproven(op, "how it pads may depend on the batch")
     return rows
 
 
