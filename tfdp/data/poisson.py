@@ -128,6 +128,8 @@ def poisson_batches(
       >>> batches = tfdp.data.poisson_batches((x, y), expected_batch_size=50)
       >>> batches.element_spec[0]
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
+      >>> tfdp.data.poisson_batches(x, expected_batch_size=50).element_spec  # Without labels.
+      TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
     check_integer("augmentations", augmentations, 1, None)
     source = source_of(data, others, seed, transform, features, label)
