@@ -290,3 +290,16 @@ def test_models_of_the_other_keras_are_refused(front):
     other = next(each for each in FRONT_ENDS if each is not front)
     with pytest.raises(ValueError, match=r"Models of Keras . .*have"):
         front.tfdp.validate(small_model(other.keras), "mse")
+
+
+def test_one_line_for_all_layers_with_the_same_problem(front):
+    layers = front.keras.layers
+    stack = [layer for _ in range(9) for layer in (layers.Dense(4), layers.BatchNormalization())]
+    model = front.keras.Sequential([front.keras.Input([3]), *stack, layers.Dense(1)])
+    found = front.tfdp.validate(model, "mse")
+    assert len(found.findings) == 9
+    with pytest.raises(ValueError) as caught:
+        found.check()
+    for text in (str(caught.value), str(found)):
+        assert text.count("replace_batch_normalization") == 1 and "and 6 more: it keeps" in text
+        assert all(str(finding.where) in text for finding in found.findings[:3])

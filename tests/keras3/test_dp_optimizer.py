@@ -251,8 +251,20 @@ def test_mixed_float16_is_refused():
     model = keras.Sequential([keras.Input([4]), layers.Dense(3, dtype=policy)])
     model.dtype_policy = policy
     compiled(private(), model)
-    with pytest.raises(ValueError, match="mixed_bfloat16"):
+    with pytest.raises(ValueError, match=r"`keras\.mixed_precision.*mixed_bfloat16"):
         model.fit(open_batches(X, Y), verbose=0)
+
+
+def test_only_a_loss_scale_optimizer_is_told_of_its_policy():
+    optimizer = private()
+
+    @tf.function
+    def step(x):
+        optimizer.apply([x], [keras.Variable([1.0])])
+
+    with pytest.raises(ValueError, match="without a loss from `scale_loss`") as caught:
+        step(tf.ones([1]))
+    assert "float16" not in str(caught.value)
 
 
 def test_batch_normalization_is_refused():

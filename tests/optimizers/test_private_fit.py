@@ -118,3 +118,27 @@ def test_one_batch_is_for_one_step(front):
 
 def tape(front):
     return {} if front.name == "keras" else {"tape": tf.GradientTape()}
+
+
+@with_both
+def test_compiled_steps_assert_nothing_that_xla_would_drop(front):
+    """XLA writes a line into the log for each assertion that it drops."""
+    batches = tfdp.data.poisson_batches((X, Y), expected_batch_size=16, padding="full")
+
+    def operations(jit_compile):
+        keras = front.keras
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+        optimizer = front.tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling)
+        optimizer.build(model.trainable_variables)
+
+        @tf.function(jit_compile=jit_compile)
+        def step(x, y, weights):
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            losses *= tf.cast(weights, losses.dtype)
+            optimizer.minimize(losses, model.trainable_variables, **tape(front))
+
+        graph = step.get_concrete_function(*batches.element_spec).graph
+        return [op.type for op in graph.get_operations()]
+
+    assert "Assert" in operations(jit_compile=False)
+    assert "Assert" not in operations(jit_compile=True)

@@ -314,6 +314,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             self._released.trains(values)
 
     def _build_inner(self, variables: list[Any]) -> None:
+        known = several_optimizers.parts(self.inner_optimizer)
         assigned = several_optimizers.choosing(self.inner_optimizer, self._assignment, variables)
         try:
             with assigned:
@@ -330,7 +331,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 "call `model.build(input_shape)` or the model itself on a batch before `fit`."
             ) from cause
         for part in several_optimizers.parts(self.inner_optimizer):
-            _check_part(part)  # A function may have chosen it just now.
+            if all(part is not one for one in known):  # A function has chosen it just now.
+                _check_part(part)
         for updating in (self.inner_optimizer, *several_optimizers.parts(self.inner_optimizer)):
             # Gradients are the sums of all replicas already.
             updating._all_reduce_sum_gradients = list
