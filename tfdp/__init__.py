@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp import _compat, _lazy
+from tfdp import _compat, _keras_3_files, _lazy
 
 _compat.import_tensorflow()
 _compat.allow_tensorflow_privacy()
@@ -116,3 +116,4 @@ __getattr__, __dir__ = _lazy.attributes(
     of_keras_2=_OF_KERAS_2,
     of_keras_3=["keras3"],
 )
+_keras_3_files.prepare_keras_3()

@@ -1,6 +1,9 @@
 """Findings of a check of a model."""
 
 import dataclasses
+from collections.abc import Iterable
+
+_MOST_PLACES = 3  # Of one problem that are named.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +46,28 @@ class ModelCheck:
 
     def check(self) -> None:
         """Raises a ValueError that lists what would be refused, if there is anything."""
-        refused = [str(finding) for finding in self.findings if finding.refused]
+        refused = _together([finding for finding in self.findings if finding.refused])
         if refused:
             raise ValueError(
                 "The model cannot be trained privately as it is:\n- " + "\n- ".join(refused)
             )
 
     def __str__(self) -> str:
-        lines = [str(finding) for finding in self.findings]
+        lines = _together(self.findings)
         lines = lines or ["Nothing would be refused, and every layer has a fast rule."]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _together(findings: Iterable[Finding]) -> list[str]:
+    """Returns findings as lines, with one for all places that have the same problem and remedy."""
+    places: dict[tuple, list[str]] = {}
+    for finding in findings:
+        same = finding.problem, finding.remedy, finding.refused
+        places.setdefault(same, []).append(finding.where)
+    lines = []
+    for (problem, remedy, refused), where in places.items():
+        shown = ", ".join(where[:_MOST_PLACES])
+        if len(where) > _MOST_PLACES:
+            shown += f" and {len(where) - _MOST_PLACES} more"
+        lines.append(str(Finding(shown, problem, remedy, refused)))
+    return lines

@@ -23,6 +23,8 @@ from tfdp.optimizers import record_ledger
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 from tfdp.schedules import NoiseSchedule
 
+_MOST_STEPS = 10**8  # Of a training without a limit.
+
 
 class BudgetCallback:
     """Base class of the callbacks `PrivacyBudget`, which are `Callback`s of their Keras, too."""
@@ -85,7 +87,10 @@ class BudgetCallback:
         optimizer = self.model.optimizer
         ledger, taken = self._ledger(), optimizer.own_steps()
         check_unit(ledger, EXAMPLE if optimizer.sampling is None else optimizer.sampling.unit)
-        allowed = most_steps(self._next_releases(ledger), ledger, self.target_epsilon, self.delta)
+        allowed = _MOST_STEPS
+        if math.isfinite(self.target_epsilon):
+            releases = self._next_releases(ledger)
+            allowed = most_steps(releases, ledger, self.target_epsilon, self.delta)
         # Keras lowers the number for the last call of an epoch, and the next is a whole one again.
         self._most_batches = self._batches_per_call()
         # Batches of another object may come, and so begin a new cycle.

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdp._findings import ModelCheck
 from tfdp._model_check import has_own_step
 from tfdp._privacy_budget import BudgetCallback
-from tfdp._validation import positive_integer
+from tfdp._validation import error, non_negative, positive_integer
 from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.relation import RELATION, stated_constants
@@ -23,6 +23,8 @@ from tfdp.data.batches import PoissonBatches
 from tfdp.optimizers import record_ledger
 from tfdp.optimizers.selective import SelectiveUpdateMixin
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
+
+_CLOSE = 0.95  # The least share of a budget that the least noise for it costs, usually.
 
 
 class PrivateTraining(NamedTuple):
@@ -72,7 +74,8 @@ def prepare(
     data: tuple,
     *,
     epochs: int,
-    target_epsilon: float,
+    target_epsilon: float | None,
+    noise_multiplier: NoiseMultiplier | None,
     delta: float | None,
     batch_size: int | None,
     optimizer: Any,
@@ -89,6 +92,7 @@ def prepare(
 ) -> PrivateTraining:
     """Does what `make_private` of each Keras says; `data` has all its positional arguments."""
     positive_integer("epochs", epochs)
+    _check_goal(target_epsilon, noise_multiplier, noise_schedule)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
     preprocessor = tasks.preprocessor_of(model)
@@ -145,17 +149,67 @@ def prepare(
         "prior": spent,
     }
     noise: NoiseMultiplier
-    if noise_schedule is None:
+    if noise_multiplier is not None:
+        noise = noise_multiplier
+    elif noise_schedule is None:
         noise = calibrate_noise_multiplier(**budgeted)
     else:
         noise = calibrate_noise_schedule(noise_schedule, **budgeted)
     private = make(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
     _compile(keras.package, model, private, loss, metrics, compiled)
-    budget: Any = keras.budget(target_epsilon, delta, prior)
+    planned = _planned_epsilon(private, spent, steps, delta)
+    budget: Any = keras.budget(planned if target_epsilon is None else target_epsilon, delta, prior)
     if verbose:
         before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
-        _print(private, batches, budget, epochs, steps, before)
+        why = _why_this_noise(target_epsilon, planned)
+        _print(private, batches, budget, epochs, steps, before, why)
     return PrivateTraining(model, batches, budget)
+
+
+def _check_goal(
+    target_epsilon: float | None,
+    noise_multiplier: NoiseMultiplier | None,
+    noise_schedule: NoiseSchedule | None,
+) -> None:
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            "Either argument `target_epsilon`, for which the noise is found, or `noise_multiplier` "
+            f"must be given. Received: {target_epsilon=}, {noise_multiplier=}."
+        )
+    if noise_multiplier is not None and noise_schedule is not None:
+        raise error(
+            "noise_schedule",
+            "None with `noise_multiplier`, which takes a schedule itself",
+            noise_schedule,
+        )
+    if noise_multiplier is not None and not isinstance(noise_multiplier, NoiseSchedule):
+        non_negative("noise_multiplier", noise_multiplier)
+
+
+def _planned_epsilon(optimizer: Any, spent: list, steps: int, delta: float) -> float:
+    """Returns what the steps of all epochs will have cost, after what was spent before.
+
+    It is infinite without noise.
+    """
+    if not optimizer._has_noise:
+        return math.inf
+    ledger = compose_ledgers(spent)
+    cycles = -(-steps // optimizer.sampling.cycle_length)
+    for release in optimizer.next_releases(0, cycles):
+        ledger.record(**vars(release))
+    return ledger.epsilon(delta).epsilon
+
+
+def _why_this_noise(target_epsilon: float | None, planned: float) -> str:
+    """Says why the noise is what it is: the least for a budget, unless that is large."""
+    if target_epsilon is None:
+        return "as given"
+    if planned > _CLOSE * target_epsilon:
+        return "the least for this budget"
+    return (
+        f"with which epsilon will be {planned:.4g}: no less is chosen for so large a budget, as no "
+        "bound is known to be both finite and near it"
+    )
 
 
 def default_delta(dataset_size: int) -> float:
@@ -279,24 +333,35 @@ def _print(
     epochs: int,
     steps: int,
     before: float,
+    why: str,
 ) -> None:
     sampling = batches.sampling
     unit = sampling.unit
-    rate = getattr(optimizer, "inner_optimizer", optimizer).get_config()["learning_rate"]
-    rate = f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule"
+    target = budget.target_epsilon
+    bound = "none, as there is no noise: epsilon is infinite"
+    if math.isfinite(target):
+        bound = f"epsilon <= {target:g}"
     print(
-        f"Privacy: epsilon <= {budget.target_epsilon:g} at delta = {budget.delta:g} after {epochs} "
+        f"Privacy: {bound} at delta = {budget.delta:g} after {epochs} "
         f"epochs, for {RELATION} of one of {sampling.dataset_size} {unit}s"
         f"{f' (spent before: {before:.4g})' if before else ''}.\n"
         f"{stated_constants(unit, [sampling.dataset_size])}\n"
         f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
-        f"multiplier {_noise(optimizer.noise_multiplier)}, the least for this budget.\n"
-        f"Optimizer: {_name(optimizer)}, learning rate {rate}.\n"
+        f"multiplier {_noise(optimizer.noise_multiplier)}, {why}.\n"
+        f"Optimizer: {_name(optimizer)}, learning rate {_rate(optimizer)}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
         "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
     )
+
+
+def _rate(optimizer: Any) -> str:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    parts = getattr(inner, "optimizers", [inner])  # Of a MultiOptimizer, which has no rate itself.
+    rates = [part.get_config()["learning_rate"] for part in parts]
+    shown = [f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule" for rate in rates]
+    return " and ".join(dict.fromkeys(shown)) or "by a function"
 
 
 def _noise(noise: NoiseMultiplier) -> str:

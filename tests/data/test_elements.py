@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tests import selective_support, support
+from tests import gan_support, selective_support, support, vae_support
 from tests.front_ends import with_both, with_one
 from tfdp.auditing import check_sensitivity
 from tfdp.data import source as source_module
@@ -305,7 +305,7 @@ def test_training_counts_its_steps(front, kind):
     made = tfdp.data.poisson_batches(X, steps_per_epoch=2, **kwargs)
     model = private_model(front, made.sampling)
     model.fit(made, verbose=0)
-    assert model.optimizer.released_steps() == (2, 0)
+    assert model.optimizer.released_steps() == (2 // made.sampling.cycle_length, 0)
 
 
 @pytest.mark.slow
@@ -375,12 +375,47 @@ def test_an_empty_batch_moves_nothing(front, monkeypatch):
     assert trained.optimizer.released_steps() == (1, 0)
 
 
+@pytest.mark.parametrize("name", ["map", "shuffle"])
+def test_changes_of_batches_are_refused(name):
+    with pytest.raises(TypeError, match=r"`transform=lambda x: \.\.\.`"):
+        getattr(batches(X), name)(lambda x: x)
+
+
 @with_one
 def test_the_check_of_a_step_takes_them(front):
     model = private_model(front, batches(X).sampling, noise=1.0)
     for data in (X, [X]):
         found = check_sensitivity(model, data, examples=5, verbose=False)
         assert 0 < max(m.removed for m in found.movements) <= found.bounds[0]
+
+
+@with_one
+@pytest.mark.parametrize("data", [X, (X,)], ids=["x", "tuple"])
+def test_private_training_in_one_call(front, data):
+    model = private_model(front, batches(X).sampling)
+    model, made, budget = front.tfdp.make_private(
+        model, data, epochs=1, target_epsilon=2.0, batch_size=B, optimizer="sgd", verbose=False
+    )
+    assert made.sampling.padding == "none"
+    model.fit(made, epochs=1, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == N // B
+
+
+@with_both
+def test_a_gan_takes_them(front):
+    made = batches(gan_support.X, expected_batch_size=16, steps_per_epoch=2)
+    model = gan_support.compiled(gan_support.gan(front))
+    model.fit(made, verbose=0)
+    assert model.optimizer.released_steps() == (2, 0)
+
+
+@with_both
+def test_a_vae_takes_them(front):
+    made = batches(vae_support.X, expected_batch_size=16, steps_per_epoch=2)
+    model = vae_support.vae(front)
+    model.compile(vae_support.optimizer(front.tfdp.DPSGD, sampling=made.sampling))
+    model.fit(made, verbose=0, validation_data=slices(vae_support.X).batch(16))
+    assert model.optimizer.released_steps() == (2, 0)
 
 
 # Transforms.

@@ -51,6 +51,7 @@ DRAWS = (
     "tf.raw_ops.ParameterizedTruncatedNormal("
     "shape=[1], means=[0.0], stdevs=[1.0], minvals=[-1.0], maxvals=[1.0])[0]",
     "tf.image.sample_distorted_bounding_box([9, 9, 1], [[[0.0, 0.0, 1.0, 1.0]]], seed=1)[0][0]",
+    "tf.gather(v, tf.random.shuffle(tf.range(tf.shape(v)[0])))",
     "keras.random.normal(S, seed=1)",
     "keras.random.uniform(S, seed=seeds)",
     "layers['noise'](v, training=True)",
@@ -61,7 +62,6 @@ DRAWS = (
 REFUSED = (
     "tf.random.gamma(S, 1.0)",
     "tf.random.poisson(S, 2.0)",
-    "tf.gather(v, tf.random.shuffle(tf.range(tf.shape(v)[0])))",
     "tf.random.uniform_candidate_sampler([[1]], 1, 1, True, 9)[0][0]",
 )
 # The same for images.

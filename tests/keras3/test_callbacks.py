@@ -79,4 +79,4 @@ def test_optimizers_of_others_are_refused(budget):
     if budget is tfdp.keras3.PrivacyBudget:
         optimizer = keras.optimizers.SGD()
     with pytest.raises(ValueError, match="needs one of tfdp"):
-        compiled(optimizer).fit(X, Y, callbacks=[budget(2.0, DELTA)], verbose=0)
+        compiled(optimizer).fit(batches(), callbacks=[budget(2.0, DELTA)], verbose=0)

@@ -265,7 +265,7 @@ def weights_after_a_refusal(monkeypatch, empty):
     model = compiled()
     before = model.get_weights()
     with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
-        model.fit(X, Y, batch_size=16, verbose=0)
+        model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(16), verbose=0)
     assert model.optimizer.released_steps() == (0, 0)
     return before, model.get_weights()
 

@@ -1,12 +1,14 @@
 """Random numbers of a function follow from the secret that it is called with."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
 
 from tfdp._random import keyed_functions
-from tfdp._random.keyed_functions import KeyedFunction, Rewriting
+from tfdp._random.keyed_functions import SECRET, KeyedFunction, Rewriting
 
 generator = tf.random.Generator.from_seed(3)
 
@@ -71,6 +73,11 @@ def boxed(x):
     return x + tf.reduce_sum(drawn[2]) + tf.cast(tf.reduce_sum(drawn[0]), tf.float32)
 
 
+def shuffled(x):
+    order = tf.random.shuffle(tf.range(30.0), seed=1)
+    return x + tf.reduce_sum(order * 1.1 ** tf.range(30.0))
+
+
 def large(draw):
     return lambda x: x + tf.cast(tf.reshape(draw(), []), tf.float32)
 
@@ -93,6 +100,7 @@ DRAWING = {
     "seeds of a generator": of_seeds,
     "generator that is reset": after_reset,
     "bounding box": boxed,
+    "shuffle": shuffled,
     "branch": in_branch,
     "loop": in_loop,
     "condition of a loop": in_condition,
@@ -241,6 +249,50 @@ def test_operations_that_share_a_seed_agree():
     drawn = np.array([keyed(draw)(secret(number), [tf.zeros([2])]) for number in range(3)])
     np.testing.assert_array_equal(drawn[:, 0], drawn[:, 1])
     assert len(np.unique(drawn[:, 0])) == 3
+
+
+def orders(rows, count=3000):
+    """Returns how often each order of a shuffle comes."""
+    concrete = tf.function(lambda x: tf.random.shuffle(x, seed=1)).get_concrete_function(
+        tf.TensorSpec([None, 2], tf.float32)
+    )
+    call = KeyedFunction(concrete, {})
+    x = tf.repeat(tf.range(float(rows))[:, None], 2, axis=1)
+    secrets = tf.constant(np.random.default_rng(0).integers(0, 2**62, [count, SECRET]))
+    found = tf.map_fn(lambda s: call(s, [x]), secrets, fn_output_signature=tf.float32).numpy()
+    assert np.all(found[..., 0] == found[..., 1])  # Rows stay whole.
+    assert np.all(np.sort(found[..., 0]) == np.arange(rows))
+    return np.unique(found[..., 0], axis=0, return_counts=True)[1]
+
+
+def assert_all_orders_are_as_likely(rows):
+    found = orders(rows)
+    assert len(found) == math.factorial(rows) and scipy.stats.chisquare(found).pvalue > 1e-4
+
+
+def test_all_orders_of_a_shuffle_are_as_likely():
+    assert_all_orders_are_as_likely(3)
+    assert orders(1).tolist() == [3000] and orders(0).tolist() == [3000]
+
+
+def test_a_shuffle_that_uses_few_bits_is_caught(monkeypatch):
+    """Mutant: the order is that of single bits, and equal ones stay in their order."""
+    constant = keyed_functions._constant
+    original = keyed_functions._shuffled
+
+    def few(function, name, value, dtype, made):
+        reference = original(function, name, value, dtype, made)
+        top = next(n for n in function.node_def if n.op == "TopKV2")
+        shift = constant(function, f"{name}/few", np.array(63, np.int64))
+        node = function.node_def.add(name=f"{name}/of_few", op="RightShift")
+        node.input.extend([top.input[0], shift])
+        node.attr["T"].type = tf.int64.as_datatype_enum
+        top.input[0] = f"{name}/of_few:z:0"
+        return reference
+
+    monkeypatch.setattr(keyed_functions, "_shuffled", few)
+    with pytest.raises(AssertionError):
+        assert_all_orders_are_as_likely(3)
 
 
 def test_what_draws_nothing_needs_no_secret():

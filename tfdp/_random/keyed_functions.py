@@ -63,6 +63,7 @@ class Form:
     attributes: dict[str, str]
 
 
+SHUFFLE = "RandomShuffle"
 _SAME = {"Tshape": "T", "dtype": "dtype"}
 # Every operation that can be keyed. (Gamma and Poisson numbers have other shapes than their
 # stateless forms.)
@@ -75,6 +76,8 @@ FORMS = {
         (0, _OLD, 1, 2, 3, 4),
         {"S": "T", "dtype": "dtype"},
     ),
+    # Becomes several operations: see `_shuffle`.
+    SHUFFLE: Form("GatherV2", (0,), {"Tparams": "T"}),
     "RandomStandardNormal": Form("StatelessRandomNormalV2", (0, *_KEYED), _SAME),
     "RandomUniform": Form("StatelessRandomUniformV2", (0, *_KEYED), _SAME),
     "RandomUniformInt": Form(
@@ -315,6 +318,13 @@ def _use_seed(function: Any, node: Any, source: Form | State) -> dict[str, str]:
         node.input[:] = [shape, *[made[name] for name in _KEYED], *order]
         node.attr["dtype"].type, node.attr["Tshape"].type = source.dtype.as_datatype_enum, _INT32
         return {f"{node.name}:value:0": f"{node.name}:output:0"}
+    if old.op == SHUFFLE:
+        order = [_shuffled(function, node.name, inputs[0], old.attr["T"], made), *order]
+        zero = _constant(function, f"{node.name}/secret_first", np.array(0, np.int32))
+        node.op, node.input[:] = source.op, [inputs[0], order[0], zero, *order[1:]]
+        node.attr["Tparams"].CopyFrom(old.attr["T"])
+        node.attr["Tindices"].type = node.attr["Taxis"].type = _INT32
+        return {}
     node.op = source.op
     node.input[:] = [*[made[i] if isinstance(i, str) else inputs[i] for i in source.inputs], *order]
     for new, name in source.attributes.items():
@@ -322,6 +332,29 @@ def _use_seed(function: Any, node: Any, source: Form | State) -> dict[str, str]:
     if _OLD in source.inputs:
         node.attr["Tseed"].type = _INT64
     return {}
+
+
+def _shuffled(function: Any, name: str, value: str, dtype: Any, made: dict[str, str]) -> str:
+    """Adds a random order of the rows of a value; returns the reference to it.
+
+    It is the order of 64 random bits for each row.
+    """
+
+    def add(op: str, inputs: list[str], output: str, **types: Any) -> str:
+        node = function.node_def.add(name=f"{name}/secret_{op.lower()}", op=op, input=inputs)
+        for key, kind in types.items():
+            node.attr[key].type = kind
+        return f"{node.name}:{output}:0"
+
+    shape = add("Shape", [value], "output", T=dtype.type, out_type=_INT32)
+    bounds = [_constant(function, f"{name}/secret_{n}", np.array([n], np.int32)) for n in (0, 1)]
+    kinds = {"T": _INT32, "Index": _INT32}
+    rows = add("StridedSlice", [shape, *bounds, bounds[1]], "output", **kinds)
+    drawn = [rows, *[made[key] for key in _KEYED]]
+    bits = add(_NUMBERS, drawn, "output", dtype=_INT64, Tshape=_INT32)
+    scalar = _constant(function, f"{name}/secret_scalar", np.zeros([0], np.int32))
+    count = add("Reshape", [rows, scalar], "output", T=_INT32, Tshape=_INT32)
+    return add("TopKV2", [bits, count], "indices", T=_INT64)
 
 
 def _of_seed(function: Any, name: str, seed: str = _SEED) -> dict[str, str]:

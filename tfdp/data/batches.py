@@ -185,12 +185,15 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
                 "public number, or a `for` loop. Received: a call of "
                 f"`{name}`."
             )
+        function = (
+            "lambda x, y: (..., y)" if has_labels(self.source.given_spec) else "lambda x: ..."
+        )
         raise TypeError(
             f"`{name}` must not be used on Poisson batches: the epsilon of the training holds for "
             "batches that are used as they were drawn, each once. To change examples, give "
-            "`tfdp.data.poisson_batches` a function of one example, `transform=lambda x, y: "
-            "(..., y)`, or change the data before, or put the change into the model. Every "
-            "iteration draws new batches. (Several replicas need "
+            "`tfdp.data.poisson_batches` a function of one example, "
+            f"`transform={function}`, or change the data before, or put the change into the "
+            "model. Every iteration draws new batches. (Several replicas need "
             f"`distributed_poisson_batches`.) Received: a call of `{name}`."
         )
 

@@ -68,7 +68,6 @@ def arrays_of(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         if not 1 <= len(data) <= 3:
             return data
-        _check_no_none(data)
         for part in data:
             _check_part(part)
         return tuple(map(_converted, data))
@@ -155,18 +154,13 @@ def _converted(part: Any) -> Any:
     return np.asarray(part) if is_sequence or hasattr(part, "__array__") else part
 
 
-def _check_no_none(data: Any) -> None:
-    if all(part is not None for part in data):
-        return
-    shown = f"({', '.join('None' if part is None else '...' for part in data)})"
-    raise ValueError(
-        "Argument `data` must have no None: data without labels are `x`, or `(x,)`. Received: "
-        f"{shown}. Weights follow labels; a training step of your own can take them from a dict, "
-        "`{'x': x, 'weight': weight}`."
-    )
-
-
 def _check_part(part: Any) -> None:
+    if part is None:
+        raise ValueError(
+            "Argument `data` must hold no None: data without labels are `x`, or `(x,)`. Weights "
+            "follow labels: give the data any labels, (x, x, weight), or let a training step of "
+            "your own take them from a dict, {'x': x, 'weight': weight}. Received: None."
+        )
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or _is_sparse(part):
         is_ragged = isinstance(part, tf.RaggedTensor)
         remedy = "x.toarray()" if _is_sparse(part) else "tf.sparse.to_dense(x)"
@@ -189,10 +183,9 @@ def _check_part(part: Any) -> None:
         )
     array = part.to_numpy() if hasattr(part, "to_numpy") else part  # Of data frames.
     kind = array.dtype.kind if isinstance(array, np.ndarray) else ""
-    if kind in ("m", "M") or (kind == "O" and not _are_strings(array)):
+    if kind in ("m", "M") or _has_fields(array) or (kind == "O" and not _are_strings(array)):
         remedy = (
-            "pad sequences to one length (`tf.keras.utils.pad_sequences`), or convert it with "
-            "`astype`"
+            "pad sequences to one length (`pad_sequences` of Keras), or convert it with `astype`"
         )
         if array is not part and array.ndim > 1:
             each = "x.to_dict()" if _is_of("polars", part) else "dict(x)"
@@ -212,11 +205,30 @@ def _check_part(part: Any) -> None:
                 raise ValueError(
                     "Argument `data` must hold arrays or tensors; a list is taken for several "
                     f"inputs of the model. Received a list of {_kind(value)}, {_shown(part)}: use "
-                    "`np.array(...)`, after `tf.keras.utils.pad_sequences` where rows differ in "
+                    "`np.array(...)`, after `pad_sequences` of Keras where rows differ in "
                     "length."
                 )
             else:
                 _check_part(value)
+        if part:
+            _check_are_inputs(part)
+
+
+def _check_are_inputs(parts: Sequence[Any]) -> None:
+    """Refuses a list of examples, which would be taken for inputs of other, fewer examples."""
+    if isinstance(parts[0], _CONTAINERS):
+        return
+    rows = np.shape(parts[0])[0]
+    if len(parts) > rows:
+        raise ValueError(
+            "Argument `data` must hold arrays with one row for each example; a list of arrays is "
+            f"several inputs of the model. Received a list of {len(parts)} arrays of "
+            f"{rows} rows: if these are the examples, use `np.stack(...)`."
+        )
+
+
+def _has_fields(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.names is not None
 
 
 def _are_strings(array: np.ndarray) -> bool:

@@ -62,13 +62,13 @@ def poisson_batches(
     steps for which no epsilon holds.)
 
     Args:
-      data: `(x, y)` or `(x, y, sample_weight)`: arrays, tensors or data frames, or nested tuples
-        or dicts of them, with N rows each. (In it, a list of arrays is several inputs, as in
-        Keras.) Without labels: `x`, an array or a dict of arrays, or `(x,)`; several inputs in a
-        tuple are `((a, b),)`. A weight multiplies the loss of its example, before the example's
-        gradient is clipped; each output of a model can have weights of its own. Of memory-mapped
-        arrays, HDF5 and Zarr, only the rows of a batch are read. The same holds for random-access
-        sources: what `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
+      data: `(x, y)` or `(x, y, sample_weight)`: arrays, tensors or data frames, or nested tuples or
+        dicts of them, with N rows each. (In it, a list of arrays is several inputs, as in Keras.)
+        Without labels: `x`, an array or a dict of arrays, or `(x,)`; several inputs in a tuple are
+        `((a, b),)`. A weight multiplies the loss of its example, before the example's gradient is
+        clipped; each output of a model can have weights of its own. Of memory-mapped arrays, HDF5
+        and Zarr, only the rows of a batch are read. The same holds for random-access sources: what
+        `tfdp.data.read_examples` opens, and any object with `__len__` and `__getitem__(i)` (or
         `__getitems__(list)`) that returns such examples. Threads call `__getitem__` at each draw;
         Python code that decodes or crops belongs there. Its random numbers come by an argument
         `rng` (or `rngs`), a `np.random.Generator` for each row. A finite `tf.data.Dataset` of
@@ -104,7 +104,8 @@ def poisson_batches(
         own.
       examples_per_user: With `privacy_unit`, the number of examples that a draw takes of a user, at
         most; a uniformly random choice, anew for each draw. 1 for data without labels. The gradient
-        of their mean loss is clipped. Every user has as many rows in a batch, so that a large number costs time.
+        of their mean loss is clipped. Every user has as many rows in a batch, so that a large
+        number costs time.
       augmentations: Rows that each example has in a batch, next to each other. `transform`, and the
         random layers of the model, treat each of them anew; the gradient of their mean loss is
         clipped, so that they cost no more privacy than one (augmentation multiplicity: De et al.,

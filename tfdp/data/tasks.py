@@ -56,7 +56,8 @@ def preprocessed(task: Any, data: Any, features: Features, label: str | None) ->
     check_data(data, ())
     data = chosen(data, features, label)
     if not isinstance(data, tf.data.Dataset):
-        data = arrays_of(data)
+        parts = map(_stacked, data) if isinstance(data, tuple) else [_stacked(data)]
+        data = arrays_of(tuple(parts) if isinstance(data, tuple) else next(iter(parts)))
         if hasattr(data, "__getitem__") and not isinstance(data, (tuple, dict, np.ndarray)):
             data = _read(data)
         data = tf.data.Dataset.from_tensor_slices(data)
@@ -72,6 +73,12 @@ def preprocessed(task: Any, data: Any, features: Features, label: str | None) ->
     if not batches:
         raise ValueError("Argument `data` must have examples. Received: none.")
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+
+
+def _stacked(part: Any) -> Any:
+    """Returns an array of a list of texts or labels; for several inputs tasks take a tuple."""
+    is_list = isinstance(part, list) and bool(part)
+    return np.array(part) if is_list and isinstance(part[0], (str, bytes, int, float)) else part
 
 
 def _read(source: Any) -> Any:
@@ -91,7 +98,7 @@ def unmapped(batches: Any, function: Any) -> bool:
       ValueError: It is the preprocessor, and the batches hold what it was not applied to: it would
         be applied to a batch, whose examples it may mix.
     """
-    task = getattr(function, "__self__", None)
+    task: Any = getattr(function, "__self__", None)
     if not is_task(task) or getattr(function, "__name__", "") != "preprocess_samples":
         return False
     if task.preprocessor is None or batches.preprocessor is task.preprocessor:

@@ -41,7 +41,6 @@ _SEED = "seed=tf.random.uniform([2], 0, 2**62, tf.int64)"
 _REMEDIES = {
     "RandomGamma": f"Use `tf.random.stateless_gamma` with `{_SEED}`.",
     "RandomPoissonV2": f"Use `tf.random.stateless_poisson` with `{_SEED}`.",
-    "RandomShuffle": "Use `tf.gather(x, tf.argsort(tf.random.uniform(tf.shape(x)[:1])))`.",
 }
 _REMEDY = (
     "Use `tf.random.uniform`, `normal`, `truncated_normal` or `categorical`, the functions of "

@@ -15,11 +15,12 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
-from tfdp.keras3 import keras_3
+from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.keras3.keras_3 import tf_variable
 from tfdp.optimizers import replicas
-from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS
+from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, scaling_hint
 from tfdp.optimizers.compression import Compression
+from tfdp.optimizers.private_fit import guard_fit
 from tfdp.optimizers.private_metrics import keep_evaluations_private
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
@@ -27,6 +28,9 @@ from tfdp.schedules import NoiseMultiplier
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
 _SCALED = "_tfdp_scaled_losses"
+
+# The key of configs for what a MultiOptimizer has chosen.
+_ASSIGNMENT = "assignment"
 
 _HOW = (
     "A private step clips the gradient of each example of a loss, which it must be given: Keras's "
@@ -112,11 +116,11 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
-        _check_has_not_trained(inner_optimizer)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer
         self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
         self._name = self.name
+        self._assignment: several_optimizers.Assignment | None = None
         self._set_privacy(
             l2_norm_clip,
             noise_multiplier,
@@ -200,8 +204,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         if loss is None:
             raise ValueError(
                 f"{_HOW}Received a call of {type(self).__name__}.apply without a loss from "
-                "`scale_loss` in the same function. (Of the policy mixed_float16, too, which puts "
-                "a LossScaleOptimizer around it: use mixed_bfloat16.)"
+                f"`scale_loss` in the same function.{scaling_hint('keras')}"
             )
         if any(gradient is not None for gradient in grads):
             raise ValueError(
@@ -266,6 +269,12 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             [known[id(variable)] for _, variable in gradients],
         )
 
+    def _loss_metrics(self, model: Any) -> list[Any] | None:
+        if not isinstance(model, keras.Model):
+            return None
+        total, parts = model._loss_tracker, getattr(model._compile_loss, "metrics", [])
+        return [*([] if total is None else [total]), *parts]
+
     def update_code(self, variables: Sequence[tf.Variable]) -> Code:
         """Yields, for messages, the functions of users that an update may call."""
         yield from keras_3.update_code(self.inner_optimizer)
@@ -305,22 +314,26 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             self._released.trains(values)
 
     def _build_inner(self, variables: list[Any]) -> None:
-        # Gradients are the sums of all replicas already.
-        self.inner_optimizer._all_reduce_sum_gradients = list
+        assigned = several_optimizers.choosing(self.inner_optimizer, self._assignment, variables)
         try:
-            self.inner_optimizer.build(variables)
+            with assigned:
+                self.inner_optimizer.build(variables)
         except Exception as cause:
             if all(tf_variable(variable).is_initialized() for variable in variables):
                 raise
             # A new one: this one is half built, and would be taken for one that is.
-            inner = self.inner_optimizer
-            self.inner_optimizer = type(inner).from_config(inner.get_config())
+            self.inner_optimizer = several_optimizers.fresh(self.inner_optimizer, [])
             raise ValueError(
                 f"The model must have weights before it is trained with "
                 f"{type(self.inner_optimizer).__name__}, which reads them to make its own state. "
                 "Received a model that makes them in its first step. Give it a `keras.Input`, or "
                 "call `model.build(input_shape)` or the model itself on a batch before `fit`."
             ) from cause
+        for part in several_optimizers.parts(self.inner_optimizer):
+            _check_part(part)  # A function may have chosen it just now.
+        for updating in (self.inner_optimizer, *several_optimizers.parts(self.inner_optimizer)):
+            # Gradients are the sums of all replicas already.
+            updating._all_reduce_sum_gradients = list
 
     def _add_weight(self, name: str, shape: Any, dtype: Any, initializer: Any, **_: Any) -> Any:
         dtype = tf.as_dtype(dtype).name
@@ -361,7 +374,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the weight decay of the inner optimizer."""
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        for part in several_optimizers.parts(self.inner_optimizer):
+            part.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Does what the inner optimizer does at the end of `fit`."""
@@ -378,22 +392,33 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this optimizer again, without the secret noise key."""
-        return {
+        config = {
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             **self._privacy_config(),
         }
+        assignment = several_optimizers.assignment_of(self.inner_optimizer) or self._assignment
+        if assignment is not None:
+            config[_ASSIGNMENT] = assignment.get_config()
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "DPOptimizer":
         """Makes an optimizer from its config."""
         config = dict(config)
+        saved = config.pop(_ASSIGNMENT, None)
         inner = config.get("inner_optimizer")
         if isinstance(inner, dict):
             config["inner_optimizer"] = keras.saving.deserialize_keras_object(
                 inner, custom_objects=custom_objects
             )
-        return super().from_config(config, custom_objects)
+        if saved is None:
+            return super().from_config(config, custom_objects)
+        assignment = several_optimizers.Assignment.from_config(saved)
+        config["inner_optimizer"] = several_optimizers.joined(config["inner_optimizer"], assignment)
+        optimizer = super().from_config(config, custom_objects)
+        optimizer._assignment = assignment
+        return optimizer
 
     def __copy__(self) -> "DPOptimizer":
         """Returns a copy that shares nothing: it draws other noise and counts for itself."""
@@ -401,6 +426,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
 
 keep_evaluations_private(keras)
+guard_fit(keras)
 
 
 def _check_inner(inner: Any) -> None:
@@ -411,6 +437,17 @@ def _check_inner(inner: Any) -> None:
             "an optimizer of Keras 3, such as `keras.optimizers.AdamW(0.001)`",
             inner,
         )
+    if inner.loss_scale_factor is not None:
+        raise ValueError(
+            "Argument `loss_scale_factor` of the inner optimizer must be None: gradients are "
+            f"clipped as they are. Received: {inner.loss_scale_factor}."
+        )
+    for part in (inner, *several_optimizers.parts(inner)):
+        _check_part(part)
+
+
+def _check_part(inner: Any) -> None:
+    """Raises a ValueError if an optimizer, or one of several, cannot get noisy gradients."""
     if isinstance(inner, (PrivateStep, keras.optimizers.LossScaleOptimizer)):
         raise error(
             "inner_optimizer",
@@ -423,14 +460,6 @@ def _check_inner(inner: Any) -> None:
             "would be added to each part of a logical batch. Received: "
             f"{inner.gradient_accumulation_steps}. Give it to the private optimizer."
         )
-    if inner.loss_scale_factor is not None:
-        raise ValueError(
-            "Argument `loss_scale_factor` of the inner optimizer must be None: gradients are "
-            f"clipped as they are. Received: {inner.loss_scale_factor}."
-        )
-
-
-def _check_has_not_trained(inner: keras.optimizers.Optimizer) -> None:
     if inner.built and int(inner.iterations) > 0:
         raise ValueError(
             "Argument `inner_optimizer` must be one that has taken no steps: gradients without "

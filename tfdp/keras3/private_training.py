@@ -7,15 +7,17 @@ from typing import Any
 import keras
 
 from tfdp._private_training import FrontEnd, PrivateTraining, prepare
+from tfdp._validation import error
 from tfdp.accounting.ledger import Ledgers
 from tfdp.clipping import devices
 from tfdp.data.columns import Features
+from tfdp.keras3 import several_optimizers
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.model_check import validate, validate_without_loss
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
-from tfdp.schedules import NoiseSchedule
+from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 
 _BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
 # Where none is given; docs/choosing.md says how they were measured.
@@ -27,7 +29,8 @@ def make_private(
     data: Any,
     *others: Any,
     epochs: int,
-    target_epsilon: float,
+    target_epsilon: float | None = None,
+    noise_multiplier: NoiseMultiplier | None = None,
     delta: float | None = None,
     batch_size: int | None = None,
     optimizer: Any = None,
@@ -59,12 +62,16 @@ def make_private(
     Args:
       model: A model of Keras 3. It is compiled in place; its weights are kept. If it was
         compiled, what is not given is taken over: the loss, the metrics, and the optimizer,
-        which is made private.
+        which is made private. Of a task of KerasHub, the preprocessor is applied to each example.
       data: `(x, y)`, `(x, y, sample_weight)`, `x` alone, or a `tf.data.Dataset` of single
         examples; see `tfdp.data.poisson_batches`.
       *others: Must be empty: `(x, y)` is one argument.
       epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
-      target_epsilon: Epsilon that may be spent in all, under zero-out.
+      target_epsilon: Epsilon that may be spent in all, under zero-out. Give either this or
+        `noise_multiplier`.
+      noise_multiplier: The noise, in place of the least for a budget: a number or a schedule. The
+        budget is then what all epochs cost. 0 trains without privacy, to look for faults in a
+        model: epsilon is infinite, and `privacy_statement` says that there is none.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
       batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
@@ -130,6 +137,7 @@ def make_private(
         (data, *others),
         epochs=epochs,
         target_epsilon=target_epsilon,
+        noise_multiplier=noise_multiplier,
         delta=delta,
         batch_size=batch_size,
         optimizer=optimizer,
@@ -186,10 +194,11 @@ def _choose(
             "`tfdp.keras3.DPAdam`, whose noise can be calibrated, or an optimizer of Keras 3. "
             f"Received: {given!r}."
         )
-    inner = type(given).from_config(given.get_config())  # Without what it has seen.
-    excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
-    pattern = getattr(given, "_exclude_from_weight_decay_pattern", None)
-    inner.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
+    inner = several_optimizers.fresh(given, model.trainable_variables)
     if learning_rate is not None:
+        if several_optimizers.is_multi(inner):
+            raise error(
+                "learning_rate", "None for a MultiOptimizer, whose parts have rates", learning_rate
+            )
         inner.learning_rate = learning_rate
     return functools.partial(DPOptimizer, inner), parameters

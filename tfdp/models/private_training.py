@@ -13,7 +13,7 @@ from tfdp.data.columns import Features
 from tfdp.models.model_check import validate, validate_without_loss
 from tfdp.optimizers import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.optimizers.base import PrivateOptimizerMixin
-from tfdp.schedules import NoiseSchedule
+from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 
 _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "adam": DPAdam,
@@ -45,7 +45,8 @@ def make_private(
     data: Any,
     *others: Any,
     epochs: int,
-    target_epsilon: float,
+    target_epsilon: float | None = None,
+    noise_multiplier: NoiseMultiplier | None = None,
     delta: float | None = None,
     batch_size: int | None = None,
     optimizer: Any = None,
@@ -82,7 +83,11 @@ def make_private(
         examples; see `tfdp.data.poisson_batches`.
       *others: Must be empty: `(x, y)` is one argument.
       epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
-      target_epsilon: Epsilon that may be spent in all, under zero-out.
+      target_epsilon: Epsilon that may be spent in all, under zero-out. Give either this or
+        `noise_multiplier`.
+      noise_multiplier: The noise, in place of the least for a budget: a number or a schedule. The
+        budget is then what all epochs cost. 0 trains without privacy, to look for faults in a
+        model: epsilon is infinite, and `privacy_statement` says that there is none.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
       batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
@@ -146,6 +151,7 @@ def make_private(
         (data, *others),
         epochs=epochs,
         target_epsilon=target_epsilon,
+        noise_multiplier=noise_multiplier,
         delta=delta,
         batch_size=batch_size,
         optimizer=optimizer,

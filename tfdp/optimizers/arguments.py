@@ -3,7 +3,9 @@
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -332,6 +334,25 @@ def check_two_term_arguments(
             "and so do the examples of its group",
             gradient_accumulation_steps,
         )
+
+
+def scaling_hint(keras: str) -> str:
+    """Returns what to do where a LossScaleOptimizer calls; empty where none does.
+
+    Args:
+      keras: Name of the Keras.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        kinds = type(frame.f_locals.get("self")).__mro__
+        if any(kind.__name__.startswith("LossScaleOptimizer") for kind in kinds):
+            return (
+                " It comes from a LossScaleOptimizer, of the policy mixed_float16: use "
+                f"`{keras}.mixed_precision.set_global_policy('mixed_bfloat16')`, and build the "
+                "model again."
+            )
+        frame = frame.f_back
+    return ""
 
 
 def check_not_compiled() -> None:

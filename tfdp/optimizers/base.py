@@ -19,8 +19,9 @@ from tfdp.clipping import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
 from tfdp.optimizers import saved_lineage
-from tfdp.optimizers.arguments import check_first_argument
+from tfdp.optimizers.arguments import check_first_argument, scaling_hint
 from tfdp.optimizers.compression import Compression
+from tfdp.optimizers.private_fit import guard_fit
 from tfdp.optimizers.private_metrics import keep_evaluations_private
 from tfdp.optimizers.private_step import PrivateStep
 from tfdp.optimizers.weight_decay import WeightDecay
@@ -36,8 +37,7 @@ else:
 _ONLY_MINIMIZE = (
     "{0}.minimize must be called, as Keras's `fit` does: `optimizer.minimize(loss, variables, "
     "tape=tape)` with one loss per example. It adds noise to clipped sums that it computes itself; "
-    "gradients from elsewhere, such as `tape.gradient`, are not private. (Loss scaling, as in the "
-    "mixed_float16 policy, is not supported.) Received a call of `{1}`."
+    "gradients from elsewhere, such as `tape.gradient`, are not private. Received a call of `{1}`."
 )
 _EXCLUDED = "excluded_from_weight_decay"
 _DISCARDED = (
@@ -147,7 +147,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
     def _compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Raises an error: the sums that it would return are not private."""
-        raise RuntimeError(_ONLY_MINIMIZE.format(type(self).__name__, "_compute_gradients"))
+        raise self._only_minimize("_compute_gradients")
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Raises an error: gradients from elsewhere, such as `tape.gradient`, are not private.
@@ -155,10 +155,19 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         Raises:
           RuntimeError: Always; `minimize` takes a private step.
         """
-        raise RuntimeError(_ONLY_MINIMIZE.format(type(self).__name__, "apply_gradients"))
+        raise self._only_minimize("apply_gradients")
+
+    def _only_minimize(self, called: str) -> RuntimeError:
+        text = _ONLY_MINIMIZE.format(type(self).__name__, called)
+        return RuntimeError(text + scaling_hint("tf.keras"))
 
     def _update(self, gradients: list, name: Any) -> tf.Operation:
         return super().apply_gradients(gradients, name=name, experimental_aggregate_gradients=False)
+
+    def _loss_metrics(self, model: Any) -> list[Any] | None:
+        if not isinstance(model, tf.keras.Model):
+            return None
+        return [] if model.compiled_loss is None else model.compiled_loss.metrics
 
     def update_code(self, variables: Sequence[tf.Variable]) -> Code:
         """Yields, for messages, the functions of users that an update may call."""
@@ -274,6 +283,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 
 _compat.let_keras_save(PrivateOptimizerMixin)
 keep_evaluations_private(tf.keras)
+guard_fit(tf.keras)
 saved_lineage.let_keras_save(*_compat.saving_of_keras_2())
 
 

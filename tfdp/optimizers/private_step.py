@@ -7,6 +7,7 @@ Keras 3.
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,10 @@ from tfdp._validation import error
 from tfdp.accounting.sampling import BUCKETS, NONE
 from tfdp.clipping import ClippedSum, TwoTermLoss, step_check
 from tfdp.clipping.constants import constant
+from tfdp.clipping.loss_graph import reading
 from tfdp.clipping.update_error import Code
 from tfdp.data import draw_record
-from tfdp.optimizers import draw_use, replicas
+from tfdp.optimizers import draw_use, replicas, shown_loss
 from tfdp.optimizers.accumulator import Accumulator
 from tfdp.optimizers.arguments import (
     check_not_compiled,
@@ -39,6 +41,8 @@ _NOT_FRESH = (
     "from elsewhere, such as arrays in `fit(x, y)` in place of `fit(batches)`. Epsilon would not "
     "hold for it."
 )
+# For each graph, the names of the tensors of batches that private steps in it have used.
+_used: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,10 @@ class PrivateStep(StepWarnings):
         """Applies the noisy mean gradients, the same in each replica, to the variables."""
         raise NotImplementedError
 
+    def _loss_metrics(self, model: Any) -> list[Any] | None:
+        """Returns Keras's metrics of the loss of a model; None if it gets something else."""
+        raise NotImplementedError
+
     def update_code(self, variables: Sequence[tf.Variable]) -> Code:
         """Yields, for messages, the functions of users that an update may call.
 
@@ -112,6 +120,9 @@ class PrivateStep(StepWarnings):
           ValueError: The step would not be private, or is not taken in a `tf.function`.
         """
         step = self._clipped_step(loss, var_list)
+        if step.clipped.mask is not None and self._sampled and self._sampled.padding != NONE:
+            metrics = shown_loss.metrics_of_caller(self._loss_metrics)
+            shown_loss.show_examples(metrics, step.clipped.mask)
         step_check.check_update([*step.clipped.gradients, *step.clipped.regularizer_gradients])
         with step_check.own_operations():
             if self._gradient_accumulation_steps == 1:
@@ -137,6 +148,8 @@ class PrivateStep(StepWarnings):
         self._check_replicas()
         self._warn_without_sampling()
         self._warn_of_gpu()
+        if self._sampled is not None:
+            _check_first_use(loss)
         padding = None if self._sampled is None else self._sampled.padding
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
 
@@ -454,6 +467,22 @@ class PrivateStep(StepWarnings):
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Processes the noisy gradient before the update."""
         return gradient
+
+
+def _check_first_use(loss: Any) -> None:
+    """Raises a ValueError if a step before, in the same graph, has used the batch of a loss."""
+    tensors = [t for t in tf.nest.flatten(getattr(loss, "batch", loss)) if tf.is_symbolic_tensor(t)]
+    for tensor in tensors:
+        batch = {data.name for data in reading.data_of(tensor)[0]}
+        if batch & _used.get(tensor.graph, set()):
+            raise ValueError(
+                "A batch must be used by one private step. Received a second one on the same "
+                "batch, in one function: epsilon covers one. Add the losses of an example up, for "
+                "one step on all variables; or draw a batch for each step, `next(iterator)`."
+            )
+    for tensor in tensors:
+        names = {data.name for data in reading.data_of(tensor)[0]}
+        _used.setdefault(tensor.graph, set()).update(names)
 
 
 def _check_alike(facts: Sequence[str]) -> None:

@@ -131,7 +131,15 @@ class PersistentState:
             self._state_to_load = state
 
     def _assign_state(self, state: dict[str, Any]) -> None:
-        for key, variable in self._named_state().items():
+        own = self._named_state()
+        if missing := [key for key in own if key != RECORD and key not in state]:
+            raise ValueError(
+                f"The saved state of {type(self).__name__} must be of as many variables as it has "
+                f"now. Received: {len(state)} saved, of {len(own)}, without {missing}. Build it "
+                "with the same variables and the same inner optimizer, or load the model with "
+                "`compile=False`, and give what it has cost as `prior` to `make_private`."
+            )
+        for key, variable in own.items():
             if key != RECORD:  # It is merged, not overwritten.
                 variable.assign(state[key])
         self._released.refresh()

@@ -28,8 +28,10 @@ from tfdp.clipping.loss_graph.batch_state import captured, with_called
 from tfdp.clipping.loss_graph.copying import bring, cone
 
 _HOW_TO_FIX_THE_LOSS = (
-    "Pass a loss of Keras, such as `tf.keras.losses.SparseCategoricalCrossentropy()`, or a "
-    "function that returns one value per example, or their sum or mean."
+    "Pass a loss of Keras, such as `SparseCategoricalCrossentropy()`, or a function that returns "
+    "one value per example, or their sum or mean. A loss over the batch, such as a contrastive "
+    "one, is the `batch_wise` term of a `tfdp.clipping.TwoTermLoss`, which "
+    "`optimizer.minimize` takes."
 )
 
 # Of these, the outputs are an element of a data set: other than dense tensors are variants.
@@ -116,6 +118,15 @@ class LossGraph:
         """
         of_row = self.at(row, vectorizable_gradients=True)
         terms = of_row.terms
+        for vector, of_all in zip(of_row.vectors, self.vectors, strict=True):
+            if of_all.shape[0] is None and (vector.shape[0] or 0) > 1:
+                raise ValueError(
+                    "The loss must have one value for each example. Received "
+                    f"{vector.shape[0]} values for one example, as of batches that are put "
+                    "together: `concat([fakes, reals])`. Call the model on each batch, and add "
+                    "the two losses of an example up. (Of a generative adversarial network, "
+                    "`PrivateGAN` does so.)"
+                )
         try:
             for vector in of_row.vectors:  # A term may be their sum.
                 vector.shape.assert_is_compatible_with([1])
@@ -213,7 +224,10 @@ class LossGraph:
                 tf.shape(tensor)[0],
                 rows,
                 message="The tensors of the batch and the loss must have the same number of rows. "
-                f"Received: {tensor}.",
+                f"Received: {tensor.name}, which has others. (Where `boolean_mask` or `gather` "
+                "leaves examples out, multiply their losses by zeros in place of it: `loss * "
+                "tf.cast(keep, loss.dtype)`. Where batches are put together, `concat([fakes, "
+                "reals])`, call the model on each, and add the losses of an example up.)",
             )
             for tensor in [*self.tensors[1:], *[t for t in self.terms if t.shape.rank == 1]]
         ]
@@ -327,6 +341,16 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
                 f"that is their sum or mean. Received a scalar that {_made_by(term, data)}: the "
                 f"gradients of the examples cannot be clipped one by one. {_HOW_TO_FIX_THE_LOSS}"
             )
+    for term, found in zip(terms, reduced, strict=True):
+        if _is_over_batch(found, batch) and len({f.kind for f in reduced if f is not None}) > 1:
+            raise ValueError(
+                "Argument `loss` must be computed of each example alone. Received a term, "
+                f"'{term.op.name}', that is computed of sums or means over the batch, as the load "
+                "balance of a router is (mixture of experts): it mixes examples. Leave it out; or "
+                "take a loss of each example, such as the router's z-loss, "
+                "`ops.mean(ops.logsumexp(logits, axis=-1) ** 2)`; or give it to a "
+                "`tfdp.clipping.TwoTermLoss` as its `batch_wise` term."
+            )
     kinds = {found.kind for found in reduced if found is not None} - {None}
     if len(kinds) > 1:
         raise ValueError(
@@ -376,6 +400,12 @@ def read_loss(loss: tf.Tensor) -> LossGraph:
         mask=masks[-1] if masks else None,
         drawn=drawn,
     )
+
+
+def _is_over_batch(found: reductions.Reduction | None, batch: list[tf.Tensor]) -> bool:
+    """Returns whether what a term reduces has a fixed number of rows, unlike the batch."""
+    rows = None if found is None else found.losses.shape[0]
+    return rows is not None and all(tensor.shape[0] is None for tensor in batch)
 
 
 def _made_by(term: tf.Tensor, data: set) -> str:

@@ -80,7 +80,9 @@ PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
 _REMEDIES: dict[str, str] = collections.defaultdict(
     lambda: (
         "Compute each example's output from that example alone: statistics over features, time or "
-        "pixels instead of over the batch (LayerNormalization, GroupNormalization)."
+        "pixels instead of over the batch (LayerNormalization, GroupNormalization). A loss over "
+        "the batch, such as a contrastive loss or the load balance of a router, is the "
+        "`batch_wise` term of a `tfdp.clipping.TwoTermLoss`, which `optimizer.minimize` takes."
     ),
     All=(
         "Keras's hinge losses ask whether all labels of the batch are 0 or 1: with labels -1 and "

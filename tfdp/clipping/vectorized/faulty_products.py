@@ -35,7 +35,7 @@ def check(operations: Sequence[tf.Operation]) -> None:
                 "computes wrongly on CPUs, so that one example's numbers get into another's. "
                 f"Received '{op.name}', a product of the shapes {x} and {y}, where the batch "
                 "dimensions of the first end in one that is or may be 1, and those of the second "
-                "are. Write it with `tf.einsum` or `tf.keras.layers.Dense`, remove that dimension "
+                "are. Write it with `einsum` or a Dense layer, remove that dimension "
                 "with `tf.squeeze` first, give both sides the same batch dimensions, or set the "
                 "environment variable TF_ENABLE_ONEDNN_OPTS=0."
             )

@@ -1,0 +1,113 @@
+"""Files of Keras 3 that are loaded where only `tfdp` is imported; each in a process of its own."""
+
+import types
+
+import pytest
+
+import tfdp
+from tests import forks
+from tests.front_ends import keras, needs_keras_3
+from tests.support import small_data
+from tfdp import _keras_3_files
+
+pytestmark = needs_keras_3
+X, Y = small_data(64)
+BATCHES = {"expected_batch_size": 16, "steps_per_epoch": 2}
+
+ORDERS = ["import keras, tfdp", "import tfdp, keras"]
+PROGRAM = """
+import sys
+assert "tfdp.keras3" not in sys.modules
+import keras, tfdp
+model = keras.models.load_model(sys.argv[1], compile=sys.argv[2] == "compiled")
+if sys.argv[2] == "weights":
+    model.compile(tfdp.keras3.DPSGD(1.0, 1.0, 16), "mse")
+    model.optimizer.build(model.trainable_variables)
+print(type(model.optimizer).__module__, type(model.optimizer).__name__)
+steps, not_poisson = model.optimizer.released_steps()
+print(steps, not_poisson, len(model.optimizer.variables))
+"""
+
+
+def model_of(optimizer):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss)
+    return model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files of models after two steps, and the numbers of their optimizers' variables."""
+    folder = tmp_path_factory.mktemp("files")
+    batches = tfdp.data.poisson_batches((X, Y), **BATCHES)
+    found = {}
+    for make in (
+        lambda: tfdp.keras3.DPAdam(1.0, 1.0, sampling=batches.sampling),
+        lambda: tfdp.keras3.DPOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), 1.0, 1.0, sampling=batches.sampling
+        ),
+    ):
+        model = model_of(make())
+        model.fit(batches, verbose=0)
+        name = type(model.optimizer).__name__
+        for ending in (".keras", ".h5"):
+            path = str(folder / name) + ending
+            model.save(path)
+            found[path] = name, len(model.optimizer.variables)
+    return found
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("order", ORDERS)
+def test_models_are_loaded_with_what_they_have_cost(order, files):
+    """With their optimizer; and by another private one, which is made afterwards."""
+    runs = [(path, how) for path in files for how in ("compiled", "weights")]
+    ended = forks.run_each(PROGRAM, runs, order, without=["TF_USE_LEGACY_KERAS"])
+    for (path, how), process in zip(runs, ended, strict=True):
+        assert process.status == 0, (path, how, process.errors[-2000:])
+        kind, counts = process.output.splitlines()
+        name, variables = files[path]
+        assert kind.startswith("tfdp.keras3."), (path, how)
+        assert kind.endswith(f" {name}" if how == "compiled" else " DPSGD"), (path, how)
+        assert counts.startswith("2 0 "), (path, how)
+        if path.endswith(".keras") and how == "compiled":  # The other kind has no slots.
+            assert counts == f"2 0 {variables}", path
+
+
+def test_stand_ins_are_those_that_keras_saves():
+    registry = keras.saving.get_custom_objects()
+    registered = {
+        name.partition(">")[2]
+        for name, cls in registry.items()
+        if name.startswith("tfdp>") and cls.__module__.startswith("tfdp.")
+    }
+    assert registered == set(_keras_3_files.NAMES)
+    for name in _keras_3_files.NAMES:
+        assert registry[f"tfdp>{name}"] is getattr(tfdp.keras3, name)
+
+
+def test_a_stand_in_makes_an_object_of_the_class():
+    config = tfdp.keras3.DPSGD(1.0, 1.5, 16).get_config()
+    made = _keras_3_files._stand_in("DPSGD").from_config(config)
+    assert type(made) is tfdp.keras3.DPSGD and made.noise_multiplier == 1.5
+
+
+def test_modules_that_are_imported_later_are_prepared_once(tmp_path, monkeypatch):
+    (tmp_path / "imported_later.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    prepared = []
+    _keras_3_files._after_import("imported_later", prepared.append)
+    import math
+
+    assert prepared == [] and math
+    import imported_later
+
+    assert prepared == [imported_later] and imported_later.value == 1
+
+
+def test_another_keras_is_left_alone():
+    keras_2 = types.SimpleNamespace(__version__="2.15.0")
+    _keras_3_files._prepare(keras_2)  # It has no `saving`: this would raise.
+    with pytest.raises(AttributeError):
+        _keras_3_files._prepare(types.SimpleNamespace(__version__="3.0.0"))
