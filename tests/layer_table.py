@@ -38,7 +38,7 @@ trainable weights in front of the layer and behind it:
   because the layer would keep a statistic of the batch.
 
 `RandomCrop`, and `recurrent_dropout` or the dropout of a cell in `RNN`, draw random numbers in
-loops or branches: on Poisson batches they need `padding="full"`.
+loops or branches: on Poisson batches they need `padding="full"`, which `make_private` chooses.
 
 `print(optimizer.clipping.report(model))` says the same of your own model. This page is written by
 `python -m tests.layer_table --write`; a test compares it with what happens.

@@ -71,6 +71,17 @@ def inner_gradient(function):
 
 
 COLUMNS = [[0, 0], [1, 2]]
+PLACES = np.eye(3, dtype="float32") * np.arange(1, 5, dtype="float32")[:, None, None]
+
+
+def square(x):
+    return tf.stack([x[:, :3], x[:, 3:], x[:, ::2]], 1)
+
+
+def systems(x):
+    """A matrix for each example, of full rank."""
+    own = tf.matmul(x, x, transpose_a=True)
+    return own + tf.eye(own.shape[-1])
 
 
 def padding_to(length, x):
@@ -172,6 +183,12 @@ PROVEN = {
     "dots and new axes": (M, lambda x: tf.transpose(x)[0, tf.newaxis, ..., tf.newaxis], Rows(2)),
     "whole batch": (V, lambda x: x[: size(x), 1:], FIRST),
     "tf.slice": (V, lambda x: tf.slice(x, [0, 1], [size(x), 2]), FIRST),
+    "bits": (
+        V,
+        lambda x: tf.bitwise.right_shift(tf.bitwise.left_shift(integers(x), 3), 2),
+        FIRST,
+    ),
+    "equations": (T, lambda x: tf.linalg.solve(systems(x), tf.transpose(x, [0, 2, 1])), FIRST),
     "pad": (V, lambda x: tf.pad(x, [[0, 0], [1, 2]]), FIRST),
     "tile": (V, lambda x: tf.tile(x, [1, 3]), FIRST),
     "broadcast": (V, lambda x: tf.broadcast_to(x[:, :1], tf.shape(x)), FIRST),
@@ -357,6 +374,10 @@ UNPROVEN = {
         V,
         lambda x: tf.pad(x, [[2 * size(x) - size(x), 0], [0, 0]]),
     ),
+    "equations that differ by place": (
+        (4, 3, 3),
+        lambda x: tf.linalg.solve(tf.constant(PLACES), x),
+    ),
     "so many columns": (V, lambda x: x[:, : size(x)]),
     "so many columns, tf.slice": (V, lambda x: tf.slice(x, [0, 1], [size(x), size(x)])),
     "that column": (V, lambda x: x[:, size(x)]),
@@ -532,6 +553,10 @@ MIXES = {
     "cumsum": (V, lambda x: tf.cumsum(x, -2)),
     "reversed": (V, lambda x: tf.reverse(x, [0])),
     "similarity": (V, lambda x: tf.matmul(x, x, transpose_b=True)),
+    "equations of examples": (
+        (4, 4),
+        lambda x: tf.linalg.solve(tf.exp(x), x),
+    ),
     "covariance": (V, lambda x: tf.matmul(x, x, transpose_a=True)),
     "einsum over the batch": (V, lambda x: tf.einsum("bi,ij->j", x, tf.eye(6))),
     "einsum of all with all": (V, lambda x: tf.einsum("bi,ci->bc", x, x)),
@@ -687,6 +712,7 @@ DECLARED_ROW_WISE = {
     "ReverseV2": [lambda x: tf.reverse(x, [0])],
     "MatMul": [lambda x: x @ tf.matmul(x, x, transpose_a=True)],
     "Einsum": [lambda x: tf.einsum("bi,ci->bc", x, x)],
+    "MatrixSolve": [lambda x: tf.linalg.solve(tf.constant(PLACES), square(x))],
     "StridedSlice": [lambda x: x[:1], lambda x: x[:, : size(x)]],
     "Pad": [lambda x: tf.pad(x, [[1, 0], [0, 0]])],
     "PadV2": [lambda x: tf.pad(x, [[0, 0], [1, 1]], constant_values=size_f(x))],

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdp.clipping.row_analysis.analysis import mixes, transfers, unproven
 from tfdp.clipping.row_analysis.states import Public, Rows, State
+from tfdp.clipping.row_analysis.transfer_functions.common import aligned
 
 
 def transposes(op: tf.Operation) -> tuple[bool, bool]:
@@ -45,6 +46,18 @@ def matmul(op: tf.Operation, inputs: list[State]) -> State:
         if isinstance(state, Public) and per_row:
             return unproven(op, f"the public {tensor.name} may differ from row to row")
     return rows
+
+
+@transfers("MatrixSolve")
+def solve(op: tf.Operation, inputs: list[State]) -> State:
+    """Handles systems of linear equations, one for each example or several."""
+    rank = op.inputs[1].shape.rank
+    if rank is None or op.inputs[0].shape.rank != rank:
+        return unproven(op, "the rank of an input is unknown")
+    state = aligned(op, inputs, rank)
+    if isinstance(state, Rows) and state.axis >= rank - 2:
+        raise mixes(op, "the examples are the equations of one system")
+    return state
 
 
 @transfers("SparseTensorDenseMatMul")
