@@ -128,7 +128,6 @@ def prepare(
             batches = _batches(data, padding=few_sizes, **data_arguments)
     if batches is None:
         batches = _batches(data, padding=padding, **data_arguments)
-    batches.preprocessor = preprocessor
     size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
     delta = default_delta(size) if delta is None else delta
     if loss is not None and not own_step and not keras.is_built(model):
@@ -136,6 +135,7 @@ def prepare(
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
     batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
+    batches.preprocessor = preprocessor
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
