@@ -155,6 +155,16 @@ def test_results_of_several_shapes_are_refused():
         make(classifier(ragged), (TEXTS, LABELS))
 
 
+def test_a_preprocessor_that_keeps_a_state_is_refused():
+    seen = tf.Variable(0, trainable=False)
+
+    def counting(x, y, weight):
+        return tokens(x) + seen.assign_add(1), y
+
+    with pytest.raises(ValueError, match="no side effects, by which examples could get into each"):
+        make(classifier(counting), (TEXTS, LABELS))
+
+
 def masked(x, y, weight):
     """Draws more random numbers for a longer text, as a masked language model does."""
     ids = VOCABULARY(tf.strings.split(x))

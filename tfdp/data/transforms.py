@@ -74,13 +74,17 @@ def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
       The results, in order. Each depends on its example and on secrets of its own alone.
 
     Raises:
-      ValueError: The function draws random numbers in a way that no secret can be given to.
+      ValueError: The function draws random numbers in a way that no secret can be given to, or
+        keeps a state.
     """
     spec = examples.element_spec
     arguments = spec if isinstance(spec, tuple) else (spec,)
     concrete = tf.function(function, autograph=False).get_concrete_function(*arguments)
     library = Library(concrete)
     if not any(_is_drawing(library, node) for _, node in library.nodes()):
+        for _, node in library.nodes():
+            if node.op.startswith("Assign"):
+                _refuse_side_effect(concrete, node)
         return examples.map(function, num_parallel_calls=tf.data.AUTOTUNE)
     keyed = KeyedFunction(concrete, _states(concrete))
     of_rows = tf.data.Dataset.from_generator(
