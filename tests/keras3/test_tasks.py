@@ -156,7 +156,7 @@ def test_results_of_several_shapes_are_refused():
 
 
 def test_a_preprocessor_that_keeps_a_state_is_refused():
-    seen = tf.Variable(0, trainable=False)
+    seen = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     def counting(x, y, weight):
         return tokens(x) + seen.assign_add(1), y
