@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.checks import arrays_of, check_data
+from tfdp.data.checks import arrays_of, check_data, is_source
 from tfdp.data.columns import Features, chosen
 from tfdp.data.elements import parts_of
 from tfdp.data.transforms import keyed_rows
@@ -56,9 +56,9 @@ def preprocessed(task: Any, data: Any, features: Features, label: str | None) ->
     check_data(data, ())
     data = chosen(data, features, label)
     if not isinstance(data, tf.data.Dataset):
-        parts = map(_stacked, data) if isinstance(data, tuple) else [_stacked(data)]
-        data = arrays_of(tuple(parts) if isinstance(data, tuple) else next(iter(parts)))
-        if hasattr(data, "__getitem__") and not isinstance(data, (tuple, dict, np.ndarray)):
+        parts = tuple(map(_stacked, data)) if isinstance(data, tuple) else _stacked(data)
+        data = arrays_of(parts)
+        if is_source(data):
             data = _read(data)
         data = tf.data.Dataset.from_tensor_slices(data)
     examples = keyed_rows(task.preprocess_samples, data)
