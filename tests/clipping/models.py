@@ -241,6 +241,15 @@ FAST = {
         sequential(lambda: layers.Dense(4), layers.LayerNormalization, FLAT),
         SEQUENCES,
     ),
+    "roll": (
+        sequential(
+            lambda: layers.Conv2D(4, 3),
+            lambda: layers.Lambda(lambda x: tf.roll(x, [-2, 3], [1, -2])),
+            lambda: layers.Conv2D(2, 3, activation="relu"),
+            FLAT,
+        ),
+        IMAGES,
+    ),
     "gram": (sequential(lambda: layers.Dense(20), lambda: layers.Dense(20), FLAT), SEQUENCES),
     "time major": (sequential(TimeMajor, FLAT), SEQUENCES),
     "conv2d": (

@@ -126,6 +126,13 @@ PROVEN = {
     "softmax": (V, tf.nn.softmax, FIRST),
     "top k": (V, lambda x: tf.math.top_k(x, 2)[0], FIRST),
     "cumsum": (V, lambda x: tf.cumsum(x, -1), FIRST),
+    "roll": (M, lambda x: tf.roll(x, [1, -2], [-1, 1]), FIRST),
+    "roll before rows": (M, lambda x: tf.roll(tf.transpose(x, [1, 0, 2]), 1, 0), Rows(1)),
+    "gradient of roll": (
+        M,
+        inner_gradient(lambda x: tf.square(x * tf.roll(x, [1, -2], [-1, 1]))),
+        FIRST,
+    ),
     "select": (V, lambda x: tf.where(x > 0, x, 0.0), FIRST),
     # Shapes.
     "flatten": (M, lambda x: tf.reshape(x, [-1, 6]), FIRST),
@@ -379,6 +386,8 @@ UNPROVEN = {
         lambda x: tf.linalg.solve(tf.constant(PLACES), x),
     ),
     "so many columns": (V, lambda x: x[:, : size(x)]),
+    "rolled by it": (V, lambda x: tf.roll(x, size(x), 1)),
+    "rolled along it": (V, lambda x: tf.roll(x, 1, size(x) % 2)),
     "so many columns, tf.slice": (V, lambda x: tf.slice(x, [0, 1], [size(x), size(x)])),
     "that column": (V, lambda x: x[:, size(x)]),
     "that column, tf.gather": (V, lambda x: tf.gather(x, size(x), axis=1)),
@@ -552,6 +561,10 @@ MIXES = {
     "gather in order": (V, lambda x: tf.gather(x, tf.argsort(x[:, 0]))),
     "cumsum": (V, lambda x: tf.cumsum(x, -2)),
     "reversed": (V, lambda x: tf.reverse(x, [0])),
+    "rolled": (V, lambda x: tf.roll(x, 1, 0)),
+    "rolled, counted from the end": (V, lambda x: tf.roll(x, [1, 1], [-1, -2])),
+    "rolled after a transpose": (M, lambda x: tf.roll(tf.transpose(x, [1, 0, 2]), 1, 1)),
+    "rolled, parts as rows": (M, lambda x: tf.roll(tf.reshape(x, [-1, x.shape[-1]]), 1, 0)),
     "similarity": (V, lambda x: tf.matmul(x, x, transpose_b=True)),
     "equations of examples": (
         (4, 4),

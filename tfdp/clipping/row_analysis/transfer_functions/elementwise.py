@@ -94,10 +94,10 @@ def last_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     return rows
 
 
-@of_rows("Cumsum", "Cumprod", "ReverseV2")
+@of_rows("Cumsum", "Cumprod", "ReverseV2", "Roll")
 def along_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
-    """Functions of all entries along given axes."""
-    axes = axes_of(op, 1, op.inputs[0].shape.rank)
+    """Functions of all entries along given axes, which are the last input."""
+    axes = axes_of(op, len(op.inputs) - 1, op.inputs[0].shape.rank)
     if axes is None:
         return unproven(op, "the axis is not static")
     if rows.axis in axes:
