@@ -70,6 +70,8 @@ FAST = {
     "transposed, of sequences": (SEQUENCES, [6, 4], lambda x, w: tf.einsum("abc,dc->abd", x, w)),
     "transposed, and back": (VECTORS, [6, 5], lambda x, w: tf.tanh(x @ tf.transpose(w))),
     "transposed, to heads": (SEQUENCES, [3, 2, 4], lambda x, w: tf.einsum("abc,dec->abde", x, w)),
+    "heads first": (SEQUENCES, [2, 4, 3], lambda x, w: tf.einsum("btd,ndh->btnh", x, w)),
+    "heads first, as long": (SEQUENCES, [4, 4, 3], lambda x, w: tf.einsum("btd,ndh->btnh", x, w)),
     "convolution": (IMAGES, [3, 3, 2, 4], lambda x, w: tf.nn.conv2d(x, w, 2, "SAME")),
     "embedding": (TOKENS, [9, 4], lambda x, w: tf.tanh(tf.gather(w, x))),
 }
@@ -186,6 +188,52 @@ def test_mutants_are_caught(monkeypatch, mutant):
         assert_equals_loop(OnePassEngine(CLIP), model_of(shape, apply), x)
 
 
+def test_axes_in_another_order_are_caught(monkeypatch):
+    """Mutant: axes that were transposed and merged are taken in the order of the variable."""
+    transposed = low_rank_weights._of_transposed
+
+    def wrong(part, view):
+        found, end = transposed(part, view)
+        found.order = sorted(found.order)
+        return found, end
+
+    monkeypatch.setattr(low_rank_weights, "_of_transposed", wrong)
+    x, shape, apply = FAST["heads first, as long"]
+    with pytest.raises(AssertionError):
+        assert_equals_loop(OnePassEngine(CLIP), model_of(shape, apply), x)
+
+
+@pytest.mark.filterwarnings("ignore::tfdp.clipping.SlowClippingWarning")
+@pytest.mark.slow
+def test_axes_that_are_split_anew():
+    """Rows that mix the axes of the variable are no product, and still clipped right."""
+    engine = OnePassEngine(CLIP)
+
+    def apply(x, w):
+        return tf.tanh(tf.matmul(x, tf.reshape(tf.transpose(w, [1, 0, 2]), [6, 4]), False, True))
+
+    assert_equals_loop(engine, model_of([2, 4, 3], apply), SEQUENCES)
+    assert not any("low-rank" in entry.how for entry in engine.report().entries)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "groups"),
+    [
+        ([4, 2, 3], [4, 6], [[0], [1, 2]]),
+        ([4, 2, 3], [24], [[0, 1, 2]]),
+        ([4, 1, 3], [4, 3], [[0], [1, 2]]),
+        ([4, 3, 1], [4, 3], [[0], [1, 2]]),
+        ([4, 3], [1, 4, 3], [[], [0], [1]]),
+        ([4, 6], [4, 2, 3], None),
+        ([4, 2, 3], [6, 4], None),
+        ([4, None], [4, 3], None),
+        ([0, 3], [0], None),
+    ],
+)
+def test_merged_axes(before, after, groups):
+    assert low_rank_weights._merged_axes(tf.TensorShape(before), after) == groups
+
+
 def test_an_index_outside_of_the_table_makes_the_example_bad():
     product = low_rank_weights._Product(tf.ones([9, 2]), False, 2, 4)
 
@@ -201,13 +249,17 @@ def test_an_index_outside_of_the_table_makes_the_example_bad():
 
 @needs_keras_3
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "transposed", "attention", "convolution", "embedding"])
+@pytest.mark.parametrize(
+    "name", ["dense", "transposed", "heads", "attention", "convolution", "embedding"]
+)
 def test_adapters_of_keras_3_are_fast(name):
     keras = keras_3
     if name == "dense":
         x, inner = VECTORS, [keras.layers.Dense(6, "tanh")]
     elif name == "transposed":
         x, inner = SEQUENCES, [keras.layers.EinsumDense("abc,dc->abd", [6, 6])]
+    elif name == "heads":
+        x, inner = SEQUENCES, [keras.layers.EinsumDense("btd,ndh->btnh", [6, 2, 3])]
     elif name == "convolution":
         x, inner = IMAGES, [keras.layers.Conv2D(4, 3, activation="tanh")]
     elif name == "embedding":

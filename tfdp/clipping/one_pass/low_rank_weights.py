@@ -98,24 +98,59 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
 
 
 def _of_transposed(part: OuterProducts, view: View) -> tuple[OuterProducts, Any]:
-    """Returns the gradients of what is transposed to weights, and the tensor that it is."""
-    order, end = part.order, cast(Any, view.end)
+    """Returns the gradients of what is transposed to weights, and the tensor that it is.
+
+    Axes may be merged after a transpose, as `tf.einsum` does: they are told apart again.
+    """
+    order, shape, end = part.order, list(part.shape), cast(Any, view.end)
+    found, found_end = part, end
     while (
-        view.caller is None and end is not view.handle and end.op.type in ("Identity", "Transpose")
+        view.caller is None
+        and end is not view.handle
+        and end.op.type in ("Identity", "Transpose", "Reshape")
     ):
         if custom_gradients.is_replaced(end.op):
             break
+        if end.op.type == "Reshape":
+            groups = _merged_axes(end.op.inputs[0].shape, shape)
+            if groups is None:
+                break
+            order = [axis for merged in order for axis in groups[merged]]
         if end.op.type == "Transpose":
             axes = tf.get_static_value(end.op.inputs[1])
             if axes is None or not end.op.inputs[0].shape.is_fully_defined():
                 break
             order = [int(axes[axis]) for axis in order]
-        end = end.op.inputs[0]
-    if order == part.order:
-        return part, view.end
-    found = copy.copy(part)
-    found.order, found.shape = order, end.shape.as_list()
-    return found, end
+        end, is_transposed = end.op.inputs[0], end.op.type == "Transpose"
+        shape = end.shape.as_list() if end.shape.is_fully_defined() else shape
+        if is_transposed:  # What is merged alone needs nothing: the axes are in order.
+            found, found_end = copy.copy(part), end
+            found.order, found.shape = order, shape
+    return found, found_end
+
+
+def _merged_axes(before: tf.TensorShape, after: Sequence[int]) -> list[list[int]] | None:
+    """Returns, for each axis that a reshape makes, the axes that it merges to it.
+
+    Returns:
+      None if it is unknown or another reshape, such as one that splits an axis.
+    """
+    if not before.is_fully_defined() or 0 in after:
+        return None
+    groups: list[list[int]] = []
+    axis = 0
+    for size in after:
+        group: list[int] = []
+        while axis < before.rank and math.prod(before[i] for i in group) < size:
+            group.append(axis)
+            axis += 1
+        if math.prod(before[i] for i in group) != size:
+            return None
+        groups.append(group)
+    while axis < before.rank and before[axis] == 1 and groups:
+        groups[-1].append(axis)
+        axis += 1
+    return groups if axis == before.rank else None
 
 
 def _with_last_axis_last(part: OuterProducts) -> OuterProducts:
