@@ -48,24 +48,23 @@ def test_a_selective_method_keeps_no_times(tmp_path):
 def test_an_interrupted_run_resumes_as_if_nothing_had_happened(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
     arguments = ("--method=dpis_adam", "--learning_rate_schedule=linear", "--chunk_size=100")
-    found = []
+    results = []
     for name in ("whole", "part"):
         run = ("--keras=3", "--epochs=2", *FIXED, *arguments, f"--output_dir={tmp_path / name}")
         if name == "part":
             interrupt(monkeypatch, 1, *run)
-        result = classify_here(*run)
+        results.append(classify_here(*run))
+    assert results[0]["ledger"] == results[1]["ledger"]
+    assert results[0]["steps"] == results[1]["steps"]
+    # Not before: weights of the same seeds are known from files, too, and each run has its cost.
+    states = []
+    for name in ("whole", "part"):
         model = keras.models.load_model(tmp_path / name / "model.keras")
-        if name == "whole":
-            assert model.optimizer.ledger.steps == result["steps"]
-        else:  # Of the same seeds: its weights are those of the other runs, which have cost, too.
-            assert model.optimizer.ledger.steps > result["steps"]
-        state = [
-            *model.get_weights(),
-            *(v.numpy() for v in model.optimizer.inner_optimizer.variables),
-        ]
-        found.append((state, result["ledger"]))
-    (whole, ledger), (part, other_ledger) = found
-    assert ledger == other_ledger and len(whole) > 12
+        assert model.optimizer.ledger.steps >= results[0]["steps"]
+        inner = model.optimizer.inner_optimizer.variables
+        states.append([*model.get_weights(), *(v.numpy() for v in inner)])
+    whole, part = states
+    assert len(whole) > 12
     for array, other in zip(whole, part, strict=True):
         np.testing.assert_allclose(other, array, rtol=1e-5, atol=1e-5)
 

@@ -213,7 +213,8 @@ def test_compiled_steps_on_other_batches_are_counted_and_named():
     data = poisson(padding="full")
     optimizer = tfdp.keras3.DPSGD(1.0, 1.1, sampling=data.sampling)
     model = compiled(optimizer, jit_compile=True)
-    model.fit(open_batches(X, Y), verbose=0)
+    weighted = tf.data.Dataset.from_tensor_slices((X, Y, np.ones(len(Y), "float32")))
+    model.fit(weighted.batch(len(Y)), verbose=0)
     assert optimizer.released_steps() == (0, 1)
     with pytest.raises(dp_accounting.UnsupportedEventError, match="that were no unused draws"):
         tfdp.privacy_statement(model, delta=1e-5)
