@@ -193,9 +193,9 @@ def test_without_sampling_there_is_no_ledger():
         _ = tfdp.DPSGD(1.0, 1.0, 16).ledger
 
 
-def shuffled():
+def shuffled(*weights):
     """A data set of batches; `fit` refuses arrays before it begins."""
-    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X)).batch(16)
+    return tf.data.Dataset.from_tensor_slices((X, Y, *weights)).shuffle(len(X)).batch(16)
 
 
 def test_shuffled_batches_are_refused_and_cost_nothing():
@@ -211,7 +211,7 @@ def test_shuffled_batches_are_refused_and_cost_nothing():
 @pytest.mark.slow
 def test_under_xla_shuffled_batches_get_no_epsilon():
     model = compiled(make(tfdp.DPSGD, padding="full"), jit_compile=True)
-    model.fit(shuffled(), verbose=0)
+    model.fit(shuffled(np.ones(len(X), bool)), verbose=0)
     ledger = model.optimizer.ledger
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
         ledger.epsilon(1e-5)
@@ -248,6 +248,6 @@ def test_restoring_an_older_checkpoint_does_not_forget_unaccounted_steps(tmp_pat
     model.fit(batches(padding="full"), verbose=0)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(tmp_path / "c")
-    model.fit(shuffled(), verbose=0)
+    model.fit(shuffled(np.ones(len(X), bool)), verbose=0)
     checkpoint.restore(path)
     assert model.optimizer.released_steps() == (3, 4)

@@ -173,9 +173,9 @@ def test_diagnostics_of_private_training():
     assert np.all(np.isfinite(history["non_private_loss"]))
 
 
-def shuffled():
+def shuffled(*weights):
     """A data set of batches; `fit` refuses arrays before it begins."""
-    return tf.data.Dataset.from_tensor_slices((X, X)).shuffle(len(X)).batch(16)
+    return tf.data.Dataset.from_tensor_slices((X, X, *weights)).shuffle(len(X)).batch(16)
 
 
 @with_both
@@ -190,9 +190,11 @@ def test_other_batches_are_refused(front):
 def test_under_xla_other_batches_show_nothing_and_get_no_epsilon():
     model = vae(divergence=None)
     model.compile(optimizer(sampling=batches(padding="full").sampling), jit_compile=True)
-    assert list(model.fit(shuffled(), verbose=0).history) == ["updates"]
-    model.train_on_batch(X[:16], X[:16])
-    assert list(model.train_on_batch(X[:16], X[:16], return_dict=True)) == ["updates"]
+    ones = np.ones(len(X), bool)
+    assert list(model.fit(shuffled(ones), verbose=0).history) == ["updates"]
+    model.train_on_batch(X[:16], X[:16], ones[:16])
+    shown = model.train_on_batch(X[:16], X[:16], ones[:16], return_dict=True)
+    assert list(shown) == ["updates"]
     assert model.optimizer.released_steps() == (0, 6)
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
         model.optimizer.ledger.epsilon(1e-5)
