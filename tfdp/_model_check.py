@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from tfdp._findings import Finding, ModelCheck
 from tfdp._random.key_streams import KeyStream
-from tfdp.accounting.sampling import FULL
+from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
 from tfdp.clipping.loss_graph import batch_state, reading
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
+from tfdp.optimizers.private_step import PrivateStep
 
 _REPLACE = "Use `model = {}.replace_batch_normalization(model)`."
 _STATELESS = "Use `stateful=False`."
@@ -56,8 +57,7 @@ class FrontEnd(NamedTuple):
         arguments and keyword arguments that a layer had in training; None, if it was not called.
       settings: Finds what else is known without tracing.
       swap_optimizer: Gives a model another optimizer, or none if it is None.
-      optimizer: Returns a private optimizer for a model, of a sampling or None, that stands for the
-        one that it will be trained with.
+      sgd: The class DPSGD.
       autograph: Whether AutoGraph converts the training steps of models.
     """
 
@@ -73,7 +73,7 @@ class FrontEnd(NamedTuple):
     watching: Callable[[Any], AbstractContextManager[Callable[[Any], Any]]]
     settings: Callable[[Any], list[Finding]]
     swap_optimizer: Callable[[Any, Any], None]
-    optimizer: Callable[[Any, Any], Any]
+    sgd: type
     autograph: bool
 
 
@@ -86,10 +86,14 @@ def has_own_step(keras: Any, model: Any) -> bool:
       keras: The package, `tf.keras` or `keras`.
       model: The model.
     """
-    kind = type(model)
-    names = ("train_step", "compute_loss")
-    defining = [getattr(kind, n) for n in names if getattr(kind, n) is not getattr(keras.Model, n)]
-    return any(not step.__module__.startswith("tfdp.") for step in defining)
+    own = (getattr(type(model), name) for name in _own_parts(keras, model))
+    return any(not part.__module__.startswith("tfdp.") for part in own)
+
+
+def _own_parts(keras: Any, model: Any) -> list[str]:
+    """Returns the names of the parts of Keras's training step that a model has itself."""
+    kind, names = type(model), ("train_step", "compute_loss")
+    return [name for name in names if getattr(kind, name) is not getattr(keras.Model, name)]
 
 
 def check(
@@ -150,7 +154,7 @@ class _Check:
     def _of_step(self, loss: Any, data: Any) -> list[Finding]:
         model = self._model
         sampling = data.sampling if isinstance(data, PoissonBatches) else None
-        probe = self._keras.optimizer(model, sampling)
+        probe = self._probe(sampling)
         trace = _StepTrace(probe, self._keras.autograph)
         with self._keras.watching(model) as inputs_of, self._trained_by(probe, loss):
             error = trace.run(model.train_step, _element_spec(data))
@@ -159,11 +163,17 @@ class _Check:
         return self._explain(error, trace, inputs_of, self._step_name())
 
     def _step_name(self) -> str:
-        kind, base = type(self._model), self._keras.package.Model
-        own = [
-            n for n in ("train_step", "compute_loss") if getattr(kind, n) is not getattr(base, n)
-        ]
-        return f"`{own[0]}` of {kind.__name__}" if own else "the training step"
+        own = _own_parts(self._keras.package, self._model)
+        return f"`{own[0]}` of {type(self._model).__name__}" if own else "the training step"
+
+    def _probe(self, sampling: PoissonSampling | None) -> Any:
+        """Returns a private optimizer that stands for the one that the model is trained with."""
+        optimizer: Any = getattr(self._model, "optimizer", None)
+        kind: Any = type(optimizer)
+        if issubclass(kind, PrivateStep):
+            return kind.from_config(optimizer.get_config())
+        arguments = {"expected_batch_size": 1} if sampling is None else {"sampling": sampling}
+        return self._keras.sgd(1.0, 1.0, **arguments)
 
     @contextlib.contextmanager
     def _trained_by(self, optimizer: Any, loss: Any) -> Iterator[None]:
@@ -305,8 +315,7 @@ class _Check:
 
     def _without_labels(self) -> list[Finding]:
         """Finds that data have no labels where Keras's own training step needs them."""
-        kind, own = type(self._model), self._keras.package.Model
-        if kind.train_step is not own.train_step or kind.compute_loss is not own.compute_loss:
+        if _own_parts(self._keras.package, self._model):
             return []
         remedy = "Give data (x, y); of examples that are dicts, also `features` and `label`."
         return [Finding("the loss", "it needs labels, and the data have none.", remedy)]
@@ -374,8 +383,7 @@ class _Trace:
             value = loss(*arguments)
             if value is None:
                 return
-            data = reading.data_of(value)[1]
-            self.kept = list(batch_state.kept(value.graph, lambda t: reading.depends_on(t, data)))
+            self._note_kept(value)
             step_check.check_step(value)
             self.engine.clipped_sum(value, self.variables, tf.zeros([2], tf.int64))
 
@@ -384,6 +392,10 @@ class _Trace:
         except Exception as error:  # Also of layers and losses, of whatever type.
             return error
         return None
+
+    def _note_kept(self, loss: tf.Tensor) -> None:
+        data = reading.data_of(loss)[1]
+        self.kept = list(batch_state.kept(loss.graph, lambda t: reading.depends_on(t, data)))
 
     def slow(self, where: Callable[[str], str], whole: str, remedy: str) -> list[Finding]:
         """Finds the variables whose gradients are clipped by the slower engine."""
@@ -420,10 +432,7 @@ class _StepTrace(_Trace):
             loss = loss() if callable(loss) else loss
             self._steps += 1
             if tf.is_tensor(loss):
-                data = reading.data_of(loss)[1]
-                self.kept = list(
-                    batch_state.kept(loss.graph, lambda t: reading.depends_on(t, data))
-                )
+                self._note_kept(loss)
             return clip(loss, *args, **kwargs)
 
         self._optimizer._clipped_step = watched

@@ -194,7 +194,7 @@ def made(recipe, seed):
 
 
 def stock(recipe, x):
-    """How many rows vary without the library; 0 if it is few."""
+    """Returns how many rows vary without the library; 0 if it is few."""
     transform = made(recipe, 1)
     try:
         function = tf.function(lambda v: transform(v, 0)[0], autograph=False)

@@ -139,7 +139,7 @@ class Step:
         library.minimize(self.optimizer, loss, self.layer.trainable_variables, tape)
 
     def trained(self, x, c):
-        """What a few steps write."""
+        """Returns what a few steps write."""
         step = compiled(self, self.options)
         for _ in range(4):
             step(x, c)
@@ -183,7 +183,7 @@ def run(recipe):
 
 
 def same(first, second):
-    """Whether all that two trainings have written is the same, but for rounding."""
+    """Returns whether all that two trainings have written is the same, but for rounding."""
     return all(
         np.allclose(*ab, rtol=1e-4, equal_nan=True) for ab in zip(first, second, strict=True)
     )

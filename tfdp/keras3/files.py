@@ -1,4 +1,4 @@
-"""What weights have cost, in what Keras 3 computes from weights."""
+"""Cost of weights, in what Keras 3 computes from weights."""
 
 import functools
 from collections.abc import Callable

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdp import _model_check
 from tfdp._findings import Finding, ModelCheck
-from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.keras_3 import check_is_model, tf_variable
 from tfdp.keras3.named import DPSGD
 
@@ -175,14 +174,6 @@ def _swap_optimizer(model: Any, optimizer: Any) -> None:
         attributes["optimizer"] = optimizer
 
 
-def _optimizer(model: Any, sampling: Any) -> DPOptimizer:
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, DPOptimizer):
-        return type(optimizer).from_config(optimizer.get_config())
-    arguments = {"expected_batch_size": 1} if sampling is None else {"sampling": sampling}
-    return DPSGD(1.0, 1.0, **arguments)
-
-
 _KERAS_3 = _model_check.FrontEnd(
     package=keras,
     name="keras",
@@ -196,6 +187,6 @@ _KERAS_3 = _model_check.FrontEnd(
     watching=_watching,
     settings=_settings,
     swap_optimizer=_swap_optimizer,
-    optimizer=_optimizer,
+    sgd=DPSGD,
     autograph=False,
 )

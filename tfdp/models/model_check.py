@@ -11,7 +11,6 @@ from tfdp import _model_check
 from tfdp._findings import ModelCheck
 from tfdp._keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
 from tfdp.optimizers import DPSGD
-from tfdp.optimizers.base import PrivateOptimizerMixin
 
 
 def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
@@ -109,14 +108,6 @@ def _swap_optimizer(model: Any, optimizer: Any) -> None:
         del model.optimizer
 
 
-def _optimizer(model: Any, sampling: Any) -> PrivateOptimizerMixin:
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, PrivateOptimizerMixin):
-        return type(optimizer).from_config(optimizer.get_config())
-    arguments = {"expected_batch_size": 1} if sampling is None else {"sampling": sampling}
-    return DPSGD(1.0, 1.0, **arguments)
-
-
 _KERAS_2 = _model_check.FrontEnd(
     package=tf.keras,
     name="tf.keras",
@@ -130,6 +121,6 @@ _KERAS_2 = _model_check.FrontEnd(
     watching=lambda model: contextlib.nullcontext(_inputs_of(model)),
     settings=_model_check.replicas,
     swap_optimizer=_swap_optimizer,
-    optimizer=_optimizer,
+    sgd=DPSGD,
     autograph=True,
 )

@@ -58,7 +58,7 @@ class Lineage:
 
     @property
     def was_trained(self) -> bool:
-        """Whether an optimizer trains it, or its values have cost something."""
+        """Returns whether an optimizer trains it, or its values have cost something."""
         return bool(self.past or self.records)
 
     def rows(self) -> list[np.ndarray]:
@@ -132,7 +132,7 @@ class Lineage:
 
 
 class Releases:
-    """What the records of a variable's optimizers say; each is read once, for all its variables.
+    """Releases that records state; each record is read once, for all its variables.
 
     Args:
       records: The records.
