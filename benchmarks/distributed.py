@@ -39,8 +39,8 @@ from benchmarks.keras_steps import make_loss, make_optimizer
 from benchmarks.problems import PROBLEMS
 from benchmarks.together import timed_fit
 from experiments import workers
-from tfdp._random.key_streams import KeyStream
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base.random.key_streams import KeyStream
 from tfdp.data.source import draw_indices
 
 CONTESTANTS = {"plain Keras": "keras_sgd", "tfdp.DPSGD": "tfdp_one_pass"}

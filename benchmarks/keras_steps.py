@@ -17,8 +17,8 @@ from benchmarks import networks
 from benchmarks.problems import L2_NORM_CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Problem
 from benchmarks.settings import StepSettings, Unsupported
 from experiments.front_ends import front_end
-from tfdp._tf.autotuning import without_autotuning
 from tfdp.accounting import PoissonSampling
+from tfdp.base.tf.autotuning import without_autotuning
 from tfdp.data.batches import PoissonBatches
 
 _TFDP = {
@@ -77,7 +77,7 @@ class KerasSteps:
 
     def run(self, steps: int) -> None:
         """Takes so many steps (logical ones, of Poisson batches)."""
-        noise = unittest.mock.patch("tfdp._random.chacha.normals", _philox_normals)
+        noise = unittest.mock.patch("tfdp.base.random.chacha.normals", _philox_normals)
         with noise if self._philox else contextlib.nullcontext():  # The first call traces the step.
             self._model.fit(self._data, steps_per_epoch=self._calls * steps, verbose=0)
 

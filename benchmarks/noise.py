@@ -22,9 +22,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from benchmarks.turns import ROOT
-from tfdp._random.key_streams import KeyStream
-from tfdp.optimizers.noise import add_gaussian_noise
-from tfdp.optimizers.secure_noise import add_secure_noise
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.step.noise import add_gaussian_noise
+from tfdp.step.secure_noise import add_secure_noise
 
 SIZES = (26_010, 550_570, 2_000_000, 10_000_000)
 OWN = ("Philox", "ChaCha20", "secure")

@@ -33,7 +33,7 @@ def timed_fit(fit: Callable[[Any], Any], keras: Any) -> Turn:
     """Returns the time of each step of `fit` but the first, without its start and its end.
 
     The end of `fit` drops an iterator. If `tf.data` tuned that, this can take as long again as the
-    whole (`tfdp._tf.autotuning`), whatever a step costs.
+    whole (`tfdp.base.tf.autotuning`), whatever a step costs.
 
     Args:
       fit: Function that is given a callback, and calls `fit` with it, for at least two steps.

@@ -18,7 +18,7 @@ from benchmarks.problems import Problem
 from benchmarks.settings import StepSettings
 from benchmarks.together import Turn, timed, timed_fit
 from experiments.front_ends import front_end
-from tfdp.clipping import devices
+from tfdp.base import devices
 
 _FEW, _SHORTEST = 8, 1e-4  # Steps that tell how long one takes, and the least it can.
 PLAIN, PRIVATE, SAME_ROWS = "keras_sgd", "tfdp_one_pass", "same rows"

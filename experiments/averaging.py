@@ -4,7 +4,7 @@
     python -m experiments.averaging --dataset=mnist --data_dir=... --epochs=8 \
         --expected_batch_size=1024 --seeds=3
 
-Each run is one of `experiments.classify`, with `tfdp.callbacks.ExponentialMovingAverage` of each
+Each run is one of `experiments.classify`, with `tfdp.ExponentialMovingAverage` of each
 decay beside it, so that all rows of a schedule are of the same runs. The test set is not touched.
 """
 
@@ -26,7 +26,7 @@ from experiments.report import RunFolder
 from experiments.schedules import SCHEDULES
 from experiments.settings import RefusedError, Settings, resolve
 from experiments.training import Training
-from tfdp.callbacks import ExponentialMovingAverage
+from tfdp.keras2.callbacks import ExponentialMovingAverage
 
 
 def define_flags(values: flags.FlagValues) -> None:

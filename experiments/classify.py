@@ -167,7 +167,7 @@ def by_class(accuracies: dict[str, float]) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs what the command line asks for; what cannot be done ends with a sentence."""
-    refusals = (RefusedError, datasets.DataError, tfdp.models.TooManyAttemptsError)
+    refusals = (RefusedError, datasets.DataError, tfdp.TooManyAttemptsError)
     try:
         with cli.refusing("classify", argv, *refusals):
             run(flags.FLAGS)

@@ -95,7 +95,7 @@ def work(task: int) -> None:
     )
     model = compiled(strategy, settings, batches)
     callbacks = [
-        tfdp.callbacks.PrivacyBudget(settings.target_epsilon, settings.delta),
+        tfdp.PrivacyBudget(settings.target_epsilon, settings.delta),
         _Killer(task == _WORKERS.value - 1),
     ]
     if _OUTPUT_DIR.value:

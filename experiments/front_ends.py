@@ -1,7 +1,11 @@
 """The versions of Keras that experiments and benchmarks train with, and tfdp's part for each."""
 
 import dataclasses
+import os
 from typing import Any
+
+# `tf.keras` is Keras 2, with which the published results were made.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import tensorflow as tf
 
@@ -35,4 +39,4 @@ def front_end(version: int) -> FrontEnd:
 
         return FrontEnd(keras, private, private.PrivacyBudget, ("tensorflow", "keras"))
     packages = ("tensorflow", "tf-keras", "tensorflow-privacy")
-    return FrontEnd(tf.keras, tfdp, tfdp.callbacks.PrivacyBudget, packages)
+    return FrontEnd(tf.keras, tfdp.keras2, tfdp.keras2.PrivacyBudget, packages)

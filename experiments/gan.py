@@ -183,7 +183,7 @@ def train(run: Run, data: datasets.Data) -> Made:
     noise, clip = 0.0, _NO_CLIP
     if run.target_epsilon is not None:
         noise, clip = _noise(run, run.epochs * steps, data.size), run.l2_norm_clip
-    model = tfdp.models.PrivateGAN(
+    model = tfdp.PrivateGAN(
         *networks(data.train_x.shape[1:], run.latent_dim),
         critic_steps=run.critic_steps,
         num_classes=NUM_CLASSES,

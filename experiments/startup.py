@@ -7,7 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Read when TensorFlow is im
 
 _is_first = "tensorflow" not in sys.modules
 
-from tfdp._compat import quiet_stderr  # noqa: E402  # Imports TensorFlow, without its lines.
+from tfdp.base.compat import quiet_stderr  # noqa: E402  # Imports TensorFlow, without its lines.
 
 if _is_first:
     with quiet_stderr():

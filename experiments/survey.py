@@ -122,7 +122,7 @@ def train(run: Run) -> tuple[float, float]:
     model, optimizer, batches = _private(run, system, data)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     model.compile(optimizer, loss)
-    average = [tfdp.callbacks.ExponentialMovingAverage(0.9)] if system.kind == "average" else []
+    average = [tfdp.ExponentialMovingAverage(0.9)] if system.kind == "average" else []
     model.fit(batches, epochs=1, verbose=0, callbacks=average)
     return tuned_runs.accuracy_of(model, data.eval_x, data.eval_y), _spent(optimizer.ledger, run)
 

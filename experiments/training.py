@@ -18,7 +18,7 @@ from experiments.report import Row, RunFolder
 from experiments.schedules import make_schedule
 from experiments.settings import SELECTIVE_FLAGS, RefusedError, Settings, make_network
 from tfdp.accounting import PoissonSampling
-from tfdp.clipping import devices
+from tfdp.base import devices
 from tfdp.data.source import in_variables
 from tfdp.evaluation import subgroup_report
 

@@ -33,8 +33,10 @@ from tests.entropy_support import RepeatableEntropy
 
 without_keras_2.leave_out()
 
-from tfdp._tf.autotuning import without_autotuning  # noqa: E402
-from tfdp.optimizers import lineage  # noqa: E402  # Before TensorFlow, for which it chooses Keras 2.
+from tfdp.base.tf.autotuning import without_autotuning  # noqa: E402
+from tfdp.step.record import (  # noqa: E402  # Before TensorFlow, for which it chooses Keras 2.
+    lineage,
+)
 
 import tensorflow as tf  # noqa: E402  # isort: skip
 
@@ -60,7 +62,7 @@ tf.config.set_logical_device_configuration(
 )
 
 # Iterators over all datasets, those of Keras and of the tests, too: a dropped one that TensorFlow
-# tunes may wait for a minute (`tfdp._tf.autotuning`).
+# tunes may wait for a minute (`tfdp.base.tf.autotuning`).
 tf.data.Dataset._apply_debug_options = without_autotuning
 
 _REWRITTEN = {"benchmarks", "ports", "random", "test_docs.py"}

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp._compat import missing_for_keras_2
+from tfdp.base.compat import missing_for_keras_2
 
 HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
 keras: Any = None  # Keras 2.15 is left alone: see `_no_keras_2_by_its_own_name` in `conftest.py`.

@@ -13,7 +13,7 @@ Y = np.arange(N) % CLASSES
 
 
 def gan_class(front):
-    return tfdp.models.PrivateGAN if front is KERAS_2 else front.tfdp.PrivateGAN
+    return tfdp.PrivateGAN if front is KERAS_2 else front.tfdp.PrivateGAN
 
 
 def front_of(model):

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import tfdp
 from tests.front_ends import FRONT_ENDS
-from tfdp.models import priors
-from tfdp.optimizers import release_count
+from tfdp import priors
+from tfdp.step.record import release_count
 
 KERAS_2 = FRONT_ENDS[0]
 N, B = 60, 30
@@ -332,7 +332,7 @@ def in_layer(front, batches):
 
 
 def gan(front, batches):
-    model_class = tfdp.models.PrivateGAN if front is KERAS_2 else front.tfdp.PrivateGAN
+    model_class = tfdp.PrivateGAN if front is KERAS_2 else front.tfdp.PrivateGAN
     model = model_class(_dense(front, 2, 4), _dense(front, 4, 1), gradient_penalty=10.0)
     model.compile(optimizer_of(front, batches), front.keras.optimizers.SGD(0.0))
     return model

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tfdp
 from tests.front_ends import FRONT_ENDS, with_both
-from tfdp import _batch_normalization
+from tfdp.training import batch_normalization
 
 pytestmark = with_both
 
@@ -214,7 +214,7 @@ def test_number_of_groups(front, channels, has_positions, groups):
     shape = [2, channels] if has_positions else [channels]
     model = front.keras.Sequential([front.keras.Input(shape), layers.BatchNormalization()])
     assert front.tfdp.replace_batch_normalization(model).layers[0].groups == groups
-    assert _batch_normalization.number_of_groups(channels, has_positions) == groups
+    assert batch_normalization.number_of_groups(channels, has_positions) == groups
 
 
 def test_a_single_number_for_each_example_has_no_group(front):

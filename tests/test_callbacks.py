@@ -33,7 +33,7 @@ def allowed_steps(epsilon):
     )
 
 
-class Overspends(tfdp.callbacks.PrivacyBudget):
+class Overspends(tfdp.PrivacyBudget):
     """Mutant: looks only after the epoch."""
 
     def on_train_batch_end(self, batch, logs=None):
@@ -50,7 +50,7 @@ def train(budget, **kwargs):
 @pytest.fixture(scope="module")
 def spent():
     """A training that a budget of 2 has stopped, and what it printed."""
-    budget, printed = tfdp.callbacks.PrivacyBudget(2.0, DELTA), io.StringIO()
+    budget, printed = tfdp.PrivacyBudget(2.0, DELTA), io.StringIO()
     with contextlib.redirect_stdout(printed):
         model, history = train(budget)
     return budget, model, history, printed.getvalue()
@@ -63,7 +63,7 @@ def test_training_stops_before_the_budget_is_overspent(spent):
 
 @pytest.mark.slow
 def test_training_of_several_steps_at_a_time_stops_before_the_budget_is_overspent():
-    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    budget = tfdp.PrivacyBudget(2.0, DELTA)
     check_budget_of_two(*train(budget, steps_per_execution=3), 3)
 
 
@@ -80,7 +80,7 @@ def check_budget_of_two(model, history, steps_per_execution):
 @pytest.mark.parametrize("epsilon", [2.0, 2.5, 3.0])
 def test_a_short_last_call_of_an_epoch_is_no_reason_to_overspend(epsilon):
     """Keras takes one step at the end of an epoch of five, and then four at a time again."""
-    budget = tfdp.callbacks.PrivacyBudget(epsilon, DELTA)
+    budget = tfdp.PrivacyBudget(epsilon, DELTA)
     model, _ = train(budget, steps_per_execution=4)
     assert allowed_steps(epsilon) - 4 < model.optimizer.ledger.steps <= allowed_steps(epsilon)
 
@@ -98,7 +98,7 @@ def test_chunks_count_as_one_step_which_is_completed(steps_per_execution):
     data = batches(chunk_size=20)
     assert data.sampling.gradient_accumulation_steps == 3
     model = make(data, steps_per_execution=steps_per_execution)
-    model.fit(data, epochs=30, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+    model.fit(data, epochs=30, callbacks=[tfdp.PrivacyBudget(2.0, DELTA)], verbose=0)
     steps = model.optimizer.ledger.steps
     assert allowed_steps(2.0) - (steps_per_execution > 1) <= steps <= allowed_steps(2.0)
     if steps_per_execution == 1:
@@ -110,7 +110,7 @@ def test_a_step_broken_off_at_each_epoch_is_no_reason_to_overspend():
     model = make(data)
     # Values of its own: it keeps them, and others that begin with them would be copies.
     model.set_weights([w + 0.1 for w in model.get_weights()])
-    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    budget = tfdp.PrivacyBudget(2.0, DELTA)
     for _ in range(allowed_steps(2.0)):
         model.fit(data, steps_per_epoch=1, callbacks=[budget], verbose=0)
     with pytest.raises(ValueError, match="allows no further step"):
@@ -133,7 +133,7 @@ def test_unaccounted_batches_stop_at_once():
     model = make(data, jit_compile=True)
     others = tf.data.Dataset.from_tensor_slices((X, Y, np.ones(len(X), bool))).batch(16)
     with pytest.raises(Exception, match="UnsupportedDpEvent"):
-        model.fit(others, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+        model.fit(others, callbacks=[tfdp.PrivacyBudget(2.0, DELTA)], verbose=0)
     assert model.optimizer.iterations.numpy() == 1
 
 
@@ -142,7 +142,7 @@ def test_unweighted_metrics_are_warned_about():
     data = batches(padding="full")
     model = make(data, metrics=["accuracy"])
     with pytest.warns(UserWarning, match="weighted_metrics"):
-        model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)
+        model.fit(data, callbacks=[tfdp.PrivacyBudget(9.0, DELTA)], verbose=0)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_without_padding_metrics_are_right():
     model = make(data, metrics=["accuracy"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(9.0, DELTA)], verbose=0)
+        model.fit(data, callbacks=[tfdp.PrivacyBudget(9.0, DELTA)], verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_without_padding_metrics_are_right():
 )
 def test_bad_arguments(arguments, name):
     with pytest.raises(ValueError, match=f"Argument `{name}` must"):
-        tfdp.callbacks.PrivacyBudget(*arguments)
+        tfdp.PrivacyBudget(*arguments)
 
 
 def test_other_optimizers_are_refused():
     model = compiled(tf.keras.optimizers.legacy.SGD(), loss=support.crossentropy("auto"))
     with pytest.raises(ValueError, match="one of tfdp's optimizers"):
-        model.fit(X, Y, callbacks=[tfdp.callbacks.PrivacyBudget(1.0, 1e-5)], verbose=0)
+        model.fit(X, Y, callbacks=[tfdp.PrivacyBudget(1.0, 1e-5)], verbose=0)
 
 
 class WithoutOptimizer(tf.keras.Sequential):
@@ -187,7 +187,7 @@ def test_a_step_without_the_private_optimizer_is_no_step_at_epsilon_zero():
     data = batches()
     model = make(data, model=WithoutOptimizer([tf.keras.layers.Dense(3, input_shape=[4])]))
     with pytest.raises(RuntimeError, match=r"must take a step of the private optimizer.*DPSGD as"):
-        model.fit(data, callbacks=[tfdp.callbacks.PrivacyBudget(2.0, DELTA)], verbose=0)
+        model.fit(data, callbacks=[tfdp.PrivacyBudget(2.0, DELTA)], verbose=0)
     assert "trained in another way are not\ncovered" in tfdp.privacy_statement(model, DELTA)
 
 
@@ -197,18 +197,18 @@ def test_prior_costs_leave_fewer_steps():
     data = batches()
     release = make(data).optimizer.release
     prior.record(release.event, 5, release.truncation_probability)
-    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA, prior=[prior])
+    budget = tfdp.PrivacyBudget(2.0, DELTA, prior=[prior])
     model, history = train(budget)
     assert model.optimizer.ledger.steps == allowed_steps(2.0) - 5
     prior.record(release.event, model.optimizer.ledger.steps, release.truncation_probability)
     assert history["epsilon"][-1] == prior.epsilon(DELTA).epsilon <= 2.0
     with pytest.raises(ValueError, match="Argument `prior` must be"):
-        tfdp.callbacks.PrivacyBudget(2.0, DELTA, prior={"epsilon": 1.0})
+        tfdp.PrivacyBudget(2.0, DELTA, prior={"epsilon": 1.0})
 
 
 @pytest.mark.slow
 def test_a_recompiled_model_has_what_is_left_of_the_budget():
-    budget = tfdp.callbacks.PrivacyBudget(2.0, DELTA)
+    budget = tfdp.PrivacyBudget(2.0, DELTA)
     data = batches()
     model = make(data)
     model.fit(data, epochs=2, verbose=0)
@@ -229,7 +229,7 @@ def test_the_steps_of_another_optimizer_count_while_training():
 
     data = batches()
     model = make(data)
-    callbacks = [Alternates(), tfdp.callbacks.PrivacyBudget(2.0, DELTA)]
+    callbacks = [Alternates(), tfdp.PrivacyBudget(2.0, DELTA)]
     model.fit(data, epochs=30, callbacks=callbacks, verbose=0)
     assert 2.0 * 0.8 < model.optimizer.ledger.epsilon(DELTA).epsilon <= 2.0
 
@@ -250,7 +250,7 @@ def test_no_line_where_all_epochs_were_trained(epsilon, capsys):
         ledger = tfdp.accounting.PrivacyLedger()
         ledger.record(make(data).optimizer.release.event, 10, 1e-30)
         epsilon = ledger.epsilon(DELTA).epsilon
-    model, budget = make(data), tfdp.callbacks.PrivacyBudget(epsilon, DELTA)
+    model, budget = make(data), tfdp.PrivacyBudget(epsilon, DELTA)
     model.fit(data, epochs=2, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.steps == 10
     assert "PrivacyBudget" not in capsys.readouterr().out
@@ -263,7 +263,7 @@ def test_a_restored_training_has_what_is_left_of_the_budget(budget_comes_first, 
         data = batches()
         model = make(data)
         backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
-        callbacks = [tfdp.callbacks.PrivacyBudget(2.0, DELTA), backup]
+        callbacks = [tfdp.PrivacyBudget(2.0, DELTA), backup]
         callbacks = callbacks if budget_comes_first else callbacks[::-1]
         model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
         return model.optimizer.ledger.steps

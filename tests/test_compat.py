@@ -11,7 +11,7 @@ import tfdp
 from tests import forks
 from tests.front_ends import HAS_KERAS_3, needs_keras_3
 from tests.without_keras_2 import needs_keras_2
-from tfdp import _compat
+from tfdp.base import compat
 
 
 def run(program, **environment):
@@ -27,10 +27,10 @@ def run(program, **environment):
 
 
 def test_what_is_written_before_an_exception_is_shown(capfd):
-    with _compat.quiet_stderr():
+    with compat.quiet_stderr():
         os.write(2, b"dropped")
     os.write(2, b"kept")
-    with pytest.raises(ZeroDivisionError), _compat.quiet_stderr():
+    with pytest.raises(ZeroDivisionError), compat.quiet_stderr():
         os.write(2, b" shown")
         1 / 0  # noqa: B018
     assert capfd.readouterr().err == "kept shown"
@@ -146,7 +146,7 @@ for backend in ("jax", "torch"):
 def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
     for package in (tfdp, tfdp.models, tfdp.optimizers):
         names = set(package.__all__) - (set() if HAS_KERAS_3 else {"keras3"})
-        assert _compat.missing_for_keras_2() or names <= set(dir(package))
+        assert compat.missing_for_keras_2() or names <= set(dir(package))
         for name in names:
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="no attribute 'unknown'"):
@@ -166,11 +166,11 @@ def test_keras_2_is_refused_without_importing_it(monkeypatch):
     imported = []
     monkeypatch.setattr(importlib.metadata, "version", {"keras": "2.15.0"}.get)
     monkeypatch.setattr(importlib, "import_module", imported.append)
-    before = _compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")
+    before = compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")
     with pytest.raises(ImportError, match=r"needs Keras 3 .* Received: Keras 2\.15\.0\. For"):
-        _compat.use_keras_3()
+        compat.use_keras_3()
     assert not imported
-    assert (_compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")) == before
+    assert (compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")) == before
 
 
 @needs_keras_3
@@ -178,9 +178,9 @@ def test_errors_name_what_keras_3_has():
     """An error about a name of Keras 2 offers a name of `tfdp.keras3`, where it has one."""
     names = [*tfdp.models.__all__, *tfdp.optimizers.__all__, *tfdp.auditing._OF_KERAS_2]
     for name in names:
-        offers = f"use `tfdp.keras3.{name}`" in _compat._in_keras_3(f"tfdp.{name}")
+        offers = f"use `tfdp.keras3.{name}`" in compat._in_keras_3(f"tfdp.{name}")
         assert offers == hasattr(tfdp.keras3, name), name
-    assert "use `tfdp.keras3.PrivacyBudget`" in _compat._in_keras_3("tfdp.callbacks")
+    assert "use `tfdp.keras3.PrivacyBudget`" in compat._in_keras_3("tfdp.keras2.callbacks")
     assert tfdp.keras3.PrivacyBudget
 
 

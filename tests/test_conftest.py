@@ -9,7 +9,7 @@ from hypothesis import settings
 import tfdp
 from tests import support
 from tests.entropy_support import RepeatableEntropy
-from tfdp._random.key_streams import KeyStream
+from tfdp.base.random.key_streams import KeyStream
 
 
 def drawn():

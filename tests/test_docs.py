@@ -17,7 +17,7 @@ from tests.without_keras_2 import needs_keras_2
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
-TEMPLATES = {"tfdp.optimizers.selective": ["tfdp.optimizers.dpsur", "tfdp.keras3.dpsur"]}
+TEMPLATES = {"tfdp.step.selective": ["tfdp.keras2.dpsur", "tfdp.keras3.dpsur"]}
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in (ROOT / "tfdp").rglob("*.py")
@@ -116,7 +116,7 @@ def test_every_page_with_examples_is_run():
     """Pages of other tests are named below; the package's page is run from the wheel."""
     others = {"accounting", "auditing", "choosing", "guarantee", "survey", "vae", "package"}
     run = {pathlib.Path(path).stem for path in PAGES} | others
-    # scaling.md needs several devices: tests/optimizers/test_replicas.py; others show excerpts.
+    # scaling.md needs several devices: tests/step/test_replicas.py; others show excerpts.
     excerpts = {"scaling", "noise"}
     for page in (ROOT / "docs").glob("*.md"):
         assert "```python" not in page.read_text() or page.stem in run | excerpts, page.name
@@ -155,7 +155,7 @@ def test_every_public_name_is_in_the_reference():
     listed = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     packages = [
         *(tfdp, tfdp.accounting, tfdp.auditing, tfdp.clipping, tfdp.contrib, tfdp.data),
-        *(tfdp.contrib.pate, tfdp.correlated_noise, tfdp.evaluation, tfdp.keras3, tfdp.models),
+        *(tfdp.contrib.pate, tfdp.correlated_noise, tfdp.evaluation, tfdp.keras2, tfdp.keras3),
         tfdp.schedules,
     ]
     for package in packages:

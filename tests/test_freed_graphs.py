@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import selective_support, support
-from tfdp.clipping import devices
+from tfdp.base import devices
 from tfdp.clipping.loss_graph import out_of_range
 
 layers = tf.keras.layers

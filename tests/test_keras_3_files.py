@@ -8,7 +8,7 @@ import tfdp
 from tests import forks
 from tests.front_ends import keras, needs_keras_3
 from tests.support import small_data
-from tfdp import _keras_3_files
+from tfdp.base import keras_3_files
 
 pytestmark = needs_keras_3
 X, Y = small_data(64)
@@ -82,14 +82,14 @@ def test_stand_ins_are_those_that_keras_saves():
         for name, cls in registry.items()
         if name.startswith("tfdp>") and cls.__module__.startswith("tfdp.")
     }
-    assert registered == set(_keras_3_files.NAMES)
-    for name in _keras_3_files.NAMES:
+    assert registered == set(keras_3_files.NAMES)
+    for name in keras_3_files.NAMES:
         assert registry[f"tfdp>{name}"] is getattr(tfdp.keras3, name)
 
 
 def test_a_stand_in_makes_an_object_of_the_class():
     config = tfdp.keras3.DPSGD(1.0, 1.5, 16).get_config()
-    made = _keras_3_files._stand_in("DPSGD").from_config(config)
+    made = keras_3_files._stand_in("DPSGD").from_config(config)
     assert type(made) is tfdp.keras3.DPSGD and made.noise_multiplier == 1.5
 
 
@@ -97,7 +97,7 @@ def test_modules_that_are_imported_later_are_prepared_once(tmp_path, monkeypatch
     (tmp_path / "imported_later.py").write_text("value = 1")
     monkeypatch.syspath_prepend(tmp_path)
     prepared = []
-    _keras_3_files._after_import("imported_later", prepared.append)
+    keras_3_files._after_import("imported_later", prepared.append)
     import math
 
     assert prepared == [] and math
@@ -108,6 +108,6 @@ def test_modules_that_are_imported_later_are_prepared_once(tmp_path, monkeypatch
 
 def test_another_keras_is_left_alone():
     keras_2 = types.SimpleNamespace(__version__="2.15.0")
-    _keras_3_files._prepare(keras_2)  # It has no `saving`: this would raise.
+    keras_3_files._prepare(keras_2)  # It has no `saving`: this would raise.
     with pytest.raises(AttributeError):
-        _keras_3_files._prepare(types.SimpleNamespace(__version__="3.0.0"))
+        keras_3_files._prepare(types.SimpleNamespace(__version__="3.0.0"))

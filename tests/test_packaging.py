@@ -17,7 +17,7 @@ import tfdp
 from tests import forks
 from tests.front_ends import HAS_KERAS_3, needs_keras_3
 from tests.without_keras_2 import needs_keras_2
-from tfdp import _compat
+from tfdp.base import compat
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -151,7 +151,7 @@ for name in {OF_KERAS_2}:
     except ImportError as error:
         print(type(error).__name__, error.name, error)
 try:
-    import tfdp.callbacks
+    import tfdp.keras2.callbacks
 except ImportError as error:
     print(error)
 print(tfdp.auditing.epsilon_lower_bound, tfdp.auditing.BlackBoxAudit)
@@ -207,7 +207,7 @@ def check_modules(lines):
     raised = {line.partition(" ")[2] for line in lines if line.startswith("error ")}
     others = [line for line in lines if not line.startswith("error ")]
     assert others == ["another error tfdp.imports_it", "class of Keras 3 tfdp.takes_tf_keras"]
-    assert {"tfdp.optimizers.dp_sgd", "tfdp.models.private_gan", "tfdp.callbacks"} <= raised
+    assert {"tfdp.keras2.dp_sgd", "tfdp.keras2.private_gan", "tfdp.keras2.callbacks"} <= raised
 
 
 @pytest.mark.slow
@@ -252,6 +252,6 @@ def test_each_python_gets_one_version_of_each_package():
         python = {"python_version": f"3.{minor}"}
         names = [r.name for r in requirements if r.marker is None or r.marker.evaluate(python)]
         assert len(set(names)) == len(names)
-        has_keras_2 = (3, minor) < _compat._FIRST_WITHOUT_KERAS_2
+        has_keras_2 = (3, minor) < compat._FIRST_WITHOUT_KERAS_2
         assert ("tensorflow-privacy" in names) == has_keras_2
         assert set(names) | {"tensorflow-privacy"} == {r.name for r in requirements}

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tests.front_ends import with_both, with_one
-from tfdp import _private_logs as private_logs
+from tfdp.base import private_logs
 
 X, Y = support.small_data(64)
 ACTS = "Callbacks must not act on the losses and metrics of the training data"
@@ -115,7 +115,7 @@ def test_which_callbacks_act(front, tmp_path):
         callbacks.History(),
         front.tfdp.PrivacyBudget(1.0, 1e-4)
         if front.part == "tfdp.keras3"
-        else tfdp.callbacks.PrivacyBudget(1.0, 1e-4),
+        else tfdp.PrivacyBudget(1.0, 1e-4),
     ]
     assert recorded.of(*harmless) == (False, "")
     acting = {
@@ -141,7 +141,7 @@ def test_which_callbacks_act(front, tmp_path):
 
 def test_callbacks_of_an_average_are_looked_at(tmp_path):
     saves = tf.keras.callbacks.ModelCheckpoint("x", monitor="loss", save_best_only=True)
-    average = tfdp.callbacks.ExponentialMovingAverage(decay=0.9, on_average=[saves])
+    average = tfdp.ExponentialMovingAverage(decay=0.9, on_average=[saves])
     assert Recorded().of(average)[0]
 
 

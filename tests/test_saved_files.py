@@ -13,7 +13,7 @@ from tests import saved_files
 from tests.front_ends import FRONT_ENDS, with_both
 from tests.saved_files import KERAS_2, OWN_MODELS, contents, differences, trained, written
 from tfdp.clipping import step_check
-from tfdp.optimizers import private_metrics
+from tfdp.step import private_metrics
 
 MODELS = [
     *(saved_files.compiled, saved_files.tracking, saved_files.unlisted, saved_files.in_layer),

@@ -166,7 +166,7 @@ def trained_within(budget):
     return model
 
 
-class PlansWithTheFirst(tfdp.callbacks.PrivacyBudget):
+class PlansWithTheFirst(tfdp.PrivacyBudget):
     """Mutant: all steps to come cost as much as the first."""
 
     def _next_releases(self, ledger):
@@ -176,7 +176,7 @@ class PlansWithTheFirst(tfdp.callbacks.PrivacyBudget):
 
 @pytest.mark.slow
 def test_the_callback_stops_before_a_later_stage_overspends():
-    model = trained_within(tfdp.callbacks.PrivacyBudget(2.5, 1e-4))
+    model = trained_within(tfdp.PrivacyBudget(2.5, 1e-4))
     ledger = model.optimizer.ledger
     assert ledger.steps > 4 and ledger.epsilon(1e-4).epsilon <= 2.5
     more = tfdp.accounting.PrivacyLedger()
@@ -188,7 +188,7 @@ def test_the_callback_stops_before_a_later_stage_overspends():
             tfdp.data.poisson_batches(
                 support.small_data(64), expected_batch_size=16, steps_per_epoch=5
             ),
-            callbacks=[tfdp.callbacks.PrivacyBudget(2.5, 1e-4)],
+            callbacks=[tfdp.PrivacyBudget(2.5, 1e-4)],
             verbose=0,
         )
 

@@ -10,13 +10,13 @@ from tests.front_ends import needs_keras_3
 from tests.without_keras_2 import _is_of_a_test
 
 TEST, IMPORT = ("tests.test_x", "test_y"), ("importlib._bootstrap", "_find_and_load")
-LAZY = [("tfdp._compat", "use_keras_2"), ("tfdp._lazy", "get")]
+LAZY = [("tfdp.base.compat", "use_keras_2"), ("tfdp.base.lazy", "get")]
 # Who needs Keras 2, from the innermost on; and whether it is a test that does.
 CALLERS = {
     "a name": ([*LAZY, TEST], True),
     "a stand-in": ([("tests.without_keras_2", "__call__"), TEST], True),
     "an experiment": ([*LAZY, ("experiments.training", "train"), TEST], True),
-    "a module": ([LAZY[0], ("tfdp.callbacks", "<module>"), IMPORT, TEST], True),
+    "a module": ([LAZY[0], ("tfdp.keras2.callbacks", "<module>"), IMPORT, TEST], True),
     # Mutants: code for Keras 3 that uses the front end of Keras 2.
     "tfdp: a name": ([*LAZY, ("tfdp.keras3.named", "f"), TEST], False),
     "tfdp: a stand-in": (
@@ -24,7 +24,7 @@ CALLERS = {
         False,
     ),
     "tfdp: a module": (
-        [LAZY[0], ("tfdp.callbacks", "<module>"), IMPORT, ("tfdp.keras3.named", "f"), TEST],
+        [LAZY[0], ("tfdp.keras2.callbacks", "<module>"), IMPORT, ("tfdp.keras3.named", "f"), TEST],
         False,
     ),
 }

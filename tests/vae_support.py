@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tests.front_ends import FRONT_ENDS
-from tfdp.models import divergences, likelihoods, priors
+from tfdp import divergences, likelihoods, priors
 
 KERAS_2 = FRONT_ENDS[0]
 

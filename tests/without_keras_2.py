@@ -16,8 +16,8 @@ import sys
 import pytest
 
 _IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
-_PASSED_ON = ("tfdp._lazy", "tfdp._compat", __name__)
-_KERAS_2 = ("tfdp.optimizers", "tfdp.models")  # Packages; lazy in them is what needs Keras 2.
+_PASSED_ON = ("tfdp", "tfdp.base.lazy", "tfdp.base.front_ends", "tfdp.base.compat", __name__)
+_KERAS_2 = ("tfdp.keras2",)  # Packages; lazy in them is what needs Keras 2.
 
 _OF_BOTH = ("TooManyAttemptsError", "divergences", "likelihoods", "priors")  # And in keras3.
 
@@ -33,8 +33,7 @@ def leave_out():
     """Puts the stand-ins in place, if TensorFlow Privacy is missing; call it before TensorFlow."""
     if not _IS_MISSING:
         return
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # As `import tfdp` does elsewhere.
-    compat = importlib.import_module("tfdp._compat")
+    compat = importlib.import_module("tfdp.base.compat")
     missing = compat.missing_for_keras_2()
     error = compat._no_keras_2
 

@@ -1,40 +1,36 @@
-"""tfdp: training TensorFlow/Keras models with differential privacy."""
+"""tfdp: training TensorFlow/Keras models with differential privacy.
+
+The names of optimizers, models and callbacks are those of the Keras that `tf.keras` is: of
+`tfdp.keras3`; or, with the environment variable TF_USE_LEGACY_KERAS=1, of `tfdp.keras2`. Functions
+that are given a model, such as `make_private`, take one of either. Everything is loaded when it is
+first used.
+"""
 
 from typing import TYPE_CHECKING
 
-from tfdp import _compat, _keras_3_files, _lazy
-
-_compat.import_tensorflow()
-_compat.allow_tensorflow_privacy()
-_compat.exempt_from_autograph()
-
-from tfdp import (  # noqa: E402
-    accounting,
-    clipping,
-    contrib,
-    correlated_noise,
-    data,
-    evaluation,
-    schedules,
-)
-from tfdp.accounting import (  # noqa: E402
-    calibrate_noise_multiplier,
-    calibrate_noise_schedule,
-    calibrate_steps,
-    privacy_statement,
-)
-from tfdp.correlated_noise import BandedNoise, calibrate_correlated_noise  # noqa: E402
+from tfdp.base import front_ends, keras_3_files, lazy
 
 if TYPE_CHECKING:
-    from tfdp import auditing, callbacks, keras3, models
-    from tfdp.models import (
-        SelectiveModel,
-        TermWiseVAE,
-        make_private,
-        replace_batch_normalization,
-        validate,
+    from tfdp import (
+        accounting,
+        auditing,
+        clipping,
+        contrib,
+        correlated_noise,
+        data,
+        evaluation,
+        keras2,
+        keras3,
+        schedules,
     )
-    from tfdp.optimizers import (
+    from tfdp.accounting import (
+        calibrate_noise_multiplier,
+        calibrate_noise_schedule,
+        calibrate_steps,
+        privacy_statement,
+    )
+    from tfdp.correlated_noise import BandedNoise, calibrate_correlated_noise
+    from tfdp.keras3 import (
         DPSGD,
         DPSURSGD,
         DPAdam,
@@ -44,6 +40,17 @@ if TYPE_CHECKING:
         DPSURAdam,
         DPSURSignAdam,
         DPSURSignSGD,
+        PrivacyBudget,
+        PrivateGAN,
+        SelectiveModel,
+        TermWiseVAE,
+        TooManyAttemptsError,
+        divergences,
+        likelihoods,
+        make_private,
+        priors,
+        replace_batch_normalization,
+        validate,
     )
 
 __version__ = "0.1.0"
@@ -59,61 +66,59 @@ __all__ = [
     "DPSURSignSGD",
     "DPSignAdam",
     "DPSignSGD",
+    "PrivacyBudget",
+    "PrivateGAN",
     "SelectiveModel",
     "TermWiseVAE",
+    "TooManyAttemptsError",
     "accounting",
     "auditing",
     "calibrate_correlated_noise",
     "calibrate_noise_multiplier",
     "calibrate_noise_schedule",
     "calibrate_steps",
-    "callbacks",
     "clipping",
     "contrib",
     "correlated_noise",
     "data",
+    "divergences",
     "evaluation",
+    "keras2",
     "keras3",
+    "likelihoods",
     "make_private",
-    "models",
+    "priors",
     "privacy_statement",
     "replace_batch_normalization",
     "schedules",
     "validate",
 ]
 
-# Each front end is loaded, with its Keras, when one of its names is first used.
-_OF_KERAS_2 = {
-    "callbacks": "tfdp.callbacks",
-    **dict.fromkeys(
-        [
-            "SelectiveModel",
-            "TermWiseVAE",
-            "make_private",
-            "replace_batch_normalization",
-            "validate",
-        ],
-        "tfdp.models",
-    ),
-    **dict.fromkeys(
-        [
-            "DPSGD",
-            "DPSURSGD",
-            "DPAdam",
-            "DPAdamBC",
-            "DPSURAdam",
-            "DPSURSignAdam",
-            "DPSURSignSGD",
-            "DPSignAdam",
-            "DPSignSGD",
-        ],
-        "tfdp.optimizers",
-    ),
-}
-__getattr__, __dir__ = _lazy.attributes(
+_ROOMS = (
+    *("accounting", "auditing", "clipping", "contrib", "correlated_noise", "data", "evaluation"),
+    *("keras2", "keras3", "schedules"),
+)
+_of_rooms, _listed = lazy.attributes(
     __name__,
-    {**{name: f"tfdp.{name}" for name in ("auditing", "keras3", "models")}, **_OF_KERAS_2},
-    of_keras_2=_OF_KERAS_2,
+    {
+        **{name: f"tfdp.{name}" for name in _ROOMS},
+        "BandedNoise": "tfdp.correlated_noise",
+        "calibrate_correlated_noise": "tfdp.correlated_noise",
+        "calibrate_noise_multiplier": "tfdp.accounting",
+        "calibrate_noise_schedule": "tfdp.accounting",
+        "calibrate_steps": "tfdp.accounting",
+        "privacy_statement": "tfdp.accounting",
+    },
     of_keras_3=["keras3"],
 )
-_keras_3_files.prepare_keras_3()
+
+
+def __getattr__(name: str) -> object:
+    return front_ends.attribute(name) if name in front_ends.NAMES else _of_rooms(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*_listed(), *front_ends.available()})
+
+
+keras_3_files.prepare_keras_3()

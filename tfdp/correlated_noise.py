@@ -10,13 +10,13 @@ import numpy as np
 import scipy.optimize
 import scipy.signal
 
-from tfdp import _validation
-from tfdp._validation import error
 from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
 from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.base import validation
+from tfdp.base.validation import error
 
 __all__ = ["BandedNoise", "CorrelatedNoisePlan", "calibrate_correlated_noise"]
 
@@ -80,7 +80,7 @@ class BandedNoise:
         numbers = list(given)
         if not (
             1 <= len(numbers) <= MOST_BANDS
-            and all(_validation.is_number(c) and math.isfinite(c) for c in numbers)
+            and all(validation.is_number(c) and math.isfinite(c) for c in numbers)
             and numbers[0] > 0
             and np.all(np.abs(np.roots(numbers)) <= 1 + 1e-9)
         ):
@@ -203,18 +203,18 @@ def calibrate_correlated_noise(
       0.74
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
-    steps = _validation.positive_integer("steps", steps)
-    size = _validation.positive_integer("dataset_size", dataset_size)
-    batch = _validation.positive_integer("expected_batch_size", expected_batch_size)
+    steps = validation.positive_integer("steps", steps)
+    size = validation.positive_integer("dataset_size", dataset_size)
+    batch = validation.positive_integer("expected_batch_size", expected_batch_size)
     if batch > size:
         raise error("expected_batch_size", f"at most dataset_size={size}", batch)
-    tau = _validation.small_probability("truncation_probability", truncation_probability)
+    tau = validation.small_probability("truncation_probability", truncation_probability)
     most = _bands(most_bands, "most_bands")
     _Workload.of(steps, momentum)
     longest = size // batch
     lengths = sorted({*(2**i for i in range(longest.bit_length())), longest})
     if cycle_length is not None:
-        lengths = [1, _validation.positive_integer("cycle_length", cycle_length)]
+        lengths = [1, validation.positive_integer("cycle_length", cycle_length)]
         if cycle_length > longest:
             raise error("cycle_length", f"at most N / B = {longest}", cycle_length)
     plans = []
@@ -253,10 +253,10 @@ class _Workload:
 
     @classmethod
     def of(cls, steps: Any, momentum: Any) -> "_Workload":
-        steps = _validation.positive_integer("steps", steps)
+        steps = validation.positive_integer("steps", steps)
         if steps > _MOST_STEPS:
             raise error("steps", f"at most {_MOST_STEPS}", steps)
-        if not (_validation.is_number(momentum) and 0 <= momentum < 1):
+        if not (validation.is_number(momentum) and 0 <= momentum < 1):
             raise error("momentum", "in [0, 1)", momentum)
         return cls(steps, float(momentum))
 
@@ -291,7 +291,7 @@ class _Workload:
 
 
 def _bands(bands: Any, name: str = "bands") -> int:
-    bands = _validation.positive_integer(name, bands)
+    bands = validation.positive_integer(name, bands)
     if bands > MOST_BANDS:
         raise error(name, f"at most {MOST_BANDS}", bands)
     return bands

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdp._validation import between_zero_and_one, error
+from tfdp.base.validation import between_zero_and_one, error
 
 __all__ = ["Subgroup", "SubgroupReport", "subgroup_report"]
 

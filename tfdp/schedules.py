@@ -14,7 +14,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from tfdp._validation import error, is_integer, is_number, positive, positive_integer
+from tfdp.base.validation import error, is_integer, is_number, positive, positive_integer
 
 __all__ = ["ExponentialDecayNoise", "NoiseSchedule", "PiecewiseConstantNoise"]
 

@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 
 from experiments import cli
 from experiments.output import markdown, save
-from tfdp._random.key_streams import KeyStream
+from tfdp.base.random.key_streams import KeyStream
 from tfdp.clipping import OnePassEngine
-from tfdp.optimizers.noise import add_gaussian_noise
-from tfdp.optimizers.secure_noise import add_secure_noise
+from tfdp.step.noise import add_gaussian_noise
+from tfdp.step.secure_noise import add_secure_noise
 
 _TRIALS = flags.DEFINE_integer("trials", 4000, "Noisy sums of each neighbour.", lower_bound=100)
 _PLOT = flags.DEFINE_string("plot", None, "Picture to write.")

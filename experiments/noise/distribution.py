@@ -14,8 +14,8 @@ import tensorflow as tf
 from absl import flags
 
 from experiments import cli
-from tfdp._random import chacha
-from tfdp._random.key_streams import KeyStream
+from tfdp.base.random import chacha
+from tfdp.base.random.key_streams import KeyStream
 
 _DRAWS = flags.DEFINE_integer("draws", 10**9, "How many numbers to draw.", lower_bound=10**4)
 _GENERATOR = flags.DEFINE_enum("generator", "chacha", ["chacha", "philox"], "What draws them.")

@@ -7,7 +7,7 @@ neither be taken for a good run nor left out of a mean unnoticed.
 import numpy as np
 import scipy.spatial.distance
 
-from tfdp.models import divergences
+from tfdp import divergences
 
 
 def hoyer_sparsity(codes: np.ndarray) -> float:

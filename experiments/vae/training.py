@@ -13,8 +13,8 @@ from experiments.settings import RefusedError
 from experiments.vae import metrics
 from experiments.vae import networks as vae_networks
 from experiments.vae.settings import METHODS, VaeSettings
+from tfdp import likelihoods, priors
 from tfdp.accounting import PoissonSampling
-from tfdp.models import likelihoods, priors
 
 NUM_CLASSES = 10
 LATENT_DIM = {"digits": 8, "mnist": 16, "sparsity": 50, "pinwheel": 2}

@@ -10,7 +10,6 @@ import pytest
 
 import tfdp
 from tests.front_ends import needs_keras_3
-from tfdp._selective.progress import Progress
 from tfdp.accounting import (
     PldAccountant,
     PrivacyLedger,
@@ -21,6 +20,7 @@ from tfdp.accounting import (
     selective_release,
 )
 from tfdp.accounting.budget import Budget
+from tfdp.training.selective.progress import Progress
 
 EVENT = dp_accounting.GaussianDpEvent(1.0)
 
@@ -63,16 +63,16 @@ _TAKERS = {
     "tfdp.accounting.ledger.as_seen": lambda v: ledger.as_seen(EVENT, v, PrivacyLedger()),
     "tfdp.accounting.ledger.compose_ledgers": lambda v: ledger.compose_ledgers([], v),
     "tfdp.accounting.selective_calibration.calibrate_selective_release": _calibrate,
-    "tfdp._selective.progress.Progress": lambda v: Progress(1, 1, v),
+    "tfdp.training.selective.progress.Progress": lambda v: Progress(1, 1, v),
     "tfdp.keras3.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.keras3.DPSURSGD, v),
     "tfdp.keras3.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.keras3.DPSURAdam, v),
     "tfdp.keras3.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.keras3.DPSURSignSGD, v),
     "tfdp.keras3.dpsur.DPSURSignAdam": lambda v: _optimizer(tfdp.keras3.DPSURSignAdam, v),
-    "tfdp.optimizers.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.DPSURSGD, v),
-    "tfdp.optimizers.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.DPSURAdam, v),
-    "tfdp.optimizers.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.DPSURSignSGD, v),
-    "tfdp.optimizers.dpsur.DPSURSignAdam": lambda v: _optimizer(tfdp.DPSURSignAdam, v),
-    "tfdp.optimizers.selective.SelectiveUpdateMixin": lambda v: _optimizer(tfdp.DPSURSGD, v),
+    "tfdp.keras2.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.DPSURSGD, v),
+    "tfdp.keras2.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.DPSURAdam, v),
+    "tfdp.keras2.dpsur.DPSURSignSGD": lambda v: _optimizer(tfdp.DPSURSignSGD, v),
+    "tfdp.keras2.dpsur.DPSURSignAdam": lambda v: _optimizer(tfdp.DPSURSignAdam, v),
+    "tfdp.step.selective.SelectiveUpdateMixin": lambda v: _optimizer(tfdp.DPSURSGD, v),
 }
 _NAMES = [
     pytest.param(name, marks=needs_keras_3) if name.startswith("tfdp.keras3.") else name
@@ -119,7 +119,7 @@ def test_no_argument_accepts_the_published_cost(name):
 def test_mutant_that_accepts_the_published_cost_is_caught(name, monkeypatch):
     modes = (*selective_release.OBSERVABILITY, "published")
     monkeypatch.setattr(selective_release, "OBSERVABILITY", modes)
-    monkeypatch.setattr("tfdp.optimizers.selective.OBSERVABILITY", modes)
+    monkeypatch.setattr("tfdp.step.selective.OBSERVABILITY", modes)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_no_argument_accepts_the_published_cost(name)
 

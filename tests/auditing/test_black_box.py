@@ -57,7 +57,7 @@ def test_private_models_pass_and_a_claim_that_is_too_small_does_not(monkeypatch)
     right.check()
     assert right.lower_bound <= right.epsilon and right.steps == 21
     # Mutant: no noise is added, and the ledger does not know.
-    monkeypatch.setattr("tfdp.optimizers.private_step.add_gaussian_noise", lambda t, *_: t)
+    monkeypatch.setattr("tfdp.step.private_step.add_gaussian_noise", lambda t, *_: t)
     with pytest.raises(AuditError, match="lower bounds do not exceed epsilon"):
         result(8.0, 20).check()
 

@@ -13,9 +13,9 @@ from tfdp.auditing import AuditError, CanaryAudit, check_sensitivity
 from tfdp.clipping import AdaptiveQuantileClipping, step_check
 from tfdp.contrib import ImportanceSamplingClipping, PerturbedClipping, RandomMask, TopK
 from tfdp.data import source
-from tfdp.optimizers import adaptive_clip, private_step
-from tfdp.optimizers.noise_memory import NoiseMemory
 from tfdp.schedules import PiecewiseConstantNoise
+from tfdp.step import adaptive_clip, private_step
+from tfdp.step.noise_memory import NoiseMemory
 
 X, Y = support.small_data(24)
 CANARIES, BATCH, STEPS, DELTA = 1000, 256, 48, 1e-5
@@ -54,7 +54,7 @@ class Arrangement:
         if isinstance(optimizer, tfdp.DPSURSGD):
             model = tfdp.SelectiveModel(model)
             self.audit.watch(optimizer)
-        if isinstance(model, tfdp.models.PrivateGAN):
+        if isinstance(model, tfdp.PrivateGAN):
             model.compile(optimizer, "adam")
         else:
             support.compiled(optimizer, model, **kwargs)
@@ -118,7 +118,7 @@ def private_gan(**kwargs):
             inputs if classes else inputs[0], support.layers.Dense(outputs)(hidden)
         )
         networks.append(network)
-    return tfdp.models.PrivateGAN(*networks, critic_steps=2, **kwargs)
+    return tfdp.PrivateGAN(*networks, critic_steps=2, **kwargs)
 
 
 GANS = {

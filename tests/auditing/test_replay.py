@@ -9,9 +9,9 @@ from tests import gan_support, support, vae_support
 from tests.front_ends import FRONT_ENDS, needs_keras_3, with_both, with_one
 from tfdp.auditing import SensitivityError, check_sensitivity, replay, sensitivity
 from tfdp.clipping import AdaptiveQuantileClipping, OnePassEngine, step_check
-from tfdp.optimizers.accumulator import Accumulator
-from tfdp.optimizers.private_step import PrivateStep
-from tfdp.optimizers.release_count import ReleaseRecord
+from tfdp.step.accumulator import Accumulator
+from tfdp.step.private_step import PrivateStep
+from tfdp.step.record.release_count import ReleaseRecord
 
 FRONT = FRONT_ENDS[-1]  # Keras 3, where it is installed.
 X, Y = support.small_data(40)
@@ -418,7 +418,7 @@ def test_sums_of_chunks_that_are_left_are_found(front, monkeypatch):
 @pytest.mark.slow
 @with_one
 def test_a_clip_that_moves_by_the_count_without_noise_is_found(front, monkeypatch):
-    from tfdp.optimizers.adaptive_clip import AdaptiveClip
+    from tfdp.step.adaptive_clip import AdaptiveClip
 
     original = AdaptiveClip.step
 

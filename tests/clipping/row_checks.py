@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.loss_graph import clamps, reading
+from tfdp.clipping.loss_graph import clamps, loss_reader
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import (
     BatchSize,
@@ -142,7 +142,7 @@ def may_be(values, array):
 
 def operations_of(outputs, batch):
     graph = outputs[0].graph
-    within = {op.name for op in reading.cone(outputs, {t.ref() for t in batch})[0]}
+    within = {op.name for op in loss_reader.cone(outputs, {t.ref() for t in batch})[0]}
     return [op for op in graph.get_operations() if op.name in within]
 
 

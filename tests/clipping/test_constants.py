@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.constants import constant, reshaped, shared
+from tfdp.clipping.shared_tensors import constant, reshaped, shared
 
 
 def test_equal_constants_are_one_operation():

@@ -6,7 +6,7 @@ import resource
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import devices
+from tfdp.base import devices
 
 GIB = 2**30
 

@@ -166,6 +166,8 @@ def test_short_gradients_are_means(engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [OnePassEngine, VectorizedEngine])
 def test_mutant_that_takes_no_mean_is_caught(monkeypatch, engine):
-    monkeypatch.setattr("tfdp.clipping.loss_graph.reading.LossGraph.averaged", lambda g, rows: g)
+    monkeypatch.setattr(
+        "tfdp.clipping.loss_graph.loss_reader.LossGraph.averaged", lambda g, rows: g
+    )
     with pytest.raises(AssertionError):
         test_short_gradients_are_means(engine)

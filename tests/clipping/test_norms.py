@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tests import support
 from tests.clipping.models import FAST, N, built
+from tfdp.base import devices
 from tfdp.clipping import (
     AutomaticClipping,
     FlatClipping,
     OnePassEngine,
     PerLayerClipping,
     VectorizedEngine,
-    devices,
     norms,
 )
 from tfdp.clipping.engine import LARGEST_CLIP, LEAST_CLIP

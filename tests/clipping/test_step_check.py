@@ -20,9 +20,9 @@ from tests.clipping.private_steps import (
     side,
     update,
 )
-from tfdp._selective.rollback import check_randomness
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import data_flow
+from tfdp.training.selective.rollback import check_randomness
 
 layers, metrics = tf.keras.layers, tf.keras.metrics
 

@@ -386,5 +386,5 @@ def test_a_mark_on_sums_without_noise_is_caught(monkeypatch):
 def test_a_branch_that_counts_as_own_is_caught(monkeypatch):
     arguments = {"gradient_accumulation_steps": 2}
     assert refuses(metric, constraint, **arguments)
-    monkeypatch.setattr("tfdp.optimizers.replicas.pause_own_operations", contextlib.nullcontext)
+    monkeypatch.setattr("tfdp.step.replicas.pause_own_operations", contextlib.nullcontext)
     assert not refuses(metric, constraint, **arguments)

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tests import support
 from tests.clipping.models import FAST, SEQUENCES, Y, built
 from tests.support import crossentropy, open_spec
-from tfdp.clipping import OnePassEngine, VectorizedEngine, devices, engine
+from tfdp.base import devices
+from tfdp.clipping import OnePassEngine, VectorizedEngine, engine
 from tfdp.clipping.engine import sum_error
 from tfdp.clipping.one_pass import weighted_sums
 

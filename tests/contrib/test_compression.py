@@ -18,9 +18,9 @@ from tfdp.clipping import (
     PerLayerClipping,
     VectorizedEngine,
 )
-from tfdp.clipping.one_pass import engine as one_pass
+from tfdp.clipping.one_pass import one_pass_engine as one_pass
 from tfdp.contrib import RandomMask, TopK
-from tfdp.optimizers import compression
+from tfdp.step import compression
 
 # Masks, in the engines.
 
@@ -424,7 +424,7 @@ def rejected():
     optimizer.build(model.trainable_variables)
     for memory in optimizer._compressor._memories.values():
         memory.assign(tf.ones_like(memory))
-    with pytest.raises(tfdp.models.TooManyAttemptsError):
+    with pytest.raises(tfdp.TooManyAttemptsError):
         model.fit(data, epochs=1, steps_per_epoch=1, verbose=0)
     return memory_of(model)
 

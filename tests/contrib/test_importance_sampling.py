@@ -8,16 +8,11 @@ import tensorflow as tf
 import tfdp
 from tests import selective_support, support
 from tests.clipping.models import FAST, N, Y, built
-from tfdp._random import key_streams
-from tfdp.clipping import (
-    FlatClipping,
-    OnePassEngine,
-    VectorizedEngine,
-    devices,
-    step_check,
-)
+from tfdp.base import devices
+from tfdp.base.random import key_streams
+from tfdp.clipping import FlatClipping, OnePassEngine, VectorizedEngine, step_check
 from tfdp.contrib import ImportanceSamplingClipping
-from tfdp.optimizers.arguments import check_two_term_arguments
+from tfdp.step.arguments import check_two_term_arguments
 
 pytestmark = pytest.mark.rewritten_graphs
 
@@ -358,7 +353,7 @@ def rejected(attempts):
         max_attempts=attempts,
     )
     model = selective_support.compiled(optimizer)
-    with pytest.raises(tfdp.models.TooManyAttemptsError):
+    with pytest.raises(tfdp.TooManyAttemptsError):
         model.fit(data, epochs=1, steps_per_epoch=1, verbose=0)
 
 

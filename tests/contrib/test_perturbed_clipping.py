@@ -10,11 +10,11 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp._random import chacha
+from tfdp.base.random import chacha
 from tfdp.clipping import OnePassEngine, VectorizedEngine
 from tfdp.clipping.engine import ClippingEngine
 from tfdp.contrib import PerturbedClipping
-from tfdp.optimizers.arguments import check_two_term_arguments
+from tfdp.step.arguments import check_two_term_arguments
 
 ROWS, WIDTH, STDDEV = 8, 3000, 0.005
 UNITS = 2500

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp._random import chacha
+from tfdp.base.random import chacha
 from tfdp.data import source as source_module
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.source import sample_indices, sample_places

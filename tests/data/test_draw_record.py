@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp.clipping import devices
+from tfdp.base import devices
 from tfdp.data import draw_record
 from tfdp.data.draw_record import fingerprint
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
-from tfdp._random import chacha
 from tfdp.accounting.sampling import PoissonSampling, padded_batch_size, truncation_probability
+from tfdp.base.random import chacha
 from tfdp.data import poisson
 from tfdp.data import source as source_module
 from tfdp.data.source import draw_indices, sample_indices

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.data.source import PoissonSource
-from tfdp.optimizers import lineage, record_ledger
+from tfdp.step.record import lineage, record_ledger
 
 
 def front_ends(case):

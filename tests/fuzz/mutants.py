@@ -40,7 +40,7 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
     ],
     "2 broadcasting products": [
         ("tfdp.clipping.vectorized.faulty_products", "check", _nothing),
-        ("tfdp.clipping.vectorized.engine", "vectorized_map", _stock_map),
+        ("tfdp.clipping.vectorized.vectorized_engine", "vectorized_map", _stock_map),
     ],
     "3 ids out of range": [
         ("tfdp.clipping.one_pass.per_example_gradients", "Lookups._in_table", _all_in_table),
@@ -58,7 +58,7 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
         ("tfdp.clipping.step_check", "check_update", _nothing),
     ],
     "transforms": [
-        ("tfdp._random.keyed_functions", "FORMS", {}),
+        ("tfdp.base.random.keyed_functions", "FORMS", {}),
     ],
     "updates": [
         ("tfdp.clipping.step_check", "update_operations", contextlib.nullcontext),
@@ -67,7 +67,7 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
         ("tfdp.clipping.step_check", "keep_private", _nothing),
     ],
     "copies": [
-        ("tfdp.optimizers.known_values", "KnownValues.note", _nothing),
+        ("tfdp.step.known_values", "KnownValues.note", _nothing),
     ],
 }
 

@@ -33,7 +33,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.trainers import trainer
 
 import tfdp.keras3
-from tfdp.optimizers.private_step import PrivateStep
+from tfdp.step.private_step import PrivateStep
 
 FILES = (
     "optimizers",

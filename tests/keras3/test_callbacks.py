@@ -73,7 +73,7 @@ def test_a_step_without_the_private_optimizer_is_no_step_at_epsilon_zero():
         model.fit(data, callbacks=[tfdp.keras3.PrivacyBudget(2.0, DELTA)], verbose=0)
 
 
-@pytest.mark.parametrize("budget", [tfdp.keras3.PrivacyBudget, tfdp.callbacks.PrivacyBudget])
+@pytest.mark.parametrize("budget", [tfdp.keras3.PrivacyBudget, tfdp.PrivacyBudget])
 def test_optimizers_of_others_are_refused(budget):
     optimizer = tfdp.keras3.DPSGD(1.0, 2.0, sampling=batches().sampling)
     if budget is tfdp.keras3.PrivacyBudget:

@@ -24,7 +24,7 @@ from tests.keras3.support import (
     weights,
 )
 from tests.support import small_data
-from tfdp.optimizers import private_step
+from tfdp.step import private_step
 
 pytestmark = pytest.mark.rewritten_graphs
 

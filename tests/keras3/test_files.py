@@ -6,8 +6,8 @@ import warnings
 import pytest
 
 from tests import front_ends
-from tests.optimizers.test_saved_lineage import STEPS, in_another_process, steps_of, trained
-from tfdp.optimizers import lineage
+from tests.step.test_saved_lineage import STEPS, in_another_process, steps_of, trained
+from tfdp.step.record import lineage
 
 pytestmark = front_ends.needs_keras_3
 keras = front_ends.keras

@@ -1,4 +1,4 @@
-"""Generative adversarial networks of Keras 3, beside what `tests/models` runs with both."""
+"""Generative adversarial networks of Keras 3, beside what `tests/training` runs with both."""
 
 import keras
 import numpy as np

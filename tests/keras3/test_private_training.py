@@ -8,7 +8,7 @@ from keras import ops
 import tfdp
 from tests import support
 from tests.keras3.support import crossentropy, small_model
-from tfdp.clipping import devices
+from tfdp.base import devices
 
 X, Y = support.small_data(200)
 

@@ -1,4 +1,4 @@
-"""Several replicas take one step with Keras 3, too; tests/optimizers/test_replicas.py has more."""
+"""Several replicas take one step with Keras 3, too; tests/step/test_replicas.py has more."""
 
 import keras
 import numpy as np

@@ -128,7 +128,7 @@ def test_callbacks(tmp_path):
                 callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_best_only=True),
                 callbacks.ReduceLROnPlateau("val_loss"),
                 callbacks.TerminateOnNaN(),
-                tfdp.callbacks.PrivacyBudget(target_epsilon=20.0, delta=1e-3),
+                tfdp.PrivacyBudget(target_epsilon=20.0, delta=1e-3),
             ],
         )
     assert model.optimizer.ledger.steps == 6

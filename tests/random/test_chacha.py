@@ -5,11 +5,11 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tests.optimizers.test_noise import assert_normal
-from tfdp._random import chacha
-from tfdp._random.key_streams import KeyStream
-from tfdp._tf import one_loop
-from tfdp.optimizers.noise import add_gaussian_noise
+from tests.step.test_noise import assert_normal
+from tfdp.base.random import chacha
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.tf import one_loop
+from tfdp.step.noise import add_gaussian_noise
 
 KEY = tf.constant([1, 2], tf.int64)
 # RFC 8439, section 2.3.2 and test vectors 1 and 2 of appendix A.1: key, nonce, number, block.

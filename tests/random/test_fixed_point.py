@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp._random import fixed_point
+from tfdp.base.random import fixed_point
 
 BITS = 450
 

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from tests import selective_support
-from tfdp._random.key_streams import KeyStream
-from tfdp._tf import process_local
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.tf import process_local
 
 COPIES = {
     "copy": copy.copy,

@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdp._random import keyed_functions
-from tfdp._random.keyed_functions import SECRET, KeyedFunction, Rewriting
+from tfdp.base.random import keyed_functions
+from tfdp.base.random.keyed_functions import SECRET, KeyedFunction, Rewriting
 
 generator = tf.random.Generator.from_seed(3)
 

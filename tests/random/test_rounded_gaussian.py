@@ -7,8 +7,8 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.random.test_chacha import check_distribution
-from tfdp._random import chacha, rounded_gaussian
-from tfdp._random.rounded_gaussian import rounded_exactly, rounded_normals
+from tfdp.base.random import chacha, rounded_gaussian
+from tfdp.base.random.rounded_gaussian import rounded_exactly, rounded_normals
 
 KEY = tf.constant([1, 2, 3, 4, 5], tf.int64)
 SCALE = 2.0**22

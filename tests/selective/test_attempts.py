@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfdp
 from tests.front_ends import FRONT_ENDS, with_both, with_one
 from tests.selective_support import ALWAYS, NEVER, X, batches, compiled, optimizer
-from tfdp._selective.shadows import Shadows
-from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.step.selective import SelectiveUpdateMixin
+from tfdp.training.selective.shadows import Shadows
 
 layers = tf.keras.layers
 
@@ -262,7 +262,7 @@ def test_threads_may_train_models_that_share_nothing(front):
 @pytest.mark.slow
 def test_a_fit_that_failed_lets_others_train():
     model = compiled(optimizer(threshold=NEVER))
-    with pytest.raises(tfdp.models.TooManyAttemptsError):
+    with pytest.raises(tfdp.TooManyAttemptsError):
         model.fit(batches(), steps_per_epoch=1, verbose=0)
     thread = threading.Thread(target=lambda: model.compile(optimizer(threshold=ALWAYS), model.loss))
     thread.start()

@@ -7,8 +7,8 @@ import tensorflow as tf
 from tests import support
 from tests.front_ends import FRONT_ENDS
 from tests.selective_support import batches, compiled, optimizer
-from tfdp.optimizers import selection_test
-from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.step import noisy_acceptance
+from tfdp.step.selective import SelectiveUpdateMixin
 
 
 def flat(model):
@@ -69,12 +69,12 @@ def test_keras_2_and_3_accept_the_same_updates(name, changes, monkeypatch):
 @pytest.mark.slow
 def test_a_front_end_that_differs_is_caught(monkeypatch):
     """Mutant: one of them tests without noise."""
-    noise, calls = selection_test.add_gaussian_noise, []
+    noise, calls = noisy_acceptance.add_gaussian_noise, []
 
     def only_once(sums, *arguments):
         calls.append(sums)
         return noise(sums, *arguments) if len(calls) == 1 else sums
 
-    monkeypatch.setattr(selection_test, "add_gaussian_noise", only_once)
+    monkeypatch.setattr(noisy_acceptance, "add_gaussian_noise", only_once)
     with pytest.raises(AssertionError):
         check_front_ends_agree("DPSURSGD", monkeypatch)

@@ -83,7 +83,7 @@ def test_compiled_anew_it_uses_what_it_was_given(front):
     model = compiled(optimizer(cls, threshold=NEVER, max_attempts=2))
     before = flat(model)
     data = batches()
-    with pytest.raises(tfdp.models.TooManyAttemptsError):
+    with pytest.raises(tfdp.TooManyAttemptsError):
         model.fit(data, verbose=0)
     model.compile(optimizer(cls, threshold=ALWAYS), front.crossentropy())
     model.fit(data, steps_per_epoch=1, verbose=0)
@@ -108,7 +108,7 @@ def test_budget_stops_in_time(front, steps_per_execution):
     """Also where the last call of an epoch is a short one."""
     opt = optimizer(front.tfdp.DPSURSGD, noise_multiplier=2.0)
     model = compiled(opt, steps_per_execution=steps_per_execution)
-    callbacks = tfdp.callbacks if front.part == "tfdp" else front.tfdp
+    callbacks = tfdp.keras2.callbacks if front.part == "tfdp" else front.tfdp
     budget = callbacks.PrivacyBudget(target_epsilon=3.0, delta=1e-3)
     history = model.fit(batches(), epochs=100, steps_per_epoch=6, verbose=0, callbacks=[budget])
     spent = opt.ledger.epsilon(1e-3).epsilon
@@ -216,7 +216,7 @@ def test_a_cap_that_is_reached_is_an_error_and_charged(front, jit_compile):
     data = batches(padding="full" if jit_compile else "none")
     opt = optimizer(front.tfdp.DPSURSGD, data, threshold=NEVER, max_attempts=2)
     model = compiled(opt, jit_compile=jit_compile)
-    with pytest.raises(tfdp.models.TooManyAttemptsError, match="max_attempts=2"):
+    with pytest.raises(tfdp.TooManyAttemptsError, match="max_attempts=2"):
         model.fit(data, steps_per_epoch=2, verbose=0)
     assert model.optimizer.ledger.steps == 1
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdp
 from tests.front_ends import FRONT_ENDS, with_both, with_one
 from tests.selective_support import ALWAYS, NEVER, batches, compiled, optimizer, state
-from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.step.selective import SelectiveUpdateMixin
 
 
 def assert_same(a, b):
@@ -87,7 +87,7 @@ def reject(front, kind, selective_release="conditional", threshold=NEVER):
             own.assign(other)
     before = {**state(twin), "generator": generator_state(twin)}
     if selective_release == "conditional":
-        with pytest.raises(tfdp.models.TooManyAttemptsError, match="max_attempts=3"):
+        with pytest.raises(tfdp.TooManyAttemptsError, match="max_attempts=3"):
             twin.fit(data, steps_per_epoch=1, verbose=0)
     else:
         twin.fit(data, steps_per_epoch=3, verbose=0)

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdp._selective.rollback import check_randomness
+from tfdp.training.selective.rollback import check_randomness
 
 layers = tf.keras.layers
 

@@ -18,10 +18,10 @@ from tests.selective_support import (
     optimizer,
     small_model,
 )
-from tfdp._random import key_streams
+from tfdp.base.random import key_streams
 from tfdp.clipping import step_check
-from tfdp.optimizers import selection_test
-from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.step import noisy_acceptance
+from tfdp.step.selective import SelectiveUpdateMixin
 
 layers = tf.keras.layers
 
@@ -224,5 +224,5 @@ def test_equal_losses_are_accepted_as_often_as_the_noise_says(front):
 @pytest.mark.slow
 @with_one
 def test_a_test_without_noise_is_caught(front, monkeypatch):
-    monkeypatch.setattr(selection_test, "add_gaussian_noise", lambda sums, *_: sums)
+    monkeypatch.setattr(noisy_acceptance, "add_gaussian_noise", lambda sums, *_: sums)
     assert acceptance_of_equal_losses(front) < 1e-9

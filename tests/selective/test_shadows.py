@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp._random import key_streams
-from tfdp._selective.shadows import Shadows
+from tfdp.base.random import key_streams
+from tfdp.training.selective.shadows import Shadows
 
 
 class Everything:

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tfdp
 from tests.front_ends import FRONT_ENDS, with_both, with_one
 from tests.selective_support import X, Y, batches, compiled, optimizer
-from tfdp._selective.shadows import Shadows
-from tfdp.optimizers.selective import SelectiveUpdateMixin
+from tfdp.step.selective import SelectiveUpdateMixin
+from tfdp.training.selective.shadows import Shadows
 
 pytestmark = pytest.mark.rewritten_graphs
 

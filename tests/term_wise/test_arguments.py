@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.front_ends import FRONT_ENDS, with_both
 from tests.vae_support import batches, compiled, conditional, optimizer, vae
-from tfdp.models import divergences, likelihoods, priors
+from tfdp import divergences, likelihoods, priors
 
 PRIORS = [
     priors.StandardNormal(2),

@@ -8,8 +8,8 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.front_ends import FRONT_ENDS, with_both
-from tfdp._term_wise import autoencoder as source
-from tfdp._term_wise import likelihoods, priors
+from tfdp.training.term_wise import autoencoder as source
+from tfdp.training.term_wise import likelihoods, priors
 
 KERAS_2 = FRONT_ENDS[0]
 layers = tf.keras.layers

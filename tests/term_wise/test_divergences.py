@@ -8,8 +8,13 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tfdp._term_wise import divergences, priors
-from tfdp._term_wise.divergences import DimensionwiseMMD, Divergence, PriorToAggregateKL, RbfMMD
+from tfdp.training.term_wise import divergences, priors
+from tfdp.training.term_wise.divergences import (
+    DimensionwiseMMD,
+    Divergence,
+    PriorToAggregateKL,
+    RbfMMD,
+)
 
 tfd = divergences.tfd  # TensorFlow Probability must not be imported before tfdp.
 

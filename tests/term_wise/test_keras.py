@@ -33,7 +33,7 @@ from tests.vae_support import (
     tables,
     vae,
 )
-from tfdp._term_wise.training import TermWiseTraining
+from tfdp.training.term_wise.training import TermWiseTraining
 
 
 @pytest.fixture

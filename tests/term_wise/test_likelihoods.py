@@ -7,8 +7,8 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tfdp._term_wise import likelihoods
-from tfdp._term_wise.likelihoods import Bernoulli, Laplace, Likelihood, Normal
+from tfdp.training.term_wise import likelihoods
+from tfdp.training.term_wise.likelihoods import Bernoulli, Laplace, Likelihood, Normal
 
 tfd = likelihoods.tfd  # TensorFlow Probability must not be imported before tfdp.
 

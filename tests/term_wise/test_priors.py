@@ -7,8 +7,8 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tfdp._term_wise import priors
-from tfdp._term_wise.priors import GaussianMixture, SpikeAndSlab, StandardNormal
+from tfdp.training.term_wise import priors
+from tfdp.training.term_wise.priors import GaussianMixture, SpikeAndSlab, StandardNormal
 
 tfd = priors.tfd  # TensorFlow Probability must not be imported before tfdp.
 

@@ -13,11 +13,11 @@ from tests.support import flat, mirrored
 from tests.two_term_support import Codes, Pull, data
 from tests.vae_support import X, Y, conditional, vae
 from tests.vae_support import flat as weights_of
-from tfdp._term_wise.training import TermWiseTraining
 from tfdp.clipping import TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import example_groups
 from tfdp.clipping.batch_losses.aggregations import split_noise
-from tfdp.optimizers import replicas
+from tfdp.step import replicas
+from tfdp.training.term_wise.training import TermWiseTraining
 
 layers = tf.keras.layers
 C1, C2, B, M, SEED = 0.5, 0.2, 30, 5, 3

@@ -34,11 +34,11 @@ from tests.vae_support import (
     tables,
     vae,
 )
-from tfdp._random.key_streams import KeyStream
-from tfdp._term_wise.training import TermWiseTraining
+from tfdp import priors
+from tfdp.base.random.key_streams import KeyStream
 from tfdp.clipping.batch_losses.example_groups import draw_groups
 from tfdp.clipping.batch_losses.two_term_loss import split_key
-from tfdp.models import priors
+from tfdp.training.term_wise.training import TermWiseTraining
 
 pytestmark = pytest.mark.rewritten_graphs
 

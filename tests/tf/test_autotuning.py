@@ -6,7 +6,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 
 import tfdp
 from tests import selective_support, support
-from tfdp._tf.autotuning import untuned_on_devices, without_autotuning
+from tfdp.base.tf.autotuning import untuned_on_devices, without_autotuning
 
 X, Y = support.small_data(40)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp._tf import one_loop
+from tfdp.base.tf import one_loop
 
 EMPTY, ARGUMENTS, RESULTS = 0, 1, 2
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp._tf import private_variables
-from tfdp._tf.private_variables import is_private, keep_private
+from tfdp.base.tf import private_variables
+from tfdp.base.tf.private_variables import is_private, keep_private
 
 VALUE = [3.0, 4.0]
 

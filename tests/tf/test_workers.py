@@ -12,7 +12,7 @@ import json, os, sys
 import numpy as np
 import tfdp
 import tensorflow as tf
-from tfdp.optimizers import replicas
+from tfdp.step import replicas
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 given = {"noise_multiplier": 1.0, "restored_on": [], **json.loads(sys.argv[1])}

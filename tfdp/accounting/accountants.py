@@ -13,7 +13,6 @@ import dp_accounting
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp import _validation
 from tfdp.accounting import (
     composition,
     dominating_pairs,
@@ -27,6 +26,7 @@ from tfdp.accounting.selective_release import (
     SelectiveReleaseDpEvent,
     check_observability,
 )
+from tfdp.base import validation
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -83,7 +83,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         _check_relation(neighboring_relation)
         orders = DEFAULT_RDP_ORDERS if orders is None else tuple(float(o) for o in orders)
         if not orders or not all(order > 1 for order in orders):
-            raise _validation.error("orders", "a non-empty sequence of numbers > 1", orders)
+            raise validation.error("orders", "a non-empty sequence of numbers > 1", orders)
         super().__init__(orders, neighboring_relation)
         self._observability = check_observability(selective_release)
 
@@ -253,7 +253,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
 
 def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:
     if relation is not _ADD_OR_REMOVE_ONE:
-        raise _validation.error("neighboring_relation", "ADD_OR_REMOVE_ONE", relation)
+        raise validation.error("neighboring_relation", "ADD_OR_REMOVE_ONE", relation)
 
 
 def _unsupported_part(

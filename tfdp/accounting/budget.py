@@ -9,12 +9,12 @@ from typing import Any
 import dp_accounting
 import scipy.optimize
 
-from tfdp import _validation
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.rounding import rounded_up
 from tfdp.accounting.selective_release import check_observability
+from tfdp.base import validation
 
 # Relative. The result is at most four times this above the smallest noise multiplier; with rounding
 # to six digits, at most 0.1%.
@@ -69,10 +69,10 @@ class Budget:
           ValueError: An argument is out of its range.
         """
         past = compose_ledgers(as_ledgers(prior), selective_release)
-        delta = _validation.between_zero_and_one("delta", delta)
+        delta = validation.between_zero_and_one("delta", delta)
         warn_of_delta(delta, [*past.dataset_sizes, *([dataset_size] if dataset_size else [])])
         return cls(
-            _validation.positive("target_epsilon", target_epsilon),
+            validation.positive("target_epsilon", target_epsilon),
             delta,
             past.releases,
             past.selective_release,
@@ -113,7 +113,7 @@ class Budget:
         """
         spent = self.epsilon()
         if spent >= self.target:
-            raise _validation.error(
+            raise validation.error(
                 "target_epsilon", f"above what `prior` has spent, {spent!r}", self.target
             )
         # PLD accounting is quick, and in most cases the tightest.
@@ -210,7 +210,7 @@ class Budget:
             return self.epsilon(*new)
 
     def _never_enough(self, releases: Sequence[Release]) -> ValueError:
-        return _validation.error(
+        return validation.error(
             "target_epsilon",
             f"larger: no noise is enough for {sum(r.count for r in releases)} steps with "
             f"truncation probability {releases[0].truncation_probability!r}",
@@ -252,19 +252,19 @@ def sampling_probability(
     """
     if probability is not None:
         if dataset_size is not None or batch_size is not None:
-            raise _validation.error(
+            raise validation.error(
                 names[0], f"None when `dataset_size` or `{names[1]}` is given", probability
             )
-        return _validation.positive_probability(names[0], probability)
+        return validation.positive_probability(names[0], probability)
     if dataset_size is None or batch_size is None:
         raise ValueError(
             f"Argument `{names[0]}`, or both `dataset_size` and `{names[1]}`, must be given. "
             f"Received: {names[0]}=None, {dataset_size=}, {names[1]}={batch_size!r}."
         )
-    size = _validation.positive_integer("dataset_size", dataset_size)
-    batch = _validation.positive(names[1], batch_size)
+    size = validation.positive_integer("dataset_size", dataset_size)
+    batch = validation.positive(names[1], batch_size)
     if batch > size:
-        raise _validation.error(names[1], f"at most dataset_size={size}", batch_size)
+        raise validation.error(names[1], f"at most dataset_size={size}", batch_size)
     return batch / size
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from tfdp import _validation, schedules
+from tfdp import schedules
 from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
 from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.base import validation
 
 
 def calibrate_noise_multiplier(
@@ -52,8 +53,8 @@ def calibrate_noise_multiplier(
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
-    tau = _validation.small_probability("truncation_probability", truncation_probability)
-    steps = _validation.positive_integer("steps", steps)
+    tau = validation.small_probability("truncation_probability", truncation_probability)
+    steps = validation.positive_integer("steps", steps)
     return left.least_noise(
         lambda noise: [Release(event_codec.sampled_gaussian(q, noise), steps, tau)]
     )
@@ -101,11 +102,11 @@ def calibrate_noise_schedule(
       (1.73, 0.86)
     """
     if not isinstance(schedules.get(schedule), schedules.NoiseSchedule):
-        raise _validation.error("schedule", "a schedule of `tfdp.schedules`", schedule)
+        raise validation.error("schedule", "a schedule of `tfdp.schedules`", schedule)
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
-    tau = _validation.small_probability("truncation_probability", truncation_probability)
-    steps = _validation.positive_integer("steps", steps)
+    tau = validation.small_probability("truncation_probability", truncation_probability)
+    steps = validation.positive_integer("steps", steps)
     least = min(noise for noise, _ in schedule.stages().groups(0, steps))
     noise = left.least_noise(
         lambda x: _scheduled_releases(schedule.scaled(x / least).stages(), steps, q, tau)
@@ -156,7 +157,7 @@ def calibrate_steps(
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
-    tau = _validation.small_probability("truncation_probability", truncation_probability)
+    tau = validation.small_probability("truncation_probability", truncation_probability)
     stages = schedules.stages_of(schedules.get(noise_multiplier))
     return left.most(lambda steps: _scheduled_releases(stages, steps, q, tau))
 

@@ -10,8 +10,8 @@ import dp_accounting
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp import _validation
 from tfdp.accounting.repetitions import Repetitions
+from tfdp.base import validation
 
 # Decoding imports the class that a file names, so only classes of these packages are looked up.
 _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
@@ -68,36 +68,36 @@ def check_event(event: dp_accounting.DpEvent) -> None:
         distribution of `Repetitions`.
     """
     if not isinstance(event, dp_accounting.DpEvent):
-        raise _validation.error("event", "a dp_accounting.DpEvent", event)
+        raise validation.error("event", "a dp_accounting.DpEvent", event)
     if isinstance(event, RepeatAndSelectDpEvent):
         Repetitions.of_event(event)
     for field in attr.fields(type(event)) if attr.has(type(event)) else ():
         name, value = field.name, getattr(event, field.name)
         if not _is_of_type(value, field.type):
             kind = getattr(field.type, "__name__", field.type)
-            raise _validation.error("event", f"one whose `{name}` has type {kind}", event)
+            raise validation.error("event", f"one whose `{name}` has type {kind}", event)
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dp_accounting.DpEvent):
                 check_event(part)
             elif isinstance(part, float | np.floating) and math.isnan(part):
-                raise _validation.error("event", f"without NaN in `{name}`", event)
-        number = value if _validation.is_number(value) else math.nan
+                raise validation.error("event", f"without NaN in `{name}`", event)
+        number = value if validation.is_number(value) else math.nan
         if name == "noise_multiplier" and not 0 <= number < math.inf:
-            raise _validation.error("event", f"of finite `{name}` >= 0", event)
+            raise validation.error("event", f"of finite `{name}` >= 0", event)
         if name == "sampling_probability" and not 0 <= number <= 1:
-            raise _validation.error("event", f"of `{name}` in [0, 1]", event)
+            raise validation.error("event", f"of `{name}` in [0, 1]", event)
         if name == "threshold" and not math.isfinite(number):
-            raise _validation.error("event", f"of finite `{name}`", event)
-        if name == "count" and not (_validation.is_integer(value) and value > 0):
-            raise _validation.error("event", f"of positive integer `{name}`", event)
+            raise validation.error("event", f"of finite `{name}`", event)
+        if name == "count" and not (validation.is_integer(value) and value > 0):
+            raise validation.error("event", f"of positive integer `{name}`", event)
 
 
 def _is_of_type(value: Any, declared: Any) -> bool:
     """Returns whether a value can be that of a field, as far as the class says what it must be."""
     if declared is float:
-        return isinstance(value, float | np.floating) or _validation.is_number(value)  # NaN: later.
+        return isinstance(value, float | np.floating) or validation.is_number(value)  # NaN: later.
     if declared is int:
-        return _validation.is_integer(value)
+        return validation.is_integer(value)
     if isinstance(declared, type) and issubclass(declared, dp_accounting.DpEvent):
         return isinstance(value, declared)
     if typing.get_origin(declared) is list:
@@ -119,7 +119,7 @@ def encode(event: dp_accounting.DpEvent) -> dict[str, Any]:
     cls = type(event)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if _find_class(name) is not cls:
-        raise _validation.error(
+        raise validation.error(
             "event", f"of an attrs DpEvent class of {' or '.join(_TRUSTED_PACKAGES)}", event
         )
     fields = {f.name: _encode(getattr(event, f.name)) for f in attr.fields(cls)}
@@ -135,7 +135,7 @@ def _encode(value: Any) -> Any:
         return {"float": str(value)}  # JSON has no infinity.
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise _validation.error("event", "made of numbers, strings, events and lists of them", value)
+    raise validation.error("event", "made of numbers, strings, events and lists of them", value)
 
 
 def decode(data: Any) -> dp_accounting.DpEvent:
@@ -146,15 +146,15 @@ def decode(data: Any) -> dp_accounting.DpEvent:
         dp_accounting or tfdp, or has other fields than the class.
     """
     if not (isinstance(data, dict) and set(data) == {"class", "fields"}):
-        raise _validation.error("event", "a dict with the keys `class` and `fields`", data)
+        raise validation.error("event", "a dict with the keys `class` and `fields`", data)
     cls = _find_class(data["class"])
     if cls is None:
-        raise _validation.error(
+        raise validation.error(
             "class", f"an attrs DpEvent class of {' or '.join(_TRUSTED_PACKAGES)}", data["class"]
         )
     names = {field.name for field in attr.fields(cls)}
     if not isinstance(data["fields"], dict) or set(data["fields"]) != names:
-        raise _validation.error("fields", f"a dict with the keys {sorted(names)}", data["fields"])
+        raise validation.error("fields", f"a dict with the keys {sorted(names)}", data["fields"])
     return freeze(cls(**{name: _decode(value) for name, value in data["fields"].items()}))
 
 
@@ -163,7 +163,7 @@ def _decode(value: Any) -> Any:
         if set(value) != {"float"}:
             return decode(value)
         if value["float"] not in ("inf", "-inf"):
-            raise _validation.error("float", "'inf' or '-inf'", value["float"])
+            raise validation.error("float", "'inf' or '-inf'", value["float"])
         return float(value["float"])
     return tuple(_decode(v) for v in value) if isinstance(value, list) else value
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp import _validation
 from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.relation import RELATION
@@ -18,6 +17,7 @@ from tfdp.accounting.selective_release import (
     check_observability,
     contains_selective_release,
 )
+from tfdp.base import validation
 
 _FORMAT_VERSION = 1
 _FIELDS = {"event", "count", "truncation_probability", "cycle_length"}  # Of a release.
@@ -63,7 +63,7 @@ class PrivacyLedger:
     ):
         self._selective_release = check_observability(selective_release)
         if unit not in UNITS:
-            raise _validation.error("unit", f"one of {list(UNITS)}", unit)
+            raise validation.error("unit", f"one of {list(UNITS)}", unit)
         self._unit = unit
         self._releases: list[Release] = []
         self._notes: list[str] = []
@@ -93,9 +93,9 @@ class PrivacyLedger:
           ValueError: An argument, or a parameter of `event`, is out of its range.
         """
         event = event_codec.freeze(event)
-        count = _validation.positive_integer("count", count)
-        tau = _validation.small_probability("truncation_probability", truncation_probability)
-        cycle = _validation.positive_integer("cycle_length", cycle_length)
+        count = validation.positive_integer("count", count)
+        tau = validation.small_probability("truncation_probability", truncation_probability)
+        cycle = validation.positive_integer("cycle_length", cycle_length)
         new = Release(event, count, tau, cycle)
         last = self._releases[-1] if self._releases else None
         if last is not None and dataclasses.replace(last, count=count) == new:
@@ -106,7 +106,7 @@ class PrivacyLedger:
     def add_note(self, note: str) -> None:
         """Adds a sentence that `privacy_statement` must print, unless it is there already."""
         if not (isinstance(note, str) and note):
-            raise _validation.error("note", "a non-empty string", note)
+            raise validation.error("note", "a non-empty string", note)
         if note not in self._notes:
             self._notes.append(note)
 
@@ -175,7 +175,7 @@ class PrivacyLedger:
           ValueError: `delta` is not in (0, 1).
           dp_accounting.UnsupportedEventError: No accountant supports all events.
         """
-        delta = _validation.between_zero_and_one("delta", delta)
+        delta = validation.between_zero_and_one("delta", delta)
         try:
             return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
         except dp_accounting.UnsupportedEventError as refusal:
@@ -213,16 +213,16 @@ class PrivacyLedger:
         """
         keys = {"version", "selective_release", "unit", "releases", "notes"}
         if not isinstance(data, Mapping) or set(data) != keys:
-            raise _validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
+            raise validation.error("data", f"a mapping with the keys {sorted(keys)}", data)
         if type(data["version"]) is not int or data["version"] != _FORMAT_VERSION:
-            raise _validation.error("version", str(_FORMAT_VERSION), data["version"])
+            raise validation.error("version", str(_FORMAT_VERSION), data["version"])
         for name in ("releases", "notes"):
             if not isinstance(data[name], list | tuple):
-                raise _validation.error(name, "a list", data[name])
+                raise validation.error(name, "a list", data[name])
         ledger = cls(data["notes"], data["selective_release"], data["unit"])
         for release in data["releases"]:
             if not isinstance(release, Mapping) or set(release) != _FIELDS:
-                raise _validation.error("releases", "what `to_dict` wrote", release)
+                raise validation.error("releases", "what `to_dict` wrote", release)
             ledger.record(**{**release, "event": event_codec.decode(release["event"])})
         return ledger
 
@@ -273,7 +273,7 @@ class _ReadOnlyLedger(PrivacyLedger):
                 f"The ledger of an optimizer can only be read: it shows what was counted. Received "
                 f"a call of `{method}`. Record other releases in a `PrivacyLedger` of your own, "
                 "and give it as `prior` to `tfdp.privacy_statement` and "
-                "`tfdp.callbacks.PrivacyBudget`."
+                "`tfdp.PrivacyBudget`."
             )
 
 
@@ -291,7 +291,7 @@ def as_ledgers(prior: Ledgers | None) -> list[PrivacyLedger]:
     given = [prior] if isinstance(prior, PrivacyLedger) else prior
     ledgers = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(ledger, PrivacyLedger) for ledger in ledgers) or isinstance(given, dict):
-        raise _validation.error("prior", "a PrivacyLedger, an iterable of them, or None", prior)
+        raise validation.error("prior", "a PrivacyLedger, an iterable of them, or None", prior)
     return ledgers
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import attr
 import dp_accounting
 
-from tfdp import _validation
 from tfdp.accounting import event_codec
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS, RdpAccountant
 from tfdp.accounting.bounded_range import bounded_range_rdp
 from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.ledger import PrivacyParametersChangedError
+from tfdp.base import validation
 
 _FORMAT_VERSION = 2
 _KEYS = {"version", "target_epsilon", "delta", "order", "truncation_share", "releases"}
@@ -47,8 +47,8 @@ class BoundedRangeDpEvent(dp_accounting.DpEvent):
     range: float
 
     def __attrs_post_init__(self) -> None:
-        if not (_validation.is_number(self.range) and 0 <= self.range <= _LARGEST_RANGE):
-            raise _validation.error("range", f"a number in [0, {_LARGEST_RANGE:g}]", self.range)
+        if not (validation.is_number(self.range) and 0 <= self.range <= _LARGEST_RANGE):
+            raise validation.error("range", f"a number in [0, {_LARGEST_RANGE:g}]", self.range)
 
 
 class BudgetExceededError(ValueError):
@@ -143,9 +143,9 @@ class RdpFilter:
         expected_event: dp_accounting.DpEvent | None = None,
         truncation_share: float = 1e-3,
     ):
-        self._target_epsilon = _validation.positive("target_epsilon", target_epsilon)
-        self._delta = _validation.between_zero_and_one("delta", delta)
-        self._truncation_share = _validation.between_zero_and_one(
+        self._target_epsilon = validation.positive("target_epsilon", target_epsilon)
+        self._delta = validation.between_zero_and_one("delta", delta)
+        self._truncation_share = validation.between_zero_and_one(
             "truncation_share", truncation_share
         )
         if order is None:
@@ -153,13 +153,13 @@ class RdpFilter:
                 expected_event = dp_accounting.GaussianDpEvent(1.0)
             order = self._best_order(event_codec.freeze(expected_event))
         elif expected_event is not None:
-            raise _validation.error("expected_event", "None when `order` is given", expected_event)
-        if not (_validation.is_number(order) and _LEAST_ORDER < order < math.inf):
-            raise _validation.error("order", f"a finite number above {_LEAST_ORDER}", order)
+            raise validation.error("expected_event", "None when `order` is given", expected_event)
+        if not (validation.is_number(order) and _LEAST_ORDER < order < math.inf):
+            raise validation.error("order", f"a finite number above {_LEAST_ORDER}", order)
         self._order = float(order)
         self._budget = self._budget_at(self._order)
         if self._budget <= 0:
-            raise _validation.error(
+            raise validation.error(
                 "target_epsilon",
                 f"larger: at order={self._order:g} and delta={self._delta:g} there is no budget",
                 target_epsilon,
@@ -186,7 +186,7 @@ class RdpFilter:
 
         orders = [o for o in DEFAULT_RDP_ORDERS if o > _LEAST_ORDER and self._budget_at(o) > 0]
         if not orders:
-            raise _validation.error(
+            raise validation.error(
                 "target_epsilon",
                 f"larger: no order leaves a budget at delta={self._delta:g}",
                 self._target_epsilon,
@@ -298,11 +298,11 @@ class RdpFilter:
         self, event: dp_accounting.DpEvent, count: int, truncation_probability: float
     ) -> dict[_Spending, int]:
         """Returns what would be spent after some releases."""
-        tau = _validation.small_probability("truncation_probability", truncation_probability)
+        tau = validation.small_probability("truncation_probability", truncation_probability)
         if self._process != os.getpid():  # Both sides of a fork go on from here.
             self._spender, self._process = _new_spender(), os.getpid()
         key = _Spending(self._spender, event_codec.freeze(event), tau)
-        count = _validation.positive_integer("count", count)
+        count = validation.positive_integer("count", count)
         return {**self._releases, key: self._releases.get(key, 0) + count}
 
     def _cost_of(self, releases: Mapping[_Spending, int]) -> float:
@@ -345,9 +345,9 @@ class RdpFilter:
           ValueError: `data` is not of that form.
         """
         if not isinstance(data, Mapping) or set(data) != _KEYS:
-            raise _validation.error("data", f"a mapping with the keys {sorted(_KEYS)}", data)
+            raise validation.error("data", f"a mapping with the keys {sorted(_KEYS)}", data)
         if type(data["version"]) is not int or data["version"] not in (1, _FORMAT_VERSION):
-            raise _validation.error("version", f"1 or {_FORMAT_VERSION}", data["version"])
+            raise validation.error("version", f"1 or {_FORMAT_VERSION}", data["version"])
         names = ("target_epsilon", "delta", "order", "truncation_share")
         made = cls(**{name: data[name] for name in names})
         fields = {"event", "count", "truncation_probability", "spender"}
@@ -356,17 +356,17 @@ class RdpFilter:
             unknown = hashlib.sha256(json.dumps(dict(data), sort_keys=True).encode()).hexdigest()
             releases = [{"spender": unknown, **r} if isinstance(r, dict) else r for r in releases]
         if not isinstance(releases, list):
-            raise _validation.error("releases", "a list", releases)
+            raise validation.error("releases", "a list", releases)
         for release in releases:
             if not isinstance(release, Mapping) or set(release) != fields:
-                raise _validation.error("releases", "what `to_dict` wrote", release)
+                raise validation.error("releases", "what `to_dict` wrote", release)
             if not (isinstance(release["spender"], str) and release["spender"]):
-                raise _validation.error("spender", "a non-empty string", release["spender"])
-            tau = _validation.small_probability(
+                raise validation.error("spender", "a non-empty string", release["spender"])
+            tau = validation.small_probability(
                 "truncation_probability", release["truncation_probability"]
             )
             key = _Spending(release["spender"], event_codec.decode(release["event"]), tau)
-            count = _validation.positive_integer("count", release["count"])
+            count = validation.positive_integer("count", release["count"])
             made._releases[key] = made._releases.get(key, 0) + count
         made._check_budget()
         return made

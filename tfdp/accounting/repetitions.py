@@ -11,7 +11,7 @@ import numpy as np
 import scipy.optimize
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp import _validation
+from tfdp.base import validation
 
 DISTRIBUTIONS = ("logarithmic", "geometric", "negative_binomial", "poisson")
 
@@ -56,16 +56,16 @@ class Repetitions:
 
     def __post_init__(self) -> None:
         if self.distribution not in DISTRIBUTIONS:
-            raise _validation.error(
+            raise validation.error(
                 "distribution", f"one of {', '.join(DISTRIBUTIONS)}", self.distribution
             )
-        if not (_validation.is_number(self.mean) and 1 <= self.mean <= _MOST_MEAN):
-            raise _validation.error("mean", f"a number in [1, {_MOST_MEAN:g}]", self.mean)
+        if not (validation.is_number(self.mean) and 1 <= self.mean <= _MOST_MEAN):
+            raise validation.error("mean", f"a number in [1, {_MOST_MEAN:g}]", self.mean)
         if self.distribution != "negative_binomial":
             if self.shape is not None:
-                raise _validation.error("shape", "None without 'negative_binomial'", self.shape)
-        elif not (_validation.is_number(self.shape) and 1e-3 <= (self.shape or 0) <= 1e3):
-            raise _validation.error("shape", "a number in [0.001, 1000]", self.shape)
+                raise validation.error("shape", "None without 'negative_binomial'", self.shape)
+        elif not (validation.is_number(self.shape) and 1e-3 <= (self.shape or 0) <= 1e3):
+            raise validation.error("shape", "a number in [0.001, 1000]", self.shape)
 
     @classmethod
     def of_event(cls, event: RepeatAndSelectDpEvent) -> "Repetitions":
@@ -114,8 +114,8 @@ class Repetitions:
         Raises:
           ValueError: It is no such integer.
         """
-        if not (_validation.is_integer(runs) and runs >= 0):
-            raise _validation.error("runs", "an integer >= 0", runs)
+        if not (validation.is_integer(runs) and runs >= 0):
+            raise validation.error("runs", "an integer >= 0", runs)
         with decimal.localcontext() as context:
             context.prec = _DIGITS
             k, probability = self._first()

@@ -5,13 +5,13 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp import _validation
 from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.base import validation
 
 
 def private_selection(
@@ -58,7 +58,7 @@ def private_selection(
         event, run = run, PrivacyLedger()
         run.record(event)
     if not (isinstance(run, PrivacyLedger) and run.steps):
-        raise _validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
+        raise validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
     truncation = math.fsum(r.count * r.truncation_probability for r in run.releases)
     ledger = PrivacyLedger(run.notes, run.selective_release, run.unit)
     release = _selection(run.event, repetitions, truncation)
@@ -110,14 +110,14 @@ def calibrate_private_selection(
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
-    tau = _validation.small_probability("truncation_probability", truncation_probability)
-    steps = _validation.positive_integer("steps", steps)
+    tau = validation.small_probability("truncation_probability", truncation_probability)
+    steps = validation.positive_integer("steps", steps)
     scores = _as_events(score)
     if scores:
         alone = _selection(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)
         cost = left.epsilon(alone)
         if cost >= left.target:
-            raise _validation.error(
+            raise validation.error(
                 "score",
                 f"cheaper than `target_epsilon`: the best one alone costs {cost:.4g}",
                 score,
@@ -144,7 +144,7 @@ def _selection(
       truncation_probability: Probability, at most, that one run differs from its event.
     """
     if not isinstance(repetitions, Repetitions):
-        raise _validation.error("repetitions", "a tfdp.accounting.Repetitions", repetitions)
+        raise validation.error("repetitions", "a tfdp.accounting.Repetitions", repetitions)
     # By the union bound, over the number of runs, which does not depend on the data.
     some = min(repetitions.mean * truncation_probability, 1 - 1e-9)
     return Release(event_codec.freeze(repetitions.event(run)), 1, some)
@@ -155,4 +155,4 @@ def _as_events(score: Any) -> tuple[dp_accounting.DpEvent, ...]:
         return (score,)
     if score is None or isinstance(score, PrivacyLedger):
         return tuple(ledger.event for ledger in as_ledgers(score))
-    raise _validation.error("score", "a PrivacyLedger, a DpEvent, or None", score)
+    raise validation.error("score", "a PrivacyLedger, a DpEvent, or None", score)

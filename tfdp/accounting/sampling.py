@@ -13,7 +13,7 @@ import math
 
 import scipy.stats
 
-from tfdp import _validation
+from tfdp.base import validation
 
 # Largest probability that a padded batch has more examples than rows. It is charged to delta by the
 # ledger; at 1e-30 the charge is below a thousandth of delta = 1e-15 for a million steps at
@@ -140,33 +140,33 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         sizes = ("dataset_size", "expected_batch_size", "rows_per_example")
         for name in (*sizes, "gradient_accumulation_steps", "parts", "cycle_length"):
-            value = _validation.positive_integer(name, getattr(self, name))
+            value = validation.positive_integer(name, getattr(self, name))
             object.__setattr__(self, name, value)
         if not self.dataset_size / self.parts <= self.part_size <= self.dataset_size:
-            raise _validation.error(
+            raise validation.error(
                 "largest_part",
                 f"from 1/{self.parts} of dataset_size={self.dataset_size} to all of it",
                 self.largest_part,
             )
         if self.padding not in PADDINGS:
-            raise _validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
+            raise validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
         if self.unit not in UNITS:
-            raise _validation.error("unit", f"one of {list(UNITS)}", self.unit)
+            raise validation.error("unit", f"one of {list(UNITS)}", self.unit)
         if self.expected_batch_size > self.dataset_size:
-            raise _validation.error(
+            raise validation.error(
                 "expected_batch_size",
                 f"at most dataset_size={self.dataset_size}",
                 self.expected_batch_size,
             )
         if self.cycle_length * self.expected_batch_size > self.dataset_size:
-            raise _validation.error(
+            raise validation.error(
                 "cycle_length",
                 "at most dataset_size / expected_batch_size, "
                 f"{self.dataset_size // self.expected_batch_size}",
                 self.cycle_length,
             )
         if self.cycle_length > 1 and self.parts > 1:
-            raise _validation.error("cycle_length", "1 with several parts", self.cycle_length)
+            raise validation.error("cycle_length", "1 with several parts", self.cycle_length)
 
     @property
     def sampling_probability(self) -> float:

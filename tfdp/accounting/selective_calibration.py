@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import Any
 
-from tfdp import _validation
 from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
@@ -17,6 +16,7 @@ from tfdp.accounting.selective_release import (
     acceptance_bounds,
     selective_truncation_probability,
 )
+from tfdp.base import validation
 
 _ARGUMENTS = ("updates", "noise_multiplier", "validation_noise_multiplier")
 
@@ -83,7 +83,7 @@ def calibrate_selective_release(
     """
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     if prior is not None and selective_release != left.selective_release:
-        raise _validation.error(
+        raise validation.error(
             "selective_release", f"that of `prior`, {left.selective_release!r}", selective_release
         )
     left = dataclasses.replace(left, selective_release=selective_release)
@@ -102,16 +102,16 @@ def calibrate_selective_release(
             ("validation_sampling_probability", "validation_batch_size"),
         ),
         threshold,
-        _validation.small_probability("truncation_probability", truncation_probability),
+        validation.small_probability("truncation_probability", truncation_probability),
         max_attempts,
         selective_release == PER_ATTEMPT,
     )
     values = (updates, noise_multiplier, validation_noise_multiplier)
     asked = _asked_for(dict(zip(_ARGUMENTS, values, strict=True)))
     if updates is not None:
-        updates = _validation.positive_integer("updates", updates)
+        updates = validation.positive_integer("updates", updates)
     noise, validation_noise = (
-        None if value is None else _validation.non_negative(name, value)
+        None if value is None else validation.non_negative(name, value)
         for name, value in zip(_ARGUMENTS[1:], values[1:], strict=True)
     )
     # The one that is None never reaches the release.

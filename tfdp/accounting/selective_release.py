@@ -14,13 +14,13 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
-from tfdp import _validation
 from tfdp.accounting import (
     dominating_pairs,
     selected_gaussian,
     selected_gaussian_pld,
 )
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
+from tfdp.base import validation
 
 # What an observer sees.
 CONDITIONAL = "conditional"
@@ -108,10 +108,10 @@ def parameters_for_acceptance(least: float, largest: float) -> tuple[float, floa
       >>> round(noise_multiplier, 3), round(threshold, 3)
       (0.608, 1.0)
     """
-    least = _validation.between_zero_and_one("least", least)
-    largest = _validation.between_zero_and_one("largest", largest)
+    least = validation.between_zero_and_one("least", least)
+    largest = validation.between_zero_and_one("largest", largest)
     if least >= largest:
-        raise _validation.error("least", f"below largest={largest}", least)
+        raise validation.error("least", f"below largest={largest}", least)
     low, high = special.ndtri(least), special.ndtri(largest)
     return float(1 / (high - low)), float((high + low) / (high - low))
 
@@ -129,7 +129,7 @@ def default_max_attempts(least_acceptance: float) -> int:
       >>> default_max_attempts(0.25)
       241
     """
-    least_acceptance = _validation.positive_probability("least_acceptance", least_acceptance)
+    least_acceptance = validation.positive_probability("least_acceptance", least_acceptance)
     if least_acceptance == 1:
         return 1
     return math.ceil(math.log(TRUNCATION_PROBABILITY) / math.log1p(-least_acceptance))
@@ -161,13 +161,13 @@ def selective_truncation_probability(
       >>> selective_truncation_probability(1e-16, 1e-16, 0.25, max_attempts=500)
       8e-16
     """
-    tau_t = _validation.small_probability("update_truncation", update_truncation)
-    tau_v = _validation.small_probability("validation_truncation", validation_truncation)
+    tau_t = validation.small_probability("update_truncation", update_truncation)
+    tau_v = validation.small_probability("validation_truncation", validation_truncation)
     if least_acceptance == 0:  # Of a threshold that nothing passes: every update reaches the cap.
         return math.nextafter(1.0, 0.0)
-    a = _validation.positive_probability("least_acceptance", least_acceptance)
+    a = validation.positive_probability("least_acceptance", least_acceptance)
     attempts = default_max_attempts(a) if max_attempts is None else max_attempts
-    attempts = _validation.positive_integer("max_attempts", attempts)
+    attempts = validation.positive_integer("max_attempts", attempts)
     capped = math.exp(attempts * math.log1p(-a)) if a < 1 else 0.0
     # Just below 1, where a ledger takes it; epsilon is infinite long before.
     return min((tau_t + tau_v) / a + capped, math.nextafter(1.0, 0.0))
@@ -176,7 +176,7 @@ def selective_truncation_probability(
 def check_observability(value: Any) -> str:
     """Returns `value` if it is in `OBSERVABILITY`, else raises a ValueError."""
     if not (isinstance(value, str) and value in OBSERVABILITY):
-        refusal = _validation.error(
+        refusal = validation.error(
             "selective_release", f"one of {', '.join(map(repr, OBSERVABILITY))}", value
         )
         # Accepted by tfdp 0.1, whose ledgers may still be around.
@@ -323,12 +323,12 @@ def _quantiles(noise_multiplier: float, threshold: float) -> tuple[float, float]
 
     Without noise every value is possible.
     """
-    if not (_validation.is_number(noise_multiplier) and noise_multiplier >= 0):
-        raise _validation.error(
+    if not (validation.is_number(noise_multiplier) and noise_multiplier >= 0):
+        raise validation.error(
             "validation_noise_multiplier", "a non-negative number", noise_multiplier
         )
-    if not (_validation.is_number(threshold) and math.isfinite(threshold)):
-        raise _validation.error("threshold", "a finite number", threshold)
+    if not (validation.is_number(threshold) and math.isfinite(threshold)):
+        raise validation.error("threshold", "a finite number", threshold)
     if noise_multiplier == 0:
         return -math.inf, math.inf
     return (threshold - 1) / (2 * noise_multiplier), (threshold + 1) / (2 * noise_multiplier)

@@ -3,13 +3,12 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp import _validation
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
@@ -25,6 +24,7 @@ from tfdp.accounting.selective_release import (
     parameters,
     unsupported_part,
 )
+from tfdp.base import validation
 
 _WIDTH = 88
 
@@ -97,7 +97,7 @@ def privacy_statement(
     ledger = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
     sizes = ledger.dataset_sizes
     if dataset_size is not None:
-        dataset_size = _validation.positive_integer("dataset_size", dataset_size)
+        dataset_size = validation.positive_integer("dataset_size", dataset_size)
         sizes = (dataset_size,)
     elif len(sizes) == 1 and prior is None:
         dataset_size = sizes[0]
@@ -159,19 +159,26 @@ def epsilon_interval(
       (1.8282, 1.8283)
     """
     whole = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
-    delta = _validation.between_zero_and_one("delta", delta)
+    delta = validation.between_zero_and_one("delta", delta)
     return bounds.epsilon_interval(whole.releases, delta, whole.selective_release)
+
+
+_finders: list[Callable[[Any], PrivacyLedger | None]] = []
+
+
+def register_ledger_finder(find: Callable[[Any], PrivacyLedger | None]) -> None:
+    """Has a function find the ledger of a model; None if it knows none."""
+    _finders.append(find)
 
 
 def _find_ledger(source: Any) -> PrivacyLedger:
     if isinstance(source, PrivacyLedger):
         return source
     if _is_model(source):
-        from tfdp.optimizers import record_ledger  # Which imports this package.
-
-        ledger = record_ledger.ledger_of_model(source)
-        if ledger is not None:
-            return ledger
+        for find in _finders:
+            ledger = find(source)
+            if ledger is not None:
+                return ledger
     owners: tuple[Any, Any] = (source, getattr(source, "optimizer", None))
     for owner in owners:
         # An error of an optimizer's own `ledger` must come through, so no default if it has one.

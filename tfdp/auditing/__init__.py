@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp import _lazy
+from tfdp.base import compat, lazy
+
+compat.prepare_tensorflow()
+
 from tfdp.auditing.audit_result import AuditError, AuditResult, Check
 from tfdp.auditing.black_box import (
     BlackBoxAudit,
@@ -53,4 +56,4 @@ __all__ = [
 ]
 
 _OF_KERAS_2 = {"CanaryAudit": "tfdp.auditing.canaries"}
-__getattr__, __dir__ = _lazy.attributes(__name__, _OF_KERAS_2, of_keras_2=_OF_KERAS_2)
+__getattr__, __dir__ = lazy.attributes(__name__, _OF_KERAS_2, of_keras_2=_OF_KERAS_2)

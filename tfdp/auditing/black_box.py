@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import between_zero_and_one, error, is_integer, positive_integer
 from tfdp.auditing import statistics
 from tfdp.auditing.audit_result import AuditResult, bound_check
-from tfdp.optimizers.private_step import PrivateStep
+from tfdp.base.validation import between_zero_and_one, error, is_integer, positive_integer
+from tfdp.step.private_step import PrivateStep
 
 # Scores of one training are not independent: nothing else holds for them.
 _METHODS = ("one_run", "one_run_f_dp")

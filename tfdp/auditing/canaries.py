@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._tf.plain_variables import plain_variables
-from tfdp._validation import between_zero_and_one, error, is_integer, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.auditing.audit_result import AuditResult, result_of
 from tfdp.auditing.recording import Recording, StepSetting, learning_rate
+from tfdp.base.tf.plain_variables import plain_variables
+from tfdp.base.validation import between_zero_and_one, error, is_integer, positive_integer
 from tfdp.data.users import user_numbers
-from tfdp.models.private_gan import PrivateGAN
-from tfdp.optimizers.base import PrivateOptimizerMixin
+from tfdp.keras2.base import PrivateOptimizerMixin
+from tfdp.keras2.private_gan import PrivateGAN
 
 # Factor of a canary's gradient, which is then far longer than any usual clip.
 _SCALE = 1e6
@@ -46,7 +46,7 @@ class CanaryAudit:
 
     Args:
       model: A model of Keras 2, to be trained by its compiled loss. Its present outputs for the
-        first example are those for canaries, for good. Or a `tfdp.models.PrivateGAN`.
+        first example are those for canaries, for good. Or a `tfdp.PrivateGAN`.
       data: `(x, y)` or `(x, y, sample_weight)`: arrays, or nested tuples or dicts of them. For a
         GAN as it is trained, `(x, x)` or `(x, labels)`.
       num_canaries: Number of canaries; at least 20. With 1000 and an epsilon from 4 to 8, bounds

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import error, is_integer
 from tfdp.auditing import plots, statistics
 from tfdp.auditing.black_box import Score, checked_scores, confidence_scores
+from tfdp.base.validation import error, is_integer
 
 
 @dataclasses.dataclass(frozen=True)

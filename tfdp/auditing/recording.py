@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 from scipy import special, stats
 
-from tfdp._tf.plain_variables import plain_variables
+from tfdp.base.tf.plain_variables import plain_variables
 
 if TYPE_CHECKING:
-    from tfdp.optimizers.base import PrivateOptimizerMixin
+    from tfdp.keras2.base import PrivateOptimizerMixin
 
 # Steps whose noise is compared with that of all others, at most.
 _COMPARED = 2000
@@ -223,7 +223,7 @@ def deviation_of_updates(recording: Recording, optimizer: "PrivateOptimizerMixin
     Returns:
       The root mean square of the differences, over that of the updates.
     """
-    from tfdp.optimizers.base import PrivateOptimizerMixin  # Which needs Keras 2.
+    from tfdp.keras2.base import PrivateOptimizerMixin  # Which needs Keras 2.
 
     replay: Any = type(optimizer).from_config(optimizer.get_config())
     replay._was_dp_gradients_called = True  # TF-Privacy asks for it.

@@ -15,19 +15,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
-from tfdp._random import key_streams
-from tfdp._random.key_streams import KeyStream
-from tfdp._selective.training import SelectiveTraining
-from tfdp._tf.plain_variables import plain_variables
-from tfdp._validation import error
 from tfdp.accounting.sampling import NONE
+from tfdp.base.random import key_streams
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.tf.plain_variables import plain_variables
+from tfdp.base.validation import error
 from tfdp.clipping import ClippedSum
 from tfdp.clipping.engine import REPLACE_ONE
 from tfdp.clipping.loss_graph import batch_state
 from tfdp.data.draw_record import Use
 from tfdp.data.elements import has_labels, parts_of
-from tfdp.optimizers import noise, record_table
-from tfdp.optimizers.private_step import PrivateStep
+from tfdp.step import noise
+from tfdp.step.private_step import PrivateStep
+from tfdp.step.record import record_table
+from tfdp.training.selective.training import SelectiveTraining
 
 _RELEASES = (2, 7)  # Seed of what is released in the place of noisy sums.
 _STRATEGIES = (

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import error, positive_integer
 from tfdp.accounting.sampling import FULL
 from tfdp.auditing.replay import Replay
+from tfdp.base.validation import error, positive_integer
 from tfdp.data.elements import parts_of
-from tfdp.optimizers.private_step import PrivateStep
+from tfdp.step.private_step import PrivateStep
 
 
 class SensitivityError(RuntimeError):

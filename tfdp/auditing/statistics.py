@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from tfdp._validation import between_zero_and_one, error, small_probability
 from tfdp.auditing import one_run
+from tfdp.base.validation import between_zero_and_one, error, small_probability
 
 METHODS = ("clopper_pearson", "gaussian", "one_run", "one_run_f_dp")
 # False positive (or negative) rates near which thresholds lie. For a Gaussian trade-off curve any

@@ -7,8 +7,8 @@ from typing import ClassVar, TypeAlias
 
 import tensorflow as tf
 
-from tfdp._named import Named
-from tfdp._validation import error
+from tfdp.base.named import Named
+from tfdp.base.validation import error
 
 Clip: TypeAlias = float | tf.Tensor
 # The squares of shorter gradients vanish in float32: their norms are not known.

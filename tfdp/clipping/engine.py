@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._random.key_streams import KeyStream
-from tfdp._validation import error
+from tfdp.base.random import chacha
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.validation import error
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp.clipping import devices
-from tfdp.clipping.constants import constant
+from tfdp.base import devices
+from tfdp.clipping.shared_tensors import constant
 
 # The smallest normal number of float32: processors and compilers may flush what is below it.
 TINY = 2.0**-126

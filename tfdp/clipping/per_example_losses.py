@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfdp._validation import error
-from tfdp.clipping.loss_graph.reading import read_loss
+from tfdp.base.validation import error
+from tfdp.clipping.loss_graph.loss_reader import read_loss
 from tfdp.clipping.one_pass.plan import Plan
 
 

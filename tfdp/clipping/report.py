@@ -148,7 +148,7 @@ def _parts_of(model: Any) -> tuple[Any, list[tf.Variable]]:
     if hasattr(model, "save_spec"):  # Of Keras 2.
         spec = model.save_spec()
         return spec, [] if spec is None else model.trainable_variables
-    from tfdp.keras3.keras_3 import takes, tf_variable
+    from tfdp.base.keras_3 import takes, tf_variable
 
     inputs = takes(model) if model.built else None
     if inputs is None:

@@ -17,11 +17,11 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
-from tfdp._tf.private_variables import keep_private
+from tfdp.base.tf.private_variables import keep_private
 from tfdp.clipping import update_error
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
-from tfdp.clipping.loss_graph import batch_state, copying, data_flow, reading
+from tfdp.clipping.loss_graph import batch_state, copying, data_flow, loss_reader
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, SIZE, Flow, Value
 from tfdp.clipping.loss_graph.own_operations import is_own
@@ -135,7 +135,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) ->
                 f"`minimize`. Received {tensor}, of another one. Move both to the same place, best "
                 "to the outermost tf.function."
             )
-        found = reading.data_of(tensor)[1]
+        found = loss_reader.data_of(tensor)[1]
         for op in copying.cone([tensor])[0]:
             for source in op.outputs:
                 if source.ref() in found:
@@ -240,7 +240,7 @@ def check_graph(graph: tf.Graph) -> None:
         return True
 
     for body in [g for g in _unfinished_loops if graph in data_flow.graphs_around(g)]:
-        if not reading.reads_iterator(body, itself=True):
+        if not loss_reader.reads_iterator(body, itself=True):
             raise _not_in_branch(_NO_BATCH)
     flow = _flow(visit)
     flow.values(graph)
@@ -322,7 +322,7 @@ def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
     for tensor, value in zip(op.inputs, inputs, strict=True):
         if not value.colors & DATA or is_own(tensor.op):
             continue
-        if tensor.ref() not in reading.data_of(tensor)[1]:
+        if tensor.ref() not in loss_reader.data_of(tensor)[1]:
             _check_by_row(tensor)
 
 
@@ -340,7 +340,7 @@ def _check_source(tensor: tf.Tensor) -> None:
     outer = captured(graph).get(tensor.ref())
     if outer is None:
         return
-    if outer.ref() in reading.data_of(outer)[1]:
+    if outer.ref() in loss_reader.data_of(outer)[1]:
         _check_source(outer)
         return
     _check_by_row(outer)
@@ -369,7 +369,7 @@ def _check_place(graph: tf.Graph) -> None:
     for enclosing in data_flow.graphs_around(graph):
         if not _is_branch_or_loop(enclosing):
             continue
-        if reading.reads_iterator(enclosing):
+        if loss_reader.reads_iterator(enclosing):
             read_inside = True
         elif read_inside and isinstance(enclosing, control_flow.WhileBodyFuncGraph):
             _unfinished_loops.add(enclosing)

@@ -1,5 +1,9 @@
 """Methods from papers, for comparison: correct, but never the best choice."""
 
+from tfdp.base import compat
+
+compat.prepare_tensorflow()
+
 from tfdp.contrib import pate
 from tfdp.contrib.adaptive_descent import AdaptiveGradientDescent
 from tfdp.contrib.aggregations import BatchAggregation, MicroAggregation

@@ -49,16 +49,16 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._random.key_streams import KeyStream
-from tfdp._validation import error, is_integer
 from tfdp.accounting import PrivacyParametersChangedError, RdpFilter
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
+from tfdp.base.random import chacha
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.validation import error, is_integer
 from tfdp.clipping import OnePassEngine, per_example_losses, step_check
 from tfdp.contrib.descent_budget import DescentOptions, grown_precision, iteration_event
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import has_labels, parts_of
-from tfdp.optimizers.noise import add_gaussian_noise
+from tfdp.step.noise import add_gaussian_noise
 
 _STEP_SIZE_GROWTH = 1.1
 _PRIVACY_PARAMETERS = ("l2_norm_clip", "loss_clip", "selection_range", "selection_batch_size")

@@ -13,8 +13,8 @@ from tfdp.clipping import Aggregation, ClippedSum, ClippingEngine, TwoTermLoss, 
 from tfdp.clipping.batch_losses.aggregations import NAMED, check_mask, clipped_sample_sum
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, one_group
 from tfdp.clipping.batch_losses.two_term_loss import split_key
-from tfdp.clipping.loss_graph import reading
-from tfdp.clipping.problem import ClippingProblem
+from tfdp.clipping.clipping_problem import ClippingProblem
+from tfdp.clipping.loss_graph import loss_reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class MicroAggregation(Aggregation):
         found: dict[str, list[bool]] = {}
 
         def compute(total: tf.Tensor, *shared: tf.Tensor) -> tuple:
-            graph = reading.read_loss(total)
+            graph = loss_reader.read_loss(total)
             check_mask(graph.mask is not None, loss)
             handles = [total.graph.capture(variable.handle) for variable in variables]
             count = graph.checked_rows()

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tfdp._validation import error, is_integer
+from tfdp.base.validation import error, is_integer
 from tfdp.clipping import PerLayerClipping
-from tfdp.optimizers.compression import NAMED, Compression, check_fraction
+from tfdp.step.compression import NAMED, Compression, check_fraction
 
 _UNITS = ("layer", "coordinate")
 

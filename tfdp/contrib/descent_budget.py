@@ -8,7 +8,11 @@ from typing import Any
 import dp_accounting
 import scipy.optimize
 
-from tfdp._validation import (
+from tfdp.accounting import BoundedRangeDpEvent, RdpFilter, calibrate_noise_multiplier
+from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.rounding import rounded_down, rounded_up
+from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base.validation import (
     between_zero_and_one,
     error,
     non_negative,
@@ -16,10 +20,6 @@ from tfdp._validation import (
     positive_integer,
     small_probability,
 )
-from tfdp.accounting import BoundedRangeDpEvent, RdpFilter, calibrate_noise_multiplier
-from tfdp.accounting.event_codec import sampled_gaussian
-from tfdp.accounting.rounding import rounded_down, rounded_up
-from tfdp.accounting.sampling import PoissonSampling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from tfdp._validation import error, is_number
+from tfdp.base.validation import error, is_number
 from tfdp.clipping import FlatClipping
 from tfdp.clipping.clipping_rules import NAMED
 

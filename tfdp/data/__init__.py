@@ -1,5 +1,9 @@
 """Batches sampled as the accounting assumes, features free of privacy cost, private labels."""
 
+from tfdp.base import compat
+
+compat.prepare_tensorflow()
+
 from tfdp.data.distributed import distributed_poisson_batches
 from tfdp.data.features import scattering_features
 from tfdp.data.label_privacy import RandomizedLabels, randomized_response_labels

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
-from tfdp import _private_logs as private_logs
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base import private_logs
 from tfdp.data import tasks
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import check_unmasked
+from tfdp.base.validation import check_unmasked
 
 _CONTAINERS = (dict, list, tuple)
 # Of datasets: what makes batches, and what makes something else of its elements.

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp._random.key_streams import KeyStream
-from tfdp._random.parts import random_parts
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.random.parts import random_parts
 
 
 class Cycle:

@@ -7,12 +7,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from tfdp import _private_logs as private_logs
-from tfdp._random.key_streams import KeyStream
-from tfdp._tf.autotuning import untuned_on_devices
-from tfdp._tf.workers import check_alike, gathered
-from tfdp._validation import error
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.base import private_logs
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.tf.autotuning import untuned_on_devices
+from tfdp.base.tf.workers import check_alike, gathered
+from tfdp.base.validation import error
 from tfdp.data.columns import Features
 from tfdp.data.elements import check_padding
 from tfdp.data.poisson import check_integer, drawn_batches, source_of

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdp._tf.plain_variables import plain_variables
-from tfdp._tf.process_local import ProcessLocal
-from tfdp._tf.shared_function import shared_function
 from tfdp.accounting.sampling import PADDINGS, UNITS, PoissonSampling
+from tfdp.base.tf.plain_variables import plain_variables
+from tfdp.base.tf.process_local import ProcessLocal
+from tfdp.base.tf.shared_function import shared_function
 
 # Draws that may wait for their use at the same time. Older ones are forgotten.
 _SLOTS = 1024

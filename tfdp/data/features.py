@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdp._validation import error, positive_integer
+from tfdp.base.validation import error, positive_integer
 from tfdp.data import cached_features
 
 _BATCH_SIZE = 64  # larger batches exceed the processor's cache and are not faster

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import check_unmasked, error, is_integer, is_number
+from tfdp.base.validation import check_unmasked, error, is_integer, is_number
 
 _WORDS = 2**64  # Values of a random word, of which each label takes one.
 _DIGITS = 40  # Of exp(epsilon).

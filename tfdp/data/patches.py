@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import error, positive_integer
+from tfdp.base.validation import error, positive_integer
 from tfdp.data import cached_features
 
 _BATCH_FLOATS = 2**25  # Filter responses that are in memory at once,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._random.key_streams import KeyStream
-from tfdp._tf.autotuning import without_autotuning
-from tfdp._validation import error
 from tfdp.accounting.sampling import EXAMPLE, NONE, USER, PoissonSampling, padded_batch_size
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.tf.autotuning import without_autotuning
+from tfdp.base.validation import error
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import arrays_of, check_data

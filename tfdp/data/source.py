@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._tf.plain_variables import plain_variables
 from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
-from tfdp.clipping import devices
+from tfdp.base import devices
+from tfdp.base.random import chacha
+from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.data.cycle import Cycle
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.stored import Examples
@@ -115,7 +115,8 @@ class PoissonSource:
         """Draws a Poisson batch, whole, as those of `poisson_batches`.
 
         Args:
-          key: Secret of this draw, used for nothing else; see `tfdp._random.chacha.random_words`.
+          key: Secret of this draw, used for nothing else; see
+            `tfdp.base.random.chacha.random_words`.
           sampling: The sampling and padding.
 
         Returns:
@@ -136,7 +137,8 @@ class PoissonSource:
         """Draws a Poisson sample, and the rows of each unit in it.
 
         Args:
-          key: Secret of this draw, used for nothing else; see `tfdp._random.chacha.random_words`.
+          key: Secret of this draw, used for nothing else; see
+            `tfdp.base.random.chacha.random_words`.
           sampling: The sampling and padding.
 
         Returns:
@@ -231,7 +233,7 @@ def draw_indices(key: tf.Tensor, sampling: PoissonSampling, size: int | tf.Tenso
     """Draws a Poisson sample, with as many rows as its padding asks for.
 
     Args:
-      key: Secret of this draw; see `tfdp._random.chacha.random_words`.
+      key: Secret of this draw; see `tfdp.base.random.chacha.random_words`.
       sampling: The sampling and padding.
       size: Number of examples: of the data set, or of this part of it; may be a scalar int64.
 
@@ -263,7 +265,7 @@ def sample_places(
     as a mask of dropout from a stream that is known.
 
     Args:
-      key: Secret of this draw; see `tfdp._random.chacha.random_words`.
+      key: Secret of this draw; see `tfdp.base.random.chacha.random_words`.
       dataset_size: Number of examples N.
       sampling_probability: Probability of each to be sampled, in (0, 1].
       rows: Number of places.

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._random.keyed_functions import FORMS, GENERATOR, SECRET, KeyedFunction, State
-from tfdp._tf.function_library import Library, data_inputs, functions_of, is_call, kept
-from tfdp._validation import error
-from tfdp._warnings import is_library
+from tfdp.base.random import chacha
+from tfdp.base.random.keyed_functions import FORMS, GENERATOR, SECRET, KeyedFunction, State
+from tfdp.base.tf.function_library import Library, data_inputs, functions_of, is_call, kept
+from tfdp.base.user_warnings import is_library
+from tfdp.base.validation import error
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.loss_graph import batch_state
 
@@ -52,7 +52,7 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
     """Draws secrets for each row of a draw.
 
     Args:
-      key: Secret of this draw; see `tfdp._random.chacha.random_words`.
+      key: Secret of this draw; see `tfdp.base.random.chacha.random_words`.
       rows: Number of rows.
 
     Returns:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._validation import check_unmasked, error, positive_integer
+from tfdp.base.random import chacha
+from tfdp.base.validation import check_unmasked, error, positive_integer
 
 # The use of a draw's key; the others are those of `tfdp.data.source`.
 _OF_CHOICE = 1
@@ -66,7 +66,7 @@ class Users:
         stands in the rows of a user depends on that user's examples alone.
 
         Args:
-          key: Secret of this draw; see `tfdp._random.chacha.random_words`.
+          key: Secret of this draw; see `tfdp.base.random.chacha.random_words`.
           users: Indices of users, int64 `[n]`; from `number` on they stand for no user.
 
         Returns:

@@ -1,26 +1,30 @@
 """Differential privacy for models of Keras 3 (`import keras`), on TensorFlow."""
 
-from tfdp import _compat
+from typing import TYPE_CHECKING
 
-_compat.use_keras_3()
-_compat.import_tensorflow_probability()
+from tfdp.base import compat, lazy
 
-from tfdp._selective.progress import TooManyAttemptsError  # noqa: E402
-from tfdp._term_wise import divergences, likelihoods, priors  # noqa: E402
-from tfdp.auditing.sensitivity import check_sensitivity  # noqa: E402
-from tfdp.keras3.automatic_xla import keep_varying_batches_from_xla  # noqa: E402
-from tfdp.keras3.batch_normalization import replace_batch_normalization  # noqa: E402
-from tfdp.keras3.callbacks import PrivacyBudget  # noqa: E402
-from tfdp.keras3.distributed_fit import let_keras_fit_distributed_batches  # noqa: E402
-from tfdp.keras3.dp_optimizer import DPOptimizer  # noqa: E402
-from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD  # noqa: E402
-from tfdp.keras3.files import let_keras_keep_what_weights_cost  # noqa: E402
-from tfdp.keras3.model_check import validate  # noqa: E402
-from tfdp.keras3.named import DPSGD, DPAdam, DPAdamBC, DPSignAdam, DPSignSGD  # noqa: E402
-from tfdp.keras3.private_gan import PrivateGAN  # noqa: E402
-from tfdp.keras3.private_training import make_private  # noqa: E402
-from tfdp.keras3.selective_model import SelectiveModel  # noqa: E402
-from tfdp.keras3.term_wise_vae import TermWiseVAE  # noqa: E402
+compat.prepare_tensorflow()
+compat.check_keras_3()
+
+from tfdp.auditing.sensitivity import check_sensitivity
+from tfdp.keras3.automatic_xla import keep_varying_batches_from_xla
+from tfdp.keras3.batch_normalization import replace_batch_normalization
+from tfdp.keras3.callbacks import PrivacyBudget
+from tfdp.keras3.distributed_fit import let_keras_fit_distributed_batches
+from tfdp.keras3.dp_optimizer import DPOptimizer
+from tfdp.keras3.dpsur import DPSURSGD, DPSURAdam, DPSURSignAdam, DPSURSignSGD
+from tfdp.keras3.files import let_keras_keep_what_weights_cost
+from tfdp.keras3.model_check import validate
+from tfdp.keras3.named import DPSGD, DPAdam, DPAdamBC, DPSignAdam, DPSignSGD
+from tfdp.keras3.private_gan import PrivateGAN
+from tfdp.keras3.private_training import make_private
+from tfdp.keras3.selective_model import SelectiveModel
+from tfdp.training.selective.progress import TooManyAttemptsError
+
+if TYPE_CHECKING:
+    from tfdp.keras3.term_wise_vae import TermWiseVAE
+    from tfdp.training.term_wise import divergences, likelihoods, priors
 
 keep_varying_batches_from_xla()
 let_keras_fit_distributed_batches()
@@ -50,3 +54,14 @@ __all__ = [
     "replace_batch_normalization",
     "validate",
 ]
+
+# TensorFlow Probability, which these need, takes two seconds.
+__getattr__, __dir__ = lazy.attributes(
+    __name__,
+    {
+        "TermWiseVAE": "tfdp.keras3.term_wise_vae",
+        "divergences": "tfdp.training.term_wise.divergences",
+        "likelihoods": "tfdp.training.term_wise.likelihoods",
+        "priors": "tfdp.training.term_wise.priors",
+    },
+)

@@ -5,7 +5,7 @@ from typing import Any
 from keras.src.trainers.trainer import Trainer
 
 from tfdp.accounting.sampling import NONE
-from tfdp.optimizers.private_step import PrivateStep
+from tfdp.step.private_step import PrivateStep
 
 
 def keep_varying_batches_from_xla() -> None:

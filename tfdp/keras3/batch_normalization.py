@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from tfdp import _batch_normalization
 from tfdp.keras3.keras_3 import check_is_model
+from tfdp.training import batch_normalization
 
 
 def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.Model:
@@ -46,7 +46,7 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
       - Wu and He, 2018, Group Normalization (https://arxiv.org/abs/1803.08494).
     """
     check_is_model(model)
-    return _batch_normalization.replace(_KERAS_3, model, by)
+    return batch_normalization.replace(_KERAS_3, model, by)
 
 
 def _copy(layer: Any) -> Any:
@@ -88,6 +88,6 @@ def _is_called_for_inference(layer: Any) -> bool:
     return False  # `fit` calls all layers of a functional model with `training=True`.
 
 
-_KERAS_3 = _batch_normalization.FrontEnd(
+_KERAS_3 = batch_normalization.FrontEnd(
     keras, "keras", (keras.layers.BatchNormalization,), _copy, _clone, _is_called_for_inference
 )

@@ -2,8 +2,8 @@
 
 import keras
 
-from tfdp._privacy_budget import BudgetCallback
 from tfdp.keras3.dp_optimizer import DPOptimizer
+from tfdp.training.privacy_budget import BudgetCallback
 
 
 class PrivacyBudget(BudgetCallback, keras.callbacks.Callback):

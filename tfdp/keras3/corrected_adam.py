@@ -5,8 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfdp._validation import positive
-from tfdp.optimizers.corrected_second_moment import LEAST_SECOND_MOMENT
+from tfdp.base.validation import positive
+from tfdp.step.corrected_second_moment import LEAST_SECOND_MOMENT
 
 
 class CorrectedAdam(keras.optimizers.Adam):

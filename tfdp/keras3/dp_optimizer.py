@@ -9,21 +9,21 @@ import keras
 import tensorflow as tf
 
 from tfdp import schedules
-from tfdp._tf.plain_variables import plain_variables
-from tfdp._validation import error
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base.keras_3 import tf_variable
+from tfdp.base.tf.plain_variables import plain_variables
+from tfdp.base.validation import error
 from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3 import keras_3, several_optimizers
-from tfdp.keras3.keras_3 import tf_variable
-from tfdp.optimizers import replicas
-from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, scaling_hint
-from tfdp.optimizers.compression import Compression
-from tfdp.optimizers.private_fit import guard_fit
-from tfdp.optimizers.private_metrics import keep_evaluations_private
-from tfdp.optimizers.private_step import PrivateStep
 from tfdp.schedules import NoiseMultiplier
+from tfdp.step import replicas
+from tfdp.step.arguments import PRIVATE_ARGUMENTS, scaling_hint
+from tfdp.step.compression import Compression
+from tfdp.step.private_fit import guard_fit
+from tfdp.step.private_metrics import keep_evaluations_private
+from tfdp.step.private_step import PrivateStep
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.

@@ -5,7 +5,7 @@ import functools
 import keras
 
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
-from tfdp.optimizers.selective import SelectiveUpdateMixin, documented
+from tfdp.step.selective import SelectiveUpdateMixin, documented
 
 _documented = functools.partial(
     documented, "tfdp.keras3", "keras", "keras, numpy as np, tfdp.keras3"

@@ -7,10 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp import _model_check
-from tfdp._findings import Finding, ModelCheck
-from tfdp.keras3.keras_3 import check_is_model, tf_variable
+from tfdp.base.keras_3 import tf_variable
+from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.named import DPSGD
+from tfdp.training import model_check
+from tfdp.training.findings import Finding, ModelCheck
 
 
 def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
@@ -52,12 +53,12 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
       (False, "layer 'bn' (BatchNormalization)")
     """
     check_is_model(model)
-    return _model_check.check(_KERAS_3, model, loss, data)
+    return model_check.check(_KERAS_3, model, loss, data)
 
 
 def validate_without_loss(model: keras.Model, loss: None, *, data: Any) -> ModelCheck:
     """Finds what is refused of a model that is to be trained without a loss of `compile`."""
-    return _model_check.check(_KERAS_3, model, loss, data, has_no_loss=True)
+    return model_check.check(_KERAS_3, model, loss, data, has_no_loss=True)
 
 
 def _inputs(model: Any, data: Any) -> Any:
@@ -154,7 +155,7 @@ def _noting(layer: Any, seen: dict[int, Any]) -> Callable[..., Any]:
 
 
 def _settings(model: Any) -> list[Finding]:
-    findings = _model_check.replicas(model)
+    findings = model_check.replicas(model)
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         findings.append(
             Finding(
@@ -174,7 +175,7 @@ def _swap_optimizer(model: Any, optimizer: Any) -> None:
         attributes["optimizer"] = optimizer
 
 
-_KERAS_3 = _model_check.FrontEnd(
+_KERAS_3 = model_check.FrontEnd(
     package=keras,
     name="keras",
     part="tfdp.keras3",

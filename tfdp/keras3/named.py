@@ -11,10 +11,10 @@ from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.corrected_adam import CorrectedAdam
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
-from tfdp.optimizers.arguments import PRIVATE_ARGUMENTS, check_first_argument
-from tfdp.optimizers.compression import Compression
-from tfdp.optimizers.corrected_second_moment import KnownNoise
 from tfdp.schedules import NoiseMultiplier
+from tfdp.step.arguments import PRIVATE_ARGUMENTS, check_first_argument
+from tfdp.step.compression import Compression
+from tfdp.step.corrected_second_moment import KnownNoise
 
 # Arguments of Keras's optimizers that have another place here.
 _OF_INNER_ALONE = ("gradient_accumulation_steps", "loss_scale_factor", "name")

@@ -4,15 +4,15 @@ from typing import Any
 
 import keras
 
-from tfdp._private_gan import FrontEnd, GANTraining
-from tfdp.keras3.keras_3 import takes, tf_variable
+from tfdp.base.keras_3 import takes, tf_variable
+from tfdp.training.private_gan import FrontEnd, GANTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PrivateGAN(GANTraining, keras.Model):
     """A generative adversarial network (GAN), trained with differential privacy.
 
-    It does for models of Keras 3 what `tfdp.models.PrivateGAN` does for those of Keras 2, by the
+    It does for models of Keras 3 what `tfdp.PrivateGAN` does for those of Keras 2, by the
     same code: see there for the losses, what is private and why, and references.
 
     Compile it with `tfdp.keras3.DPOptimizer`, `DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam` for

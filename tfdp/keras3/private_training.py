@@ -6,10 +6,9 @@ from typing import Any
 
 import keras
 
-from tfdp._private_training import FrontEnd, PrivateTraining, prepare
-from tfdp._validation import error
 from tfdp.accounting.ledger import Ledgers
-from tfdp.clipping import devices
+from tfdp.base import devices
+from tfdp.base.validation import error
 from tfdp.data.columns import Features
 from tfdp.keras3 import several_optimizers
 from tfdp.keras3.callbacks import PrivacyBudget
@@ -18,6 +17,7 @@ from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.model_check import validate, validate_without_loss
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
+from tfdp.training.private_training import FrontEnd, PrivateTraining, prepare
 
 _BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
 # Where none is given; docs/choosing.md says how they were measured.

@@ -5,9 +5,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp._selective.front_end import FrontEnd
-from tfdp._selective.training import SelectiveTraining
-from tfdp.keras3.keras_3 import tf_variable
+from tfdp.base.keras_3 import tf_variable
+from tfdp.training.selective.front_end import FrontEnd
+from tfdp.training.selective.training import SelectiveTraining
 
 
 def _build(model: keras.Model, spec: Any) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import keras
 
-from tfdp._term_wise.front_end import FrontEnd
-from tfdp._term_wise.training import TermWiseTraining
+from tfdp.base.keras_3 import takes, tf_variable
 from tfdp.clipping import Aggregation, TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state
-from tfdp.keras3.keras_3 import takes, tf_variable
+from tfdp.training.term_wise.front_end import FrontEnd
+from tfdp.training.term_wise.training import TermWiseTraining
 
 
 def _seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:

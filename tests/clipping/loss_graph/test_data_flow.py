@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import support
 from tfdp.clipping import OnePassEngine
-from tfdp.clipping.loss_graph import data_flow, reading
+from tfdp.clipping.loss_graph import data_flow, loss_reader
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, RAGGED, SIZE, Flow
 
 METRIC_OF = tf.keras.metrics.Sum()
@@ -142,7 +142,7 @@ def test_the_operations_of_a_loss_come_after_their_inputs():
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int64)])
     def run(x):
-        read = reading.read_loss(tf.reduce_sum(model(x), axis=[1, 2]))
+        read = loss_reader.read_loss(tf.reduce_sum(model(x), axis=[1, 2]))
         seen = set()
         for op in read.operations():
             names = {t.op.name for t in op.inputs}

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tfdp.clipping import OnePassEngine, VectorizedEngine
-from tfdp.clipping.loss_graph import out_of_range, reading
+from tfdp.clipping.loss_graph import loss_reader, out_of_range
 
 layers = tf.keras.layers
 
@@ -69,8 +69,8 @@ def guarded(compute, *arrays):
     @tf.function(input_signature=support.open_spec(list(arrays)), autograph=False)
     def run(*tensors):
         found = compute(*tensors)
-        data = reading.data_of(found)[1]
-        return out_of_range.guard(found, lambda t: reading.depends_on(t, data))
+        data = loss_reader.data_of(found)[1]
+        return out_of_range.guard(found, lambda t: loss_reader.depends_on(t, data))
 
     names = [op.name for op in run.get_concrete_function().graph.get_operations()]
     return run(*arrays).numpy(), any("within_range" in name for name in names)
@@ -108,9 +108,9 @@ def test_gathers_of_all_shapes(name):
 def test_a_loss_that_is_the_operation_itself_and_a_second_reading():
     def compute(y, logits):
         loss = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
-        data = reading.data_of(loss)[1]
-        first = out_of_range.guard(loss, lambda t: reading.depends_on(t, data))
-        again = out_of_range.guard(loss, lambda t: reading.depends_on(t, data))
+        data = loss_reader.data_of(loss)[1]
+        first = out_of_range.guard(loss, lambda t: loss_reader.depends_on(t, data))
+        again = out_of_range.guard(loss, lambda t: loss_reader.depends_on(t, data))
         assert first is again and first is not loss
         return loss
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 import tfdp
 from tests import support
 from tfdp.clipping import VectorizedEngine
-from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.loss_graph import loss_reader
 
 layers = tf.keras.layers
 X, Y = support.small_data(6)
@@ -119,7 +119,7 @@ def test_static_batch_sizes_work_for_ordinary_models():
 
 @tf.function
 def read(x, y, mask, loss):
-    return tf.constant(0 if reading.read_loss(loss(x, y, mask)).mask is None else 1)
+    return tf.constant(0 if loss_reader.read_loss(loss(x, y, mask)).mask is None else 1)
 
 
 WEIGHTED = {

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import support
 from tfdp.clipping import OnePassEngine, VectorizedEngine
-from tfdp.clipping.loss_graph import reading, reductions
+from tfdp.clipping.loss_graph import loss_reader, reductions
 
 layers = tf.keras.layers
 ENGINES = [OnePassEngine, VectorizedEngine]
@@ -326,7 +326,7 @@ def scaled_by_the_number_of_examples(y, prediction, sample_weight):
 def test_the_mask_is_what_multiplies_every_loss(loss, found):
     @tf.function(input_signature=[support.open_spec(X), *map(support.open_spec, (Y, MASK))])
     def mask(x, y, mask):
-        masks.append(reading.read_loss(loss(y, tf.matmul(x, tf.ones([4, 3])), mask)).mask)
+        masks.append(loss_reader.read_loss(loss(y, tf.matmul(x, tf.ones([4, 3])), mask)).mask)
         return tf.zeros([])
 
     masks = []

@@ -22,7 +22,8 @@ from tests.clipping.models import (
     assert_equals_loop,
     built,
 )
-from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, devices, norms
+from tfdp.base import devices
+from tfdp.clipping import OnePassEngine, SlowClippingWarning, VectorizedEngine, norms
 from tfdp.clipping.one_pass import (
     combined_gradients,
     per_example_gradients,
@@ -130,7 +131,7 @@ def test_a_small_memory_budget_makes_chunks(monkeypatch):
 )
 @pytest.mark.parametrize("working_set", [1, 10_000])
 def test_parts_of_norms_do_not_change_the_sum(name, working_set, monkeypatch):
-    monkeypatch.setattr("tfdp.clipping.devices._CPU_BYTES", working_set)
+    monkeypatch.setattr("tfdp.base.devices._CPU_BYTES", working_set)
     assert_equals_loop(OnePassEngine(CLIP), *FAST[name])
 
 

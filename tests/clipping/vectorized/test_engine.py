@@ -19,7 +19,7 @@ from tests.clipping.models import (
 )
 from tfdp.clipping import VectorizedEngine
 from tfdp.clipping.engine import random_parts
-from tfdp.clipping.vectorized import engine as vectorized
+from tfdp.clipping.vectorized import vectorized_engine as vectorized
 
 layers = tf.keras.layers
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import error, is_number, positive_integer
+from tfdp.base.validation import error, is_number, positive_integer
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, draw_groups_of_replica
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.clipping_rules import LEAST_CLIP

@@ -7,14 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._validation import error
-from tfdp.clipping import devices, meeting
+from tfdp.base import devices
+from tfdp.base.validation import error
+from tfdp.clipping import replica_sync
 from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping.clipping_problem import ClippingProblem
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import random_parts
-from tfdp.clipping.loss_graph import reading
-from tfdp.clipping.problem import ClippingProblem
-from tfdp.clipping.vectorized.engine import VectorizedEngine
+from tfdp.clipping.loss_graph import loss_reader
+from tfdp.clipping.vectorized.vectorized_engine import VectorizedEngine
 
 
 def draw_groups(
@@ -99,7 +100,7 @@ def draw_groups_of_replica(
             for start, end in itertools.pairwise(ends)
         ]
 
-    *own, there = meeting.once(draw, seed, *flat, mask)[meeting.index()]
+    *own, there = replica_sync.once(draw, seed, *flat, mask)[replica_sync.index()]
     return tf.nest.pack_sequence_as(tuple(rows), own), there
 
 
@@ -159,7 +160,7 @@ class _GroupLoss:
       tensors: The groups, `[m, n, ...]`.
     """
 
-    graph: reading.LossGraph
+    graph: loss_reader.LossGraph
     tensors: list[tf.Tensor]
 
     @classmethod
@@ -184,7 +185,7 @@ class _GroupLoss:
         specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (batch, mask))
         concrete = function_checks.trace("batch_wise", of_group, specs)
         groups = tf.nest.flatten([batch, mask])
-        graph = reading.LossGraph(
+        graph = loss_reader.LossGraph(
             terms=[concrete.outputs[0]],
             vectors=[],
             regularizer=None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping.loss_graph import batch_state, data_flow, reading
+from tfdp.clipping.loss_graph import batch_state, data_flow, loss_reader
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.copying import cone
 from tfdp.clipping.row_analysis.analysis import PUBLIC_STATEFUL_TYPES, RowAnalysis
@@ -34,8 +34,8 @@ def trace(name: str, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
       ValueError: It uses data that are not its arguments, or has side effects.
     """
     concrete = trace_alone(name, function, specs)
-    batch_state.check(concrete.graph, lambda t: bool(reading.data_of(t)[1]))
-    for op_type, op_name in reading.stateful_operations(concrete.graph):
+    batch_state.check(concrete.graph, lambda t: bool(loss_reader.data_of(t)[1]))
+    for op_type, op_name in loss_reader.stateful_operations(concrete.graph):
         if op_type not in _ALLOWED_TYPES:
             raise ValueError(
                 f"Argument `{name}` must have no side effects, by which examples could get into "
@@ -105,7 +105,7 @@ def check_is_by_row(name: str, tensor: Any) -> None:
             f"Argument `{name}` must hold tensors of the batch, first dimension the example. "
             f"Received: {tensor!r}."
         )
-    batch, data = reading.data_of(tensor)
+    batch, data = loss_reader.data_of(tensor)
     outside = captured(tensor.graph)
     for source in data:
         if source in outside:  # Of an enclosing function, where it may have been mixed.

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._validation import error
-from tfdp.clipping import devices
+from tfdp.base import devices
+from tfdp.base.random import chacha
+from tfdp.base.validation import error
 from tfdp.clipping.batch_losses import function_checks
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
-from tfdp.clipping.loss_graph import batch_state, reading
+from tfdp.clipping.loss_graph import batch_state, loss_reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class TwoTermLoss:
         self._check_batch()
         graph = tf.compat.v1.get_default_graph()
         while isinstance(graph, tf.__internal__.FuncGraph):
-            batch_state.check(graph, lambda t: bool(reading.data_of(t)[1]), unknown=True)
+            batch_state.check(graph, lambda t: bool(loss_reader.data_of(t)[1]), unknown=True)
             graph = graph.outer_graph
         if devices.replicas() > 1 and not self.aggregation.is_shared(self):
             raise error(
@@ -219,7 +219,7 @@ class TwoTermLoss:
           ValueError: It is none, or depends on data.
         """
         value = tf.convert_to_tensor(0.0 if self.regularizer is None else self.regularizer())
-        if value.shape.rank != 0 or reading.data_of(value)[1]:
+        if value.shape.rank != 0 or loss_reader.data_of(value)[1]:
             raise ValueError(
                 "Argument `regularizer` must return a scalar that depends on no data: its gradient "
                 f"is not clipped. Received: {value}. (An activity regulariser is a part of the "
@@ -242,7 +242,7 @@ class TwoTermLoss:
         found = {}
         for tensor in tf.nest.flatten((tuple(self.batch), self.mask)):
             if tf.is_symbolic_tensor(tensor):
-                found.update({source.ref(): source for source in reading.data_of(tensor)[0]})
+                found.update({source.ref(): source for source in loss_reader.data_of(tensor)[0]})
         return list(found.values())
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
-from tfdp._tf.plain_variables import holds_data
+from tfdp.base.tf.plain_variables import holds_data
 from tfdp.clipping.loss_graph import batch_state, own_operations
 
 # What a tensor follows from: values of examples; only their number; a metric, which holds

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tfdp._random import chacha
-from tfdp._random.key_streams import KeyStream
+from tfdp.base.random import chacha
+from tfdp.base.random.key_streams import KeyStream
 from tfdp.clipping.loss_graph.batch_state import with_called
 from tfdp.clipping.loss_graph.copying import cone
 

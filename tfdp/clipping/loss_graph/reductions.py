@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import devices
+from tfdp.base import devices
 from tfdp.clipping.loss_graph.copying import cone
 
 SUM, MEAN = "sum", "mean"

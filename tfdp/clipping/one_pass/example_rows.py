@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp.clipping.constants import reshaped
 from tfdp.clipping.one_pass.per_example_gradients import (
     Contribution,
     Direct,
     Lookups,
     OuterProducts,
 )
+from tfdp.clipping.shared_tensors import reshaped
 
 
 def of_examples(rows: Contribution, each: int) -> Contribution:

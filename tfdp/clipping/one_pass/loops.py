@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices
-from tfdp.clipping.loss_graph import copying, reading
+from tfdp.base import devices
+from tfdp.clipping.loss_graph import copying, loss_reader
 from tfdp.clipping.loss_graph.recurrent import is_zero
 from tfdp.clipping.one_pass import loop_recordings
 from tfdp.clipping.one_pass.weight_uses import CannotUse, Site, by_example, rows_of, unchanged
@@ -62,7 +62,7 @@ class Body:
             self._tapped[-1].append((site.op.outputs[0], output))
         self.draws = self.recorded_draws()
         drawn = {t.op.name for t in self.draws}
-        for kind, name in reading.stateful_operations(self.graph):
+        for kind, name in loss_reader.stateful_operations(self.graph):
             if kind not in loop_recordings.REPEATABLE and name not in drawn:
                 raise CannotUse(f"'{op.name}' calls '{name}' ({kind}), which differs when repeated")
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, norms
-from tfdp.clipping.constants import constant, product, reshaped, sizes_of
+from tfdp.base import devices
+from tfdp.clipping import norms
 from tfdp.clipping.one_pass.weight_uses import View
+from tfdp.clipping.shared_tensors import constant, product, reshaped, sizes_of
 from tfdp.clipping.vectorized.mapping import noting_loops
 
 # Instantiating a gradient writes and reads its entries: about as long as this many multiplications.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping.loss_graph import reading
+from tfdp.clipping.loss_graph import loss_reader
 from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
 from tfdp.clipping.one_pass import (
     computed_weights,
@@ -58,7 +58,7 @@ class Plan:
 
     def __init__(
         self,
-        graph: reading.LossGraph,
+        graph: loss_reader.LossGraph,
         handles: Sequence[tf.Tensor],
         variables: Sequence[tf.Variable],
         whole: "Plan | None" = None,
@@ -87,7 +87,7 @@ class Plan:
         analysis = RowAnalysis(operations, self._graph.batch, special, given)
         return analysis, self._unproven(analysis)
 
-    def states_of_drawn(self, part: reading.LossGraph) -> dict:
+    def states_of_drawn(self, part: loss_reader.LossGraph) -> dict:
         """Returns where the random numbers of a part hold the examples, by reference: as here."""
         pairs = zip(part.drawn, self._graph.drawn, strict=True)
         return {own.numbers.ref(): self._analysis.state(d.numbers) for own, d in pairs}

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.clipping.constants import constant, reshaped, shared
 from tfdp.clipping.loss_graph import copying, custom_gradients, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Public, Rows
+from tfdp.clipping.shared_tensors import constant, reshaped, shared
 
 _VIEW_TYPES = frozenset(
     {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "Transpose"}

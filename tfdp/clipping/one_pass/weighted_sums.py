@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices, norms
-from tfdp.clipping.constants import constant
+from tfdp.base import devices
+from tfdp.clipping import norms
 from tfdp.clipping.engine import Factors
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, OuterProducts, weighted_sum
+from tfdp.clipping.shared_tensors import constant
 
 # Gradients of at most so many weights are put side by side: copying larger ones would cost more.
 _SMALL = 2**12

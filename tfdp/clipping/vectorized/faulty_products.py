@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import devices
+from tfdp.base import devices
 
 _TYPES = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 

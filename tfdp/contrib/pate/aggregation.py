@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import dp_accounting
 import numpy as np
 
-from tfdp._random import chacha
-from tfdp._random.key_streams import KeyStream
-from tfdp._validation import error, is_number, positive, positive_integer
 from tfdp.accounting import PrivacyLedger
+from tfdp.base.random import chacha
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.validation import error, is_number, positive, positive_integer
 from tfdp.contrib.pate.partition import Partition
 from tfdp.contrib.pate.votes import NONE, checked_classes, teacher_votes, vote_counts
 

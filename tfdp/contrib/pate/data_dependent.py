@@ -7,8 +7,8 @@ import dp_accounting
 import numpy as np
 import scipy.special
 
-from tfdp._validation import between_zero_and_one, positive
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
+from tfdp.base.validation import between_zero_and_one, positive
 from tfdp.contrib.pate.votes import vote_counts
 
 

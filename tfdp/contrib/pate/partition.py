@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdp._random.key_streams import KeyStream
-from tfdp._random.parts import random_parts
-from tfdp._validation import check_unmasked, error, is_integer, positive_integer
 from tfdp.accounting.sampling import EXAMPLE, USER
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.random.parts import random_parts
+from tfdp.base.validation import check_unmasked, error, is_integer, positive_integer
 from tfdp.data.users import user_numbers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validation import check_unmasked, error, is_integer
+from tfdp.base.validation import check_unmasked, error, is_integer
 
 NONE = -1  # No vote, and no answer.
 _MOST_CLASSES = 2**20

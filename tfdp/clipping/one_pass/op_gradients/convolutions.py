@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.constants import constant, product, reshaped, sizes_of
 from tfdp.clipping.one_pass.op_gradients import depthwise
 from tfdp.clipping.one_pass.op_gradients.products import positions_of
 from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import Use
+from tfdp.clipping.shared_tensors import constant, product, reshaped, sizes_of
 
 # Pixels of fewer contiguous bytes are not gathered one by one.
 _RUN_BYTES = 32

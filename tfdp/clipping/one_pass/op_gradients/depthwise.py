@@ -6,8 +6,8 @@ import math
 
 import tensorflow as tf
 
-from tfdp.clipping import devices
-from tfdp.clipping.constants import constant, reshaped, sizes_of
+from tfdp.base import devices
+from tfdp.clipping.shared_tensors import constant, reshaped, sizes_of
 
 # Kernels of more pixels are correlated pixel by pixel: TensorFlow's operation is slow where the
 # gradients of all examples together leave the processor's caches.

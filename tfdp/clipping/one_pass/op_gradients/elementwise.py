@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp.clipping.constants import constant
 from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct
 from tfdp.clipping.one_pass.weight_uses import Use
+from tfdp.clipping.shared_tensors import constant
 
 
 @register_op_gradients("BiasAdd")

@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.constants import constant
 from tfdp.clipping.one_pass.op_gradients.elementwise import direct, reduced
 from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution
 from tfdp.clipping.one_pass.weight_uses import Use
+from tfdp.clipping.shared_tensors import constant
 
 _TYPES = ("FusedBatchNormV3", "FusedBatchNormV2", "FusedBatchNorm")
 

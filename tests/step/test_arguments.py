@@ -1,0 +1,38 @@
+import pytest
+
+import tfdp
+from tests import support
+from tests.front_ends import keras, needs_keras_3, with_both
+from tfdp.step import arguments
+
+
+@pytest.mark.parametrize("cls", support.OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [({}, "`l2_norm_clip` and `noise_multiplier`"), ({"l2_norm_clip": 1.0}, "`noise_multiplier`")],
+)
+def test_missing_arguments_are_named_for_the_users_class(cls, given, missing):
+    with pytest.raises(
+        ValueError, match=f"^Argument {missing} must be given to tfdp.{cls.__name__}"
+    ):
+        cls(**given)
+
+
+@with_both
+@pytest.mark.parametrize("name", [cls.__name__ for cls in support.OPTIMIZERS])
+def test_a_learning_rate_in_the_place_of_the_clip_is_named(front, name):
+    cls = getattr(front.tfdp, name)
+    message = rf"^Argument `l2_norm_clip` of {name} is the first .* `learning_rate=0.01`.* 0.01 by"
+    with pytest.raises(TypeError, match=message):
+        cls(0.01, l2_norm_clip=1.0, noise_multiplier=1.1)
+    assert cls(1.0, 1.1, 16, learning_rate=0.01).get_config()["l2_norm_clip"] == 1.0
+
+
+@needs_keras_3
+def test_models_of_keras_3_are_refused_with_advice():
+    optimizer = tfdp.DPSGD(1.0, 1.0, 5)
+    model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match=r"tfdp.DPSGD, for models of Keras 2 \(`tf.keras`\)"):
+        model.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match=r"Keras 3 .* need an optimizer of `tfdp\.keras3`"):
+        arguments.check_variables(model.trainable_variables)

@@ -1,1 +1,0 @@
-"""Variational autoencoders that are trained by terms, for every Keras."""

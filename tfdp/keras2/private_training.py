@@ -1,0 +1,277 @@
+"""Private training of a Keras model in one call: batches, noise for a budget, and `compile`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.accounting.ledger import Ledgers
+from tfdp.data.columns import Features
+from tfdp.keras2.base import PrivateOptimizerMixin
+from tfdp.keras2.callbacks import PrivacyBudget
+from tfdp.keras2.dp_adam import DPAdam
+from tfdp.keras2.dp_sgd import DPSGD
+from tfdp.keras2.dp_sign_adam import DPSignAdam
+from tfdp.keras2.dp_sign_sgd import DPSignSGD
+from tfdp.keras2.keras_2 import check_is_model
+from tfdp.keras2.model_check import validate, validate_without_loss
+from tfdp.schedules import NoiseMultiplier, NoiseSchedule
+from tfdp.training.private_training import FrontEnd, PrivateTraining, prepare
+
+_BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
+    "adam": DPAdam,
+    "sgd": DPSGD,
+    "signadam": DPSignAdam,
+    "signsgd": DPSignSGD,
+}
+# Where none is given; docs/choosing.md says how they were measured.
+_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
+# Of a Keras optimizer; those of one kind have the same names in all of Keras 2.
+_OF_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
+_TAKEN_OVER: dict[str, tuple[type[PrivateOptimizerMixin], tuple[str, ...]]] = {
+    "Adam": (DPAdam, _OF_ADAM),
+    "AdamW": (DPAdam, _OF_ADAM),
+    "SGD": (DPSGD, ("momentum", "nesterov")),
+}
+# What other arguments may be, for nothing to get lost.
+_WITHOUT_EFFECT = {
+    "clipnorm": None,
+    "clipvalue": None,
+    "decay": 0.0,
+    "global_clipnorm": None,
+    "use_ema": False,
+}
+
+
+def make_private(
+    model: tf.keras.Model,
+    data: Any,
+    *others: Any,
+    epochs: int,
+    target_epsilon: float | None = None,
+    noise_multiplier: NoiseMultiplier | None = None,
+    delta: float | None = None,
+    batch_size: int | None = None,
+    optimizer: Any = None,
+    learning_rate: Any = None,
+    l2_norm_clip: float = 1.0,
+    loss: Any = None,
+    metrics: Any = None,
+    transform: Callable[..., Any] | None = None,
+    chunk_size: int | None = None,
+    features: Features = None,
+    label: str | None = None,
+    privacy_unit: Any = None,
+    examples_per_user: int | None = None,
+    augmentations: int = 1,
+    noise_schedule: NoiseSchedule | None = None,
+    prior: Ledgers | None = None,
+    verbose: bool = True,
+    **optimizer_arguments: Any,
+) -> PrivateTraining:
+    """Compiles a model for private training within a budget, and prepares its batches.
+
+    It does what you could do by hand: `tfdp.data.poisson_batches`,
+    `tfdp.calibrate_noise_multiplier` for the steps of all epochs, one of tfdp's optimizers,
+    `model.compile`, and `tfdp.PrivacyBudget`. Before, `tfdp.validate` examines the model.
+
+    Guarantees: training for `epochs` on the batches costs at most (`target_epsilon`, `delta`),
+    together with what the model's weights have cost before and `prior`.
+
+    Args:
+      model: A built model of Keras 2. It is compiled in place; its weights are kept. If it was
+        compiled, what is not given is taken over: the loss, the metrics, and of Adam, AdamW or SGD
+        the learning rate and other parameters.
+      data: `(x, y)`, `(x, y, sample_weight)`, `x` alone, or a `tf.data.Dataset` of single
+        examples; see `tfdp.data.poisson_batches`.
+      *others: Must be empty: `(x, y)` is one argument.
+      epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
+      target_epsilon: Epsilon that may be spent in all, under zero-out. Give either this or
+        `noise_multiplier`.
+      noise_multiplier: The noise, in place of the least for a budget: a number or a schedule. The
+        budget is then what all epochs cost. 0 trains without privacy, to look for faults in a
+        model: epsilon is infinite, and `privacy_statement` says that there is none.
+      delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
+        is below 1 / N.
+      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
+        less.
+      optimizer: "adam", "adamw", "sgd", "signadam" or "signsgd"; a class such as
+        `tfdp.DPSignAdam`; or an Adam, AdamW or SGD of Keras, whose parameters are taken over. None:
+        that of the compiled model, otherwise "adam".
+      learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
+        taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
+        convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
+      l2_norm_clip: Largest l2 norm of an example's gradient.
+      loss: See `model.compile`. None: that of the compiled model, or what the model computes by
+        itself: in `train_step`, in `compute_loss`, or with `add_loss`.
+      metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
+        they become `weighted_metrics` then, which leave out the padding.)
+      transform: See `tfdp.data.poisson_batches`.
+      chunk_size: See `tfdp.data.poisson_batches`.
+      features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
+      label: Name of the target, of examples that are dicts.
+      privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count
+        users. See `tfdp.data.poisson_batches`.
+      examples_per_user: Examples that a batch has of a user, at most.
+      augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
+      noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
+        to the budget. None: the noise is the same in all steps.
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several.
+      verbose: Whether to print what was decided, in five lines.
+      **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
+
+    Returns:
+      The model, its batches and a callback: `model.fit(batches, epochs=..., callbacks=[budget])`,
+      then `tfdp.privacy_statement(model, delta=budget.delta)`.
+
+    Raises:
+      ValueError: An argument is out of its range; the model or its loss would be refused, with all
+        reasons; or the budget is spent.
+
+    Example:
+      >>> import numpy as np, tensorflow as tf, tfdp
+      >>> x, y = np.random.rand(1000, 8).astype("float32"), np.random.randint(0, 2, 1000)
+      >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[8])])
+      >>> model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> model, batches, budget = tfdp.make_private(
+      ...     model, (x, y), epochs=2, target_epsilon=2.0, batch_size=100, verbose=False)
+      >>> history = model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+      >>> model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+      True
+    """
+    check_is_model(model)
+    return prepare(
+        FrontEnd(
+            tf.keras,
+            _compile_arguments,
+            _choose,
+            _is_built,
+            validate,
+            validate_without_loss,
+            PrivacyBudget,
+        ),
+        model,
+        (data, *others),
+        epochs=epochs,
+        target_epsilon=target_epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        l2_norm_clip=l2_norm_clip,
+        loss=loss,
+        metrics=metrics,
+        transform=transform,
+        chunk_size=chunk_size,
+        features=features,
+        label=label,
+        privacy_unit=privacy_unit,
+        examples_per_user=examples_per_user,
+        augmentations=augmentations,
+        noise_schedule=noise_schedule,
+        prior=prior,
+        verbose=verbose,
+        optimizer_arguments=optimizer_arguments,
+    )
+
+
+def _choose(
+    model: Any, given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
+) -> tuple[Callable[..., PrivateOptimizerMixin], dict[str, Any]]:
+    """Returns a function that makes the private optimizer, and its arguments."""
+    private_class, parameters = _private_optimizer(given, is_from_compile)
+    parameters |= arguments
+    if learning_rate is not None:
+        parameters["learning_rate"] = learning_rate
+    elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
+        parameters["learning_rate"] = _LEARNING_RATES[private_class]
+    if not isinstance(given, tf.keras.optimizers.Optimizer):  # Legacy ones have no weight decay.
+        return private_class, parameters
+    excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
+    names = getattr(given, "_exclude_from_weight_decay_names", [])
+
+    def make(*args: Any, **kwargs: Any) -> PrivateOptimizerMixin:
+        optimizer = private_class(*args, **kwargs)
+        optimizer.exclude_from_weight_decay(excluded, names)
+        return optimizer
+
+    return make, parameters
+
+
+def _compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns the arguments of the last `compile`; empty if there was none."""
+    config = getattr(model, "_compile_config", None)
+    if config is None or not model._is_compiled:
+        return {}
+    return {**config.config, "optimizer": model.optimizer}
+
+
+def _private_optimizer(
+    optimizer: Any, is_from_compile: bool
+) -> tuple[type[PrivateOptimizerMixin], dict[str, Any]]:
+    """Returns the private optimizer that replaces another one, and the parameters to keep."""
+    names = ", ".join(sorted([*_BY_NAME, "adamw"]))
+    known = f"Known: {names}, private optimizers' classes, Adam, AdamW, SGD."
+    if isinstance(optimizer, str):
+        if optimizer.lower() in _BY_NAME:
+            return _BY_NAME[optimizer.lower()], {}
+        if optimizer.lower() == "adamw":
+            return DPAdam, {"weight_decay": tf.keras.optimizers.AdamW().weight_decay}
+        raise ValueError(
+            f"Argument `optimizer` must have a private counterpart. {known} Received: {optimizer=}."
+        )
+    if isinstance(optimizer, type) and issubclass(optimizer, PrivateOptimizerMixin):
+        return optimizer, {}
+    if isinstance(optimizer, PrivateOptimizerMixin):
+        if is_from_compile:
+            raise ValueError(
+                "Argument `optimizer` must be given where the model was compiled with a private "
+                f"one, whose noise was chosen already. Received: optimizer=None, and a model "
+                f"compiled with {type(optimizer).__name__}: pass its class."
+            )
+        raise ValueError(
+            "Argument `optimizer` must be a class, whose noise can be calibrated. Received: an "
+            f"instance. Pass optimizer=tfdp.{type(optimizer).__name__}."
+        )
+    kind = type(optimizer).__name__
+    if kind.startswith("LossScaleOptimizer"):
+        raise ValueError(
+            "Argument `optimizer` must not scale the loss, which would be clipped as scaled. "
+            f"Received: {kind}, as the policy mixed_float16 makes it. Use the policy "
+            "mixed_bfloat16, which needs no scaling."
+        )
+    if isinstance(optimizer, type):
+        kind = f"the class {optimizer.__name__}; pass an instance or a name"
+    if kind not in _TAKEN_OVER or not type(optimizer).__module__.startswith("tf_keras."):
+        raise ValueError(
+            f"Argument `optimizer` must have a private counterpart. {known} Received: {kind}"
+            f"{', with which the model was compiled' if is_from_compile else ''}."
+        )
+    config = optimizer.get_config()
+    for name, neutral in _WITHOUT_EFFECT.items():
+        value = config.get(name, neutral)
+        if value != neutral and value:
+            raise ValueError(
+                f"Argument `optimizer` must not use `{name}`: private optimizers clip by "
+                f"`l2_norm_clip`, and decay by a learning rate schedule. Received: {kind} with "
+                f"{name}={value}."
+            )
+    private_class, taken_over = _TAKEN_OVER[kind]
+    parameters = {name: config[name] for name in taken_over}
+    parameters["weight_decay"] = config.get("weight_decay")  # Legacy optimizers have none.
+    return private_class, parameters | {"learning_rate": _learning_rate(optimizer)}
+
+
+def _learning_rate(optimizer: Any) -> Any:
+    """Returns the learning rate of a Keras optimizer: a schedule, or its value now."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    if rate is None:
+        rate = optimizer._hyper["learning_rate"]  # Of a legacy one.
+    if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return rate
+    return float(tf.keras.backend.get_value(optimizer.learning_rate))
+
+
+def _is_built(model: Any) -> bool:
+    return model.built and model.save_spec() is not None

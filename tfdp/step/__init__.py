@@ -1,0 +1,1 @@
+"""The private step, which both Kerases share: clip, add noise, count the release."""

@@ -1,0 +1,343 @@
+"""Arguments of private optimizers, their ledger and their config."""
+
+import dataclasses
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+
+from tfdp import correlated_noise, schedules
+from tfdp.accounting import PrivacyLedger
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.sampling import FULL, NONE, UNITS, PoissonSampling
+from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.validation import error
+from tfdp.clipping import (
+    AdaptiveQuantileClipping,
+    ClippingEngine,
+    ClippingRule,
+    clipping_rules,
+)
+from tfdp.correlated_noise import BandedNoise
+from tfdp.schedules import NoiseMultiplier
+from tfdp.step import compression as compressions
+from tfdp.step.accumulator import Accumulator
+from tfdp.step.adaptive_clip import AdaptiveClip
+from tfdp.step.arguments import (
+    ENGINES,
+    check_arithmetic,
+    check_clipping_arguments,
+    check_compression,
+    check_correlation,
+    check_privacy_arguments,
+    check_secure_noise,
+    required,
+    sampling_of,
+)
+from tfdp.step.compression import Compression, Compressor
+from tfdp.step.noise import at_stage
+from tfdp.step.noise_memory import NoiseMemory
+from tfdp.step.record import record_ledger, record_table
+from tfdp.step.record.cycle_count import CycleCount
+from tfdp.step.record.release_count import ReleaseRecord
+from tfdp.step.state import PersistentState
+
+
+class PrivacyParameters(PersistentState):
+    """Arguments of a private optimizer, its ledger and its config."""
+
+    def _set_privacy(
+        self,
+        l2_norm_clip: float | None = None,
+        noise_multiplier: NoiseMultiplier | dict[str, Any] | None = None,
+        expected_batch_size: int | None = None,
+        num_microbatches: int | None = None,
+        gradient_accumulation_steps: int | None = None,
+        sampling: PoissonSampling | dict[str, int] | None = None,
+        noise_seed: int | None = None,
+        secure_noise: bool = False,
+        engine: str = "one_pass",
+        clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
+        noise_correlation: BandedNoise | dict[str, Any] | None = None,
+        compression: Compression | dict[str, Any] | None = None,
+    ) -> None:
+        """Checks and takes over the arguments: what `__init__` does for every Keras."""
+        l2_norm_clip, noise_multiplier = required(
+            self._public_name(), l2_norm_clip, noise_multiplier
+        )
+        noise_multiplier = schedules.get(noise_multiplier)
+        self._stages = schedules.stages_of(noise_multiplier)
+        most_noise = max(self._stages.values)
+        known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
+        expected_batch_size, gradient_accumulation_steps, self._sampled = known
+        check_privacy_arguments(
+            l2_norm_clip,
+            most_noise,
+            expected_batch_size,
+            num_microbatches,
+            gradient_accumulation_steps,
+            noise_seed,
+        )
+        if most_noise > 0:
+            check_arithmetic()
+        self._given_noise = noise_multiplier
+        self._has_noise = most_noise > 0
+        self._expected_batch_size = expected_batch_size
+        self._dataset_size = None if self._sampled is None else self._sampled.dataset_size
+        self._gradient_accumulation_steps = gradient_accumulation_steps
+        rule = clipping_rules.get(clipping_rule)
+        check_clipping_arguments(engine, rule, l2_norm_clip, num_microbatches)
+        self._engine = engine
+        self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
+        self._adaptive: AdaptiveClip | None = None
+        if isinstance(rule, AdaptiveQuantileClipping):
+            noises = self._stages.values
+            self._adaptive = AdaptiveClip(rule, l2_norm_clip, noises, expected_batch_size)
+        noises = (most_noise, 0.0)
+        if self._adaptive is not None:
+            noises = (max(self._adaptive.sum_noises), max(self._adaptive.count_noises))
+        check_secure_noise(secure_noise, *noises, self._sampled)
+        self._correlation = correlated_noise.get(noise_correlation)
+        adaptive = self._adaptive is not None
+        check_correlation(
+            self._correlation, noise_multiplier, self._sampled, secure_noise, adaptive
+        )
+        self._memory: NoiseMemory | None = None
+        if self._correlation is not None and self._correlation.bands > 1 and self._has_noise:
+            self._memory = NoiseMemory(self._correlation)
+        self._cycles: CycleCount | None = None
+        if self._sampled is not None and self._sampled.cycle_length > 1:
+            self._cycles = CycleCount(self._sampled.cycle_length)
+        self._compression = compressions.get(compression)
+        self._compressor: Compressor | None = None
+        if self._compression is not None:
+            check_compression(self._compression, self._correlation)
+            self._compressor = Compressor(self._compression)
+        self._secure_noise = secure_noise
+        self._clipping.wide_sums = secure_noise and self._has_noise
+        if self._sampled is not None:
+            usual = -(-self._sampled.usual_batch_size // gradient_accumulation_steps)
+            self._clipping.usual_rows = usual * self._sampled.rows_per_example
+            self._clipping.rows_per_example = self._sampled.rows_per_example
+            if num_microbatches is not None and self._sampled.rows_per_example > 1:
+                raise error(
+                    "num_microbatches", "None where examples have several rows", num_microbatches
+                )
+        if self._sampled is not None and self._sampled.padding != FULL:
+            self._clipping.streams = KeyStream(noise_seed, "layers")
+        self._noise = KeyStream(noise_seed, "noise")
+        self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
+        self._warnings: set[str] = set()  # Issued so far.
+        self._state_to_load: dict[str, Any] = {}
+        self._released = ReleaseRecord(
+            self._kind(), self._privacy_parameters(), noise_seed is not None, self._stages
+        )
+
+    # What the optimizer is.
+
+    def _public_name(self) -> str:
+        """Returns the name of the class as users import it, for messages."""
+        return f"tfdp.{type(self).__name__}"
+
+    @property
+    def l2_norm_clip(self) -> float:
+        """Largest l2 norm of an example's (a microbatch's) gradient; if adaptive, at first."""
+        return self._clipping.l2_norm_clip
+
+    @property
+    def current_l2_norm_clip(self) -> float:
+        """The clip of the next step: `l2_norm_clip`, unless it is adaptive."""
+        return self.l2_norm_clip if self._adaptive is None else float(self._adaptive.value())
+
+    @property
+    def noise_multiplier(self) -> NoiseMultiplier:
+        """Standard deviation of the noise, in units of the sensitivity; or its schedule."""
+        return self._given_noise
+
+    def _next_stage(self) -> int:
+        """Returns the stage of the next step, outside of graphs."""
+        held = None if self._cycles is None else self._cycles.stage_held()
+        return self._stages.of(self.scheduled_steps()) if held is None else held
+
+    def scheduled_steps(self) -> int:
+        """Returns the number of the next step in the noise's schedule; 0 without one."""
+        return self._released.scheduled_steps() if len(self._stages.values) > 1 else 0
+
+    def _noise_now(self, stage: tf.Tensor | None) -> float | tf.Tensor:
+        """Returns the noise multiplier of the step being built, of this stage."""
+        return at_stage(self._stages.values, stage)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise that the next step adds to the clipped sum.
+
+        (With cyclic sampling and a schedule, if its draw follows that of the step before.)
+
+        (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
+        larger by less than 1%: see docs/noise.md.)
+        """
+        if not self._has_noise:
+            return 0.0
+        stage = self._next_stage()
+        if self._adaptive is not None:
+            return self._adaptive.sum_noises[stage] * self.current_l2_norm_clip
+        return self._stages.values[stage] * self._clipping.sensitivity()
+
+    @property
+    def noise_correlation(self) -> BandedNoise | None:
+        """Correlation of the noise from step to step; None if it is independent."""
+        return self._correlation
+
+    @property
+    def compression(self) -> Compression | None:
+        """Rule that sets coordinates of the gradient to zero; None if all are kept."""
+        return self._compression
+
+    def releases_begun(self, steps: int, anew: bool = False) -> int:
+        """Returns how many releases the ledger will record for the next steps.
+
+        Args:
+          steps: How many steps.
+          anew: Whether their batches may come from another object than those before, so that a
+            cycle of cyclic sampling begins.
+        """
+        return steps if self._cycles is None else self._cycles.begun_by(steps, anew)
+
+    @property
+    def secure_noise(self) -> bool:
+        """True if floating-point numbers reveal no more than the ideal mechanism."""
+        return self._secure_noise
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Expected number of examples in a logical batch."""
+        return self._expected_batch_size
+
+    @property
+    def sampling(self) -> PoissonSampling | None:
+        """Sampling of the batches, if it was given."""
+        return self._sampled
+
+    @property
+    def dataset_size(self) -> int | None:
+        """Number of training examples, if `sampling` was given."""
+        return self._dataset_size
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches that make one logical batch."""
+        return self._gradient_accumulation_steps
+
+    def missing_batches(self) -> int:
+        """Returns how many batches an incomplete logical batch lacks; 0 if there is none."""
+        counts = [accumulator.count() for accumulator in self._accumulators.values()]
+        return -max(counts, default=0) % self._gradient_accumulation_steps
+
+    @property
+    def clipping(self) -> ClippingEngine:
+        """The clipping engine."""
+        return self._clipping
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """Record of all releases so far that concern the variables of this optimizer.
+
+        As soon as the optimizer is built, the ledger covers all private steps that went into the
+        variables that the optimizer trains or that its loss reads: its own steps and those of other
+        private optimizers, in this process and before a checkpoint or a file was loaded. The ledger
+        is read-only: pass other releases as `prior` to `tfdp.privacy_statement` and
+        `tfdp.PrivacyBudget`.
+
+        Raises:
+          ValueError: The optimizer was not given `sampling`.
+          PrivacyParametersChangedError: A restored checkpoint is of other privacy parameters.
+        """
+        self._sampling(self._expected_batch_size)  # Raises if it is not known.
+        self._check_state()
+        return record_ledger.ledger_of_rows(self._released.rows(), self._observability())
+
+    @property
+    def release(self) -> Release:
+        """The release that the ledger will record for the next step (or cycle of steps).
+
+        Raises:
+          ValueError: The optimizer was not given `sampling`.
+        """
+        return self.next_releases(self.scheduled_steps(), 1)[0]
+
+    def next_releases(self, first: int, count: int) -> list[Release]:
+        """Returns the releases that the ledger will record for some of the steps to come.
+
+        Args:
+          first: Number of the first of them in the noise's schedule: `scheduled_steps()`.
+          count: How many steps; with cyclic sampling, how many cycles of steps.
+
+        Raises:
+          ValueError: The optimizer was not given `sampling`.
+        """
+        self._sampling(self._expected_batch_size)
+        kind, parameters = self._kind(), self._privacy_parameters()
+        releases = []
+        for noise, steps in self._stages.groups(first, count):
+            one = record_ledger.release_of(kind, {**parameters, "noise_multiplier": noise})
+            releases.append(dataclasses.replace(one, count=steps))
+        return releases
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """The Gaussian mechanism that the next logical step applies to its batch."""
+        return dp_accounting.GaussianDpEvent(self._stages.values[self._next_stage()])
+
+    def _kind(self) -> int:
+        """Returns what a step is, as `record_table` says it."""
+        unpadded = self._sampled is not None and self._sampled.padding == NONE
+        return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
+
+    def _observability(self) -> str:
+        return record_ledger.observability(self._privacy_parameters())
+
+    def _sampling(self, expected_batch_size: int) -> PoissonSampling:
+        if self._dataset_size is None:
+            raise ValueError(
+                "Argument `sampling` must be given to the optimizer to know how batches are "
+                "sampled: `batches = tfdp.data.poisson_batches(...)`, and "
+                f"`{self._public_name()}(..., sampling=batches.sampling)`. Received: "
+                "sampling=None."
+            )
+        return PoissonSampling(self._dataset_size, expected_batch_size)
+
+    def _privacy_parameters(self) -> dict[str, float]:
+        return {
+            "l2_norm_clip": float(self.l2_norm_clip),
+            "noise_multiplier": self._stages.values[0],
+            "expected_batch_size": float(self._expected_batch_size),
+            "num_microbatches": float(self._clipping.num_microbatches or 0),
+            "dataset_size": float(self._dataset_size or 0),
+            "privacy_unit": float(0 if self._sampled is None else UNITS.index(self._sampled.unit)),
+            "noise_schedule": self._stages.fingerprint,
+            "cycle_length": float(1 if self._sampled is None else self._sampled.cycle_length),
+        }
+
+    def _sampling_config(self) -> dict[str, Any]:
+        if self._sampled is not None:
+            return {"sampling": dataclasses.asdict(self._sampled)}
+        return {
+            "expected_batch_size": self._expected_batch_size,
+            "gradient_accumulation_steps": self._gradient_accumulation_steps,
+        }
+
+    def _privacy_config(self) -> dict[str, Any]:
+        """Returns the arguments of `_set_privacy`, without the secret noise key."""
+        correlation = self._correlation
+        return {
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": schedules.serialize(self.noise_multiplier),
+            **self._sampling_config(),
+            "num_microbatches": self._clipping.num_microbatches,
+            "noise_seed": self._noise.seed,
+            "secure_noise": self._secure_noise,
+            "engine": self._engine,
+            "clipping_rule": clipping_rules.serialize(self._clipping.clipping_rule),
+            "noise_correlation": None if correlation is None else correlation.get_config(),
+            "compression": compressions.serialize(self._compression),
+        }

@@ -1,0 +1,86 @@
+"""`fit` of Keras with a private optimizer: what it may be given, and short errors of steps.
+
+Keras checks little of this. TensorFlow's error of a check that fails while a step runs begins with
+the traceback of the graph, and ends with the message.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.data.batches import PoissonBatches
+from tfdp.step.private_step import PrivateStep
+
+# The message of a failed check of the private step, which numbers of the batch may follow.
+_FAILED = re.compile(r"assertion failed: \[(.*?)\][\s\[]", re.DOTALL)
+_OF_THE_STEP = re.compile(r"\{\{node [^}]*/clipped_sum/")
+_STEPS = ("fit", "train_on_batch")
+
+
+def guard_fit(keras: Any) -> None:
+    """Checks the arguments of `fit` of models with private optimizers, and shortens errors.
+
+    Args:
+      keras: The Keras whose models are meant. Those with other optimizers stay as they are.
+    """
+    for name in _STEPS:
+        own = getattr(keras.Model, name)
+        setattr(keras.Model, name, _guarded(own, checks=name == "fit"))
+
+
+def _guarded(own: Callable, checks: bool) -> Callable:
+    @functools.wraps(own)
+    def call(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        optimizer = getattr(self, "optimizer", None)
+        if not isinstance(optimizer, PrivateStep):
+            return own(self, x, y, *args, **kwargs)
+        if checks:
+            _check(optimizer, x, kwargs)
+            if isinstance(x, PoissonBatches) and not args:
+                kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle them.
+        try:
+            return own(self, x, y, *args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            message = message_of(error)
+            if message is None:
+                raise
+            short = tf.errors.InvalidArgumentError(None, None, message)
+        raise short
+
+    return call
+
+
+def message_of(error: tf.errors.InvalidArgumentError) -> str | None:
+    """Returns the message of a check of the private step that failed; None of other errors."""
+    found = _FAILED.search(error.message)
+    ours = _OF_THE_STEP.search(error.message) is not None
+    # (TensorFlow escapes quotes.)
+    return found.group(1).replace("\\'", "'") if found and ours else None
+
+
+def _check(optimizer: PrivateStep, x: Any, arguments: dict[str, Any]) -> None:
+    if isinstance(x, PoissonBatches) and arguments.get("validation_split"):
+        raise ValueError(
+            "Argument `validation_split` of `fit` must be left out with Poisson batches, of which "
+            "no part stands for the data. Received: "
+            f"validation_split={arguments['validation_split']}. Hold examples back before: draw "
+            "batches of the others, and `model.fit(batches, validation_data=(x_held, y_held))`. "
+            "Epsilon does not cover what is shown of them."
+        )
+    if optimizer.sampling is not None and _is_arrays(x):
+        raise ValueError(
+            "`fit` must be given the Poisson batches, `model.fit(batches)`: those of "
+            "`make_private`, or of `tfdp.data.poisson_batches`. Received arrays, of which Keras "
+            "makes batches that are not sampled as the optimizer was told: epsilon would not hold."
+        )
+
+
+def _is_arrays(x: Any) -> bool:
+    leaves = tf.nest.flatten(x)
+    return bool(leaves) and all(
+        isinstance(leaf, np.ndarray) or tf.is_tensor(leaf) for leaf in leaves
+    )

@@ -1,0 +1,377 @@
+"""Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
+from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
+from tfdp.accounting.relation import RELATION, stated_constants
+from tfdp.accounting.sampling import BUCKETS, FULL, NONE
+from tfdp.base import devices
+from tfdp.base.validation import error, non_negative, positive_integer
+from tfdp.data import poisson_batches, tasks
+from tfdp.data.batches import PoissonBatches
+from tfdp.schedules import NoiseMultiplier, NoiseSchedule
+from tfdp.step.record import record_ledger
+from tfdp.step.selective import SelectiveUpdateMixin
+from tfdp.training.findings import ModelCheck
+from tfdp.training.model_check import has_own_step
+from tfdp.training.privacy_budget import BudgetCallback
+
+_CLOSE = 0.95  # The least share of a budget that the least noise for it costs, usually.
+
+
+class PrivateTraining(NamedTuple):
+    """A model that is ready for private training.
+
+    Attributes:
+      model: The compiled model.
+      batches: Poisson batches of its training data.
+      budget: A callback that stops training before the budget is overspent; `budget.delta` is the
+        delta of the guarantee.
+    """
+
+    model: Any
+    batches: PoissonBatches
+    budget: Any
+
+
+class FrontEnd(NamedTuple):
+    """Parts of `make_private` that differ between Keras 2 and Keras 3.
+
+    Attributes:
+      package: The package, `tf.keras` or `keras`.
+      compiled: Returns the arguments of a model's last `compile`; empty if there was none.
+      choose: Gets the model; an optimizer, or what stands for one; whether it is that of the
+        compiled model; the learning rate, if it is given; and other arguments. Returns a function
+        that makes the private optimizer of the clip, the noise and arguments; and these.
+      is_built: Returns whether a model has its weights, and knows its inputs.
+      validate: Finds what training would refuse of a model with a loss.
+      validate_without_loss: Finds what training would refuse of a model with a loss of its own.
+      budget: The callback's class.
+    """
+
+    package: Any
+    compiled: Callable[[Any], dict[str, Any]]
+    choose: Callable[
+        [Any, Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]
+    ]
+    is_built: Callable[[Any], bool]
+    validate: Callable[..., ModelCheck]
+    validate_without_loss: Callable[..., ModelCheck]
+    budget: type[BudgetCallback]
+
+
+def prepare(
+    keras: FrontEnd,
+    model: Any,
+    data: tuple,
+    *,
+    epochs: int,
+    target_epsilon: float | None,
+    noise_multiplier: NoiseMultiplier | None,
+    delta: float | None,
+    batch_size: int | None,
+    optimizer: Any,
+    learning_rate: Any,
+    l2_norm_clip: float,
+    loss: Any,
+    metrics: Any,
+    chunk_size: int | None,
+    noise_schedule: NoiseSchedule | None,
+    prior: Ledgers | None,
+    verbose: bool,
+    optimizer_arguments: dict[str, Any],
+    **data_arguments: Any,
+) -> PrivateTraining:
+    """Does what `make_private` of each Keras says; `data` has all its positional arguments."""
+    positive_integer("epochs", epochs)
+    _check_goal(target_epsilon, noise_multiplier, noise_schedule)
+    if batch_size is not None:
+        positive_integer("batch_size", batch_size)
+    preprocessor = tasks.preprocessor_of(model)
+    if preprocessor is not None:
+        names = [data_arguments.pop(name) for name in ("features", "label")]
+        data = (tasks.preprocessed(model, data[0], *names), *data[1:])
+        data_arguments |= {"features": None, "label": None}
+    compiled = keras.compiled(model)
+    loss = compiled.get("loss") if loss is None else loss
+    own_step = has_own_step(keras.package, model)
+    given = optimizer if optimizer is not None else compiled.get("optimizer") or "adam"
+    if isinstance(given, type) and issubclass(given, SelectiveUpdateMixin):
+        raise ValueError(
+            "Argument `optimizer` must not be selective, whose test has a noise of its own. "
+            f"Received: {given.__name__}: use SelectiveModel and PrivacyBudget."
+        )
+    make, parameters = keras.choose(
+        model, given, optimizer is None, learning_rate, optimizer_arguments
+    )
+    takes_weights = loss is not None and _takes_weights(model)
+    if devices.has_gpu() and not takes_weights:  # It can be neither padded nor compiled.
+        compiled.pop("jit_compile", None)
+    padding, few_sizes = NONE, BUCKETS if chunk_size is None else FULL
+    if parameters.get("secure_noise"):
+        padding = FULL
+    elif compiled.get("jit_compile"):
+        padding = few_sizes
+    data_arguments |= {"expected_batch_size": batch_size, "chunk_size": chunk_size}
+    batches = None
+    if padding == NONE and devices.has_gpu() and takes_weights:
+        # For a GPU, kernels are chosen, or compiled, anew for each number of rows.
+        with contextlib.suppress(ValueError):  # Not all data can be padded.
+            batches = _batches(data, padding=few_sizes, **data_arguments)
+    if batches is None:
+        batches = _batches(data, padding=padding, **data_arguments)
+    size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
+    delta = default_delta(size) if delta is None else delta
+    if loss is not None and not own_step and not keras.is_built(model):
+        x = batches.input_spec
+        model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
+    pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
+    batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
+    batches.preprocessor = preprocessor
+    steps = epochs * max(1, round(size / expected))
+    spent = [*_spent(model), *as_ledgers(prior)]
+    check_unit(compose_ledgers(spent), batches.sampling.unit)
+    budgeted: dict[str, Any] = {
+        "target_epsilon": target_epsilon,
+        "delta": delta,
+        "steps": steps,
+        "dataset_size": size,
+        "expected_batch_size": expected,
+        "truncation_probability": batches.sampling.truncation_probability,
+        "prior": spent,
+    }
+    noise: NoiseMultiplier
+    if noise_multiplier is not None:
+        noise = noise_multiplier
+    elif noise_schedule is None:
+        noise = calibrate_noise_multiplier(**budgeted)
+    else:
+        noise = calibrate_noise_schedule(noise_schedule, **budgeted)
+    private = make(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
+    _compile(keras.package, model, private, loss, metrics, compiled)
+    planned = _planned_epsilon(private, spent, steps, delta)
+    budget: Any = keras.budget(planned if target_epsilon is None else target_epsilon, delta, prior)
+    if verbose:
+        before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
+        why = _why_this_noise(target_epsilon, planned)
+        _print(private, batches, budget, epochs, steps, before, why)
+    return PrivateTraining(model, batches, budget)
+
+
+def _check_goal(
+    target_epsilon: float | None,
+    noise_multiplier: NoiseMultiplier | None,
+    noise_schedule: NoiseSchedule | None,
+) -> None:
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            "Either argument `target_epsilon`, for which the noise is found, or `noise_multiplier` "
+            f"must be given. Received: {target_epsilon=}, {noise_multiplier=}."
+        )
+    if noise_multiplier is not None and noise_schedule is not None:
+        raise error(
+            "noise_schedule",
+            "None with `noise_multiplier`, which takes a schedule itself",
+            noise_schedule,
+        )
+    if noise_multiplier is not None and not isinstance(noise_multiplier, NoiseSchedule):
+        non_negative("noise_multiplier", noise_multiplier)
+
+
+def _planned_epsilon(optimizer: Any, spent: list, steps: int, delta: float) -> float:
+    """Returns what the steps of all epochs will have cost, after what was spent before.
+
+    It is infinite without noise.
+    """
+    if not optimizer._has_noise:
+        return math.inf
+    ledger = compose_ledgers(spent)
+    cycles = -(-steps // optimizer.sampling.cycle_length)
+    for release in optimizer.next_releases(0, cycles):
+        ledger.record(**vars(release))
+    return ledger.epsilon(delta).epsilon
+
+
+def _why_this_noise(target_epsilon: float | None, planned: float) -> str:
+    """Says why the noise is what it is: the least for a budget, unless that is large."""
+    if target_epsilon is None:
+        return "as given"
+    if planned > _CLOSE * target_epsilon:
+        return "the least for this budget"
+    return (
+        f"with which epsilon will be {planned:.4g}: no less is chosen for so large a budget, as no "
+        "bound is known to be both finite and near it"
+    )
+
+
+def default_delta(dataset_size: int) -> float:
+    """Returns the delta of a guarantee for N examples: N^-1.1, rounded down to two digits.
+
+    It is below 1 / N, so that publishing one example in full is not within the guarantee.
+
+    Args:
+      dataset_size: Number of examples, N.
+
+    Example:
+      >>> default_delta(60000)
+      5.5e-06
+    """
+    delta = max(2, dataset_size) ** -1.1
+    digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
+    return float(f"{math.floor(delta / digit) * digit:.1e}")
+
+
+def _accepted(
+    keras: FrontEnd,
+    model: Any,
+    loss: Any,
+    batches: PoissonBatches,
+    pad: Callable[[], PoissonBatches] | None,
+) -> PoissonBatches:
+    """Returns batches on which the model can be trained: padded ones if it takes only those.
+
+    Layers that draw random numbers in a loop or a branch need them (`recurrent_dropout` and
+    `RandomCrop` of Keras 2).
+
+    Args:
+      keras: The front end.
+      model: The model.
+      loss: Its loss, or None.
+      batches: Batches that are preferred.
+      pad: Makes batches that are padded to one size; None if the model cannot take them.
+
+    Raises:
+      ValueError: Training would refuse the model on either.
+    """
+    try:
+        _validate(keras, model, loss, batches)
+    except ValueError:
+        if pad is None or batches.sampling.padding == FULL:
+            raise
+        with contextlib.suppress(ValueError):  # Not all data can be padded.
+            padded = pad()
+            _validate(keras, model, loss, padded)
+            return padded
+        raise
+    return batches
+
+
+def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -> None:
+    """Raises a ValueError if training would refuse the model."""
+    validate = keras.validate if loss is not None else keras.validate_without_loss
+    found = validate(model, loss, data=batches)
+    if (
+        not found.ok
+        and loss is None
+        and not has_own_step(keras.package, model)
+        and not model.losses
+    ):
+        raise ValueError(
+            "Argument `loss` must be given, as in `model.compile`: the model was compiled without "
+            "one, or not at all, and has no loss of its own (`add_loss`, `compute_loss`, "
+            "`train_step`). Received: loss=None."
+        )
+    found.check()
+
+
+def _takes_weights(model: Any) -> bool:
+    """Returns whether a model's step and loss are Keras's own, which take weights of rows."""
+    steps = (type(model).train_step, type(model).compute_loss)
+    return all(step.__module__.split(".")[0] in ("keras", "tf_keras") for step in steps)
+
+
+def _batches(data: tuple, **kwargs: Any) -> PoissonBatches:
+    if isinstance(data[0], PoissonBatches):
+        raise ValueError(
+            "Argument `data` must be the examples, from which batches are drawn here. Received "
+            "Poisson batches: pass what they were made of."
+        )
+    try:
+        return poisson_batches(*data, **kwargs)
+    except ValueError as error:
+        raise ValueError(str(error).replace("expected_batch_size", "batch_size")) from error
+
+
+def _spent(model: Any) -> list:
+    """Returns the ledgers of the steps that the model's weights have cost already."""
+    ledger = record_ledger.ledger_of_model(model)
+    return [] if ledger is None else [ledger]
+
+
+def _compile(
+    keras: Any, model: Any, optimizer: Any, loss: Any, metrics: Any, compiled: dict[str, Any]
+) -> None:
+    names = ("weighted_metrics", "loss_weights", "steps_per_execution", "jit_compile")
+    kept = {name: compiled[name] for name in names if compiled.get(name) is not None}
+    metrics = compiled.get("metrics") if metrics is None else metrics
+    if metrics and optimizer.sampling.has_padding:
+        weighted = kept.get("weighted_metrics") or []
+        both = isinstance(metrics, list) and isinstance(weighted, list)
+        kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
+        kept["metrics"] = None  # Not the default of a model with a `compile` of its own.
+    kept |= {name: v for name, v in (("loss", loss), ("metrics", metrics)) if v is not None}
+    try:
+        inspect.signature(model.compile).bind(optimizer=optimizer, **kept)
+    except TypeError:  # It takes more, or other, arguments: what it was given stays.
+        keras.Model.compile(model, optimizer=optimizer, **kept)
+    else:
+        model.compile(optimizer=optimizer, **kept)
+
+
+def _print(
+    optimizer: Any,
+    batches: PoissonBatches,
+    budget: Any,
+    epochs: int,
+    steps: int,
+    before: float,
+    why: str,
+) -> None:
+    sampling = batches.sampling
+    unit = sampling.unit
+    target = budget.target_epsilon
+    bound = "none, as there is no noise: epsilon is infinite"
+    if math.isfinite(target):
+        bound = f"epsilon <= {target:g}"
+    print(
+        f"Privacy: {bound} at delta = {budget.delta:g} after {epochs} "
+        f"epochs, for {RELATION} of one of {sampling.dataset_size} {unit}s"
+        f"{f' (spent before: {before:.4g})' if before else ''}.\n"
+        f"{stated_constants(unit, [sampling.dataset_size])}\n"
+        f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
+        f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
+        f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
+        f"multiplier {_noise(optimizer.noise_multiplier)}, {why}.\n"
+        f"Optimizer: {_name(optimizer)}, learning rate {_rate(optimizer)}.\n"
+        f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
+        "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
+    )
+
+
+def _rate(optimizer: Any) -> str:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    parts = getattr(inner, "optimizers", [inner])  # Of a MultiOptimizer, which has no rate itself.
+    rates = [part.get_config()["learning_rate"] for part in parts]
+    shown = [f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule" for rate in rates]
+    return " and ".join(dict.fromkeys(shown)) or "by a function"
+
+
+def _noise(noise: NoiseMultiplier) -> str:
+    if not isinstance(noise, NoiseSchedule):
+        return f"{noise:.4g}"
+    values = noise.stages().values
+    return f"{values[0]:.4g}, which changes {len(values) - 1} times, at last to {values[-1]:.4g}"
+
+
+def _name(optimizer: Any) -> str:
+    inner = getattr(optimizer, "inner_optimizer", None)  # Of Keras 3.
+    name = type(optimizer).__name__
+    return f"{name} of {type(inner).__name__}" if name == "DPOptimizer" else name
