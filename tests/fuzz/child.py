@@ -11,8 +11,12 @@ def main():
     """One line of JSON in, one out; what else is written to stdout goes to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from tests.fuzz import mutants, recipes
+    import tensorflow as tf
 
+    from tests.fuzz import mutants, recipes
+    from tfdp._tf.autotuning import without_autotuning
+
+    tf.data.Dataset._apply_debug_options = without_autotuning  # As in `tests/conftest.py`.
     for line in sys.stdin:
         request = json.loads(line)
         begin = time.monotonic()
