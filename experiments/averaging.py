@@ -26,7 +26,7 @@ from experiments.report import RunFolder
 from experiments.schedules import SCHEDULES
 from experiments.settings import RefusedError, Settings, resolve
 from experiments.training import Training
-from tfdp.keras2.callbacks import ExponentialMovingAverage
+from tfdp.keras2 import ExponentialMovingAverage
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -34,9 +34,7 @@ from tests.entropy_support import RepeatableEntropy
 without_keras_2.leave_out()
 
 from tfdp.base.tf.autotuning import without_autotuning  # noqa: E402
-from tfdp.step.record import (  # noqa: E402  # Before TensorFlow, for which it chooses Keras 2.
-    lineage,
-)
+from tfdp.step.record import lineage  # noqa: E402
 
 import tensorflow as tf  # noqa: E402  # isort: skip
 

@@ -2,13 +2,17 @@
 
 import dataclasses
 import importlib.metadata
+import os
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
-import tfdp
-from tfdp.base.compat import missing_for_keras_2
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # As in `conftest.py`, for what runs without it.
+
+import tensorflow as tf  # noqa: E402
+
+import tfdp  # noqa: E402
+from tfdp.base.compat import missing_for_keras_2  # noqa: E402
 
 HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
 keras: Any = None  # Keras 2.15 is left alone: see `_no_keras_2_by_its_own_name` in `conftest.py`.
@@ -31,7 +35,7 @@ class FrontEnd:
         )
 
 
-assert issubclass(tf.keras.Model, tf.Module)  # Used first, `tf.keras` is Keras 2.
+assert issubclass(tf.keras.Model, tf.Module)  # Keras 2.
 FRONT_ENDS = [FrontEnd(tf.keras, tfdp, "tf.keras", "tfdp")]
 if HAS_KERAS_3:
     FRONT_ENDS.append(FrontEnd(keras, tfdp.keras3, "keras", "tfdp.keras3"))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 import tfdp
 from tests import forks
@@ -42,39 +43,40 @@ def test_import_with_standard_error_closed():
     assert result.stdout == "imported\n"
 
 
-# By what is run before `import tfdp`, what may follow; then what `tf.keras` is, and whether names
-# of Keras 2 are there. No variable of the environment says which: they are taken away.
+KERAS_2 = "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'"
+# By what is run before `import tfdp`, what may follow. `tf.keras` is what it is without tfdp.
 ORDERS = {
     "": {
-        "keras 2 alone": ("", "tf_keras", True),
-        "keras after it": ("import keras", "tf_keras", True),
-        "keras 3 front end": ("import tfdp.keras3", "keras.src", False),
-        "keras 2, then both": ("tfdp.DPSGD; tfdp.keras3", "tf_keras", True),
+        "nothing": "",
+        "keras after it": "import keras",
+        "keras 3 front end": "tfdp.keras3.DPSGD",
+        "accounting first": "tfdp.accounting",
+    },
+    "import tensorflow": {"tensorflow first": ""},
+    "import keras": {"keras first": ""},
+    "import tensorflow as tf; tf.keras.layers": {"tf.keras first": ""},
+    KERAS_2: {
+        "keras 2": "",
+        "keras 3 beside it": "import keras; tfdp.keras3.DPSGD",
         "all of tensorflow privacy": (
-            "import tensorflow_privacy as tfp\n"
-            "assert issubclass(tfdp.DPSGD, tfp.VectorizedDPKerasSGDOptimizer)",
-            "tf_keras",
-            True,
+            "tfdp.keras2; import tensorflow_privacy as tfp\n"
+            "assert issubclass(tfdp.DPSGD, tfp.VectorizedDPKerasSGDOptimizer)"
         ),
     },
-    "import tensorflow": {"tensorflow first": ("", "tf_keras", True)},
-    "import keras": {"keras first": ("", "keras.src", False)},
-    "import tensorflow as tf; tf.keras.layers": {"tf.keras first": ("", "keras.src", False)},
-    "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import keras": {
-        "user chose keras 2": ("", "tf_keras", True)
-    },
-    "import os; os.environ['TF_USE_LEGACY_KERAS'] = '0'": {
-        "user chose keras 3": ("", "keras.src", False)
-    },
+    f"{KERAS_2}; import keras": {"keras 2, with keras first": ""},
+    f"{KERAS_2}; import tensorflow": {"keras 2, with tensorflow first": ""},
 }
-# What tfdp itself writes when it is imported is counted.
+# What tfdp itself writes and changes when it is imported.
 IMPORT = """
-import os, tempfile
+import os, sys, tempfile
 level = os.environ.pop('TF_CPP_MIN_LOG_LEVEL', '0')
 with tempfile.TemporaryFile() as file:
-    kept = os.dup(2)
+    kept, environment = os.dup(2), dict(os.environ)
     os.dup2(file.fileno(), 2)
+    loaded = 'tensorflow' in sys.modules
     import tfdp
+    assert dict(os.environ) == environment and ('tensorflow' in sys.modules) == loaded
+    tfdp.data
     os.dup2(kept, 2)
     os.environ['WRITTEN'] = str(os.fstat(file.fileno()).st_size)
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = level
@@ -87,8 +89,9 @@ print(os.environ['WRITTEN'])
 print(tf.keras.layers.Dense.__module__)
 from tensorflow.keras.layers import Dense
 print(Dense is tf.keras.layers.Dense)
+print(tfdp.DPSGD(1.0, 1.0, 1))
 try:
-    print(tfdp.DPSGD(1.0, 1.0, 1))
+    print(tfdp.keras2.DPSGD(1.0, 1.0, 1))
 except ImportError as error:
     print("ImportError", error)
 import keras
@@ -102,27 +105,52 @@ print(tf.compat.v2.keras.layers.Dense is tf.keras.layers.Dense)
 @needs_keras_2
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("before", ORDERS)
-def test_which_keras_an_order_of_imports_chooses(before):
+def test_tfdp_follows_tf_keras(before):
     orders = ORDERS[before]
-    arguments = [[after] for after, *_ in orders.values()]
     without = ["TF_USE_LEGACY_KERAS"]
+    arguments = [[after] for after in orders.values()]
     processes = forks.run_each(PROGRAM, arguments, before + IMPORT, without=without)
-    for (name, (_, tf_keras, has_keras_2)), process in zip(orders.items(), processes, strict=True):
+    for name, process in zip(orders, processes, strict=True):
         assert process.status == 0, (name, process.errors[-2000:])
-        check_which_keras(name, process.output, tf_keras, has_keras_2)
+        check_which_keras(name, process.output, 2 if before.startswith(KERAS_2) else 3)
         assert before or process.output.startswith("0\n"), name
 
 
-def check_which_keras(name, output, tf_keras, has_keras_2):
-    _, module, same, keras_2, keras_3, drawn, unchanged = output.splitlines()
-    assert module.startswith(tf_keras) and same == unchanged == "True", (name, output)
+def check_which_keras(name, output, version):
+    _, module, same, own, keras_2, keras_3, drawn, unchanged = output.splitlines()
+    assert module.startswith("tf_keras" if version == 2 else "keras.src"), (name, output)
+    assert same == unchanged == "True", (name, output)
     assert drawn == "(3, 2)", name  # By TensorFlow Probability.
     assert keras_3.startswith("<tfdp.keras3.DPSGD"), name
-    if has_keras_2:
-        assert keras_2.startswith("<tfdp.DPSGD"), name
+    assert own.startswith("<tfdp.DPSGD" if version == 2 else "<tfdp.keras3.DPSGD"), name
+    if version == 2:
+        assert keras_2 == own, name
     else:
         assert keras_2.startswith("ImportError") and "use `tfdp.keras3.DPSGD`" in keras_2, name
         assert "TF_USE_LEGACY_KERAS=1" in keras_2, name
+
+
+@needs_keras_3
+@needs_keras_2
+def test_functions_look_at_the_model():
+    import keras
+
+    for package in (tf.keras, keras):
+        model = package.Sequential([package.layers.Input([3]), package.layers.Dense(2)])
+        check = tfdp.validate(model, loss=package.losses.MeanSquaredError(reduction="none"))
+        assert check.ok, (package, check)
+        assert tfdp.validate(model=model, loss="mse").ok
+    with pytest.raises(ValueError, match="Argument `model` must be"):
+        tfdp.validate("model")
+
+
+@needs_keras_3
+@needs_keras_2
+def test_names_of_the_other_keras_say_where_they_are():
+    assert tfdp.ExponentialMovingAverage is tfdp.keras2.ExponentialMovingAverage
+    with pytest.raises(AttributeError, match=r"Use `tfdp\.keras3\.DPOptimizer`"):
+        tfdp.DPOptimizer  # noqa: B018
+    assert "DPOptimizer" not in dir(tfdp) and "ExponentialMovingAverage" in dir(tfdp)
 
 
 @pytest.mark.slow
@@ -144,7 +172,7 @@ for backend in ("jax", "torch"):
 
 
 def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
-    for package in (tfdp, tfdp.models, tfdp.optimizers):
+    for package in (tfdp, tfdp.keras2, tfdp.auditing):
         names = set(package.__all__) - (set() if HAS_KERAS_3 else {"keras3"})
         assert compat.missing_for_keras_2() or names <= set(dir(package))
         for name in names:
@@ -166,32 +194,26 @@ def test_keras_2_is_refused_without_importing_it(monkeypatch):
     imported = []
     monkeypatch.setattr(importlib.metadata, "version", {"keras": "2.15.0"}.get)
     monkeypatch.setattr(importlib, "import_module", imported.append)
-    before = compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")
     with pytest.raises(ImportError, match=r"needs Keras 3 .* Received: Keras 2\.15\.0\. For"):
-        compat.use_keras_3()
+        compat.check_keras_3()
     assert not imported
-    assert (compat._chosen, os.environ.get("TF_USE_LEGACY_KERAS")) == before
 
 
 @needs_keras_3
 def test_errors_name_what_keras_3_has():
     """An error about a name of Keras 2 offers a name of `tfdp.keras3`, where it has one."""
-    names = [*tfdp.models.__all__, *tfdp.optimizers.__all__, *tfdp.auditing._OF_KERAS_2]
+    names = [*tfdp.keras2.__all__, *tfdp.auditing._OF_KERAS_2]
     for name in names:
         offers = f"use `tfdp.keras3.{name}`" in compat._in_keras_3(f"tfdp.{name}")
         assert offers == hasattr(tfdp.keras3, name), name
-    assert "use `tfdp.keras3.PrivacyBudget`" in compat._in_keras_3("tfdp.keras2.callbacks")
-    assert tfdp.keras3.PrivacyBudget
 
 
 def test_accounting_imports_no_tensorflow():
     """Accounting alone must be usable, and quick to import, where TensorFlow is not."""
     program = """
-import importlib.util, sys, types
-root = importlib.util.find_spec("tfdp").submodule_search_locations[0]
-package = types.ModuleType("tfdp"); package.__path__ = [root]
-sys.modules["tfdp"] = package
-import tfdp.accounting
+import sys
+import tfdp.accounting, tfdp.schedules, tfdp.correlated_noise
+tfdp.calibrate_noise_multiplier
 print([name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_keras", "keras")])
 """
     result = run(program)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfdp
 from tests import selective_support, support
 from tests.support import compiled
-from tfdp.keras2.callbacks import ExponentialMovingAverage
+from tfdp.keras2 import ExponentialMovingAverage
 
 X, Y = support.small_data(64)
 DELTA = 1e-4

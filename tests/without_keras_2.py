@@ -30,7 +30,11 @@ needs_keras_2 = pytest.mark.skipif(
 
 
 def leave_out():
-    """Puts the stand-ins in place, if TensorFlow Privacy is missing; call it before TensorFlow."""
+    """Puts the stand-ins in place, if TensorFlow Privacy is missing; call it before TensorFlow.
+
+    `tf.keras` is Keras 2 in the tests, and the package `keras` Keras 3.
+    """
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if not _IS_MISSING:
         return
     compat = importlib.import_module("tfdp.base.compat")

@@ -14,7 +14,7 @@ def main():
     import tensorflow as tf
 
     from tests.fuzz import mutants, recipes
-    from tfdp._tf.autotuning import without_autotuning
+    from tfdp.base.tf.autotuning import without_autotuning
 
     tf.data.Dataset._apply_debug_options = without_autotuning  # As in `tests/conftest.py`.
     for line in sys.stdin:

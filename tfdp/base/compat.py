@@ -219,14 +219,14 @@ def _has(package: str) -> bool:
 
 
 def _tf_keras_name() -> str:
-    """Returns the name of the module that `tf.keras` is; empty if it is not loaded yet."""
+    """Returns a name of a module of the Keras that `tf.keras` is; empty if it is not loaded yet."""
     tensorflow = sys.modules.get("tensorflow")
     module = None if tensorflow is None else vars(tensorflow).get("keras")
     if module is None:
         return ""
     if "_tfll_initialized" in vars(module) and not vars(module)["_tfll_initialized"]:
         return ""  # TensorFlow's lazy loader.
-    return str(module.__name__)
+    return str(module.Model.__module__)  # Its own name may be "tensorflow.keras".
 
 
 def allow_tensorflow_privacy() -> None:

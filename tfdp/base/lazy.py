@@ -19,8 +19,8 @@ def attributes(
     Args:
       package: Name of the package.
       modules: For each attribute, the module that defines it; the attribute may be the module.
-      of_keras_2: Attributes that need Keras 2 as `tf.keras`. Where it is Keras 3, or where a package
-        is missing, they raise an ImportError; in the latter case `dir` does not list them.
+      of_keras_2: Attributes that need Keras 2 as `tf.keras`. Where it is Keras 3, or a package is
+        missing, they raise an ImportError; in the latter case `dir` does not list them.
       of_keras_3: Attributes that need Keras 3, which `dir` does not list without it: `help` would
         raise their ImportError.
     """
