@@ -1,5 +1,6 @@
 """Files of Keras 3 that are loaded where only `tfdp` is imported; each in a process of its own."""
 
+import importlib.util
 import types
 
 import pytest
@@ -77,6 +78,7 @@ def test_models_are_loaded_with_what_they_have_cost(order, files):
 
 def test_stand_ins_are_those_that_keras_saves():
     registry = keras.saving.get_custom_objects()
+    assert tfdp.keras3.TermWiseVAE  # The others are registered with `tfdp.keras3`.
     registered = {
         name.partition(">")[2]
         for name, cls in registry.items()
@@ -98,6 +100,7 @@ def test_modules_that_are_imported_later_are_prepared_once(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     prepared = []
     keras_3_files._after_import("imported_later", prepared.append)
+    assert importlib.util.find_spec("imported_later") is not None  # It is not imported by that.
     import math
 
     assert prepared == [] and math

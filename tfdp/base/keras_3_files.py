@@ -56,25 +56,33 @@ def _stand_in(name: str) -> type:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder that has a function called with a module once that is imported, and then ends."""
+    """Finder that has a function called with a module once that is imported, and then ends.
+
+    A module may be looked for without being imported, as `importlib.util.find_spec` does.
+    """
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
+        self._name, self._then, self._is_asking = name, then, False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Returns the spec that other finders return, with a loader that calls the function."""
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            load, then = spec.loader.exec_module, self._then
+            load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                then(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._then(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
