@@ -36,7 +36,7 @@ class FrontEnd:
 
 
 assert issubclass(tf.keras.Model, tf.Module)  # Keras 2.
-FRONT_ENDS = [FrontEnd(tf.keras, tfdp, "tf.keras", "tfdp")]
+FRONT_ENDS = [FrontEnd(tf.keras, tfdp.keras2, "tf.keras", "tfdp")]
 if HAS_KERAS_3:
     FRONT_ENDS.append(FrontEnd(keras, tfdp.keras3, "keras", "tfdp.keras3"))
 

@@ -5,7 +5,7 @@ import sys
 import warnings
 
 _LIBRARIES = (
-    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     *[os.path.join("site-packages", name, "") for name in ("keras", "tensorflow", "tf_keras")],
 )
 
