@@ -9,10 +9,10 @@ import pytest
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # As in `conftest.py`, for what runs without it.
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
-import tfdp  # noqa: E402
-from tfdp.base.compat import missing_for_keras_2  # noqa: E402
+import tfdp
+from tfdp.base.compat import missing_for_keras_2
 
 HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
 keras: Any = None  # Keras 2.15 is left alone: see `_no_keras_2_by_its_own_name` in `conftest.py`.

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tests import support
 from tests.front_ends import needs_keras_3
-from tests.without_keras_2 import needs_keras_2
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -101,14 +100,10 @@ def test_the_noise_of_a_run_is_what_the_page_shows(capsys):
     assert capsys.readouterr().out == shown
 
 
-OF_THE_README = [pytest.param(0, marks=needs_keras_3), pytest.param(1, marks=needs_keras_2)]
-
-
-@pytest.mark.parametrize("number", OF_THE_README, ids=["keras_3", "keras_2"])
-def test_each_example_of_the_readme(number, capsys):
-    blocks = blocks_of("README.md", shorten=True)
-    assert len(blocks) == len(OF_THE_README)
-    run_blocks([blocks[number]])
+@needs_keras_3
+def test_the_example_of_the_readme(capsys):
+    (block,) = blocks_of("README.md", shorten=True)
+    run_blocks([block])
     assert capsys.readouterr().out.count("epsilon = ") == 1
 
 

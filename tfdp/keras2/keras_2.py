@@ -49,8 +49,8 @@ def check_is_model(model: Any) -> None:
             base.__module__.startswith("keras.src") for base in type(model).__mro__
         )
         raise ValueError(
-            "Argument `model` must be a model of Keras 2, which `import tfdp` makes `tf.keras`. "
-            f"Received: {type(model).__name__} of {module}."
+            "Argument `model` must be a model of Keras 2, which `tf.keras` is with the environment "
+            f"variable TF_USE_LEGACY_KERAS=1. Received: {type(model).__name__} of {module}."
             + (" Models of Keras 3 (`import keras`) have `tfdp.keras3`." if keras_3 else "")
         )
 

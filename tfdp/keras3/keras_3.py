@@ -14,7 +14,7 @@ def check_is_model(model: Any) -> None:
         raise ValueError(
             "Argument `model` must be a model of Keras 3 (`import keras`). Received: "
             f"{type(model).__name__} of {type(model).__module__}."
-            + (" Models of Keras 2 have the same name in `tfdp`." if keras_2 else "")
+            + (" Models of Keras 2 have `tfdp.keras2`." if keras_2 else "")
         )
 
 

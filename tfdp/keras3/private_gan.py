@@ -12,7 +12,7 @@ from tfdp.training.private_gan import FrontEnd, GANTraining
 class PrivateGAN(GANTraining, keras.Model):
     """A generative adversarial network (GAN), trained with differential privacy.
 
-    It does for models of Keras 3 what `tfdp.PrivateGAN` does for those of Keras 2, by the
+    It does for models of Keras 3 what `tfdp.keras2.PrivateGAN` does for those of Keras 2, by the
     same code: see there for the losses, what is private and why, and references.
 
     Compile it with `tfdp.keras3.DPOptimizer`, `DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam` for

@@ -27,7 +27,7 @@ def _variables(model: keras.Model) -> list[tf.Variable]:
 class SelectiveModel(SelectiveTraining, keras.Model):
     """Model that trains a Keras model by selective update and release (DPSUR).
 
-    It does for models of Keras 3 what `tfdp.SelectiveModel` does for those of Keras 2, by the same
+    It does for models of Keras 3 what `tfdp.keras2.SelectiveModel` does for those of Keras 2, by the same
     code: see there for what is shown of a training, and for references.
 
     Args:
