@@ -11,8 +11,9 @@ import types
 import pytest
 import tensorflow as tf
 
-from tests import support
+from tests import forks
 from tests.front_ends import needs_keras_3
+from tests.page_examples import blocks_of, run_blocks, run_examples, shortened
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -38,31 +39,6 @@ def test_every_public_name_has_an_example_or_a_docstring():
 
     for name in tfdp.__all__:
         assert getattr(tfdp, name).__doc__, name
-
-
-def shortened(source):
-    """The program, with training that takes two epochs in the place of 20 or more."""
-    return re.sub(r"((?:epochs|EPOCHS) ?= ?)[2-9]\d\b", r"\g<1>2", source)
-
-
-def blocks_of(path, shorten=False):
-    text = (ROOT / path).read_text()
-    return re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
-
-
-def run_examples(path, shorten=False):
-    """Runs the Python blocks of a page, one after the other."""
-    return run_blocks(blocks_of(path, shorten))
-
-
-def run_blocks(blocks):
-    x, y = support.small_data(2000)
-    names = {"x_train": x, "y_train": y, "__name__": "examples"}
-    names |= {"x_test": x[:50], "y_test": y[:50]}
-    names["model"] = tf.keras.Sequential([tf.keras.layers.Dense(3)])  # The reader's.
-    for block in blocks:
-        exec(block, names)
-    return names
 
 
 # A page, and how many privacy statements its examples print.
@@ -92,6 +68,31 @@ PAGES = {
 def test_examples_of_pages(path, capsys):
     run_examples(path)
     assert capsys.readouterr().out.count("epsilon = ") == PAGES[path]
+
+
+OF_KERAS_2 = {"docs/from_tf_privacy.md"}
+WITH_KERAS_3 = """
+import sys
+import tensorflow as tf
+from tests import page_examples
+for path in sys.argv[1:]:
+    page_examples.run_examples(path)
+    print("ran", path)
+assert tf.keras.__version__.startswith("3.")
+"""
+
+
+@needs_keras_3
+@pytest.mark.slow
+def test_examples_of_pages_where_tf_keras_is_keras_3():
+    """The same programs: `tfdp` has the names for it."""
+    paths = [path for path in PAGES if path not in OF_KERAS_2]
+    without = ["TF_USE_LEGACY_KERAS"]
+    (ended,) = forks.run_each(WITH_KERAS_3, [paths], "import tfdp", without=without)
+    assert ended.status == 0, ended.errors[-3000:]
+    assert [line for line in ended.output.splitlines() if line.startswith("ran ")] == [
+        f"ran {path}" for path in paths
+    ]
 
 
 def test_the_noise_of_a_run_is_what_the_page_shows(capsys):

@@ -13,10 +13,10 @@ from tfdp.training import batch_normalization
 def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.Model:
     """Returns a copy of a model without statistics of the batch.
 
-    It does for models of Keras 3 what `tfdp.keras2.replace_batch_normalization` does for those of Keras 2.
-    The copy has the weights of the model and is not compiled. Layers with `trainable=False`, which
-    use their moving statistics in training, are left unchanged. Those that a functional model calls
-    with `training=False` are not: `fit` of Keras 3 overrides it.
+    It does for models of Keras 3 what `tfdp.keras2.replace_batch_normalization` does for those of
+    Keras 2. The copy has the weights of the model and is not compiled. Layers with
+    `trainable=False`, which use their moving statistics in training, are left unchanged. Those that
+    a functional model calls with `training=False` are not: `fit` of Keras 3 overrides it.
 
     Args:
       model: A functional or sequential model; models nested in it must be of these kinds as well.

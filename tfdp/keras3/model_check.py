@@ -17,10 +17,10 @@ from tfdp.training.findings import Finding, ModelCheck
 def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> ModelCheck:
     """Finds everything in a model that private training refuses or does slowly, before training.
 
-    It does for models of Keras 3 what `tfdp.keras2.validate` does for those of Keras 2. The training step
-    is traced on symbolic inputs, with the engine that clips in training; no batch is computed. If
-    the step is refused, the layers and the loss are traced one by one, so that all problems are
-    reported together.
+    It does for models of Keras 3 what `tfdp.keras2.validate` does for those of Keras 2. The
+    training step is traced on symbolic inputs, with the engine that clips in training; no batch is
+    computed. If the step is refused, the layers and the loss are traced one by one, so that all
+    problems are reported together.
 
     Of a model with a `train_step` or `compute_loss` of its own, that step is traced, with a private
     optimizer in place of the model's, if `data` is given.

@@ -27,8 +27,8 @@ def _variables(model: keras.Model) -> list[tf.Variable]:
 class SelectiveModel(SelectiveTraining, keras.Model):
     """Model that trains a Keras model by selective update and release (DPSUR).
 
-    It does for models of Keras 3 what `tfdp.keras2.SelectiveModel` does for those of Keras 2, by the same
-    code: see there for what is shown of a training, and for references.
+    It does for models of Keras 3 what `tfdp.keras2.SelectiveModel` does for those of Keras 2, by
+    the same code: see there for what is shown of a training, and for references.
 
     Args:
       base_model: The model of Keras 3 to train: functional, sequential or subclassed. It can still

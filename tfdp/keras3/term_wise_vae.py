@@ -38,8 +38,8 @@ def _networks_called(model: keras.Model) -> Iterator[None]:
 class TermWiseVAE(TermWiseTraining, keras.Model):
     """A variational autoencoder (VAE), trained with differential privacy (PriVAE).
 
-    It does for models of Keras 3 what `tfdp.keras2.TermWiseVAE` does for those of Keras 2, by the same
-    code: see there for the loss, its clipping, an example, and references.
+    It does for models of Keras 3 what `tfdp.keras2.TermWiseVAE` does for those of Keras 2, by the
+    same code: see there for the loss, its clipping, an example, and references.
 
     Compile it with `tfdp.keras3.DPOptimizer`, `DPSGD`, `DPAdam`, `DPSignSGD` or `DPSignAdam`, and
     fit it on `tfdp.data.poisson_batches`. `history` shows only the number of `updates`, and nothing

@@ -1,0 +1,35 @@
+"""The Python blocks of a page of the manual, and a reader's names for them."""
+
+import pathlib
+import re
+
+import tensorflow as tf
+
+from tests import support
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def shortened(source):
+    """The program, with training that takes two epochs in the place of 20 or more."""
+    return re.sub(r"((?:epochs|EPOCHS) ?= ?)[2-9]\d\b", r"\g<1>2", source)
+
+
+def blocks_of(path, shorten=False):
+    text = (ROOT / path).read_text()
+    return re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
+
+
+def run_examples(path, shorten=False):
+    """Runs the Python blocks of a page, one after the other."""
+    return run_blocks(blocks_of(path, shorten))
+
+
+def run_blocks(blocks):
+    x, y = support.small_data(2000)
+    names = {"x_train": x, "y_train": y, "__name__": "examples"}
+    names |= {"x_test": x[:50], "y_test": y[:50]}
+    names["model"] = tf.keras.Sequential([tf.keras.layers.Dense(3)])  # The reader's.
+    for block in blocks:
+        exec(block, names)
+    return names
