@@ -117,14 +117,23 @@ def train(run: Run, data_dir: str | None) -> tuple[float, float]:
     return train_privately(prepared(run, data_dir, keras), run, data, _CLIP)
 
 
-def train_privately(model: Any, run: Any, data: datasets.Data, clip: float) -> tuple[float, float]:
-    """Trains a model of Keras 3 by DP-SGD.
+def train_privately(
+    model: Any,
+    run: Any,
+    data: datasets.Data,
+    clip: float,
+    adam: bool = False,
+    chunk_size: int | None = None,
+) -> tuple[float, float]:
+    """Trains a model of Keras 3 by DP-SGD with momentum, or DP-Adam.
 
     Args:
       model: A classifier, whose outputs are logits.
       run: Decides the training; `tuned_runs.Run` with an `epsilon` and a `delta`.
       data: What it is trained and evaluated on.
       clip: The largest norm of an example's gradient.
+      adam: Whether it is DP-Adam.
+      chunk_size: Rows that are in memory at a time; None: a batch.
 
     Returns:
       The accuracy in percent, and the epsilon of the ledger.
@@ -135,6 +144,7 @@ def train_privately(model: Any, run: Any, data: datasets.Data, clip: float) -> t
         (data.train_x, data.train_y),
         expected_batch_size=run.expected_batch_size,
         steps_per_epoch=steps,
+        chunk_size=chunk_size,
     )
     noise = tfdp.calibrate_noise_multiplier(
         target_epsilon=run.epsilon,
@@ -143,13 +153,11 @@ def train_privately(model: Any, run: Any, data: datasets.Data, clip: float) -> t
         expected_batch_size=run.expected_batch_size,
         steps=steps,
     )
-    optimizer = private.DPSGD(
-        clip,
-        noise,
-        sampling=batches.sampling,
-        learning_rate=run.learning_rate,
-        momentum=_MOMENTUM,
-    )
+    options = {"sampling": batches.sampling, "learning_rate": run.learning_rate}
+    if adam:
+        optimizer = private.DPAdam(clip, noise, **options)
+    else:
+        optimizer = private.DPSGD(clip, noise, momentum=_MOMENTUM, **options)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(batches, epochs=1, verbose=0)
     spent = optimizer.ledger.epsilon(run.delta).epsilon

@@ -10,6 +10,8 @@ classify the reviews of IMDB: a new last layer on its frozen features, low-rank 
 part of the training set; the best on the other part is then used on all of it, with each seed, and
 measured on the test set.
 
+The optimizer is DP-SGD with momentum; for adapters and all of MiniLM, DP-Adam.
+
 What is frozen is computed once and kept in --features_dir. A run that ended is a line of the
 record, and is not done again. MiniLM needs the packages `keras-hub` and `safetensors`.
 """
@@ -41,6 +43,7 @@ PARTS = {"efficientnet_lite0": (HEAD, BLOCK), "minilm": (HEAD, ADAPTERS, WHOLE)}
 DATASETS = {"efficientnet_lite0": "cifar10", "minilm": "imdb_reviews"}
 _CLASSES = {"efficientnet_lite0": 10, "minilm": 2}
 _CLIP = 1.0
+_CHUNKS = {BLOCK: 1024, ADAPTERS: 128, WHOLE: 128}  # Examples that are in memory at a time.
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -201,7 +204,8 @@ def train(run: Run, folders: Folders) -> tuple[float, float]:
     run.check_size(data.size)
     keras.utils.set_random_seed(run.seed)
     model = classifier(run, data.train_x.shape[1:], folders, keras)
-    return fine_tuning.train_privately(model, run, data, _CLIP)
+    adam = run.part in (ADAPTERS, WHOLE)
+    return fine_tuning.train_privately(model, run, data, _CLIP, adam, _CHUNKS.get(run.part))
 
 
 def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tuned]:
