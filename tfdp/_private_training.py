@@ -98,8 +98,8 @@ def prepare(
     preprocessor = tasks.preprocessor_of(model)
     if preprocessor is not None:
         names = ("features", "label", "transform")
-        chosen = [data_arguments.pop(name) for name in names]
-        prepared = tasks.prepared(model, data[0], *chosen, verbose)
+        chosen = {name: data_arguments.pop(name) for name in names}
+        prepared = tasks.prepared(model, data[0], **chosen, verbose=verbose)
         data = (prepared.data, *data[1:])
         data_arguments |= {"features": None, "label": None, "transform": prepared.transform}
     compiled = keras.compiled(model)
