@@ -26,7 +26,7 @@ TEXTS = np.array([" ".join(RNG.choice(WORDS, RNG.integers(3, 9))) for _ in range
 LABELS = RNG.integers(0, CLASSES, EXAMPLES)
 IMAGES = RNG.integers(0, 255, [EXAMPLES, 24, 28, 3]).astype("uint8")
 WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-SIZES = {"num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
+SIZES = {"num_layers": 1, "hidden_dim": 16, "intermediate_dim": 32}
 HEADS = {**SIZES, "num_heads": 2}
 QUERIES = {**SIZES, "num_query_heads": 2, "num_key_value_heads": 1}
 
@@ -96,7 +96,7 @@ def text_task(name: str, kind: str, tokenizer: Any, **arguments: Any) -> Any:
     if kind == "Seq2SeqLM":
         lengths = {"encoder_sequence_length": LENGTH, "decoder_sequence_length": LENGTH}
     preprocessor = getattr(models, f"{name}{kind}Preprocessor")(tokenizer, **lengths)
-    head = {"num_classes": CLASSES} if kind == "TextClassifier" else {}
+    head = {"num_classes": CLASSES, "dropout": 0.0} if kind == "TextClassifier" else {}
     return getattr(models, name + kind)(backbone=backbone, preprocessor=preprocessor, **head)
 
 
@@ -136,7 +136,7 @@ def bart() -> Any:
 
 
 def vit() -> Any:
-    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
     return image_task("ViT", patch_size=16, **sizes)
 
 
@@ -306,8 +306,8 @@ SMOL = {
     "num_key_value_heads": 1,
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "rope_layer_enabled_list": [True, True],
-    "layer_types": ["full_attention"] * 2,
+    "rope_layer_enabled_list": [True],
+    "layer_types": ["full_attention"],
     "mlp_bias": False,
     "layer_norm_epsilon": 1e-5,
     "max_position_embeddings": 32,

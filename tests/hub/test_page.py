@@ -8,8 +8,8 @@ from tests.hub.backbones import IMAGES, LABELS, TEXTS, bert, gpt2, resnet
 from tests.test_docs import blocks_of
 
 SMALL = {
-    "bert_tiny_en_uncased": lambda: bert(num_heads=1, num_layers=1),
-    "gpt2_base_en": lambda: gpt2(num_heads=1, num_layers=1),
+    "bert_tiny_en_uncased": bert,
+    "gpt2_base_en": gpt2,
     "resnet_18_imagenet": resnet,
 }
 
@@ -36,5 +36,5 @@ def test_programs_of_the_page(monkeypatch, tmp_path, capsys):
     assert printed.count("the film") == 1
     assert len(names["classifier"].trainable_variables) == 2
     (bits,) = [count for block, count in trained.items() if '"beta"' in block]
-    assert 2 < bits < len(bert(num_layers=1).trainable_variables)
+    assert 2 < bits < len(bert().trainable_variables)
     assert names["again"].optimizer is not None and tfdp.keras3

@@ -217,6 +217,24 @@ def test_many_images_are_preprocessed_as_they_are_drawn(form, monkeypatch):
     assert task.predict(IMAGES[:2], verbose=0).shape == (2, 3)
 
 
+class OfSeveralSizes:
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, index):
+        return IMAGES[index, : 20 + index % 3], LABELS[index]
+
+
+def test_images_of_several_sizes():
+    train(vit(), OfSeveralSizes())
+    examples = tf.data.Dataset.from_generator(
+        lambda: iter([OfSeveralSizes()[i] for i in range(EXAMPLES)]),
+        output_signature=(tf.TensorSpec([None, None, 3], tf.uint8), tf.TensorSpec([], tf.int64)),
+    )
+    arrays = tasks.prepared(vit(), examples, None, None, None, False).data
+    assert arrays[0].shape == (EXAMPLES, 32, 32, 3)
+
+
 def in_python(change):
     """A BERT whose preprocessor takes Python's strings alone, and changes each."""
     task = bert()

@@ -93,7 +93,7 @@ def prepared(
     except UntraceableError as error:
         batches = _in_python(task, examples, verbose, error)
     try:
-        held = _within(_IMAGE_BYTES if _takes_images_alone(task.preprocessor) else None, batches)
+        held = _within(_limit(task.preprocessor, data), batches)
     except (tf.errors.InvalidArgumentError, _ShapesError) as error:
         raise ValueError(
             "Argument `data` must become examples of one shape, which a batch can hold. Received a "
@@ -116,8 +116,14 @@ def _spec(data: Any) -> Any:
     if isinstance(data, tf.data.Dataset):
         return data.element_spec
     if is_source(data):
-        return tf.nest.map_structure(lambda v: tf.type_spec_from_value(np.asarray(v)), data[0])
+        return tf.nest.map_structure(_open, data[0])
     return tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape[1:], _type(a)), data)
+
+
+def _open(value: Any) -> tf.TensorSpec:
+    """Returns the type of a value of a source, whose examples may be images of several sizes."""
+    array = np.asarray(value)
+    return tf.TensorSpec([None] * (array.ndim - 1) + list(array.shape[-1:]), _type(array))
 
 
 def _type(array: Any) -> tf.DType:
@@ -169,11 +175,21 @@ def _check_kind(preprocessor: Any, spec: Any) -> None:
         )
 
 
-def _takes_images_alone(preprocessor: Any) -> bool:
+def _limit(preprocessor: Any, data: Any) -> int | None:
+    """Returns the bytes of results that are kept; None for all, if they are not images alone.
+
+    What is preprocessed when it is drawn must be stored in one shape.
+    """
     parts = ("tokenizer", "audio_converter", "video_converter")
     others = [getattr(preprocessor, name, None) for name in parts]
     is_of_images = getattr(preprocessor, "image_converter", None) is not None
-    return is_of_images and all(other is None for other in others)
+    if not is_of_images or any(other is not None for other in others):
+        return None
+    if isinstance(data, tf.data.Dataset) and not all(
+        spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)
+    ):
+        return None
+    return _IMAGE_BYTES
 
 
 def _after(task: Any, transform: Callable[..., Any] | None) -> Callable[..., Any]:
