@@ -1,5 +1,7 @@
 """Tasks of KerasHub, small and with random weights, are trained as their users train them."""
 
+import warnings
+
 import keras
 import keras_hub
 import numpy as np
@@ -139,19 +141,31 @@ def test_what_was_spent_is_in_files_and_presets(tmp_path):
     task = train(bert(), PAIRS)
     spent = epsilon_of(task)
     task.save(tmp_path / "task.keras")
-    with pytest.warns(UserWarning, match="loaded with Adam, which is not private"):
-        loaded = keras.models.load_model(tmp_path / "task.keras")
     task.save_to_preset(str(tmp_path / "preset"))
-    preset = keras_hub.models.BertTextClassifier.from_preset(str(tmp_path / "preset"))
-    backbone = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "preset"))
-    new_head = keras_hub.models.BertTextClassifier(backbone, num_classes=2)
     task.save_weights(tmp_path / "task.weights.h5")
-    weights = bert()
-    weights.load_weights(tmp_path / "task.weights.h5")
-    for model in (loaded, preset, new_head, weights):
-        assert epsilon_of(model) == spent
-    with pytest.raises(ValueError, match="spent"):
-        train(preset, PAIRS, target_epsilon=0.1)
+
+    def new_head():
+        backbone = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "preset"))
+        return keras_hub.models.BertTextClassifier(backbone, num_classes=2)
+
+    def of_weights():
+        task = bert()
+        task.load_weights(tmp_path / "task.weights.h5")
+        return task
+
+    for load, warns in (
+        (lambda: keras.models.load_model(tmp_path / "task.keras"), True),
+        (lambda: keras_hub.models.TextClassifier.from_preset(str(tmp_path / "preset")), True),
+        (of_weights, True),
+        (new_head, False),
+    ):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            loaded = load()
+        assert any("Adam, which is not private" in str(w.message) for w in found) == warns
+        assert epsilon_of(loaded) == spent
+    with pytest.raises(ValueError, match="target_epsilon"):
+        train(loaded, PAIRS, target_epsilon=0.1)
 
 
 @pytest.mark.slow
@@ -210,7 +224,7 @@ def test_many_images_are_preprocessed_as_they_are_drawn(form, monkeypatch):
     monkeypatch.setattr(tasks, "_IMAGE_BYTES", 1000)
     drawn = tasks.prepared(task, (IMAGES, LABELS), None, None, None, False)
     assert kept.transform is None and drawn.data[0].shape == IMAGES.shape
-    x, y = drawn.transform(tf.constant(IMAGES[3]), tf.constant(LABELS[3]))
+    x, y = tf.function(drawn.transform)(tf.constant(IMAGES[3]), tf.constant(LABELS[3]))
     np.testing.assert_allclose(x, kept.data[0][3], rtol=1e-6)
     assert y == kept.data[1][3]
     train(task, data, **arguments)
