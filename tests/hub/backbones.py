@@ -297,7 +297,6 @@ def _images(make: Callable[[], Any]) -> Backbone:
     return Backbone("image classifier", make, (IMAGES, LABELS))
 
 
-GEMMA_3 = ("<bos>", "<eos>", "<mask>", "<img>", "<start_of_image>", "<end_of_image>")
 BRACKETS = ("[CLS]", "[SEP]", "[MASK]")
 OFF = {**HEADS, "dropout": 0}
 SMALL_HEADS = {**QUERIES, "head_dim": 8}
@@ -342,20 +341,6 @@ BACKBONES = {
     "Qwen3": _language_model("Qwen3", _pairs("Qwen3"), **SMALL_HEADS),
     "SmolLM3": _language_model("SmolLM3", _pairs("SmolLM3"), **SIZES, **SMOL),
     "Gemma": _language_model("Gemma", _pieces("Gemma", "<bos>", "<eos>"), **SMALL_HEADS),
-    "Gemma3": _language_model("Gemma3", _pieces("Gemma3", *GEMMA_3), **SMALL_HEADS, image_size=16),
-    "Bart": Backbone("sequence-to-sequence model", bart, SEQ2SEQ),
-    "T5": Backbone("classifier on the decoder", _t5, (_tokens("encoder_", "decoder_"), LABELS)),
-    "Whisper": Backbone(
-        "classifier on the decoder",
-        _whisper,
-        (
-            {
-                "encoder_features": RNG.normal(size=[EXAMPLES, 20, 8]).astype("float32"),
-                **_tokens("decoder_"),
-            },
-            LABELS,
-        ),
-    ),
     "ViT": _images(vit),
     "DeiT": _images(lambda: image_task("DeiT", patch_size=16, **HEADS)),
     "SwinTransformer": _images(_swin),

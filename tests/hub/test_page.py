@@ -2,6 +2,7 @@
 
 import keras_hub
 import numpy as np
+import pytest
 
 import tfdp.keras3
 from tests.hub.backbones import IMAGES, LABELS, TEXTS, bert, gpt2, resnet
@@ -14,6 +15,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_programs_of_the_page(monkeypatch, tmp_path, capsys):
     of_hub = keras_hub.models.Task.from_preset.__func__
 
