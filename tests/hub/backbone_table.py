@@ -95,6 +95,9 @@ def take_one_step(name: str) -> Result:
     examples = examples_of(backbone, model)
     if tasks.is_task(model):
         model.preprocessor = None
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Dropout):  # MiT's rate is in its code.
+            layer.rate = 0.0
     keras.Model.compile(model, "sgd", crossentropy())
     expected, clip = looped_sum(model, examples)
     optimizer = tfdp.keras3.DPSGD(clip, 0.0, 1, learning_rate=1.0)

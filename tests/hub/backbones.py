@@ -201,6 +201,7 @@ def _csp_net() -> Any:
         stackwise_strides=[1, 2],
         stackwise_num_filters=[8, 16],
         block_type="dark_block",
+        stage_type="dark",
     )
 
 
@@ -341,6 +342,19 @@ BACKBONES = {
     "Qwen3": _language_model("Qwen3", _pairs("Qwen3"), **SMALL_HEADS),
     "SmolLM3": _language_model("SmolLM3", _pairs("SmolLM3"), **SIZES, **SMOL),
     "Gemma": _language_model("Gemma", _pieces("Gemma", "<bos>", "<eos>"), **SMALL_HEADS),
+    "Bart": Backbone("sequence-to-sequence model", bart, SEQ2SEQ),
+    "T5": Backbone("classifier on the decoder", _t5, (_tokens("encoder_", "decoder_"), LABELS)),
+    "Whisper": Backbone(
+        "classifier on the decoder",
+        _whisper,
+        (
+            {
+                "encoder_features": RNG.normal(size=[EXAMPLES, 20, 8]).astype("float32"),
+                **_tokens("decoder_"),
+            },
+            LABELS,
+        ),
+    ),
     "ViT": _images(vit),
     "DeiT": _images(lambda: image_task("DeiT", patch_size=16, **HEADS)),
     "SwinTransformer": _images(_swin),
