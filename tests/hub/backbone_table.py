@@ -96,7 +96,7 @@ def take_one_step(name: str) -> Result:
     if tasks.is_task(model):
         model.preprocessor = None
     for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.Dropout):  # MiT's rate is in its code.
+        if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
     keras.Model.compile(model, "sgd", crossentropy())
     expected, clip = looped_sum(model, examples)

@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import keras_hub
 import numpy as np
 import sentencepiece
@@ -113,16 +112,6 @@ def image_task(name: str, **arguments: Any) -> Any:
     return tfdp.keras3.replace_batch_normalization(task, by="frozen")
 
 
-def pooled(backbone: Any) -> keras.Model:
-    """Returns a classifier on top of a backbone that KerasHub has no such task for."""
-    outputs = backbone.output
-    outputs = outputs.get("decoder_sequence_output") if isinstance(outputs, dict) else outputs
-    features = keras.layers.GlobalAveragePooling1D()(outputs)
-    model = keras.Model(backbone.inputs, keras.layers.Dense(CLASSES)(features))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
 def bert(kind: str = "TextClassifier", **arguments: Any) -> Any:
     return text_task("Bert", kind, _word_piece("Bert"), **{**HEADS, "dropout": 0, **arguments})
 
@@ -191,20 +180,6 @@ def _mobile_net() -> Any:
     )
 
 
-def _csp_net() -> Any:
-    return image_task(
-        "CSPNet",
-        stem_filters=8,
-        stem_kernel_size=3,
-        stem_strides=1,
-        stackwise_depth=[1, 1],
-        stackwise_strides=[1, 2],
-        stackwise_num_filters=[8, 16],
-        block_type="dark_block",
-        stage_type="dark",
-    )
-
-
 def _hg_net() -> Any:
     return image_task(
         "HGNetV2",
@@ -220,41 +195,9 @@ def _hg_net() -> Any:
     )
 
 
-def _mit() -> Any:
-    return image_task(
-        "MiT",
-        layerwise_depths=[1, 1],
-        num_layers=2,
-        layerwise_num_heads=[1, 2],
-        layerwise_sr_ratios=[2, 1],
-        max_drop_path_rate=0.0,
-        layerwise_patch_sizes=[7, 3],
-        layerwise_strides=[4, 2],
-        hidden_dims=[8, 16],
-    )
-
-
 def _swin() -> Any:
     sizes = {"embed_dim": 8, "depths": [2, 1], "num_heads": [1, 2], "window_size": 4}
     return image_task("SwinTransformer", patch_size=2, drop_path=0.0, **sizes)
-
-
-def _t5() -> keras.Model:
-    return pooled(models.T5Backbone(vocabulary_size=60, **HEADS, dropout=0))
-
-
-def _whisper() -> keras.Model:
-    lengths = {"max_encoder_sequence_length": 20, "max_decoder_sequence_length": LENGTH}
-    return pooled(models.WhisperBackbone(vocabulary_size=60, num_mels=8, **HEADS, **lengths))
-
-
-def _tokens(*prefixes: str) -> dict[str, np.ndarray]:
-    rng, mask = np.random.default_rng(1), np.arange(LENGTH) < 8
-    held: dict[str, np.ndarray] = {}
-    for prefix in prefixes:
-        held[f"{prefix}token_ids"] = rng.integers(0, 60, [EXAMPLES, LENGTH]).astype("int32")
-        held[f"{prefix}padding_mask"] = np.tile(mask, [EXAMPLES, 1])
-    return held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,23 +285,9 @@ BACKBONES = {
     "Qwen3": _language_model("Qwen3", _pairs("Qwen3"), **SMALL_HEADS),
     "SmolLM3": _language_model("SmolLM3", _pairs("SmolLM3"), **SIZES, **SMOL),
     "Gemma": _language_model("Gemma", _pieces("Gemma", "<bos>", "<eos>"), **SMALL_HEADS),
-    "Bart": Backbone("sequence-to-sequence model", bart, SEQ2SEQ),
-    "T5": Backbone("classifier on the decoder", _t5, (_tokens("encoder_", "decoder_"), LABELS)),
-    "Whisper": Backbone(
-        "classifier on the decoder",
-        _whisper,
-        (
-            {
-                "encoder_features": RNG.normal(size=[EXAMPLES, 20, 8]).astype("float32"),
-                **_tokens("decoder_"),
-            },
-            LABELS,
-        ),
-    ),
     "ViT": _images(vit),
     "DeiT": _images(lambda: image_task("DeiT", patch_size=16, **HEADS)),
     "SwinTransformer": _images(_swin),
-    "MiT": _images(_mit),
     "ResNet": _images(resnet),
     "EfficientNet": _images(_efficient_net),
     "MobileNet": _images(_mobile_net),
@@ -368,7 +297,6 @@ BACKBONES = {
     "VGG": _images(
         lambda: image_task("VGG", stackwise_num_repeats=[1, 1], stackwise_num_filters=[8, 16])
     ),
-    "CSPNet": _images(_csp_net),
     "HGNetV2": _images(_hg_net),
     "Xception": _images(
         lambda: image_task(
