@@ -19,13 +19,13 @@ from tfdp.clipping.one_pass.weight_uses import View
 from tfdp.clipping.vectorized.mapping import noting_loops
 
 # Instantiating a gradient writes and reads its entries: about as long as this many multiplications.
-MULTIPLICATIONS_PER_ENTRY = 16
+_MULTIPLICATIONS_PER_ENTRY = 16
 
 
 def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
     """Returns whether two `[T, T]` products cost less than passing over gradients in memory."""
     products = positions**2 * (fan_in + fan_out)
-    return products < MULTIPLICATIONS_PER_ENTRY * fan_in * fan_out
+    return products < _MULTIPLICATIONS_PER_ENTRY * fan_in * fan_out
 
 
 def widen(tensor: tf.Tensor) -> tf.Tensor:
