@@ -149,6 +149,28 @@ def load(
     if features.endswith(("+standard", "+white")):
         constants = normalization(name, features.endswith("+white"))
         train, test = ((normalized(x, *constants), y) for x, y in (train, test))
+    return split(name, train, test, eval_split, validation_examples)
+
+
+def split(
+    name: str,
+    train: tuple[Any, np.ndarray],
+    test: tuple[Any, np.ndarray],
+    eval_split: str,
+    validation_examples: int,
+) -> Data:
+    """Returns the examples to train on and to evaluate on; see `load`.
+
+    Args:
+      name: Name of the data set, for the error.
+      train: Inputs and classes of all training examples.
+      test: Those of the test set.
+      eval_split: See `load`.
+      validation_examples: See `load`.
+
+    Raises:
+      DataError: `validation_examples` does not fit the size of the training set.
+    """
     if eval_split == "test":
         return Data(*train, *test)
     size = len(train[1])
@@ -339,8 +361,13 @@ def _imdb_reviews(data_dir: str | None, download: bool):
         texts, y = split
         return np.stack([hash_tokens(text.decode()) for text in texts]), y.astype(np.int64)
 
-    train, test = _from_tfds("imdb_reviews/plain_text", data_dir, download)
+    train, test = reviews(data_dir, download)
     return convert(train), convert(test)
+
+
+def reviews(data_dir: str | None, download: bool = False) -> Any:
+    """Returns the training set and the test set of IMDB, each as texts in UTF-8 and classes."""
+    return _from_tfds("imdb_reviews/plain_text", data_dir, download)
 
 
 def _from_tfds(name: str, data_dir: str | None, download: bool):

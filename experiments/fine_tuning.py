@@ -110,16 +110,41 @@ def prepared(run: Run, data_dir: str | None, keras: Any) -> Any:
 
 def train(run: Run, data_dir: str | None) -> tuple[float, float]:
     """Trains once; returns the accuracy in percent, and the epsilon of the ledger."""
-    keras, private = (getattr(front_end(3), name) for name in ("keras", "private"))
+    keras = front_end(3).keras
     data = _data(run.dataset, data_dir, run.split, run.validation_examples)
     run.check_size(data.size)
     keras.utils.set_random_seed(run.seed)
-    model = prepared(run, data_dir, keras)
+    return train_privately(prepared(run, data_dir, keras), run, data, _CLIP)
+
+
+def train_privately(
+    model: Any,
+    run: Any,
+    data: datasets.Data,
+    clip: float,
+    adam: bool = False,
+    chunk_size: int | None = None,
+) -> tuple[float, float]:
+    """Trains a model of Keras 3 by DP-SGD with momentum, or DP-Adam.
+
+    Args:
+      model: A classifier, whose outputs are logits.
+      run: Decides the training; `tuned_runs.Run` with an `epsilon` and a `delta`.
+      data: What it is trained and evaluated on.
+      clip: The largest norm of an example's gradient.
+      adam: Whether it is DP-Adam.
+      chunk_size: Rows that are in memory at a time; None: a batch.
+
+    Returns:
+      The accuracy in percent, and the epsilon of the ledger.
+    """
+    keras, private = (getattr(front_end(3), name) for name in ("keras", "private"))
     steps = run.epochs * max(1, round(data.size / run.expected_batch_size))
     batches = tfdp.data.poisson_batches(
         (data.train_x, data.train_y),
         expected_batch_size=run.expected_batch_size,
         steps_per_epoch=steps,
+        chunk_size=chunk_size,
     )
     noise = tfdp.calibrate_noise_multiplier(
         target_epsilon=run.epsilon,
@@ -128,13 +153,11 @@ def train(run: Run, data_dir: str | None) -> tuple[float, float]:
         expected_batch_size=run.expected_batch_size,
         steps=steps,
     )
-    optimizer = private.DPSGD(
-        _CLIP,
-        noise,
-        sampling=batches.sampling,
-        learning_rate=run.learning_rate,
-        momentum=_MOMENTUM,
-    )
+    options = {"sampling": batches.sampling, "learning_rate": run.learning_rate}
+    if adam:
+        optimizer = private.DPAdam(clip, noise, **options)
+    else:
+        optimizer = private.DPSGD(clip, noise, momentum=_MOMENTUM, **options)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(batches, epochs=1, verbose=0)
     spent = optimizer.ledger.epsilon(run.delta).epsilon

@@ -22,6 +22,7 @@ of graphs, which only it frees.
 import collections
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import sys
 
@@ -50,6 +51,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Its modules need Keras 3, which TensorFlow 2.15 of `bash run oldest` does not know.
 _HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
 collect_ignore = [] if _HAS_KERAS_3 else ["keras3"]
+# Its modules need KerasHub, which `bash run setup` installs from Python 3.11 on.
+if importlib.util.find_spec("keras_hub") is None:
+    collect_ignore.append("hub")
 
 ENTROPY = RepeatableEntropy(os.urandom)
 os.urandom = ENTROPY

@@ -40,6 +40,13 @@ trainable weights in front of the layer and behind it:
 `RandomCrop`, and `recurrent_dropout` or the dropout of a cell in `RNN`, draw random numbers in
 loops or branches: on Poisson batches they need `padding="full"`, which `make_private` chooses.
 
+A table that is looked up and is also the output layer (tied, as in GPT-2, Gemma, BART and BERT's
+masked language model: `ReversibleEmbedding`) is clipped in one pass, too: norms follow from inner
+products of lookups and output gradients, and no gradient of the size of the table is made for an
+example, up to about as many positions as the table has columns. Longer texts have larger output
+gradients, and texts of open length have none of a known size: there each example's gradient is
+instantiated.
+
 `print(optimizer.clipping.report(model))` says the same of your own model. This page is written by
 `python -m tests.layer_table --write`; a test compares it with what happens.
 

@@ -19,6 +19,7 @@ from tfdp.clipping import (
     norms,
 )
 from tfdp.clipping.engine import LARGEST_CLIP, LEAST_CLIP
+from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.per_example_gradients import (
     Direct,
     Lookups,
@@ -84,6 +85,18 @@ def lookups(dtype, rng):
     return Lookups(tf.constant(ids), g, [2, 3]), exact
 
 
+def tied(dtype, rng):
+    """Lookups and products of which some nearly cancel."""
+    looked_up, first = lookups(dtype, rng)
+    scales = pairs(dtype)
+    a = cast(factors_of((len(scales), 3, 2), scales[:, 0], rng), dtype)
+    b = cast(factors_of((len(scales), 3, 3), scales[:, 1], rng), dtype)
+    wide = [np.longdouble(tf.cast(t, tf.float64)) for t in (a, b)]
+    products = OuterProducts(b, a, [2, 3], 3, 3, 2, "", order=[1, 0])
+    exact = first + np.einsum("nsv,nsd->nvd", *wide)
+    return combine([looked_up, products], [2, 3]), exact
+
+
 def direct(dtype, rng):
     scales = pairs(dtype)
     g = cast(factors_of((len(scales), 1, 2000), scales[:, 1], rng), dtype)
@@ -96,6 +109,7 @@ FORMS = {
     "gram": lambda dtype, rng: outer_products(3, 60, 40, dtype, rng),
     "instantiated": lambda dtype, rng: outer_products(40, 4, 3, dtype, rng),
     "lookups": lookups,
+    "tied": tied,
     "direct": direct,
 }
 

@@ -170,6 +170,49 @@ def of_lookups(same: tf.Tensor, g: tf.Tensor, width: int) -> tf.Tensor:
     return tf.maximum(tf.reduce_sum(products, axis=[1, 2]), 0.0) + lost
 
 
+def tied_sums(
+    same: tf.Tensor,
+    at_rows: tf.Tensor,
+    g: tf.Tensor,
+    a: tf.Tensor,
+    b: tf.Tensor,
+    size: int,
+    width: int,
+    positions: int,
+) -> GramSums:
+    """Computes what `of_gram_sums` needs of `sum_t e[i_t] outer g[t] + sum_s a[s] outer b[s]`.
+
+    The Gram matrix of the unit vectors e and the vectors a is made of `same`, `at_rows` and that of
+    the a. The first two are exact.
+
+    Args:
+      same: Whether two lookups are of the same row, 0 or 1, `[n, T, T]`.
+      at_rows: The entries `a[s, i_t]`, `[n, S, T]`.
+      g: Gradients of what was looked up, `[n, T, d]`.
+      a: Output gradients, `[n, S, V]`.
+      b: Inputs of the product, `[n, S, d]`.
+      size: V.
+      width: d.
+      positions: T + S.
+    """
+    of_lookups = same * tf.matmul(g, g, transpose_b=True)
+    across = at_rows * tf.matmul(b, g, transpose_b=True)
+    products = gram_sums(a, b, size, width, positions)
+    of_g = tf.reduce_sum(_lengths(g, width), axis=constant([1]))
+    lookups = tf.cast(tf.shape(g)[1], g.dtype)
+    return GramSums(
+        tf.reduce_sum(of_lookups, axis=constant([1, 2]))
+        + 2 * tf.reduce_sum(across, axis=constant([1, 2]))
+        + products.products,
+        of_g + products.lengths,
+        lookups + products.of_a,
+        of_g + products.of_g,
+        size,
+        width,
+        positions,
+    )
+
+
 def in_float32(squares: tf.Tensor) -> tf.Tensor:
     """Returns upper bounds in float32 of squared norms of any type."""
     if squares.dtype == tf.float32:

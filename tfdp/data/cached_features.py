@@ -167,7 +167,9 @@ def _locked(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def progress_bar(name: str, total: int, done: int) -> Iterator[Callable[[int], Any]]:
+def progress_bar(
+    name: str, total: int, done: int, unit: str = "images"
+) -> Iterator[Callable[[int], Any]]:
     """Returns what advances a progress bar, where tqdm is installed and it takes long."""
     try:
         import tqdm
@@ -178,7 +180,7 @@ def progress_bar(name: str, total: int, done: int) -> Iterator[Callable[[int], A
         total=total,
         initial=done,
         desc=name,
-        unit=" images",
+        unit=f" {unit}",
         delay=_SECONDS_UNTIL_PROGRESS_BAR,
         disable=None,  # where the output is not a terminal
     ) as bar:

@@ -63,6 +63,10 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
     return tf.bitcast(tf.reshape(words, [-1, 2, SECRET, 2]), tf.int64)
 
 
+class UntraceableError(Exception):
+    """A function is none of tensors, in a graph of TensorFlow."""
+
+
 def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
     """Applies a function to each example once, with random numbers that belong to the example.
 
@@ -76,16 +80,21 @@ def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
     Raises:
       ValueError: The function draws random numbers in a way that no secret can be given to, or
         keeps a state.
+      UntraceableError: The function raises an error when it is traced.
     """
     spec = examples.element_spec
     arguments = spec if isinstance(spec, tuple) else (spec,)
-    concrete = tf.function(function, autograph=False).get_concrete_function(*arguments)
+    traced = tf.function(function, autograph=False)
+    try:
+        concrete = traced.get_concrete_function(*arguments)
+    except Exception as error:
+        raise UntraceableError(str(error)) from error
     library = Library(concrete)
     if not any(_is_drawing(library, node) for _, node in library.nodes()):
         for _, node in library.nodes():
             if node.op.startswith("Assign"):
                 _refuse_side_effect(concrete, node)
-        return examples.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+        return examples.map(traced, num_parallel_calls=tf.data.AUTOTUNE)
     keyed = KeyedFunction(concrete, _states(concrete))
     of_rows = tf.data.Dataset.from_generator(
         _fresh_secrets, output_signature=tf.TensorSpec([SECRET], tf.int64)

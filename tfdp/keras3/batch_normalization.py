@@ -6,6 +6,9 @@ from typing import Any
 
 import keras
 
+from tfdp import _batch_normalization
+from tfdp._validation import error
+from tfdp.data.tasks import is_task
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.training import batch_normalization
 
@@ -20,6 +23,7 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
 
     Args:
       model: A functional or sequential model; models nested in it must be of these kinds as well.
+        A task of KerasHub gives a task with the same preprocessor, compiled as its class does it.
       by: "group": GroupNormalization, whose number of groups is the largest divisor of the number
         of channels that is at most 32 and leaves 4 channels to a group; 1 where the inputs are
         `[batch, channels]` or there is no such divisor. Scale and shift are kept, and moving
@@ -46,7 +50,48 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
       - Wu and He, 2018, Group Normalization (https://arxiv.org/abs/1803.08494).
     """
     check_is_model(model)
-    return batch_normalization.replace(_KERAS_3, model, by)
+    if is_task(model):
+        return _of_task(model, by)
+    return _batch_normalization.replace(_KERAS_3, model, by)
+
+
+def _of_task(task: Any, by: str) -> Any:
+    """Returns a copy of a task of KerasHub, whose class makes its layers."""
+    if by not in ("group", "frozen"):
+        raise error("by", "'group' or 'frozen'", by)
+    if by == "group":
+        backbone = _batch_normalization.replace(_KERAS_3, task.backbone, by)
+    else:
+        backbone = _same(task.backbone, type(task.backbone).from_config(_config(task.backbone)))
+    parts = {"backbone": backbone, "preprocessor": task.preprocessor}
+    copy = type(task).from_config({**_config(task), **parts})
+    heads = [[layer for layer in t.layers if layer is not t.backbone] for t in (task, copy)]
+    for old, new in zip(*heads, strict=True):
+        _same(old, new)
+    for layer in copy._flatten_layers() if by == "frozen" else []:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = False
+    return copy
+
+
+def _config(model: Any) -> dict[str, Any]:
+    return dict(model.get_config())
+
+
+def _same(old: Any, new: Any) -> Any:
+    """Gives a layer the weights of another of its kind, and has the same parts trained."""
+    shapes = [[tuple(w.shape) for w in layer.weights] for layer in (old, new)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            "Argument `model` must have the weights that its class makes of its config: call this "
+            "before `enable_lora` and `quantize`. Received the "
+            f"{type(old).__name__} '{old.name}', whose weights have other shapes. (Or set "
+            "`trainable = False` on each of its BatchNormalization layers, and compile the task.)"
+        )
+    new.set_weights(old.get_weights())
+    for one, other in zip(old._flatten_layers(), new._flatten_layers(), strict=True):
+        other.trainable = one.trainable
+    return new
 
 
 def _copy(layer: Any) -> Any:

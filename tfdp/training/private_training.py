@@ -97,9 +97,11 @@ def prepare(
         positive_integer("batch_size", batch_size)
     preprocessor = tasks.preprocessor_of(model)
     if preprocessor is not None:
-        names = [data_arguments.pop(name) for name in ("features", "label")]
-        data = (tasks.preprocessed(model, data[0], *names), *data[1:])
-        data_arguments |= {"features": None, "label": None}
+        names = ("features", "label", "transform")
+        chosen = {name: data_arguments.pop(name) for name in names}
+        prepared = tasks.prepared(model, data[0], **chosen, verbose=verbose)
+        data = (prepared.data, *data[1:])
+        data_arguments |= {"features": None, "label": None, "transform": prepared.transform}
     compiled = keras.compiled(model)
     loss = compiled.get("loss") if loss is None else loss
     own_step = has_own_step(keras.package, model)
@@ -318,8 +320,11 @@ def _compile(
         kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
         kept["metrics"] = None  # Not the default of a model with a `compile` of its own.
     kept |= {name: v for name, v in (("loss", loss), ("metrics", metrics)) if v is not None}
+    signature = inspect.signature(model.compile)
+    if "sampler" in signature.parameters and hasattr(model, "sampler"):  # Of a language model.
+        kept["sampler"] = model.sampler
     try:
-        inspect.signature(model.compile).bind(optimizer=optimizer, **kept)
+        signature.bind(optimizer=optimizer, **kept)
     except TypeError:  # It takes more, or other, arguments: what it was given stays.
         keras.Model.compile(model, optimizer=optimizer, **kept)
     else:

@@ -216,24 +216,6 @@ def test_axes_that_are_split_anew():
     assert not any("low-rank" in entry.how for entry in engine.report().entries)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "groups"),
-    [
-        ([4, 2, 3], [4, 6], [[0], [1, 2]]),
-        ([4, 2, 3], [24], [[0, 1, 2]]),
-        ([4, 1, 3], [4, 3], [[0], [1, 2]]),
-        ([4, 3, 1], [4, 3], [[0], [1, 2]]),
-        ([4, 3], [1, 4, 3], [[], [0], [1]]),
-        ([4, 6], [4, 2, 3], None),
-        ([4, 2, 3], [6, 4], None),
-        ([4, None], [4, 3], None),
-        ([0, 3], [0], None),
-    ],
-)
-def test_merged_axes(before, after, groups):
-    assert low_rank_weights._merged_axes(tf.TensorShape(before), after) == groups
-
-
 def test_an_index_outside_of_the_table_makes_the_example_bad():
     product = low_rank_weights._Product(tf.ones([9, 2]), False, 2, 4)
 

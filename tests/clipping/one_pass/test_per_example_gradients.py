@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.per_example_gradients import Direct, Lookups, OuterProducts
+from tfdp.clipping.one_pass.tied_tables import TiedTable
 
 RNG = np.random.default_rng(0)
 N = 5
@@ -40,6 +41,11 @@ CONTRIBUTIONS = {
     "direct": Direct([normal(6)], [2, 3], "direct", lambda g: 2 * g),
     "uses of one kind": combine([products(1), products(2)], [4, 3]),
     "lookups, twice": combine([lookups(), lookups()], [7, 3]),
+    "products, transposed": combine(
+        [products(2), products(3, 3, 4, shape=[4, 3], order=[1, 0])], [4, 3]
+    ),
+    "tied": combine([lookups(), products(2, 3, 7, shape=[7, 3], order=[1, 0])], [7, 3]),
+    "tied, rows first": combine([products(2, 7, 3), lookups(), lookups()], [7, 3]),
     "uses of two kinds": combine(
         [products(2), Direct([normal(12)], [4, 3], "direct", lambda g: g)], [4, 3]
     ),
@@ -111,4 +117,7 @@ def test_half_precision_is_widened():
 def test_combined_uses_need_no_table_per_example():
     assert isinstance(CONTRIBUTIONS["lookups, twice"], Lookups)
     assert isinstance(CONTRIBUTIONS["uses of one kind"], OuterProducts)
+    assert isinstance(CONTRIBUTIONS["products, transposed"], OuterProducts)
+    assert isinstance(CONTRIBUTIONS["tied"], TiedTable)
+    assert isinstance(CONTRIBUTIONS["tied, rows first"], TiedTable)
     assert combine([c := products(1)], [4, 3]) is c

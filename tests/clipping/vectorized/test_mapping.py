@@ -226,7 +226,7 @@ def test_unchecked_tokens_are_caught(monkeypatch):
     def everything(self, indices):
         return tf.ones_like(indices[:, 0], tf.bool)
 
-    monkeypatch.setattr(per_example_gradients.Lookups, "_in_table", everything)
+    monkeypatch.setattr(per_example_gradients.Lookups, "in_table", everything)
     monkeypatch.setattr(out_of_range, "_number_of_values", lambda op: None)  # Comes first.
     with_it, without = looked_up(OnePassEngine(1.0), tf.int32, [5, 6], tied=True)
     assert np.linalg.norm(with_it - without) > 0.1

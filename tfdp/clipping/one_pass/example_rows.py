@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp.clipping.shared_tensors import reshaped
+from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.per_example_gradients import (
     Contribution,
     Direct,
@@ -11,6 +13,7 @@ from tfdp.clipping.one_pass.per_example_gradients import (
     OuterProducts,
 )
 from tfdp.clipping.shared_tensors import reshaped
+from tfdp.clipping.one_pass.tied_tables import TiedTable
 
 
 def of_examples(rows: Contribution, each: int) -> Contribution:
@@ -24,6 +27,8 @@ def of_examples(rows: Contribution, each: int) -> Contribution:
     """
     if each == 1:
         return rows
+    if isinstance(rows, TiedTable):
+        return combine([of_examples(c, each) for c in (rows.lookups, rows.products)], rows.shape)
     found: Contribution
     if isinstance(rows, OuterProducts):
         found = _outer_products(rows, each)

@@ -23,7 +23,7 @@ from tfdp.clipping.one_pass.per_example_gradients import (
     OuterProducts,
     widen,
 )
-from tfdp.clipping.one_pass.weight_uses import View, follows_from
+from tfdp.clipping.one_pass.weight_uses import View, follows_from, merged_axes
 from tfdp.clipping.row_analysis.transfer_functions.products import transposes
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
@@ -112,7 +112,7 @@ def _of_transposed(part: OuterProducts, view: View) -> tuple[OuterProducts, Any]
         if custom_gradients.is_replaced(end.op):
             break
         if end.op.type == "Reshape":
-            groups = _merged_axes(end.op.inputs[0].shape, shape)
+            groups = merged_axes(end.op.inputs[0].shape, shape)
             if groups is None:
                 break
             order = [axis for merged in order for axis in groups[merged]]
@@ -127,30 +127,6 @@ def _of_transposed(part: OuterProducts, view: View) -> tuple[OuterProducts, Any]
             found, found_end = copy.copy(part), end
             found.order, found.shape = order, shape
     return found, found_end
-
-
-def _merged_axes(before: tf.TensorShape, after: Sequence[int]) -> list[list[int]] | None:
-    """Returns, for each axis that a reshape makes, the axes that it merges to it.
-
-    Returns:
-      None if it is unknown or another reshape, such as one that splits an axis.
-    """
-    if not before.is_fully_defined() or 0 in after:
-        return None
-    groups: list[list[int]] = []
-    axis = 0
-    for size in after:
-        group: list[int] = []
-        while axis < before.rank and math.prod(before[i] for i in group) < size:
-            group.append(axis)
-            axis += 1
-        if math.prod(before[i] for i in group) != size:
-            return None
-        groups.append(group)
-    while axis < before.rank and before[axis] == 1 and groups:
-        groups[-1].append(axis)
-        axis += 1
-    return groups if axis == before.rank else None
 
 
 def _with_last_axis_last(part: OuterProducts) -> OuterProducts:

