@@ -6,8 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdp import _batch_normalization
-from tfdp._validation import error
+from tfdp.base.validation import error
 from tfdp.data.tasks import is_task
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.training import batch_normalization
@@ -52,7 +51,7 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
     check_is_model(model)
     if is_task(model):
         return _of_task(model, by)
-    return _batch_normalization.replace(_KERAS_3, model, by)
+    return batch_normalization.replace(_KERAS_3, model, by)
 
 
 def _of_task(task: Any, by: str) -> Any:
@@ -60,7 +59,7 @@ def _of_task(task: Any, by: str) -> Any:
     if by not in ("group", "frozen"):
         raise error("by", "'group' or 'frozen'", by)
     if by == "group":
-        backbone = _batch_normalization.replace(_KERAS_3, task.backbone, by)
+        backbone = batch_normalization.replace(_KERAS_3, task.backbone, by)
     else:
         backbone = _same(task.backbone, type(task.backbone).from_config(_config(task.backbone)))
     parts = {"backbone": backbone, "preprocessor": task.preprocessor}

@@ -156,7 +156,7 @@ def test_gradients_equal_a_loop_over_examples(name):
 @pytest.mark.parametrize("name", ["each position", "two outputs", "transposed"])
 @pytest.mark.parametrize("working_set", [1, 10_000])
 def test_parts_and_passes_do_not_change_the_sum(name, working_set, monkeypatch):
-    monkeypatch.setattr("tfdp.clipping.devices._CPU_BYTES", working_set)
+    monkeypatch.setattr("tfdp.base.devices._CPU_BYTES", working_set)
     assert_equals(name)
     assert_equals(name, OnePassEngine(CLIP, rows_per_pass=3))
 

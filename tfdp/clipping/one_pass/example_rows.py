@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp.clipping.shared_tensors import reshaped
 from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.per_example_gradients import (
     Contribution,
@@ -12,8 +11,8 @@ from tfdp.clipping.one_pass.per_example_gradients import (
     Lookups,
     OuterProducts,
 )
-from tfdp.clipping.shared_tensors import reshaped
 from tfdp.clipping.one_pass.tied_tables import TiedTable
+from tfdp.clipping.shared_tensors import reshaped
 
 
 def of_examples(rows: Contribution, each: int) -> Contribution:
