@@ -23,13 +23,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 import tfdp
 from benchmarks.keras_steps import make_optimizer, versions
 from benchmarks.report import cpu_model
 from benchmarks.timed import Timed
-from benchmarks.user import PLAIN, PRIVATE, fits, milliseconds, ratio, take_turns
+from benchmarks.together import Turn
+from benchmarks.user import PLAIN, PRIVATE, first_rows, fits, milliseconds, ratio, take_turns
 from experiments.front_ends import VERSIONS, front_end
 
 STEPS_PER_EPOCH = 64
@@ -37,8 +36,9 @@ FIRST_STEPS = 3
 _MODULES = {2: "benchmarks.programs", 3: "benchmarks.programs_keras_3"}
 HEADER = (
     "| program | changed lines | engine | B | Keras `fit`, ms a step | tfdp `fit` on Poisson "
-    "batches | ratio | ratio of CPU time | first step, s: Keras | tfdp | ratio |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "batches | ratio | ratio of CPU time | first step, s: Keras | tfdp | "
+    "ratio | ratio of CPU time |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -74,12 +74,12 @@ def row(keras: int, name: str, repeats: int, turn_seconds: float) -> str:
         private.compile(make_optimizer("tfdp_adam", batch, batches.sampling, keras), loss)
         return plain, private
 
-    first: dict[str, list[float]] = {PLAIN: [], PRIVATE: []}
+    first: dict[str, list[Turn]] = {PLAIN: [], PRIVATE: []}
     for _ in range(FIRST_STEPS + 1):
         plain, private = fresh()
-        some = tf.nest.map_structure(lambda array: array[:batch], data)
-        first[PLAIN].append(_first_step(plain, package, some, batch_size=batch))
-        first[PRIVATE].append(_first_step(private, package, [repeated], steps_per_epoch=1))
+        some = first_rows(data, batch)
+        first[PLAIN].append(_first_step(plain, package, **some, batch_size=batch))
+        first[PRIVATE].append(_first_step(private, package, x=repeated, steps_per_epoch=1))
     trainings = fits(plain, private, data, repeated, batch, package)
     result = take_turns(trainings, repeats, turn_seconds, STEPS_PER_EPOCH)
     cells = [
@@ -96,21 +96,31 @@ def row(keras: int, name: str, repeats: int, turn_seconds: float) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _first_step(model: Any, keras: Any, data: Sequence[Any], **options: Any) -> float:
-    """Returns the seconds from the call of `fit` to the end of the first step, without its end."""
-    ends: list[float] = []
+def _first_step(model: Any, keras: Any, **options: Any) -> Turn:
+    """Returns the time from the call of `fit` to the end of the first step, without its end."""
+    ends: list[tuple[float, float]] = []
     clock = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
+        on_train_batch_end=lambda batch, logs: ends.append(_now())
     )
-    start = time.perf_counter()
-    model.fit(*data, callbacks=[clock], verbose=0, **options)
-    return ends[0] - start
+    wall, cpu = _now()
+    model.fit(callbacks=[clock], verbose=0, **options)
+    return Turn(ends[0][0] - wall, ends[0][1] - cpu)
 
 
-def _of_first_steps(plain: list[float], private: list[float]) -> list[str]:
-    """Returns the medians of both, and of their ratios, turn by turn."""
-    ratios = [b / a for a, b in zip(plain, private, strict=True)]
-    return [f"{statistics.median(s):.2f}" for s in (plain, private, ratios)]
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _of_first_steps(plain: list[Turn], private: list[Turn]) -> list[str]:
+    """Returns the medians of both on the clock, and of their ratios, turn by turn."""
+    pairs = list(zip(plain, private, strict=True))
+    medians = (
+        [turn.wall for turn in plain],
+        [turn.wall for turn in private],
+        [b.wall / a.wall for a, b in pairs],
+        [b.cpu / a.cpu for a, b in pairs],
+    )
+    return [f"{statistics.median(values):.2f}" for values in medians]
 
 
 def engine(report: Any) -> str:

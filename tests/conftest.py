@@ -50,6 +50,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Its modules need Keras 3, which TensorFlow 2.15 of `bash run oldest` does not know.
 _HAS_KERAS_3 = importlib.metadata.version("keras").startswith("3.")
 collect_ignore = [] if _HAS_KERAS_3 else ["keras3"]
+collect_ignore_glob = [] if _HAS_KERAS_3 else ["ports/test_keras_3_*.py"]
 
 ENTROPY = RepeatableEntropy(os.urandom)
 os.urandom = ENTROPY

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdp
 from benchmarks import own_steps
-from benchmarks.programs_keras_3 import PROGRAMS
+from benchmarks.programs_keras_3 import PROGRAMS, table
 from tests import support
 
 N, CLIP = 7, 0.1
@@ -61,3 +61,32 @@ def test_clipped_sum_is_that_of_a_loop_over_examples(name):
     report = optimizer.clipping.report()
     assert report.fallback is None
     assert [entry for entry in report.entries if not entry.fast] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["data", "transform", "array"])
+def test_features_are_encoded_in_front_of_the_model(place):
+    """In the data set, in the transform of each draw, or before both."""
+    keras.utils.set_random_seed(1)
+    rows, space = table(20)
+    labels = np.arange(20) % 2
+    data, options = tf.data.Dataset.from_tensor_slices((rows, labels)), {}
+    if place == "data":
+        data = data.map(lambda x, y: (space(x), y))
+    elif place == "transform":
+        options["transform"] = lambda x, y: (space(x), y)
+    else:
+        data = (np.asarray(space(rows)), labels)
+    batches = tfdp.data.poisson_batches(
+        data, expected_batch_size=10, steps_per_epoch=2, seed=1, **options
+    )
+    model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    optimizer = tfdp.keras3.DPSGD(CLIP, 0.0, sampling=batches.sampling, learning_rate=1.0)
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+    model.fit(batches, verbose=0)
+    assert optimizer.ledger.steps == 2
+    report = optimizer.clipping.report()
+    assert report.fallback is None and all(entry.fast for entry in report.entries)
+    encoded = {tuple(row) for row in np.asarray(space(rows)).round(5)}
+    found = [tuple(row) for x, _ in batches for row in x.numpy().round(5)]
+    assert found and set(found) <= encoded
