@@ -4,8 +4,6 @@ Each function builds a model as users write it, for `n` examples. The sizes by d
 tests; `PROGRAMS` has the ones that are timed.
 """
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import tensorflow as tf
 import tfdp  # noqa: F401  # Makes `tf.keras` Keras 2.
 from benchmarks import fine_tuning
 from benchmarks.fine_tuning import Case
+from benchmarks.timed import Timed
 
 layers = tf.keras.layers
 random = np.random.default_rng(0)
@@ -282,21 +281,6 @@ def normalized(n: int, size: int = 12, filters: int = 4) -> Program:
     return model, LOGITS, (images(n, size, 3), classes(n))
 
 
-@dataclasses.dataclass(frozen=True)
-class Timed:
-    """A program as it is timed.
-
-    Attributes:
-      build: Builds it for so many examples.
-      batch: Rows of a plain batch; expected examples of a private one.
-      sizes: Further arguments of `build`.
-    """
-
-    build: Callable[..., Program]
-    batch: int
-    sizes: dict[str, Any]
-
-
 _TEXT = {"vocabulary": 10_000, "length": 100, "width": 32}
 
 PROGRAMS = {
@@ -310,8 +294,8 @@ PROGRAMS = {
     "several_outputs": Timed(several_outputs, 32, {"features": 64, "units": 64}),
     "time_series": Timed(time_series, 64, {"length": 48, "units": 32}),
     "several_labels": Timed(several_labels, 128, {"features": 1_000, "units": 256}),
-    "train_step": Timed(train_step, 128, {"features": 1_000, "units": 256}),
-    "gan": Timed(gan, 64, {"features": 784, "units": 128, "batch": 64}),
+    "train_step": Timed(train_step, 128, {"features": 1_000, "units": 256}, 3),
+    "gan": Timed(gan, 64, {"features": 784, "units": 128, "batch": 64}, 3),
     "normalized": Timed(normalized, 32, {"size": 32, "filters": 32}),
     **{
         f"{network}, {part.replace('_', ' ')}": Timed(

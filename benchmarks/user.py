@@ -104,22 +104,27 @@ def fits(plain: Any, private: Any, data: Any, batches: Any, batch: int, keras: A
     Args:
       plain: Is trained on rows of `data`, in batches of fixed size.
       private: Is trained on `batches`.
-      data: Arrays `(x, y)`.
+      data: Arrays `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
       batches: Poisson batches, repeated.
       batch: Rows of a batch of `data`.
       keras: The package of the models.
     """
 
     def fit(steps: int) -> Turn:
-        some = tf.nest.map_structure(lambda array: array[: steps * batch], data)
-        options = {"batch_size": batch, "verbose": 0}
-        return timed_fit(lambda clock: plain.fit(*some, callbacks=[clock], **options), keras)
+        options = {**first_rows(data, steps * batch), "batch_size": batch, "verbose": 0}
+        return timed_fit(lambda clock: plain.fit(callbacks=[clock], **options), keras)
 
     def fit_privately(steps: int) -> Turn:
         options = {"steps_per_epoch": steps, "verbose": 0}
         return timed_fit(lambda clock: private.fit(batches, callbacks=[clock], **options), keras)
 
     return {PLAIN: fit, PRIVATE: fit_privately}
+
+
+def first_rows(data: Sequence[Any], count: int) -> dict[str, Any]:
+    """Returns the first rows of `(x,)`, `(x, y)` or `(x, y, weights)`, as arguments of `fit`."""
+    some = tf.nest.map_structure(lambda array: array[:count], tuple(data))
+    return dict(zip(("x", "y", "sample_weight"), some, strict=False))
 
 
 def _compiled(problem: Problem, optimizer: Any, jit: bool, keras: int) -> Any:

@@ -54,6 +54,7 @@ collect_ignore = [] if _HAS_KERAS_3 else ["keras3"]
 # Its modules need KerasHub, which `bash run setup` installs from Python 3.11 on.
 if importlib.util.find_spec("keras_hub") is None:
     collect_ignore.append("hub")
+collect_ignore_glob = [] if _HAS_KERAS_3 else ["ports/test_keras_3_*.py"]
 
 ENTROPY = RepeatableEntropy(os.urandom)
 os.urandom = ENTROPY

@@ -2,21 +2,23 @@ import re
 
 import pytest
 
-from benchmarks import ports, programs
-from benchmarks.programs import PROGRAMS, Timed
+from benchmarks import ports
+from benchmarks.timed import Timed
 from tfdp.clipping.report import Entry, Report
 
 
 @pytest.mark.slow
-def test_a_row_of_a_program(monkeypatch):
-    tiny = Timed(programs.structured_data, 8, {})
-    monkeypatch.setitem(PROGRAMS, "structured_data", tiny)
-    text = ports.row("structured_data", repeats=2, turn_seconds=0.01)
+@pytest.mark.parametrize(("keras", "name"), [(2, "structured_data"), (3, "trainer")])
+def test_a_row_of_a_program(keras, name, monkeypatch):
+    known = ports.programs(keras)
+    changed = known[name].changed
+    monkeypatch.setitem(known, name, Timed(known[name].build, 8, {}, changed))
+    text = ports.row(keras, name, repeats=2, turn_seconds=0.01)
     cells = [cell.strip() for cell in text.strip("|").split("|")]
     assert len(cells) == ports.HEADER.splitlines()[0].count("|") - 1
-    assert cells[:3] == ["structured_data", "one pass", "8"]
-    assert all(float(cell) > 0 for cell in cells[3:5])
-    for cell in cells[5:]:
+    assert cells[:4] == [name, str(changed), "one pass", "8"]
+    assert all(float(cell) > 0 for cell in (*cells[4:6], *cells[8:]))
+    for cell in cells[6:8]:
         median, low, high = map(float, re.findall(r"\d+\.\d+", cell))
         assert low <= median <= high
 
@@ -31,4 +33,4 @@ def test_engines():
 def test_unknown_programs_are_errors(capsys):
     with pytest.raises(SystemExit):
         ports.main(["--program", "tail"])
-    assert "invalid choice" in capsys.readouterr().err
+    assert "--program must be of convnet" in capsys.readouterr().err

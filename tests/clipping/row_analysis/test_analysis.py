@@ -55,6 +55,13 @@ def size_f(x):
     return tf.cast(size(x), tf.float32)
 
 
+def whole_numbers(x, seed, low=0):
+    """Two numbers for each row, drawn below 100."""
+    shape = [size(x), 2]
+    drawn = tf.random.stateless_uniform(shape, seed, minval=low, maxval=100, dtype=tf.int64)
+    return tf.cast(drawn, tf.float32)
+
+
 KERNEL = tf.constant(np.random.default_rng(0).normal(size=[2, 2, 2, 3]), tf.float32)
 
 
@@ -437,6 +444,11 @@ UNPROVEN = {
     ),
     "constant seed": (V, lambda x: x[:, 0] * tf.random.stateless_uniform([size(x)], [1, 2])),
     "constant seed, static": ((4, 6), lambda x: x * tf.random.stateless_uniform([4, 1], [1, 2])),
+    "constant seed, whole numbers": (V, lambda x: x[:, 0] + whole_numbers(x, [1, 2])[:, 0]),
+    "constant seed, limits that change": (
+        V,
+        lambda x: x[:, 0] + whole_numbers(x, [1, 2], tf.cast(STEP, tf.int64))[:, 0],
+    ),
     "permuted": (V, lambda x: tf.gather(x, tf.random.shuffle(tf.range(size(x))))),
     "shuffled": (V, tf.random.shuffle),
     # What meets other examples.
@@ -673,6 +685,7 @@ def test_mixes(name):
         lambda x: tf.random.normal(tf.shape(x)),
         lambda x: tf.random.stateless_uniform([size(x), 2], tf.stack([1, STEP])),
         lambda x: GENERATOR.uniform([size(x), 2]),
+        lambda x: whole_numbers(x, tf.stack([1, STEP])),
     ],
 )
 def test_random_numbers_that_differ_from_step_to_step(draw):
@@ -830,9 +843,16 @@ def test_gradients_of_what_all_share_that_are_taken_for_rows_are_caught(monkeypa
         Traced(summed_as_shared, V).check()
 
 
-def test_a_constant_seed_is_caught(monkeypatch):
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: tf.random.stateless_uniform([size(x)], [1, 2]),
+        lambda x: whole_numbers(x, [1, 2])[:, 0],
+    ],
+)
+def test_a_constant_seed_is_caught(draw, monkeypatch):
     monkeypatch.setattr(analysis, "_is_drawn", lambda tensor: True)
-    traced = Traced(lambda x: x[:, 0] * tf.random.stateless_uniform([size(x)], [1, 2]), V)
+    traced = Traced(lambda x: x[:, 0] * draw(x), V)
     with pytest.raises(Disproved):
         traced.check()
 

@@ -45,6 +45,7 @@ _STATELESS_TYPES = frozenset(
     {
         "StatelessRandomUniform",
         "StatelessRandomUniformV2",
+        "StatelessRandomUniformIntV2",
         "StatelessRandomNormal",
         "StatelessRandomNormalV2",
         "StatelessTruncatedNormalV2",
@@ -77,16 +78,21 @@ PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
 }
 
 
+_REMEDY = (
+    "Compute each example's output from that example alone: statistics over features, time or "
+    "pixels instead of over the batch (LayerNormalization, GroupNormalization). A loss over "
+    "the batch, such as a contrastive loss or the load balance of a router, is the "
+    "`batch_wise` term of a `tfdp.clipping.TwoTermLoss`, which `optimizer.minimize` takes."
+)
 _REMEDIES: dict[str, str] = collections.defaultdict(
-    lambda: (
-        "Compute each example's output from that example alone: statistics over features, time or "
-        "pixels instead of over the batch (LayerNormalization, GroupNormalization). A loss over "
-        "the batch, such as a contrastive loss or the load balance of a router, is the "
-        "`batch_wise` term of a `tfdp.clipping.TwoTermLoss`, which `optimizer.minimize` takes."
-    ),
+    lambda: _REMEDY,
     All=(
         "Keras's hinge losses ask whether all labels of the batch are 0 or 1: with labels -1 and "
         "1, the loss is `lambda y, p: tf.maximum(1 - y * p, 0)`."
+    ),
+    Max=(
+        f"{_REMEDY} Keras's RandAugment and Equalization count the pixels of all images: apply "
+        "them to single images, by `poisson_batches(..., transform=lambda x, y: (layer(x), y))`."
     ),
 )
 
