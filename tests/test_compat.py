@@ -218,3 +218,23 @@ print([name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_
 """
     result = run(program)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr[-2000:]
+
+
+@needs_keras_3
+def test_names_of_contrib_are_known_where_it_was_not_imported():
+    program = """
+import sys, tfdp
+if sys.argv[1:] == ["rule"]:
+    optimizer = tfdp.keras3.DPSGD(1.0, 1.0, 1, clipping_rule="importance_sampling")
+    print(type(optimizer.clipping.clipping_rule).__name__)
+else:
+    assert tfdp.keras3.TermWiseVAE
+    from tfdp.clipping.batch_losses import aggregations
+    print(sorted(aggregations.NAMED))
+"""
+    for ended, printed in zip(
+        forks.run_each(program, [["rule"], ["aggregation"]], "import tfdp"),
+        ["ImportanceSamplingClipping\n", "['batch', 'micro']\n"],
+        strict=True,
+    ):
+        assert ended.output == printed, ended.errors[-2000:]

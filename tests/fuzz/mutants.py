@@ -43,7 +43,7 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
         ("tfdp.clipping.vectorized.vectorized_engine", "vectorized_map", _stock_map),
     ],
     "3 ids out of range": [
-        ("tfdp.clipping.one_pass.per_example_gradients", "Lookups._in_table", _all_in_table),
+        ("tfdp.clipping.one_pass.per_example_gradients", "Lookups.in_table", _all_in_table),
         ("tfdp.clipping.loss_graph.out_of_range", "guard", _same),
     ],
     "5 places in the order of the data": [

@@ -1,6 +1,7 @@
 """Objects that arguments and configs may name: their names, and plain values of them."""
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,7 @@ class Named(Generic[T]):
       classes: The classes by name. Others may be added later.
       requirement: Values of the argument besides names, for errors.
       by_name: Whether a name alone makes an object, of the default arguments.
+      more: A module that adds classes; it is imported when a name is not known without it.
     """
 
     def __init__(
@@ -27,9 +29,10 @@ class Named(Generic[T]):
         classes: Mapping[str, type[T]],
         requirement: str,
         by_name: bool = True,
+        more: str = "",
     ):
         self._argument, self._base, self._classes = argument, base, classes
-        self._requirement, self._by_name = requirement, by_name
+        self._requirement, self._by_name, self._more = requirement, by_name, more
 
     def get(self, value: Any) -> T:
         """Returns an object from its name, from what `serialize` returned, or itself.
@@ -42,7 +45,10 @@ class Named(Generic[T]):
         config = dict(value) if isinstance(value, dict) else {}
         if self._by_name and isinstance(value, str):
             config = {"name": value}
-        cls = self._classes.get(str(config.pop("name", None)))
+        name = str(config.pop("name", None))
+        if self._more and name not in self._classes:
+            importlib.import_module(self._more)
+        cls = self._classes.get(name)
         if cls is None:
             names = f"one of {sorted(self._classes)}"
             if not self._by_name:

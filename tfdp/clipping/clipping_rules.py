@@ -244,5 +244,6 @@ _RULES: Named[ClippingRule] = Named(
     ClippingRule,  # type: ignore[type-abstract]
     NAMED,
     "a `tfdp.clipping.ClippingRule`",
+    more="tfdp.contrib",
 )
 get, serialize = _RULES.get, _RULES.serialize

@@ -55,6 +55,7 @@ _COMPRESSIONS: Named[Compression] = Named(
     NAMED,
     "a `tfdp.contrib.TopK` or `tfdp.contrib.RandomMask`, or None",
     by_name=False,
+    more="tfdp.contrib",
 )
 
 

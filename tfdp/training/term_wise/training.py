@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
+import tfdp.contrib  # noqa: F401  # Its aggregations have names.
 from tfdp.base.validation import error, non_negative, positive_integer
 from tfdp.clipping import Aggregation, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import aggregations
