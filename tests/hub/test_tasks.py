@@ -146,7 +146,8 @@ def test_what_was_spent_is_in_files_and_presets(tmp_path):
 
     def new_head():
         backbone = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "preset"))
-        return keras_hub.models.BertTextClassifier(backbone, num_classes=2)
+        preprocessor = bert().preprocessor
+        return keras_hub.models.BertTextClassifier(backbone, 2, preprocessor=preprocessor)
 
     def of_weights():
         task = bert()
