@@ -350,7 +350,7 @@ def vision_transformer(
 
 def table(n: int) -> tuple[dict[str, np.ndarray], keras.utils.FeatureSpace]:
     """Returns a table of numbers and categories, and what encodes it, with a cross."""
-    kinds, ages = np.array(["a", "b", "c"])[ids(n)], ids(n, below=80).astype("float32")
+    kinds, ages = np.array(["a", "b", "c"], object)[ids(n)], ids(n, below=80).astype("float32")
     rows = {"kind": kinds, "code": ids(n, below=4), "age": ages, "size": numbers(n)}
     space = keras.utils.FeatureSpace(
         {

@@ -106,6 +106,13 @@ def test_parameters_of_sgd_are_taken_over():
     assert float(private._decayed_lr(tf.float32)) == pytest.approx(0.5)
 
 
+def test_a_compiled_model_need_not_be_built():
+    unbuilt = tf.keras.Sequential([layers.Dense(3)])
+    unbuilt.compile(KERAS.AdamW(0.02, weight_decay=0.3), support.crossentropy("auto"))
+    private = make(unbuilt).model.optimizer
+    assert all(private._weight_decay.shrinks(v) for v in unbuilt.trainable_variables)
+
+
 @pytest.mark.parametrize(
     ("plain", "cls", "expected"),
     [

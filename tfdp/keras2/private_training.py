@@ -188,11 +188,12 @@ def _choose(
         parameters["learning_rate"] = _LEARNING_RATES[private_class]
     if not isinstance(given, tf.keras.optimizers.Optimizer):  # Legacy ones have no weight decay.
         return private_class, parameters
-    excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
     names = getattr(given, "_exclude_from_weight_decay_names", [])
 
     def make(*args: Any, **kwargs: Any) -> PrivateOptimizerMixin:
         optimizer = private_class(*args, **kwargs)
+        # Now, not before: a model that was not built has variables only since it was examined.
+        excluded = [v for v in model.trainable_variables if not given._use_weight_decay(v)]
         optimizer.exclude_from_weight_decay(excluded, names)
         return optimizer
 
