@@ -140,4 +140,4 @@ def test_models_of_keras_2_are_refused():
     with pytest.raises(ValueError, match="a model of Keras 3"):
         make(support.small_model())
     with pytest.raises(ValueError, match="must be a model of Keras 2"):
-        tfdp.make_private(small_model(), (X, Y), epochs=1, target_epsilon=1.0, loss="mse")
+        tfdp.keras2.make_private(small_model(), (X, Y), epochs=1, target_epsilon=1.0, loss="mse")
