@@ -1,6 +1,6 @@
 """Lines of code of each room of tfdp, and of what a private step of Keras 3 imports.
 
-python tools/rooms.py
+    python tools/rooms.py
 """
 
 import collections
