@@ -4,7 +4,4 @@ A package with this file on purpose: some peers install a `benchmarks` of their 
 found instead of a folder without one.
 """
 
-import os
-
-# `tf.keras` is Keras 2 for the programs of Keras 2; those of Keras 3 use the package `keras`.
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+import experiments  # noqa: F401  # Decides which Keras `tf.keras` is.

@@ -1,11 +1,7 @@
 """The versions of Keras that experiments and benchmarks train with, and tfdp's part for each."""
 
 import dataclasses
-import os
 from typing import Any
-
-# `tf.keras` is Keras 2, with which the published results were made.
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import tensorflow as tf
 

@@ -1,7 +1,4 @@
-"""Lines of code of each room of tfdp, and of what a private step of Keras 3 imports.
-
-    python tools/rooms.py
-"""
+"""Lines of each room of tfdp, and of what a private step imports: `python tools/rooms.py`."""
 
 import collections
 import pathlib
