@@ -1,6 +1,10 @@
 """Configuration of the site: `bash run docs` builds it into docs/_build/html."""
 
-import tfdp
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # For the reference of `tfdp.keras2`.
+
+import tfdp  # noqa: E402
 
 project = "tfdp"
 author = "The tfdp authors"
