@@ -91,7 +91,7 @@ def mixes_no_replicas(monkeypatch):
 
 def shares_nothing_out(monkeypatch):
     """All replicas clip the groups of the first."""
-    monkeypatch.setattr(example_groups.meeting, "index", lambda: 0)
+    monkeypatch.setattr(example_groups.replica_sync, "index", lambda: 0)
 
 
 def regularizes_on_each_replica(monkeypatch):
