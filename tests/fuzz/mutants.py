@@ -45,6 +45,8 @@ MUTANTS: dict[str, list[tuple[str, str, Any]]] = {
     "3 ids out of range": [
         ("tfdp.clipping.one_pass.per_example_gradients", "Lookups.in_table", _all_in_table),
         ("tfdp.clipping.loss_graph.out_of_range", "guard", _same),
+        # Gradients that are made for each example, whose places are those of others then.
+        ("tfdp.clipping.one_pass.tied_tables", "is_cheaper", _nothing),
     ],
     "5 places in the order of the data": [
         ("tfdp.data.source", "_permutation", _in_order),
