@@ -4,7 +4,7 @@ import os
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # For the reference of `tfdp.keras2`.
 
-import tfdp  # noqa: E402
+import tfdp
 
 project = "tfdp"
 author = "The tfdp authors"

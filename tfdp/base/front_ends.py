@@ -11,12 +11,18 @@ from tfdp.base import compat
 _OF_BOTH = (
     *("DPSGD", "DPAdam", "DPAdamBC", "DPSignSGD", "DPSignAdam"),
     *("DPSURSGD", "DPSURAdam", "DPSURSignSGD", "DPSURSignAdam"),
-    *("PrivacyBudget", "PrivateGAN", "SelectiveModel", "TermWiseVAE", "TooManyAttemptsError"),
-    *("divergences", "likelihoods", "priors"),
+    *("PrivacyBudget", "PrivateGAN", "SelectiveModel", "TermWiseVAE"),
 )
+# What both share.
+_SHARED = {
+    "TooManyAttemptsError": "tfdp.training.selective.progress",
+    "divergences": "tfdp.training.term_wise.divergences",
+    "likelihoods": "tfdp.training.term_wise.likelihoods",
+    "priors": "tfdp.training.term_wise.priors",
+}
 _BY_MODEL = ("make_private", "replace_batch_normalization", "validate")
 _OF_ONE = {"DPOptimizer": 3, "ExponentialMovingAverage": 2}
-NAMES = frozenset({*_OF_BOTH, *_BY_MODEL, *_OF_ONE})
+NAMES = frozenset({*_OF_BOTH, *_SHARED, *_BY_MODEL, *_OF_ONE})
 
 
 def attribute(name: str) -> Any:
@@ -26,6 +32,9 @@ def attribute(name: str) -> Any:
       AttributeError: The front end does not have it, and the other does.
       ImportError: Of the front end.
     """
+    if name in _SHARED:
+        module = importlib.import_module(_SHARED[name])
+        return getattr(module, name, module)
     version = compat.keras_of_tensorflow()
     other = _OF_ONE.get(name, version)
     if other != version:
@@ -43,7 +52,7 @@ def available() -> set[str]:
     """Returns the names of `NAMES` that `attribute` finds."""
     version = compat.keras_of_tensorflow()
     if version == 2 and compat.missing_for_keras_2():
-        return set()
+        return {*_SHARED}
     return {name for name in NAMES if _OF_ONE.get(name, version) == version}
 
 
