@@ -8,7 +8,7 @@ first used.
 
 from typing import TYPE_CHECKING
 
-from tfdp.base import front_ends, keras_3_files, lazy
+from tfdp.base import file_hooks, front_ends, lazy
 
 if TYPE_CHECKING:
     from tfdp import (
@@ -121,4 +121,4 @@ def __dir__() -> list[str]:
     return sorted({*_listed(), *front_ends.available()})
 
 
-keras_3_files.prepare_keras_3()
+file_hooks.prepare()

@@ -1,4 +1,4 @@
-"""What a frozen network gives of each example is computed once, and of that example alone."""
+"""Features of a frozen network are computed once, each of its example alone."""
 
 import numpy as np
 import pytest

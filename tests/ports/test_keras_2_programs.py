@@ -85,7 +85,7 @@ def looped(weights, losses):
 
 
 def moved_by(model, weights, batch):
-    """What a step of `fit` on a batch subtracts from weights."""
+    """Returns what a step of `fit` on a batch subtracts from weights."""
     before = support.flat(w.numpy() for w in weights)
     model.fit(tf.data.Dataset.from_tensor_slices(batch).batch(N), verbose=0)
     return before - support.flat(w.numpy() for w in weights)

@@ -1,1 +1,1 @@
-"""What every room uses: checks of arguments, random numbers, TensorFlow's and Keras's versions."""
+"""Parts that every room uses: checks of arguments, random numbers, versions of Keras."""

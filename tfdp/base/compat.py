@@ -2,10 +2,10 @@
 
 Six facts are dealt with here:
 
-1. `tf.keras` is Keras 3, unless TF_USE_LEGACY_KERAS=1 (or TensorFlow is older than 2.16): then it
-   is Keras 2. tfdp follows it, and changes nothing: the names of `tfdp` are those of `tfdp.keras3`
-   or of `tfdp.keras2`. TensorFlow Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which
-   only Keras 2 has. The package `keras` is Keras 3 in any case.
+1. `tf.keras` is Keras 3, unless TF_USE_LEGACY_KERAS=1: then it is Keras 2. tfdp follows it, and
+   changes nothing: the names of `tfdp` are those of `tfdp.keras3` or of `tfdp.keras2`. TensorFlow
+   Privacy's optimizers subclass `tf.keras.optimizers.legacy`, which only Keras 2 has. The package
+   `keras` is Keras 3 in any case.
 2. TensorFlow Privacy 0.9.0 imports `tf.estimator`, which TensorFlow 2.16 removed.
 3. Keras saves the state of its own new optimizers in `.keras` files and restores no slots from
    a SavedModel. A private optimizer must not forget what has been released, so its state goes
@@ -89,13 +89,13 @@ def _exempt_from_autograph() -> None:
 
 
 def keras_of_tensorflow() -> int:
-    """Returns the version of Keras that `tf.keras` is, or will be: 2 or 3. Loads nothing."""
-    name = _tf_keras_name()
-    if name.startswith("tf_keras"):
-        return 2
-    if not name and os.environ.get(_VARIABLE) in ("1", "true", "True"):  # TensorFlow's words.
-        return 2
-    return 3 if has_keras_3() else 2
+    """Returns 2 if `tf.keras` is the package `tf_keras`, or will be; otherwise 3. Loads nothing.
+
+    (TensorFlow 2.15 has another Keras 2 otherwise, whose files tfdp does not prepare.)
+    """
+    asked_for = os.environ.get(_VARIABLE) in ("1", "true", "True")  # TensorFlow's words.
+    name = _tf_keras_name() or ("tf_keras" if asked_for else "keras")
+    return 2 if name.startswith("tf_keras") else 3
 
 
 def check_keras_2(name: str = "") -> None:
@@ -111,7 +111,8 @@ def check_keras_2(name: str = "") -> None:
         raise _no_keras_2(missing, name)
     if keras_of_tensorflow() == 3:
         raise ImportError(
-            f"{_what(name)} needs Keras 2 as `tf.keras`. Received: Keras 3. {_in_keras_3(name)} "
+            f"{_what(name)} needs Keras 2 of the package `tf_keras` as `tf.keras`. Received: Keras "
+            f"{_version_of_keras()} of the package `keras`. {_in_keras_3(name)} "
             f"For models of Keras 2, set the environment variable {_VARIABLE}=1 before TensorFlow "
             "is imported."
         )
@@ -193,8 +194,8 @@ def check_keras_3() -> None:
 def _is_keras_2(version: str) -> ImportError:
     return ImportError(
         "tfdp.keras3 needs Keras 3 as `keras`: `pip install 'keras>=3'`, with TensorFlow 2.16 "
-        f"or newer. Received: Keras {version}. For Keras 2, use tfdp.keras2.DPSGD and the other "
-        "names of tfdp.keras2."
+        f"or newer. Received: Keras {version}. For Keras 2, set the environment variable "
+        f"{_VARIABLE}=1 before TensorFlow is imported."
     )
 
 
@@ -271,10 +272,3 @@ def let_keras_save(optimizer_class: Any) -> None:
         return model
 
     saved_model.load = load
-
-
-def saving_of_keras_2() -> tuple[Any, Any]:
-    """Returns the modules of Keras 2 for `.keras` and `.weights.h5` files, and for `.h5` files."""
-    saving_lib: Any = importlib.import_module("tf_keras.src.saving.saving_lib")
-    legacy: Any = importlib.import_module("tf_keras.src.saving.legacy.hdf5_format")
-    return saving_lib, legacy

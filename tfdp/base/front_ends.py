@@ -7,19 +7,19 @@ from typing import Any
 
 from tfdp.base import compat
 
-# What both front ends have. Of those, functions that take the front end of their first argument.
 _OF_BOTH = (
     *("DPSGD", "DPAdam", "DPAdamBC", "DPSignSGD", "DPSignAdam"),
     *("DPSURSGD", "DPSURAdam", "DPSURSignSGD", "DPSURSignAdam"),
     *("PrivacyBudget", "PrivateGAN", "SelectiveModel", "TermWiseVAE"),
 )
-# What both share.
+# The same for both, and there without either.
 _SHARED = {
     "TooManyAttemptsError": "tfdp.training.selective.progress",
     "divergences": "tfdp.training.term_wise.divergences",
     "likelihoods": "tfdp.training.term_wise.likelihoods",
     "priors": "tfdp.training.term_wise.priors",
 }
+# Functions that take the front end of the model that they are given.
 _BY_MODEL = ("make_private", "replace_batch_normalization", "validate")
 _OF_ONE = {"DPOptimizer": 3, "ExponentialMovingAverage": 2}
 NAMES = frozenset({*_OF_BOTH, *_SHARED, *_BY_MODEL, *_OF_ONE})
@@ -79,5 +79,5 @@ def _keras_of_model(model: Any) -> int | None:
         if base.__name__ == "Model" and base.__module__.startswith("tf_keras."):
             return 2
         if base.__name__ == "Model" and base.__module__.startswith("keras."):
-            return 3 if compat.has_keras_3() else 2
+            return 3
     return None

@@ -218,6 +218,9 @@ def _in_python(
 ) -> Iterator[Any]:
     """Yields batches of results of a preprocessor that TensorFlow cannot trace.
 
+    A state that shows in no repetition, such as a vocabulary that grows, is not seen: it is
+    preprocessing that uses private data, which no epsilon covers.
+
     Raises:
       ValueError: It draws random numbers or keeps a state, so that its result for one example may
         depend on others; or it does not take the examples.

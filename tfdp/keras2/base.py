@@ -26,7 +26,6 @@ from tfdp.step.compression import Compression
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
-from tfdp.step.record import saved_lineage
 
 compat.check_keras_2()
 
@@ -285,7 +284,6 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
 compat.let_keras_save(PrivateOptimizerMixin)
 keep_evaluations_private(tf.keras)
 guard_fit(tf.keras)
-saved_lineage.let_keras_save(*compat.saving_of_keras_2())
 
 
 def _metrics_will_be_built() -> bool:

@@ -12,7 +12,7 @@ from tfdp.step.record import lineage
 def let_keras_keep_what_weights_cost() -> None:
     """Has what `quantize` makes of weights, of a model or a layer, cost what they have.
 
-    (What files hold of it: `tfdp.base.keras_3_files`.)
+    (What files hold of it: `tfdp.base.file_hooks`.)
     """
     layers = {cls for cls in vars(keras.layers).values() if isinstance(cls, type)}
     for cls in {keras.Model, *layers}:

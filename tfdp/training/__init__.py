@@ -1,1 +1,1 @@
-"""What trains a model beyond one step, and the checks before it; both Kerases share it."""
+"""Training of a model beyond one step, and the checks before it; both Kerases share it."""

@@ -249,7 +249,7 @@ def test_many_lookups_beside_few_products(as_they_are):
 
 
 def neighbours(name="each position", jit_compile=False):
-    """How far each example moves the clipped sum, with table and outputs of any scale."""
+    """Measures how far each example moves the clipped sum, with table and outputs of any scale."""
 
     def loss(y_true, y_pred, sample_weight=None):  # So that large tables give large gradients.
         return tf.reduce_sum(tf.square(y_pred), 1) * tf.cast(sample_weight, tf.float32)

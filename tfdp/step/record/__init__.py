@@ -1,4 +1,4 @@
-"""What was released, and which weights it reached: counts, their records, and copies of weights."""
+"""Record of what was released, and of the weights that it reached: counts, tables, copies."""
 
 from tfdp.accounting.statement import register_ledger_finder
 from tfdp.step.record import record_ledger

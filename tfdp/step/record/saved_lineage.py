@@ -23,6 +23,7 @@ from tfdp.base.user_warnings import warn_user
 from tfdp.step.record import lineage, record_table
 
 GROUP = "tfdp_lineage"
+_WRAPPED = "_tfdp_keeps_lineage"
 _HASHES, _COSTS, _ROWS = "hashes", "costs", "rows"
 
 _TRAINS_WITHOUT_PRIVACY = (
@@ -144,7 +145,10 @@ def let_keras_save(saving: ModuleType, legacy: ModuleType) -> None:
 
 def _wrap(owner: Any, name: str, wrapper: Callable[[Callable], Callable]) -> None:
     function = getattr(owner, name)
-    setattr(owner, name, functools.wraps(function)(wrapper(function)))
+    if not hasattr(function, _WRAPPED):  # Once, however often a Keras is prepared.
+        wrapped = functools.wraps(function)(wrapper(function))
+        setattr(wrapped, _WRAPPED, True)
+        setattr(owner, name, wrapped)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""Files of Keras 3, where `tfdp` is imported and `tfdp.keras3` is not.
+"""Hooks by which files keep the cost of weights, from the moment that `tfdp` is imported.
 
-`import tfdp` loads neither Keras 3 nor `tfdp.keras3`. A model that was saved with a private
-optimizer can be loaded nevertheless: the registry of Keras gets stand-ins, which import
-`tfdp.keras3` when a file names one of them. And every file says what its weights have cost, also
-one that is loaded without its optimizer.
+`import tfdp` loads neither TensorFlow nor Keras. Files may be read before a front end is used, and
+must not lose what their weights have cost. So TensorFlow and both Kerases are prepared once they
+are imported. The registry of Keras 3 gets stand-ins, too, which import `tfdp.keras3` when a file
+names one of its classes.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+_LINEAGE = "tfdp.step.record.saved_lineage"
 NAMES = (
     *("DPOptimizer", "DPSGD", "DPAdam", "DPAdamBC", "DPSignSGD", "DPSignAdam"),
     *("DPSURSGD", "DPSURAdam", "DPSURSignSGD", "DPSURSignAdam"),
@@ -22,24 +23,44 @@ NAMES = (
 )
 
 
-def prepare_keras_3() -> None:
-    """Prepares Keras 3 for files of private models, now if it is imported, or once it is."""
-    keras = sys.modules.get("keras")
-    if keras is not None and hasattr(keras, "saving"):
-        _prepare(keras)
-    else:
-        _after_import("keras", _prepare)
+def prepare() -> None:
+    """Prepares TensorFlow and Keras for files of private models, now or once they are imported."""
+    for name, (attribute, then) in _PREPARED.items():
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, attribute):
+            then(module)
+        else:
+            _after_import(name, then)
 
 
-def _prepare(keras: ModuleType) -> None:
+def _prepare_tensorflow(_: ModuleType) -> None:
+    importlib.import_module(_LINEAGE)  # It wraps what reads and writes checkpoints.
+
+
+def _prepare_keras_2(_: ModuleType) -> None:
+    _let_keras_save("tf_keras.src.saving.saving_lib", "tf_keras.src.saving.legacy.hdf5_format")
+
+
+def _prepare_keras_3(keras: ModuleType) -> None:
     if not str(getattr(keras, "__version__", "")).startswith("3."):
         return
-    saved_lineage: Any = importlib.import_module("tfdp.step.record.saved_lineage")
-    modules = "keras.src.saving.saving_lib", "keras.src.legacy.saving.legacy_h5_format"
-    saved_lineage.let_keras_save(*map(importlib.import_module, modules))
+    _let_keras_save("keras.src.saving.saving_lib", "keras.src.legacy.saving.legacy_h5_format")
     registry = keras.saving.get_custom_objects()
     for name in NAMES:
         registry.setdefault(f"tfdp>{name}", _stand_in(name))
+
+
+def _let_keras_save(*modules: str) -> None:
+    saved_lineage: Any = importlib.import_module(_LINEAGE)
+    saved_lineage.let_keras_save(*map(importlib.import_module, modules))
+
+
+# An attribute that a module has once it is imported as a whole, and what prepares it.
+_PREPARED = {
+    "tensorflow": ("Variable", _prepare_tensorflow),
+    "tf_keras": ("saving", _prepare_keras_2),
+    "keras": ("saving", _prepare_keras_3),
+}
 
 
 def _stand_in(name: str) -> type:

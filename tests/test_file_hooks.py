@@ -1,15 +1,17 @@
-"""Files of Keras 3 that are loaded where only `tfdp` is imported; each in a process of its own."""
+"""Files that are read where only `tfdp` is imported; each in a process of its own."""
 
 import importlib.util
 import types
 
 import pytest
+import tensorflow as tf
 
 import tfdp
 from tests import forks
 from tests.front_ends import keras, needs_keras_3
 from tests.support import small_data
-from tfdp.base import keras_3_files
+from tests.without_keras_2 import needs_keras_2
+from tfdp.base import file_hooks
 
 pytestmark = needs_keras_3
 X, Y = small_data(64)
@@ -76,6 +78,68 @@ def test_models_are_loaded_with_what_they_have_cost(order, files):
             assert counts == f"2 0 {variables}", path
 
 
+# Read before a name of a front end is used: weights cost what they did.
+READ = """
+import sys
+import tensorflow as tf, tfdp
+path = sys.argv[1]
+model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
+if path.endswith("variables"):
+    kernel, bias = tf.Variable(tf.zeros([4, 3])), tf.Variable(tf.zeros([3]))
+    tf.train.Checkpoint(kernel=kernel, bias=bias).read(path).assert_consumed()
+    model.set_weights([kernel.numpy(), bias.numpy()])
+elif path.endswith("weights.h5"):
+    model.load_weights(path)
+else:
+    model = tf.keras.models.load_model(path, compile=False)
+model.compile(tfdp.DPSGD(1.0, 1.0, 16), "mse")
+batch = tf.zeros([16, 4]), tf.zeros([16, 3])
+model.fit(tf.data.Dataset.from_tensors(batch).repeat(1), verbose=0)
+print(sum(map(int, model.optimizer.released_steps())))
+"""
+ORDERS_OF_KERAS_2 = ["import tfdp", "import tensorflow, tfdp", "import tfdp, tensorflow.keras"]
+
+
+@pytest.fixture(scope="module")
+def files_of_keras_2(tmp_path_factory):
+    """Files of a model of Keras 2 after two steps."""
+    folder = tmp_path_factory.mktemp("files")
+    batches = tfdp.data.poisson_batches((X, Y), **BATCHES)
+    model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdp.DPSGD(1.0, 1.0, sampling=batches.sampling), loss)
+    model.fit(batches, verbose=0)
+    for name in ("model.keras", "model.h5", "saved"):
+        model.save(folder / name)
+    model.save_weights(folder / "model.weights.h5")
+    kernel, bias = model.trainable_variables
+    tf.train.Checkpoint(kernel=kernel, bias=bias).write(str(folder / "variables"))
+    names = ("model.keras", "model.h5", "saved", "model.weights.h5", "variables")
+    return [str(folder / name) for name in names]
+
+
+@needs_keras_2
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("order", ORDERS_OF_KERAS_2)
+def test_files_of_keras_2_are_read_before_a_front_end_is_used(order, files_of_keras_2):
+    prelude = f"import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; {order}"
+    ended = forks.run_each(READ, [[path] for path in files_of_keras_2], prelude)
+    for path, process in zip(files_of_keras_2, ended, strict=True):
+        assert process.output == "3\n", (path, process.output, process.errors[-2000:])
+
+
+@needs_keras_2
+def test_files_that_nobody_prepares_for_are_caught(files_of_keras_2):
+    """Mutant: what weights cost is lost."""
+    prelude = (
+        "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'\nfrom tfdp.base import file_hooks\n"
+    )
+    without = "import sys\nsys.modules['tfdp.base.file_hooks'] = type(sys)('without')\n"
+    without += "sys.modules['tfdp.base.file_hooks'].prepare = lambda: None\n"
+    (ended,) = forks.run_each(READ, [files_of_keras_2[3:4]], without + prelude)
+    assert ended.output == "1\n", ended.errors[-2000:]
+
+
 def test_stand_ins_are_those_that_keras_saves():
     registry = keras.saving.get_custom_objects()
     assert tfdp.keras3.TermWiseVAE  # The others are registered with `tfdp.keras3`.
@@ -84,14 +148,14 @@ def test_stand_ins_are_those_that_keras_saves():
         for name, cls in registry.items()
         if name.startswith("tfdp>") and cls.__module__.startswith("tfdp.")
     }
-    assert registered == set(keras_3_files.NAMES)
-    for name in keras_3_files.NAMES:
+    assert registered == set(file_hooks.NAMES)
+    for name in file_hooks.NAMES:
         assert registry[f"tfdp>{name}"] is getattr(tfdp.keras3, name)
 
 
 def test_a_stand_in_makes_an_object_of_the_class():
     config = tfdp.keras3.DPSGD(1.0, 1.5, 16).get_config()
-    made = keras_3_files._stand_in("DPSGD").from_config(config)
+    made = file_hooks._stand_in("DPSGD").from_config(config)
     assert type(made) is tfdp.keras3.DPSGD and made.noise_multiplier == 1.5
 
 
@@ -99,7 +163,7 @@ def test_modules_that_are_imported_later_are_prepared_once(tmp_path, monkeypatch
     (tmp_path / "imported_later.py").write_text("value = 1")
     monkeypatch.syspath_prepend(tmp_path)
     prepared = []
-    keras_3_files._after_import("imported_later", prepared.append)
+    file_hooks._after_import("imported_later", prepared.append)
     assert importlib.util.find_spec("imported_later") is not None  # It is not imported by that.
     import math
 
@@ -111,6 +175,6 @@ def test_modules_that_are_imported_later_are_prepared_once(tmp_path, monkeypatch
 
 def test_another_keras_is_left_alone():
     keras_2 = types.SimpleNamespace(__version__="2.15.0")
-    keras_3_files._prepare(keras_2)  # It has no `saving`: this would raise.
+    file_hooks._prepare_keras_3(keras_2)  # It has no `saving`: this would raise.
     with pytest.raises(AttributeError):
-        keras_3_files._prepare(types.SimpleNamespace(__version__="3.0.0"))
+        file_hooks._prepare_keras_3(types.SimpleNamespace(__version__="3.0.0"))
