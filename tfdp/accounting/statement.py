@@ -13,17 +13,11 @@ from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.observability import CONDITIONAL, PER_ATTEMPT, contains_attempts
 from tfdp.accounting.relation import stated_constants, stated_relation
 from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.rounding import rounded_up
-from tfdp.accounting.selective_release import (
-    CONDITIONAL,
-    PER_ATTEMPT,
-    SelectiveReleaseDpEvent,
-    contains_selective_release,
-    parameters,
-    unsupported_part,
-)
+from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, parameters, unsupported_part
 from tfdp.base import validation
 
 _WIDTH = 88
@@ -109,7 +103,7 @@ def privacy_statement(
         _what_was_released(ledger, dataset_size),
         _accounting(bound, ledger),
     ]
-    if contains_selective_release(ledger.event):
+    if contains_attempts(ledger.event):
         paragraphs.insert(4, _OBSERVED[ledger.selective_release])
     if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
         paragraphs.insert(4, _SELECTED)
@@ -341,9 +335,7 @@ def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
     text = f"Accounting: epsilon is {by_accountant} accounting; {bound.accountant}'s is reported."
     truncation = math.fsum(r.count * r.truncation_probability for r in ledger.releases)
     if truncation:
-        capped = ledger.selective_release != PER_ATTEMPT and contains_selective_release(
-            ledger.event
-        )
+        capped = ledger.selective_release != PER_ATTEMPT and contains_attempts(ledger.event)
         text += (
             " The probability that a batch was cut to its fixed size"
             f"{', or that the cap on attempts was reached' if capped else ''}, at most "

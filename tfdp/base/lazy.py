@@ -1,6 +1,7 @@
 """Attributes of packages that are imported when they are first used."""
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ def attributes(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the `__getattr__` and the `__dir__` of a package with lazy attributes (PEP 562).
 
+    The modules of the package are attributes, too.
+
     Args:
       package: Name of the package.
       modules: For each attribute, the module that defines it; the attribute may be the module.
@@ -27,6 +30,8 @@ def attributes(
 
     def get(name: str) -> Any:
         if name not in modules:
+            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+                return importlib.import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in of_keras_2:
             compat.check_keras_2(f"{package}.{name}")

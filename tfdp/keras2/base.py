@@ -16,7 +16,7 @@ from tfdp.base import compat
 from tfdp.base.tf import first_trace
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
-from tfdp.clipping import ClippingRule
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
 from tfdp.keras2.weight_decay import WeightDecay

@@ -13,7 +13,9 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base.keras_3 import tf_variable
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
-from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
+from tfdp.clipping import step_check
+from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3 import keras_3, several_optimizers

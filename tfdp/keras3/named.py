@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.clipping import ClippingRule
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3.corrected_adam import CorrectedAdam
 from tfdp.keras3.dp_optimizer import DPOptimizer

@@ -14,15 +14,10 @@ from tfdp import schedules
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base import devices
 from tfdp.base.validation import error, is_integer, is_number
-from tfdp.clipping import (
-    AdaptiveQuantileClipping,
-    ClippingEngine,
-    ClippingRule,
-    OnePassEngine,
-    VectorizedEngine,
-)
-from tfdp.clipping.clipping_rules import LEAST_CLIP
-from tfdp.clipping.engine import check_clip
+from tfdp.clipping.clipping_rules import LEAST_CLIP, AdaptiveQuantileClipping, ClippingRule
+from tfdp.clipping.engine import ClippingEngine, check_clip
+from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
+from tfdp.clipping.vectorized.vectorized_engine import VectorizedEngine
 from tfdp.correlated_noise import BandedNoise
 from tfdp.step import replicas
 from tfdp.step.compression import Compression

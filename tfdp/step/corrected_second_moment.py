@@ -5,7 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.base.validation import error
-from tfdp.clipping import ClippedSum, clipping_rules
+from tfdp.clipping import clipping_rules
+from tfdp.clipping.engine import ClippedSum
 from tfdp.step.private_step import PrivateStep
 
 LEAST_SECOND_MOMENT = 0.3  # Of 0.03, 0.3 and 3 the best on held-out digits.

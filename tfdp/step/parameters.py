@@ -7,17 +7,14 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp import correlated_noise, schedules
-from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
+from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.accounting.sampling import FULL, NONE, UNITS, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.validation import error
-from tfdp.clipping import (
-    AdaptiveQuantileClipping,
-    ClippingEngine,
-    ClippingRule,
-    clipping_rules,
-)
+from tfdp.clipping import clipping_rules
+from tfdp.clipping.clipping_rules import AdaptiveQuantileClipping, ClippingRule
+from tfdp.clipping.engine import ClippingEngine
 from tfdp.correlated_noise import BandedNoise
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step import compression as compressions

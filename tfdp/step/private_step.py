@@ -16,7 +16,9 @@ import tensorflow as tf
 from tfdp.accounting.sampling import BUCKETS, NONE
 from tfdp.base import private_logs
 from tfdp.base.validation import error
-from tfdp.clipping import ClippedSum, TwoTermLoss, step_check
+from tfdp.clipping import step_check
+from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
+from tfdp.clipping.engine import ClippedSum
 from tfdp.clipping.loss_graph import loss_reader
 from tfdp.clipping.shared_tensors import constant
 from tfdp.clipping.update_error import Code
