@@ -18,7 +18,6 @@ from tfdp.accounting import (
     calibrate_selective_release,
     ledger,
     observability,
-    selective_release,
 )
 from tfdp.accounting.budget import Budget
 from tfdp.training.selective.progress import Progress

@@ -13,7 +13,7 @@ from tfdp.base.random.keyed_functions import FORMS, GENERATOR, SECRET, KeyedFunc
 from tfdp.base.tf.function_library import Library, data_inputs, functions_of, is_call, kept
 from tfdp.base.user_warnings import is_library
 from tfdp.base.validation import error
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks
 from tfdp.clipping.loss_graph import batch_state
 
 # The use of a draw's key for what is drawn for a row; `tfdp.data.source` and `users` have others.

@@ -18,14 +18,16 @@ from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
-from tfdp.correlated_noise import BandedNoise
 from tfdp.keras2.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step.arguments import check_first_argument, scaling_hint
-from tfdp.step.compression import Compression
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression
 
 compat.check_keras_2()
 
@@ -70,8 +72,8 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
+        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        compression: "Compression | dict[str, Any] | None" = None,
         weight_decay: float | None = None,
         **kwargs: Any,
     ):

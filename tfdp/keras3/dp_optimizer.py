@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -14,18 +14,20 @@ from tfdp.base.keras_3 import tf_variable
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
 from tfdp.clipping import step_check
-from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
+from tfdp.clipping.batch_loss import BatchLoss
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
-from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step import replicas
 from tfdp.step.arguments import PRIVATE_ARGUMENTS, scaling_hint
-from tfdp.step.compression import Compression
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
@@ -113,8 +115,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
+        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        compression: "Compression | dict[str, Any] | None" = None,
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
@@ -165,7 +167,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
           ValueError: It is called outside of a `tf.function`, or twice before `apply`.
         """
         self._check_traced()
-        if isinstance(loss, TwoTermLoss):
+        if isinstance(loss, BatchLoss):
             raise ValueError(
                 f"Argument `loss` of {type(self).__name__}.scale_loss must be a tensor. Received a "
                 "TwoTermLoss: give it to `minimize`."
@@ -174,7 +176,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         self._keep(loss)
         return tf.stop_gradient(loss)
 
-    def _keep(self, loss: tf.Tensor | TwoTermLoss) -> None:
+    def _keep(self, loss: tf.Tensor | BatchLoss) -> None:
         """Keeps the loss of the graph being built for `apply`."""
         scaled = self._scaled_losses()
         if replicas.index() in scaled:
@@ -229,7 +231,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
           ValueError: The step would not be private, or is not taken in a `tf.function`.
         """
         self._check_traced()
-        self._keep(loss if isinstance(loss, TwoTermLoss) else tf.convert_to_tensor(loss))
+        self._keep(loss if isinstance(loss, BatchLoss) else tf.convert_to_tensor(loss))
         variables = list(trainable_variables)
         self.apply([None] * len(variables), variables)
 
@@ -241,7 +243,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `stateless_apply`.")
 
-    def _take_step_of(self, loss: tf.Tensor | TwoTermLoss, variables: list) -> None:
+    def _take_step_of(self, loss: tf.Tensor | BatchLoss, variables: list) -> None:
         self._check_replicas()
         replicas.once(lambda: self.build(variables))
         self._take_step(loss, [tf_variable(variable) for variable in variables])
@@ -254,7 +256,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 "or decorate your training step with `@tf.function`."
             )
 
-    def _scaled_losses(self) -> dict[int, tf.Tensor | TwoTermLoss]:
+    def _scaled_losses(self) -> dict[int, tf.Tensor | BatchLoss]:
         """Returns the losses of the graph being built that wait for `apply`, by replica."""
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, _SCALED):

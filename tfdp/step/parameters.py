@@ -1,12 +1,12 @@
 """Arguments of private optimizers, their ledger and their config."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 import tensorflow as tf
 
-from tfdp import correlated_noise, schedules
+from tfdp import schedules
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.accounting.sampling import FULL, NONE, UNITS, PoissonSampling
@@ -15,9 +15,8 @@ from tfdp.base.validation import error
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import AdaptiveQuantileClipping, ClippingRule
 from tfdp.clipping.engine import ClippingEngine
-from tfdp.correlated_noise import BandedNoise
 from tfdp.schedules import NoiseMultiplier
-from tfdp.step import compression as compressions
+from tfdp.step import options
 from tfdp.step.accumulator import Accumulator
 from tfdp.step.adaptive_clip import AdaptiveClip
 from tfdp.step.arguments import (
@@ -31,13 +30,16 @@ from tfdp.step.arguments import (
     required,
     sampling_of,
 )
-from tfdp.step.compression import Compression, Compressor
 from tfdp.step.noise import at_stage
-from tfdp.step.noise_memory import NoiseMemory
 from tfdp.step.record import record_ledger, record_table
 from tfdp.step.record.cycle_count import CycleCount
 from tfdp.step.record.release_count import ReleaseRecord
 from tfdp.step.state import PersistentState
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression, Compressor
+    from tfdp.step.noise_memory import NoiseMemory
 
 
 class PrivacyParameters(PersistentState):
@@ -55,8 +57,8 @@ class PrivacyParameters(PersistentState):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
+        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        compression: "Compression | dict[str, Any] | None" = None,
     ) -> None:
         """Checks and takes over the arguments: what `__init__` does for every Keras."""
         l2_norm_clip, noise_multiplier = required(
@@ -94,22 +96,22 @@ class PrivacyParameters(PersistentState):
         if self._adaptive is not None:
             noises = (max(self._adaptive.sum_noises), max(self._adaptive.count_noises))
         check_secure_noise(secure_noise, *noises, self._sampled)
-        self._correlation = correlated_noise.get(noise_correlation)
+        self._correlation = options.get("noise_correlation", noise_correlation)
         adaptive = self._adaptive is not None
         check_correlation(
             self._correlation, noise_multiplier, self._sampled, secure_noise, adaptive
         )
         self._memory: NoiseMemory | None = None
         if self._correlation is not None and self._correlation.bands > 1 and self._has_noise:
-            self._memory = NoiseMemory(self._correlation)
+            self._memory = options.module("noise_memory").NoiseMemory(self._correlation)
         self._cycles: CycleCount | None = None
         if self._sampled is not None and self._sampled.cycle_length > 1:
             self._cycles = CycleCount(self._sampled.cycle_length)
-        self._compression = compressions.get(compression)
+        self._compression = options.get("compression", compression)
         self._compressor: Compressor | None = None
         if self._compression is not None:
             check_compression(self._compression, self._correlation)
-            self._compressor = Compressor(self._compression)
+            self._compressor = options.module("compression").Compressor(self._compression)
         self._secure_noise = secure_noise
         self._clipping.wide_sums = secure_noise and self._has_noise
         if self._sampled is not None:
@@ -181,12 +183,12 @@ class PrivacyParameters(PersistentState):
         return self._stages.values[stage] * self._clipping.sensitivity()
 
     @property
-    def noise_correlation(self) -> BandedNoise | None:
+    def noise_correlation(self) -> "BandedNoise | None":
         """Correlation of the noise from step to step; None if it is independent."""
         return self._correlation
 
     @property
-    def compression(self) -> Compression | None:
+    def compression(self) -> "Compression | None":
         """Rule that sets coordinates of the gradient to zero; None if all are kept."""
         return self._compression
 
@@ -325,7 +327,9 @@ class PrivacyParameters(PersistentState):
 
     def _privacy_config(self) -> dict[str, Any]:
         """Returns the arguments of `_set_privacy`, without the secret noise key."""
-        correlation = self._correlation
+        correlation, compression = self._correlation, None
+        if self._compression is not None:
+            compression = options.module("compression").serialize(self._compression)
         return {
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": schedules.serialize(self.noise_multiplier),
@@ -336,5 +340,5 @@ class PrivacyParameters(PersistentState):
             "engine": self._engine,
             "clipping_rule": clipping_rules.serialize(self._clipping.clipping_rule),
             "noise_correlation": None if correlation is None else correlation.get_config(),
-            "compression": compressions.serialize(self._compression),
+            "compression": compression,
         }

@@ -17,7 +17,7 @@ from tfdp.accounting.sampling import BUCKETS, NONE
 from tfdp.base import private_logs
 from tfdp.base.validation import error
 from tfdp.clipping import step_check
-from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
+from tfdp.clipping.batch_loss import BatchLoss
 from tfdp.clipping.engine import ClippedSum
 from tfdp.clipping.loss_graph import loss_reader
 from tfdp.clipping.shared_tensors import constant
@@ -164,7 +164,7 @@ class PrivateStep(StepWarnings):
                 lock = self._take_lock()
                 clip, masks = self._read_once(variables, lock)
             rows, looked_up = self._most_rows(), None
-            if isinstance(loss, TwoTermLoss):
+            if isinstance(loss, BatchLoss):
                 if replicas.count() > 1:  # Their groups must not hold the row of an empty batch.
                     with step_check.own_operations():
                         looked_up = self._use_of(loss.batch_alone(), lock)
@@ -314,7 +314,7 @@ class PrivateStep(StepWarnings):
 
     def _two_term_sum(
         self,
-        loss: TwoTermLoss,
+        loss: BatchLoss,
         variables: list,
         seed: tf.Tensor,
         rows: int | None,

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfdp.base import devices
 from tfdp.clipping.loss_graph import copying, loss_reader
-from tfdp.clipping.loss_graph.recurrent import is_zero
 from tfdp.clipping.one_pass import loop_recordings
+from tfdp.clipping.one_pass.marked_calls import is_zero
 from tfdp.clipping.one_pass.weight_uses import CannotUse, Site, by_example, rows_of, unchanged
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import RowList, Rows
