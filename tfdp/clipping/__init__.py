@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         PerLayerClipping,
     )
     from tfdp.clipping.engine import ClippedSum, ClippingEngine
+    from tfdp.clipping.example_losses import per_example_losses
     from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
     from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
-    from tfdp.clipping.per_example_losses import per_example_losses
     from tfdp.clipping.report import Report, SlowClippingWarning
     from tfdp.clipping.vectorized.vectorized_engine import VectorizedEngine
 
@@ -64,7 +64,7 @@ __getattr__, __dir__ = lazy.attributes(
         "TermWiseAggregation": "tfdp.clipping.batch_losses.aggregations",
         "TwoTermLoss": "tfdp.clipping.batch_losses.two_term_loss",
         "VectorizedEngine": "tfdp.clipping.vectorized.vectorized_engine",
-        "per_example_losses": "tfdp.clipping.per_example_losses",
+        "per_example_losses": "tfdp.clipping.example_losses",
         "register_op_gradients": "tfdp.clipping.one_pass.op_gradients.registry",
     },
 )
