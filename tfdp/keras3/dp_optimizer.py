@@ -1,6 +1,7 @@
 """Private optimizers of Keras 3: any optimizer of Keras, on noisy sums of clipped gradients."""
 
 import copy
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tfdp import schedules
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base import private_apis
 from tfdp.base.keras_3 import tf_variable
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
@@ -268,10 +270,17 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             id(tf_variable(variable)): variable
             for variable in self.inner_optimizer._trainable_variables
         }
+        before = _calls.kept
         self.inner_optimizer.apply(
             [gradient for gradient, _ in gradients],
             [known[id(variable)] for _, variable in gradients],
         )
+        if replicas.count() > 1 and _calls.kept == before:
+            raise private_apis.PrivateApiMissingError(
+                f"The inner optimizer {type(self.inner_optimizer).__name__}, as this version of "
+                "Keras calls it, adds up the gradients of all replicas once more. Train without a "
+                "distribution strategy, or with an optimizer of Keras as it is."
+            )
 
     def _loss_metrics(self, model: Any) -> list[Any] | None:
         if not isinstance(model, keras.Model):
@@ -339,7 +348,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 _check_part(part)
         for updating in (self.inner_optimizer, *several_optimizers.parts(self.inner_optimizer)):
             # Gradients are the sums of all replicas already.
-            updating._all_reduce_sum_gradients = list
+            updating._all_reduce_sum_gradients = _keep_sums
 
     def _add_weight(self, name: str, shape: Any, dtype: Any, initializer: Any, **_: Any) -> Any:
         dtype = tf.as_dtype(dtype).name
@@ -450,6 +459,19 @@ def _check_inner(inner: Any) -> None:
         )
     for part in (inner, *several_optimizers.parts(inner)):
         _check_part(part)
+
+
+class _Calls(threading.local):
+    kept = 0
+
+
+_calls = _Calls()
+
+
+def _keep_sums(gradients: Iterable[Any]) -> list[Any]:
+    """Stands for the sum over replicas, which gradients are already; counts its calls."""
+    _calls.kept += 1
+    return list(gradients)
 
 
 def _check_part(inner: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.accounting.sampling import BUCKETS, NONE
-from tfdp.base import private_logs
+from tfdp.base import private_apis, private_logs
 from tfdp.base.validation import error
 from tfdp.clipping import step_check
 from tfdp.clipping.batch_loss import BatchLoss
@@ -155,6 +155,7 @@ class PrivateStep(StepWarnings):
         def begin() -> None:
             self.build(variables)
             private_logs.check_fit()
+            private_apis.warn_of_missing()
 
         replicas.once(begin)
         self._inherit_from_graph()
