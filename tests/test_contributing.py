@@ -11,7 +11,12 @@ from tests.without_keras_2 import needs_keras_2
 PAGE = (forks.ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = PAGE[PAGE.index("## Where would I add") : PAGE.index("## Benchmarks")]
 ITEMS = [item for item in re.split(r"\n(?=\d\. |\*\*)", RECIPES) if "`" in item]
-LIBRARY = "".join(path.read_text() for path in (forks.ROOT / "tfdp").rglob("*.py"))
+LIBRARY = "".join(
+    path.read_text()
+    for room in ("tfdp", "experiments")
+    for pattern in ("*.py", "*.toml")
+    for path in (forks.ROOT / room).rglob(pattern)
+)
 _FILE = re.compile(r"[\w/]+\.(?:py|toml|md|jsonl)")
 _NAME = re.compile(r"@?(_?[A-Z][A-Z_]{3,}|_[a-z]\w+|[a-z]+_[a-z_]+)")
 
