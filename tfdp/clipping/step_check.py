@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
+from tfdp.base.tf import op_types
 from tfdp.base.tf.private_variables import keep_private
 from tfdp.clipping import function_checks, update_error
 from tfdp.clipping.batch_loss import BatchLoss
@@ -54,7 +55,7 @@ _HARMLESS = (
     | data_flow.GENERATORS
     | RANDOM_STREAMS
     | {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"}
-    | {"Case", "If", "StatefulPartitionedCall", "While"}
+    | op_types.STATEFUL
     | {"CudnnRNN", "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"}
     | {"CudnnRNNV2", "CudnnRNNV3"}
 )
@@ -313,7 +314,7 @@ def _check_write(
 
 def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
     """Checks that a function that calls `minimize` is passed data as they are."""
-    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+    if op.type not in op_types.CALLS:
         return
     called = data_flow.called_functions(op)
     if not any(data_flow.function_graph(op.graph, name) in _minimizing for name in called):

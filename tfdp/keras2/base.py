@@ -21,6 +21,7 @@ from tfdp.clipping.update_error import Code, described
 from tfdp.keras2.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step.arguments import check_first_argument, scaling_hint
+from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
@@ -77,21 +78,9 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         weight_decay: float | None = None,
         **kwargs: Any,
     ):
+        config = PrivacyConfig.checked(self._public_name(), locals())
         self._weight_decay = WeightDecay(weight_decay)
-        self._set_privacy(
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            sampling,
-            noise_seed,
-            secure_noise,
-            engine,
-            clipping_rule,
-            noise_correlation,
-            compression,
-        )
+        self._set_privacy(config)
         kwargs.setdefault("name", type(self).__name__)
         # TF-Privacy's own noise, which is never used, has no schedules.
         super().__init__(l2_norm_clip, self._stages.values[0], num_microbatches, **kwargs)

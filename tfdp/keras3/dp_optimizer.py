@@ -23,6 +23,7 @@ from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step import replicas
 from tfdp.step.arguments import PRIVATE_ARGUMENTS, scaling_hint
+from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
@@ -122,25 +123,13 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
+        config = PrivacyConfig.checked(self._public_name(), locals())
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer
         self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
         self._name = self.name
         self._assignment: several_optimizers.Assignment | None = None
-        self._set_privacy(
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            sampling,
-            noise_seed,
-            secure_noise,
-            engine,
-            clipping_rule,
-            noise_correlation,
-            compression,
-        )
+        self._set_privacy(config)
         self._self_setattr_tracking = True
 
     def __repr__(self) -> str:

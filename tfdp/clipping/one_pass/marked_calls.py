@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
+
 # Beginnings of the marks. A module is loaded when there is such a call.
 _MODULES = {"lstm_": "tfdp.clipping.one_pass.recurrent", "gru_": "tfdp.clipping.one_pass.recurrent"}
 
 
 def function_of(op: tf.Operation) -> Any | None:
     """Returns the function that an operation calls, if there is one with a known mark."""
-    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+    if op.type not in op_types.CALLS:
         return None
     with tf.init_scope():
         name = op.get_attr("f").name

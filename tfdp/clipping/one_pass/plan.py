@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import loss_reader
 from tfdp.clipping.one_pass import (
     computed_weights,
@@ -32,8 +33,7 @@ from tfdp.clipping.row_analysis import equal_rows
 from tfdp.clipping.row_analysis.analysis import RowAnalysis, Transfer
 from tfdp.clipping.row_analysis.states import Rows
 
-_CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+_LOOP_TYPES = op_types.LOOPS | {"Scan"}
 
 
 class NeedsWholeModel(Exception):
@@ -68,7 +68,7 @@ class Plan:
         if loop_recordings.record_draws(operations, [*graph.vectors, *graph.terms]):
             operations = graph.operations()
         self._in_cone = {op.name: op for op in operations}
-        calls = [op for op in operations if op.type in _CALL_TYPES]
+        calls = [op for op in operations if op.type in op_types.CALLS]
         found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
         self._calls: dict[str, Any] = {k: v for k, v in found.items() if v is not None}
         special = {name: call.transfer for name, call in self._calls.items()}
