@@ -209,7 +209,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             )
         if trainable_variables is None:
             trainable_variables = self.inner_optimizer._trainable_variables
-        self._take_step_of(loss, list(trainable_variables))
+        self._take_step(loss, list(trainable_variables))
 
     def minimize(self, loss: Any, trainable_variables: Any) -> None:
         """Takes a private step of a loss, without a tape.
@@ -234,18 +234,8 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `stateless_apply`.")
 
-    def _take_step_of(self, loss: tf.Tensor | BatchLoss, variables: list) -> None:
-        self._check_replicas()
-        replicas.once(lambda: self.build(variables))
-        self._take_step(loss, [tf_variable(variable) for variable in variables])
-
-    def _check_traced(self) -> None:
-        if tf.executing_eagerly():
-            raise ValueError(
-                f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
-                "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
-                "or decorate your training step with `@tf.function`."
-            )
+    def _tf_variable(self, variable: Any) -> tf.Variable:
+        return tf_variable(variable)
 
     def _scaled_losses(self) -> dict[int, tf.Tensor | BatchLoss]:
         """Returns the losses of the graph being built that wait for `apply`, by replica."""
