@@ -6,6 +6,9 @@ import os
 import pathlib
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 # What is in memory for norms at the same time: on a CPU, what its caches hold.
@@ -14,8 +17,8 @@ _CPU_BYTES, _GPU_BYTES = 16 * 2**20, 1024 * 2**20
 _CPU_BUDGET, _CPU_PART, _GPU_BUDGET = 2 * 2**30, 4, 8 * 2**30
 # Where Linux tells the groups of a process, and the limits of memory of a group.
 _GROUPS, _LIMITS = "/proc/self/cgroup", "/sys/fs/cgroup"
-# Where Linux tells what the processor has.
-_PROCESSOR = "/proc/cpuinfo"
+# Where Linux tells what the processor has, and what of the memory can be taken.
+_PROCESSOR, _FREE = "/proc/cpuinfo", "/proc/meminfo"
 
 
 def replicas() -> int:
@@ -49,6 +52,49 @@ def memory_budget() -> int:
     if has_gpu():
         return _GPU_BUDGET
     return max(_CPU_BUDGET, _memory() // _CPU_PART)
+
+
+def available_bytes() -> int | None:
+    """Returns the bytes of memory that can be taken: of the host, or of the GPU that has the least.
+
+    Returns:
+      None, where TensorFlow or the system do not tell.
+    """
+    if not has_gpu():
+        return available_host_bytes()
+    with contextlib.suppress(Exception):  # What TensorFlow tells, and how, varies.
+        free = []
+        for name, limit in _memory_limits().items():
+            if ":GPU:" in name:
+                used = tf.config.experimental.get_memory_info(name.rpartition("device:")[2])
+                free.append(limit - used["current"])
+        return min(free, default=None)
+    return None
+
+
+def available_host_bytes() -> int | None:
+    """Returns the bytes of the host's memory that can be taken; None, if they are not known."""
+    try:
+        with open(_FREE) as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _memory_limits() -> dict[str, int]:
+    """Returns the bytes that TensorFlow may use on each of its devices, by name."""
+    tf.config.list_logical_devices()  # Makes them, if that was not done.
+    devices = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
+    try:
+        return {
+            pywrap_tf_session.TF_DeviceListName(
+                devices, i
+            ): pywrap_tf_session.TF_DeviceListMemoryBytes(devices, i)
+            for i in range(pywrap_tf_session.TF_DeviceListCount(devices))
+        }
+    finally:
+        pywrap_tf_session.TF_DeleteDeviceList(devices)
 
 
 def _memory() -> int:
