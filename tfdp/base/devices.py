@@ -6,9 +6,6 @@ import os
 import pathlib
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 # What is in memory for norms at the same time: on a CPU, what its caches hold.
@@ -84,17 +81,8 @@ def available_host_bytes() -> int | None:
 
 def _memory_limits() -> dict[str, int]:
     """Returns the bytes that TensorFlow may use on each of its devices, by name."""
-    tf.config.list_logical_devices()  # Makes them, if that was not done.
-    devices = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
-    try:
-        return {
-            pywrap_tf_session.TF_DeviceListName(
-                devices, i
-            ): pywrap_tf_session.TF_DeviceListMemoryBytes(devices, i)
-            for i in range(pywrap_tf_session.TF_DeviceListCount(devices))
-        }
-    finally:
-        pywrap_tf_session.TF_DeleteDeviceList(devices)
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:  # It shares the devices.
+        return {device.name: device.memory_limit_bytes for device in session.list_devices()}
 
 
 def _memory() -> int:
