@@ -131,6 +131,7 @@ class _Check:
         self._model = model
         self._slow = _SLOW.format(keras.name)
         self._outputs: Any = None
+        self._bytes_per_row: int | None = None
 
     def run(self, spec: Any, loss: Any, data: Any) -> ModelCheck:
         """Examines settings, layers and loss."""
@@ -142,7 +143,7 @@ class _Check:
         if losses is not None and self._outputs is not None:
             findings += self._of_loss(losses, weights, data)
         findings.sort(key=lambda finding: not finding.refused)
-        return ModelCheck(tuple(dict.fromkeys(findings)), self._notes(losses))
+        return self._result(findings, self._notes(losses))
 
     def run_step(self, loss: Any, data: Any) -> ModelCheck:
         """Examines settings and the training step that the model has itself."""
@@ -151,7 +152,10 @@ class _Check:
         if not self._model.trainable_variables:  # Which it may make in its first step.
             findings.append(_UNTRAINED)
         findings = sorted([*settings, *findings], key=lambda finding: not finding.refused)
-        return ModelCheck(tuple(dict.fromkeys(findings)), ())
+        return self._result(findings)
+
+    def _result(self, findings: list[Finding], notes: tuple[str, ...] = ()) -> ModelCheck:
+        return ModelCheck(tuple(dict.fromkeys(findings)), notes, self._bytes_per_row)
 
     def _of_step(self, loss: Any, data: Any) -> list[Finding]:
         model = self._model
@@ -161,6 +165,7 @@ class _Check:
         with self._keras.watching(model) as inputs_of, self._trained_by(probe, loss):
             error = trace.run(model.train_step, _element_spec(data))
         if error is None:
+            self._bytes_per_row = getattr(trace.engine, "bytes_per_row", None)
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, self._step_name())
 
@@ -222,6 +227,7 @@ class _Check:
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
+            self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
 

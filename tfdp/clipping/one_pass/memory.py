@@ -1,7 +1,7 @@
 """Estimates of the memory that the backward pass of an example takes."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -61,6 +61,23 @@ def bytes_per_row(analysis: RowAnalysis, handles: Sequence[tf.Tensor]) -> int:
         else:
             total += _kept(inner, inner.operations)
     return total
+
+
+def largest_operation(operations: Iterable[tf.Operation]) -> int:
+    """Estimates the bytes of an example's part of the tensors of the largest operation.
+
+    Args:
+      operations: Operations of a model, in which the first axis of the examples is open.
+    """
+    return max((sum(map(_open_bytes, [*op.inputs, *op.outputs])) for op in operations), default=0)
+
+
+def _open_bytes(tensor: tf.Tensor) -> int:
+    """Returns about how many bytes an example has of a tensor, if its first axis is open."""
+    shape = tensor.shape
+    if not shape.rank or shape[0] is not None or not tensor.dtype.size:
+        return 0
+    return math.prod(_UNKNOWN if size is None else size for size in shape[1:]) * tensor.dtype.size
 
 
 def _that_follow_from(handles: Sequence[tf.Tensor], analysis: RowAnalysis) -> set[str]:

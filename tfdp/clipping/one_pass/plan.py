@@ -105,7 +105,13 @@ class Plan:
 
     @property
     def bytes_per_row(self) -> int:
-        """About how many bytes the backward pass of one example takes."""
+        """About how many bytes the backward pass of one example takes.
+
+        Of a model of which nothing is proven, what its largest operation takes: the vectorised
+        engine works on few rows at a time, but the loss of all is computed at once.
+        """
+        if self.fallback:
+            return memory.largest_operation(self._in_cone.values())
         return memory.bytes_per_row(self._analysis, self._handles)
 
     @property
