@@ -43,7 +43,7 @@ class Contribution(abc.ABC):
 
     Attributes:
       tensors: Tensors that they are computed from: `[rows, ...]` each.
-      shape: Shape of the weights.
+      shape: Shape of the weights; a scalar tensor stands for a size that is not static.
       name: Name of the computation, for reports.
       view: Steps from the variable to the weights.
     """
@@ -66,8 +66,8 @@ class Contribution(abc.ABC):
 
     @property
     def size(self) -> int:
-        """Number of weights."""
-        return tf.TensorShape(self.shape).num_elements()
+        """Number of weights; a scalar tensor where it is not static, see `computed_weights`."""
+        return product(self.shape)
 
     @property
     def dtype(self) -> tf.DType:
