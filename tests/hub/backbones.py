@@ -289,6 +289,7 @@ BACKBONES = {
     "Qwen3": _language_model("Qwen3", _pairs("Qwen3"), **SMALL_HEADS),
     "SmolLM3": _language_model("SmolLM3", _pairs("SmolLM3"), **SIZES, **SMOL),
     "Gemma": _language_model("Gemma", _pieces("Gemma", "<bos>", "<eos>"), **SMALL_HEADS),
+    "Bart": Backbone("sequence-to-sequence model", bart, SEQ2SEQ),
     "T5": Backbone("sequence-to-sequence model", _t5, SEQ2SEQ),
     "ViT": _images(vit),
     "DeiT": _images(lambda: image_task("DeiT", patch_size=16, **HEADS)),

@@ -122,6 +122,38 @@ def test_rules_for_real_numbers_are_wrong_for_complex_ones(name, monkeypatch):
         assert_equals_loop(OnePassEngine(CLIP), complex_model(name), VECTORS)
 
 
+def test_lists_of_weights_are_left_to_the_vectorised_engine():
+    engine = OnePassEngine(CLIP)
+
+    def from_a_list(w):
+        return tf.TensorArray(tf.float32, 5).unstack(w).stack()
+
+    assert_equals_loop(engine, with_weights(from_a_list), VECTORS)
+    assert not engine.report().entries[0].fast
+
+
+def test_gradients_that_are_not_pulled_back_are_caught(monkeypatch):
+    """The norm must be that of the variable's gradient, not of the computed weights'."""
+    monkeypatch.setattr(computed_weights, "_pulled_back", lambda gradient, view, shape: gradient)
+    with pytest.raises(AssertionError):
+        assert_equals_loop(OnePassEngine(CLIP), with_weights(COMPUTED["softmax"]), VECTORS)
+
+
+@pytest.mark.slow
+def test_steps_that_compute_the_same_weights_are_put_together():
+    def make():
+        return tf.keras.Sequential(
+            [layers.Reshape([5, 1]), layers.GRU(3, reset_after=False, unroll=True), layers.Dense(3)]
+        )
+
+    engine = OnePassEngine(CLIP)
+    assert_equals_loop(engine, make, VECTORS)
+    (how,) = [
+        entry.how for entry in engine.report().entries if "recurrent_kernel" in entry.variable
+    ]
+    assert how.count("uses of matmul") == 2
+
+
 # Weights of open shape, such as the positions of a text of any length.
 
 
