@@ -297,10 +297,11 @@ class Plan:
             use = recorded_use(site, found.data, found.gradient, shape, inner)
         else:
             use = make_use(site, found, shape, self._analysis, count)
-        rule = op_gradients.find_op_gradients(site.op.type, site.weight)
+        rule = op_gradients.find_op_gradients(site.op.type, site.weight, use.is_open)
         part = (rule(use) if rule else None) or op_gradients.generic.generic(use)
         if part is None:
-            raise CannotUse(f"no rule for '{site.op.name}' ({site.op.type})")
+            of = " with weights of open shape" if use.is_open else ""
+            raise CannotUse(f"no rule for '{site.op.name}' ({site.op.type}){of}")
         return part
 
     def _recurrent_part(self, site: Site, recurrent: dict) -> Contribution | None:

@@ -52,14 +52,21 @@ def loop(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], Ro
 
 
 def _graph(op: tf.Operation, attribute: str) -> tf.Graph | None:
-    """Returns the graph of a called function; None if its gradient cannot be read."""
+    """Returns the graph of a called function; None if its gradient cannot be read.
+
+    Nor can it where there are complex numbers: loops and calls pass on gradients of real ones.
+    """
     try:
         graph = data_flow.function_graph(op.graph, op.get_attr(attribute).name)
     except ValueError:
         return None
     # Tracing such a gradient may give the function's graph more arguments.
     own = any(custom_gradients.is_custom(inner) for inner in graph.get_operations())
-    return None if own else graph
+    return None if own or _has_complex_numbers(graph) else graph
+
+
+def _has_complex_numbers(graph: tf.Graph) -> bool:
+    return any(t.dtype.is_complex for op in graph.get_operations() for t in op.outputs)
 
 
 def _analyse(graph: tf.Graph, states: Sequence[State]) -> RowAnalysis:
