@@ -66,7 +66,9 @@ def test_a_step_loads_the_parts_that_it_uses():
             assert loaded & set(PARTS.values()) == {PARTS[option]}
 
 
-@pytest.mark.parametrize("package", ["accounting", "clipping", "data", "keras3"])
+@pytest.mark.parametrize(
+    "package", ["accounting", "clipping", "data", pytest.param("keras3", marks=needs_keras_3)]
+)
 def test_names_of_lazy_packages_are_those_that_type_checkers_read(package):
     module = importlib.import_module(f"tfdp.{package}")
     tree = ast.parse(pathlib.Path(module.__file__).read_text())
