@@ -250,6 +250,17 @@ FAST = {
         ),
         IMAGES,
     ),
+    "fourier transform": (
+        sequential(
+            lambda: layers.Dense(4, activation="tanh"),
+            lambda: layers.Lambda(
+                lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64)))
+            ),
+            layers.LayerNormalization,
+            FLAT,
+        ),
+        SEQUENCES,
+    ),
     "gram": (sequential(lambda: layers.Dense(20), lambda: layers.Dense(20), FLAT), SEQUENCES),
     "time major": (sequential(TimeMajor, FLAT), SEQUENCES),
     "conv2d": (

@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
-from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
+from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
+from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
+from tfdp.clipping.report import SlowClippingWarning
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
 from tfdp.step.private_step import PrivateStep

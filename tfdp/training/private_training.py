@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
+from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE

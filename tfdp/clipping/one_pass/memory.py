@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.one_pass import loop_recordings
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Rows
@@ -15,7 +16,7 @@ _UNKNOWN = 64
 
 # Calls of functions, and how often what they return they keep inside, where that is not looked at:
 # in layers such as LSTM.
-_CALLS, _OPAQUE = {"PartitionedCall", "StatefulPartitionedCall"}, 12
+_OPAQUE = 12
 
 # What gradients of operations need in the backward pass; of others, inputs and outputs.
 _SAME_MEMORY = {"Reshape", "Identity", "ExpandDims", "Squeeze"}
@@ -53,7 +54,7 @@ def bytes_per_row(analysis: RowAnalysis, handles: Sequence[tf.Tensor]) -> int:
         if name not in trained:
             continue
         op = analysis.operations[name]
-        if op.type in loop_recordings.LOOP_TYPES:
+        if op.type in op_types.LOOPS:
             steps = loop_recordings.number_of_steps(op, inner.graph)
             # Twice: what is recorded for the rules is taken in a loop of its own.
             total += 2 * (steps if isinstance(steps, int) else _UNKNOWN) * _all(inner)
@@ -99,7 +100,7 @@ def _kept(analysis: RowAnalysis, trained: Collection[str]) -> int:
         largest = max(largest, sum(_bytes(tensor, analysis) for tensor in tensors))
         if name not in trained or op.type in _NEED_NOTHING:
             continue
-        if op.type in _CALLS and name not in analysis.inner:
+        if op.type in op_types.CALLS and name not in analysis.inner:
             gradients += _OPAQUE * sum(_bytes(tensor, analysis) for tensor in op.outputs)
         if op.type in _NEED_OUTPUTS:
             tensors = op.outputs
