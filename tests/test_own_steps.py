@@ -189,9 +189,7 @@ def test_the_loss_that_is_given_reaches_it_by_a_compile_of_its_own(front):
             assert self.kind == "given"
             return super().train_step(data)
 
-    model, batches, budget = make(
-        front, Custom([keras.layers.Dense(3)]), loss=front.crossentropy()
-    )
+    model, batches, budget = make(front, Custom([keras.layers.Dense(3)]), loss=front.crossentropy())
     model.fit(batches, epochs=1, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.steps == 4
     plain = Custom([keras.layers.Dense(3)])
