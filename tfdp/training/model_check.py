@@ -1,6 +1,7 @@
 """Check of a model, for every Keras: all that private training refuses or does slowly."""
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -187,14 +188,21 @@ class _Check:
         """Compiles a model with an optimizer for a while; a loss of None is that which it has."""
         model, attributes = self._model, vars(self._model)
         before, had = dict(attributes), getattr(model, "optimizer", None)
-        # Of a model with a `compile` of its own, only the optimizer is replaced.
+        # Of a model that was compiled by a `compile` of its own, only the optimizer is replaced.
         compiles = type(model).compile is self._keras.package.Model.compile
+        is_compiled = False
         if compiles and (loss is not None or had is None):
             model.compile(optimizer=optimizer, loss=loss)
-            changed = {name for name, value in attributes.items() if before.get(name) is not value}
-        else:
+            is_compiled = True
+        elif had is None:
+            given = {"optimizer": optimizer, **({} if loss is None else {"loss": loss})}
+            with contextlib.suppress(Exception):  # It may take more, or others.
+                inspect.signature(model.compile).bind(**given)
+                model.compile(**given)
+                is_compiled = True
+        changed = {name for name, value in attributes.items() if before.get(name) is not value}
+        if not is_compiled:
             self._keras.swap_optimizer(model, optimizer)
-            changed = set()
         try:
             yield
         finally:
