@@ -12,7 +12,7 @@ by hand; also in compiled (XLA) functions and loops.
 
 Not found: a change of tensors of more than 8,192 entries that leaves alone every entry of the
 fixed subset that is looked at; what the training step itself does with the batch, which the
-clipping engines analyse; and draws that are chosen by looking at them.
+clipping engines analyze; and draws that are chosen by looking at them.
 """
 
 import dataclasses
