@@ -74,9 +74,11 @@ class PoissonBatches(tf.data.Dataset):
       sampling: Sampling of the batches: the argument `sampling` of an optimizer.
       source: The data set. Batches can also be drawn from it inside a graph.
       preprocessor: The preprocessor of a KerasHub task that was applied to the examples, if any.
+      is_private: Whether they were drawn for private training alone, as those of `make_private`.
     """
 
     preprocessor: Any = None
+    is_private = False
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
 
         dataset = original(self._dataset, *args, **kwargs)
         kept = PoissonBatches(dataset, self.sampling, self.source, make)
-        kept.preprocessor = self.preprocessor
+        kept.preprocessor, kept.is_private = self.preprocessor, self.is_private
         return kept
 
     method.__name__, method.__doc__ = name, f"As `tf.data.Dataset.{name}`."

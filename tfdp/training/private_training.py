@@ -137,7 +137,7 @@ def prepare(
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
     batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
-    batches.preprocessor = preprocessor
+    batches.preprocessor, batches.is_private = preprocessor, True
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
