@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, custom_gradients, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Public, Rows
@@ -262,7 +263,7 @@ def computed_view(end: tf.Tensor, handle: tf.Tensor, caller: tf.Operation | None
       CannotUse: It is another in each step of a loop, or its shape is not known well enough.
     """
     inputs = {} if caller is None else {t.ref(): i for i, t in enumerate(end.graph.inputs)}
-    if caller is not None and caller.type in ("While", "StatelessWhile"):
+    if caller is not None and caller.type in op_types.LOOPS:
         for tensor in copying.cone([end], set(inputs))[1]:
             if unchanged(end.graph.outputs[inputs[tensor.ref()]]) is not tensor:
                 raise CannotUse(f"'{end.name}' changes from step to step")

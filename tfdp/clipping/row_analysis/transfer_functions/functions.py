@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, custom_gradients, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis, function_transfers, unproven
 from tfdp.clipping.row_analysis.states import BatchSize, Public, RowList, Rows, State, Unproven
@@ -13,7 +14,7 @@ from tfdp.clipping.row_analysis.transfer_functions.common import constant_along
 _PASSES = 8
 
 
-@function_transfers("PartitionedCall", "StatefulPartitionedCall")
+@function_transfers(*op_types.CALLS)
 def call(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], RowAnalysis | None]:
     """Returns the states of the results, from those of the arguments."""
     graph = _graph(op, "f")
@@ -26,7 +27,7 @@ def call(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], Ro
     return states + [other] * (len(op.outputs) - len(states)), analysis
 
 
-@function_transfers("While", "StatelessWhile")
+@function_transfers(*op_types.LOOPS)
 def loop(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], RowAnalysis | None]:
     """States that a step keeps, where examples do not decide how many steps there are."""
     body, condition = _graph(op, "body"), _graph(op, "cond")
