@@ -28,11 +28,8 @@ from tests.hub.backbones import (
     vit,
 )
 from tests.keras3.support import crossentropy
-<<<<<<< HEAD
-from tfdp.base.random import keyed_functions
-=======
 from tfdp.base import devices
->>>>>>> main
+from tfdp.base.random import keyed_functions
 from tfdp.data import tasks
 from tfdp.step import private_fit
 

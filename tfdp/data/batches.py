@@ -75,11 +75,9 @@ class PoissonBatches(Draws, tf.data.Dataset):
       sampling: Sampling of the batches: the argument `sampling` of an optimizer.
       source: The data set. Batches can also be drawn from it inside a graph.
       preprocessor: The preprocessor of a KerasHub task that was applied to the examples, if any.
-      is_private: Whether they were drawn for private training alone, as those of `make_private`.
     """
 
     preprocessor: Any = None
-    is_private = False
 
     def __init__(
         self,

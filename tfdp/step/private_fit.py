@@ -63,7 +63,7 @@ def _check_is_not_private(model: Any, x: Any) -> None:
 
     `compile` replaces the optimizer: `task.compile(sampler=...)` of KerasHub does, too.
     """
-    if not isinstance(x, PoissonBatches):
+    if not isinstance(x, Draws):
         return
     if x.is_private or any(one.was_trained for one in lineage.of(model.trainable_variables)):
         raise ValueError(

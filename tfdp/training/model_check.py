@@ -11,12 +11,8 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
-<<<<<<< HEAD
 from tfdp.base.user_warnings import said_by_keras
-from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
-=======
 from tfdp.clipping import step_check
->>>>>>> main
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
 from tfdp.clipping.report import SlowClippingWarning
