@@ -54,7 +54,7 @@ def public(monkeypatch):
     top = keras.Sequential([keras.Input([2, 2, 4]), *layers, keras.layers.GlobalAveragePooling2D()])
     top.set_weights([np.full(w.shape, 0.5) for w in top.weights])
     monkeypatch.setattr(public_fine_tuning, "_lite0", lambda *_: (None, top))
-    monkeypatch.setattr(public_fine_tuning, "_minilm", lambda _: (_Backbone(), None))
+    monkeypatch.setattr(public_fine_tuning, "minilm", lambda _: (_Backbone(), None))
     return top
 
 
@@ -125,6 +125,6 @@ def test_what_cannot_be_is_refused(flag, tmp_path):
 
 def test_weights_that_are_not_there(tmp_path):
     folders = public_fine_tuning.Folders(None, str(tmp_path), str(tmp_path), False)
-    for weights in (public_fine_tuning._minilm, lambda f: public_fine_tuning._lite0(32, f)):
+    for weights in (public_fine_tuning.minilm, lambda f: public_fine_tuning._lite0(32, f)):
         with pytest.raises(public_weights.WeightsError, match=r"--weights_dir=.*Add --download"):
             weights(folders)
