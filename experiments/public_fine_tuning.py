@@ -11,7 +11,7 @@ learning rate is tried on a part of the training set; the best on the other part
 of it, with each seed, and measured on the test set.
 
 --layers takes the first layers of MiniLM alone: those after them serve what it was trained for. Its
-last block asks once, by the mean over tokens, and not at each token: a step takes a sixth of the
+last block asks once, by the mean over tokens, and not at each token, so that a step takes little
 time.
 
 The optimizer is DP-SGD with momentum; for more of MiniLM than the head, DP-Adam.
@@ -43,23 +43,21 @@ from experiments.front_ends import front_end
 from experiments.settings import RefusedError, positive_numbers
 
 HEAD, BLOCK, ADAPTERS, WHOLE = "head", "last block", "adapters", "whole"
-BLOCK_ADAPTERS = "adapters of the last block"
 PARTS = {
     "efficientnet_lite0": (HEAD, BLOCK),
-    "minilm": (HEAD, BLOCK, BLOCK_ADAPTERS, ADAPTERS, WHOLE),
+    "minilm": (HEAD, BLOCK, ADAPTERS, WHOLE),
 }
 DATASETS = {"efficientnet_lite0": "cifar10", "minilm": "imdb_reviews"}
 _CLASSES = {"efficientnet_lite0": 10, "minilm": 2}
 _CLIP = 1.0
-_CHUNKS = {BLOCK: 1024, BLOCK_ADAPTERS: 512, ADAPTERS: 128, WHOLE: 128}  # Examples in memory.
+_CHUNKS = {BLOCK: 1024, ADAPTERS: 128, WHOLE: 128}  # Examples that are in memory at a time.
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags in `values`."""
     text = "Public weights: efficientnet_lite0 learns CIFAR-10, minilm reviews of IMDB."
     flags.DEFINE_enum("weights", "efficientnet_lite0", list(PARTS), text, flag_values=values)
-    text = f"What is trained privately: {HEAD}, {BLOCK}; of MiniLM, {BLOCK_ADAPTERS}, {ADAPTERS}, "
-    text += f"{WHOLE}."
+    text = "What is trained privately: head, last block; of MiniLM, adapters, whole."
     flags.DEFINE_list("parts", [HEAD], text, flag_values=values)
     text = "Height and width that images are enlarged to."
     flags.DEFINE_integer("image_size", 128, text, lower_bound=32, flag_values=values)
@@ -135,18 +133,18 @@ def minilm(folders: Folders) -> tuple[Any, Any]:
 
 
 def _first_layers(backbone: Any, layers: int, keras: Any) -> Any:
-    """Returns the model of the first layers of a `BertBackbone`; of all of them if 0."""
-    if not layers:
-        return backbone
-    output = backbone.get_layer(f"transformer_layer_{layers - 1}").output
+    """Returns the model of the first layers of a `BertBackbone`, behind its embeddings."""
+    name = f"transformer_layer_{layers - 1}" if layers else "embeddings_dropout"
+    output = backbone.get_layer(name).output
     return keras.Model(backbone.inputs, {"sequence_output": output})
 
 
 @functools.cache
 def _reviews(part: str, size: int, layers: int, folders: Folders) -> tuple[Any, Any]:
     backbone, tokenizer = minilm(folders)
-    if part in (BLOCK, BLOCK_ADAPTERS):
-        layers = (layers or backbone.num_layers) - 1
+    layers = layers or backbone.num_layers
+    if part == BLOCK:
+        layers -= 1
     encoder = _first_layers(backbone, layers, front_end(3).keras)
     found = []
     for texts, classes in datasets.reviews(folders.data_dir):
@@ -189,16 +187,10 @@ def classifier(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -
       folders: Where public weights are.
       keras: The package.
     """
-    below, dtype = {
-        HEAD: (_nothing, "float32"),
-        BLOCK: (_last_block, "float32"),
-        BLOCK_ADAPTERS: (_last_block, "float32"),
-        ADAPTERS: (_encoder, "int32"),
-        WHOLE: (_encoder, "int32"),
-    }[run.part]
+    below = {HEAD: _nothing, BLOCK: _last_block, ADAPTERS: _encoder, WHOLE: _encoder}[run.part]
     return keras.Sequential(
         [
-            keras.Input(shape, dtype=dtype),
+            keras.Input(shape),
             *below(run, shape, folders, keras),
             # Features of one length: clipping then treats examples alike.
             keras.layers.UnitNormalization(),
@@ -221,23 +213,54 @@ def _last_block(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) 
 
 
 def _block_of_minilm(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> Any:
-    """Returns a model of `token_outputs`, whose block asks by the mean over tokens."""
+    """Returns a model of `token_outputs`: a block that asks once, by the mean over tokens."""
     backbone, _ = minilm(folders)
     block = backbone.transformer_layers[(run.layers or backbone.num_layers) - 1]
-    attention = block._self_attention_layer
-    widen, narrow = block._feedforward_intermediate_dense, block._feedforward_output_dense
     tokens = keras.Input(shape)
-    mask = keras.ops.any(keras.ops.not_equal(tokens, 0), axis=2)
-    mean = keras.layers.GlobalAveragePooling1D(keepdims=True)(tokens, mask=mask)
-    x = attention(mean, tokens, attention_mask=mask[:, None, :])
+    mean = keras.layers.GlobalAveragePooling1D()(tokens, mask=_is_token(tokens, keras))
+    x = _attended(mean, tokens, block._self_attention_layer, keras)
     x = block._self_attention_layer_norm(x + mean)
-    x = block._feedforward_layer_norm(x + narrow(widen(x)))
-    model = keras.Model(tokens, keras.layers.Flatten()(x))
-    if run.part == BLOCK_ADAPTERS:
-        for layer in model._flatten_layers():
-            if isinstance(layer, keras.layers.EinsumDense | keras.layers.Dense):
-                layer.enable_lora(run.rank)
-    return model
+    y = block._feedforward_output_dense(block._feedforward_intermediate_dense(x))
+    x = block._feedforward_layer_norm(x + y)
+    return keras.Model(tokens, x)
+
+
+def _is_token(tokens: Any, keras: Any) -> Any:
+    return keras.ops.any(keras.ops.not_equal(tokens, 0), axis=2)
+
+
+def _attended(asking: Any, tokens: Any, attention: Any, keras: Any) -> Any:
+    """Returns what `attention(asking, tokens)` gives, without keys and values of all tokens.
+
+    With the query q of a head, a token x and the kernels K and V, it is q (K x) = (q K) x, and the
+    sum of p V x over tokens is V times the sum of p x. The bias of keys adds the same to all scores
+    of a head, and so nothing.
+
+    Args:
+      asking: The vector that asks, `[batch, width]`.
+      tokens: The outputs of tokens, `[batch, length, width]`, zeros where a text is padded.
+      attention: A built layer `MultiHeadAttention`, whose weights are copied.
+      keras: The package.
+    """
+    dense, ops = keras.layers.EinsumDense, keras.ops
+    heads, size, width = attention.num_heads, attention.key_dim, tokens.shape[2]
+
+    def applied(
+        equation: str, shape: tuple[int, ...], bias: str | None, source: Any, x: Any
+    ) -> Any:
+        layer = dense(equation, shape, bias_axes=bias)
+        found = layer(x)
+        layer.set_weights(source.get_weights()[: len(layer.weights)])
+        return found
+
+    query = applied("bd,dnh->bnh", (heads, size), "nh", attention._query_dense, asking)
+    key = applied("bnh,dnh->bnd", (heads, width), None, attention._key_dense, query)
+    scores = ops.einsum("bnd,btd->bnt", key, tokens) / size**0.5
+    unmasked = _is_token(tokens, keras)[:, None, :]
+    shares = ops.softmax(ops.where(unmasked, scores, -1e9), axis=2)
+    seen = ops.einsum("bnt,btd->bnd", shares, tokens)
+    value = applied("bnd,dnh->bnh", (heads, size), "nh", attention._value_dense, seen)
+    return applied("bnh,nhd->bd", (width,), "d", attention._output_dense, value)
 
 
 def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
@@ -252,7 +275,9 @@ def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> 
         "segment_ids": keras.ops.zeros_like(ids),
         "padding_mask": keras.ops.cast(mask, "int32"),
     }
-    outputs = _first_layers(backbone, run.layers, keras)(inputs)["sequence_output"]
+    outputs = _first_layers(backbone, run.layers or backbone.num_layers, keras)(inputs)[
+        "sequence_output"
+    ]
     return [keras.Model(ids, keras.layers.GlobalAveragePooling1D()(outputs, mask=mask))]
 
 
@@ -294,7 +319,7 @@ def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tune
                 Run,
                 part=part,
                 epsilon=epsilon,
-                rank=values.rank if part in (BLOCK_ADAPTERS, ADAPTERS) else 0,
+                rank=values.rank if part == ADAPTERS else 0,
                 **given,
             ),
             rates,
