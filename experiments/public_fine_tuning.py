@@ -193,10 +193,15 @@ def classifier(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -
             keras.Input(shape),
             *below(run, shape, folders, keras),
             # Features of one length: clipping then treats examples alike.
-            keras.layers.UnitNormalization(),
+            *([] if _is_normal(run) else [keras.layers.UnitNormalization()]),
             keras.layers.Dense(_CLASSES[run.weights], kernel_initializer="zeros"),
         ]
     )
+
+
+def _is_normal(run: Run) -> bool:
+    """Says that a layer of normalization gave features of one length."""
+    return run.weights == "minilm" and run.part == BLOCK
 
 
 def _nothing(*_: Any) -> list[Any]:

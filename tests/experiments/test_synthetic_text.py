@@ -112,10 +112,13 @@ def test_runs_stay_within_the_budget(monkeypatch, tmp_path):
 
 def test_no_run_is_done_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic_text, "train", lambda run, _: (50.0 + run.epsilon, 0.9))
-    values = _parse("--epsilons=1,8", f"--record={tmp_path / 'record'}")
-    found = synthetic_text.compare(values)
+    given = ("--epsilons=1,8", f"--record={tmp_path / 'record'}")
+    found = synthetic_text.compare(_parse(*given))
     assert [one.mean for one in found.values()] == [51.0, 58.0]
-    assert len(records.read(tmp_path / "record")) == 4
+    assert len(records.read(tmp_path / "record")) == 2  # One rate has no trial.
+    values = _parse(*given, "--learning_rates=0.001,0.003")
+    found = synthetic_text.compare(values)
+    assert len(records.read(tmp_path / "record")) == 2 + 2 * (2 + 1)
     monkeypatch.setattr(synthetic_text, "train", None)
     assert synthetic_text.compare(values) == found
 
