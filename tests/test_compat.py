@@ -172,7 +172,7 @@ for backend in ("jax", "torch"):
 
 
 def test_lazy_names_are_listed_and_unknown_ones_are_not_there():
-    for package in (tfdp, tfdp.keras2, tfdp.auditing):
+    for package in (tfdp, tfdp.keras2, tfdp.auditing, tfdp.accounting, tfdp.clipping, tfdp.data):
         names = set(package.__all__) - (set() if HAS_KERAS_3 else {"keras3"})
         assert compat.missing_for_keras_2() or names <= set(dir(package))
         for name in names:

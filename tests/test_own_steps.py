@@ -176,6 +176,27 @@ def test_the_loss_that_is_given_reaches_a_step_that_uses_it(front):
     assert not getattr(plain, "compiled", False) and not getattr(plain, "_is_compiled", False)
 
 
+def test_the_loss_that_is_given_reaches_it_by_a_compile_of_its_own(front):
+    """As of Hugging Face's classes, which are not compiled by users before."""
+    keras = front.keras
+
+    class Custom(keras.Sequential):
+        def compile(self, optimizer="sgd", loss="auto", **kwargs):
+            self.kind = "auto" if loss == "auto" else "given"
+            super().compile(optimizer=optimizer, loss=loss, **kwargs)
+
+        def train_step(self, data):
+            assert self.kind == "given"
+            return super().train_step(data)
+
+    model, batches, budget = make(front, Custom([keras.layers.Dense(3)]), loss=front.crossentropy())
+    model.fit(batches, epochs=1, callbacks=[budget], verbose=0)
+    assert model.optimizer.ledger.steps == 4
+    plain = Custom([keras.layers.Dense(3)])
+    assert front.tfdp.validate(plain, front.crossentropy(), data=(X, Y)).ok
+    assert not hasattr(plain, "kind") and not getattr(plain, "compiled", False)
+
+
 def test_layers_that_are_refused_are_named(front):
     model = with_added_loss(front)
     model.add(front.keras.layers.BatchNormalization(name="bn"))

@@ -8,7 +8,7 @@ first used.
 
 from typing import TYPE_CHECKING
 
-from tfdp.base import file_hooks, front_ends, lazy
+from tfdp.base import compat, file_hooks, front_ends, lazy
 
 if TYPE_CHECKING:
     from tfdp import (
@@ -109,7 +109,7 @@ _of_rooms, _listed = lazy.attributes(
         "calibrate_steps": "tfdp.accounting",
         "privacy_statement": "tfdp.accounting",
     },
-    of_keras_3=["keras3"],
+    unlisted=lambda: () if compat.has_keras_3() else ("keras3",),
 )
 
 

@@ -13,7 +13,7 @@ from tests.accounting import reference
 from tfdp.accounting import PldAccountant, RdpAccountant
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
 from tfdp.accounting.event_codec import sampled_gaussian
-from tfdp.accounting.selective_release import OBSERVABILITY
+from tfdp.accounting.observability import OBSERVABILITY
 
 Gaussian = dp_accounting.GaussianDpEvent
 

@@ -17,7 +17,7 @@ from tfdp.accounting import (
     bounds,
     calibrate_selective_release,
     ledger,
-    selective_release,
+    observability,
 )
 from tfdp.accounting.budget import Budget
 from tfdp.training.selective.progress import Progress
@@ -117,8 +117,8 @@ def test_no_argument_accepts_the_published_cost(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _TAKERS)
 def test_mutant_that_accepts_the_published_cost_is_caught(name, monkeypatch):
-    modes = (*selective_release.OBSERVABILITY, "published")
-    monkeypatch.setattr(selective_release, "OBSERVABILITY", modes)
+    modes = (*observability.OBSERVABILITY, "published")
+    monkeypatch.setattr(observability, "OBSERVABILITY", modes)
     monkeypatch.setattr("tfdp.step.selective.OBSERVABILITY", modes)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_no_argument_accepts_the_published_cost(name)
@@ -126,7 +126,7 @@ def test_mutant_that_accepts_the_published_cost_is_caught(name, monkeypatch):
 
 def test_the_refusal_says_why_and_what_to_do():
     with pytest.raises(ValueError, match=r"not an upper bound on epsilon\. Replace it by 'cond"):
-        selective_release.check_observability("published")
+        observability.check_observability("published")
     with pytest.raises(ValueError) as refused:
-        selective_release.check_observability("hidden")
+        observability.check_observability("hidden")
     assert "upper bound" not in str(refused.value)

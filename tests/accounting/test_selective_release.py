@@ -17,6 +17,7 @@ from tfdp.accounting import (
     SelectiveReleaseDpEvent,
     accountants,
     composition,
+    observability,
     selective_release,
 )
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
@@ -66,7 +67,7 @@ def test_acceptance_bounds_refuse_impossible_arguments(arguments, name):
         acceptance_bounds(*arguments)
 
 
-@pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
+@pytest.mark.parametrize("mode", observability.OBSERVABILITY)
 def test_nests_and_composes_itself(mode):
     nested = dp_accounting.SelfComposedDpEvent(
         dp_accounting.ComposedDpEvent([_EVENT, Gaussian(8.0)]), 5
@@ -77,14 +78,14 @@ def test_nests_and_composes_itself(mode):
     np.testing.assert_allclose(accountant.rdp, flat, rtol=1e-12)
 
 
-@pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
+@pytest.mark.parametrize("mode", observability.OBSERVABILITY)
 def test_a_plain_gaussian_is_a_batch_of_everything(mode):
     plain = SelectiveReleaseDpEvent(Gaussian(10.0), Gaussian(5.0))
     sampled = SelectiveReleaseDpEvent(sampled_gaussian(1.0, 10.0), sampled_gaussian(1, 5.0))
     assert (_rdp(plain, mode) == _rdp(sampled, mode)).all()
 
 
-@pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
+@pytest.mark.parametrize("mode", observability.OBSERVABILITY)
 @pytest.mark.parametrize(
     "part",
     [
@@ -107,13 +108,13 @@ def test_other_mechanisms_are_refused_by_name(mode, part):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
+@pytest.mark.parametrize("mode", observability.OBSERVABILITY)
 def test_both_accountants_charge_what_can_be_observed(mode):
     for make in (RdpAccountant, PldAccountant):
         assert make(selective_release=mode).compose(_EVENT).get_epsilon(_DELTA) > 0
 
 
-@pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
+@pytest.mark.parametrize("mode", observability.OBSERVABILITY)
 def test_no_noise_costs_everything(mode):
     for event in (
         SelectiveReleaseDpEvent(sampled_gaussian(0.1, 0.0), _SELECTION),
@@ -123,7 +124,7 @@ def test_no_noise_costs_everything(mode):
         assert PldAccountant(selective_release=mode).compose(event).get_epsilon(0.1) == math.inf
 
 
-@pytest.mark.parametrize("mode", selective_release.OBSERVABILITY)
+@pytest.mark.parametrize("mode", observability.OBSERVABILITY)
 def test_no_sampling_costs_nothing(mode):
     event = SelectiveReleaseDpEvent(sampled_gaussian(0.0, 1.0), sampled_gaussian(0.0, 1.0))
     assert _rdp(event, mode).max() < 1e-9
@@ -143,7 +144,7 @@ def test_every_cost_covers_the_update_alone(q, sigma, validation_q, validation_s
         sampled_gaussian(q, sigma), sampled_gaussian(validation_q, validation_sigma), threshold
     )
     alone = _rdp(event.update, "conditional") * (1 - 1e-7) - 2e-12
-    for mode in selective_release.OBSERVABILITY:
+    for mode in observability.OBSERVABILITY:
         assert (_rdp(event, mode) >= alone).all()
 
 
@@ -285,7 +286,7 @@ def test_pld_and_rdp_of_attempts_agree():
 
 
 def test_the_usual_grid_is_priced_in_all_modes():
-    for mode in selective_release.OBSERVABILITY:
+    for mode in observability.OBSERVABILITY:
         rdp = _rdp(_EVENT, mode, DEFAULT_RDP_ORDERS)
         assert (rdp > 0).all() and not np.isnan(rdp).any()
 

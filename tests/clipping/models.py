@@ -163,6 +163,17 @@ class Positions(tf.keras.layers.Layer):
         return tf.concat([tf.tile(self.token, [tf.shape(x)[0], 1, 1]), x], 1)
 
 
+class DistanceToCenter(tf.keras.layers.Layer):
+    """Vectors of a scaled table, which is looked up as a tensor, less than a center."""
+
+    def build(self, shape):
+        self.table = self.add_weight("table", [9, 4], initializer="uniform")
+        self.center = self.add_weight("center", [4], initializer="uniform")
+
+    def call(self, tokens):
+        return tf.tanh(self.center - 3 * tf.gather(2 * self.table, tokens))
+
+
 class HiddenInCall(tf.keras.layers.Layer):
     """A function of its own, with weights in it."""
 
@@ -249,6 +260,17 @@ FAST = {
             FLAT,
         ),
         IMAGES,
+    ),
+    "fourier transform": (
+        sequential(
+            lambda: layers.Dense(4, activation="tanh"),
+            lambda: layers.Lambda(
+                lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64)))
+            ),
+            layers.LayerNormalization,
+            FLAT,
+        ),
+        SEQUENCES,
     ),
     "gram": (sequential(lambda: layers.Dense(20), lambda: layers.Dense(20), FLAT), SEQUENCES),
     "time major": (sequential(TimeMajor, FLAT), SEQUENCES),
@@ -414,6 +436,7 @@ FAST = {
     ),
     "hidden in a call": (sequential(HiddenInCall), SEQUENCES[:, 0]),
     "positions and a class token": (sequential(Positions, FLAT), SEQUENCES),
+    "distance to a center": (sequential(DistanceToCenter, FLAT), TOKENS),
     "computed weights": (sequential(WeightNormalization), VECTORS),
     "batch normalization of vectors, frozen statistics": (
         sequential(lambda: layers.Dense(4), FrozenStatistics),

@@ -160,6 +160,6 @@ def of_examples(values, state, count):
 
 
 def almost_equal(a, b):
-    if a.dtype.kind != "f":
+    if a.dtype.kind not in "fc":
         return np.array_equal(a, b)
     return np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -405,3 +405,16 @@ def test_factors_that_are_non_finite_are_zero():
     squares = norms.of_rows(tf.zeros([1, 3]), 3) * 0 + 1.0
     found = engine._factors([squares], [0], tf.constant([True]), None, tf.zeros([1]))
     assert found.by_block.numpy() == 0 and found.bad.numpy()
+
+
+def test_bounds_allow_for_the_rounding_of_texts_of_any_length():
+    g = tf.random.stateless_normal([2, 1000, 3], [1, 2])
+    same = tf.ones([2, 1000, 1000])
+    specs = [tf.TensorSpec([2, None, None]), tf.TensorSpec([2, None, 3])]
+    traced = tf.function(lambda same, g: norms.of_lookups(same, g, 3), input_signature=specs)
+    exact = np.sum(np.sum(g.numpy().astype(np.float64), 1) ** 2, 1)
+    lost = norms.of_lookups(same, g, 3).numpy() - exact
+    np.testing.assert_allclose(traced(same, g).numpy() - exact, lost, rtol=0.1)
+    for terms in (3, 64, 1000):
+        found = norms._rounding(tf.constant(terms))
+        np.testing.assert_allclose(found, norms._rounding(terms), rtol=1e-6)

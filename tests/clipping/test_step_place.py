@@ -19,8 +19,7 @@ from tests.clipping.private_steps import (
     side,
     update,
 )
-from tfdp.clipping import step_check
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks, step_check
 
 layers, metrics = tf.keras.layers, tf.keras.metrics
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import selective_support
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks
 from tfdp.data import source as source_module
 from tfdp.data import transforms
 from tfdp.data.transforms import Transform

@@ -124,6 +124,10 @@ def bart() -> Any:
     return text_task("Bart", "Seq2SeqLM", _byte_pair("Bart"), **HEADS, dropout=0)
 
 
+def _t5() -> Any:
+    return text_task("T5", "Seq2SeqLM", _sentence_piece("T5"), **HEADS, dropout=0)
+
+
 def vit() -> Any:
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
     return image_task("ViT", patch_size=16, **sizes)
@@ -285,6 +289,8 @@ BACKBONES = {
     "Qwen3": _language_model("Qwen3", _pairs("Qwen3"), **SMALL_HEADS),
     "SmolLM3": _language_model("SmolLM3", _pairs("SmolLM3"), **SIZES, **SMOL),
     "Gemma": _language_model("Gemma", _pieces("Gemma", "<bos>", "<eos>"), **SMALL_HEADS),
+    "Bart": Backbone("sequence-to-sequence model", bart, SEQ2SEQ),
+    "T5": Backbone("sequence-to-sequence model", _t5, SEQ2SEQ),
     "ViT": _images(vit),
     "DeiT": _images(lambda: image_task("DeiT", patch_size=16, **HEADS)),
     "SwinTransformer": _images(_swin),

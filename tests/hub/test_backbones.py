@@ -8,7 +8,7 @@ import pytest
 from tests.hub import backbone_table as table
 from tests.hub.backbones import BACKBONES
 
-TRIED = ["Bert", "DebertaV3", "Gemma", "FNet", "Bert, masked", "EfficientNet", "ViT"]
+TRIED = ["Bert", "DebertaV3", "Gemma", "FNet", "Bert, masked", "T5", "EfficientNet", "ViT"]
 
 
 @pytest.mark.quick_cases(2)

@@ -22,6 +22,7 @@ from tests.hub.backbones import (
     vit,
 )
 from tests.keras3.support import crossentropy
+from tfdp.base import devices
 from tfdp.data import tasks
 
 PAIRS = (TEXTS, LABELS)
@@ -37,6 +38,17 @@ def train(task, data, **kwargs):
 
 def epsilon_of(model):
     return float(tfdp.privacy_statement(model, delta=1e-3).split("epsilon = ")[1].split()[0])
+
+
+@pytest.mark.slow
+def test_batches_that_do_not_fit_come_in_chunks(monkeypatch):
+    monkeypatch.setattr(devices, "memory_budget", lambda: 2**16)
+    arguments = {"epochs": 1, "noise_multiplier": 1.0, "batch_size": 8, "verbose": False}
+    task, batches, _ = tfdp.keras3.make_private(bert(), PAIRS, **arguments)
+    chunks = batches.sampling.gradient_accumulation_steps
+    assert chunks > 1
+    task.fit(batches.take(2 * chunks), verbose=0)  # As they are: they are preprocessed.
+    assert task.optimizer.ledger.steps == 2
 
 
 FORMS = {

@@ -159,3 +159,17 @@ def test_selective_release_is_refused():
         )
     with pytest.raises((TypeError, ValueError), match=r"replica|poisson_batches"):
         model.fit(chunks(1), verbose=0)
+
+
+def test_mutant_a_keras_that_adds_up_gradients_elsewhere_is_refused(monkeypatch):
+    """It would add up the sums of all replicas once more: updates would double."""
+    cls = next(c for c in keras.optimizers.SGD.__mro__ if "_backend_update_step" in vars(c))
+
+    def update(self, gradients, variables, learning_rate):
+        for gradient, variable in zip(gradients, variables, strict=True):
+            self.update_step(gradient, variable, learning_rate)
+
+    monkeypatch.setattr(cls, "_backend_update_step", update)
+    model = built(mirrored(2), private())
+    with pytest.raises(ImportError, match="adds up the gradients of all replicas once more"):
+        model.fit(chunks(1), epochs=1, verbose=0)

@@ -11,21 +11,15 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp.accounting import (
     composition,
     dominating_pairs,
     event_codec,
+    mechanisms,
     sampled_gaussian,
-    selective_release,
 )
-from tfdp.accounting.repetitions import Repetitions
-from tfdp.accounting.selective_release import (
-    CONDITIONAL,
-    SelectiveReleaseDpEvent,
-    check_observability,
-)
+from tfdp.accounting.observability import CONDITIONAL, check_observability
 from tfdp.base import validation
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -54,8 +48,9 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
 
     Args:
       orders: Renyi orders, each > 1. Default: `DEFAULT_RDP_ORDERS`, 1.02 to about 1000.
-      selective_release: The observable part of a SelectiveReleaseDpEvent. "conditional": accepted
-        updates only. "per_attempt": every attempt; one event is then one attempt.
+      selective_release: The observable part of an event that makes attempts, such as
+        SelectiveReleaseDpEvent. "conditional": accepted updates only. "per_attempt": every
+        attempt; one event is then one attempt.
       neighboring_relation: Only ADD_OR_REMOVE_ONE, dp_accounting's name of the pairs of zero-out.
 
     Raises:
@@ -99,23 +94,19 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         if isinstance(event, dp_accounting.LaplaceDpEvent) and event.noise_multiplier == 0:
             event = dp_accounting.NonPrivateDpEvent()  # dp_accounting divides by zero.
         if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            self._rdp = self._rdp + count * _sampled_rdp(
+            self._rdp = self._rdp + count * sampled_rdp(
                 event_codec.freeze(event), tuple(self._orders)
             )
             return None
-        if isinstance(event, SelectiveReleaseDpEvent):
-            problem = _unsupported_part(event)
-            if problem is None and do_compose:
-                self._rdp = self._rdp + count * _selective_rdp(
-                    event_codec.freeze(event), self._observability, tuple(self._orders)
-                )
-            return problem
-        if do_compose and isinstance(event, RepeatAndSelectDpEvent):
-            self._rdp = self._rdp + count * _selection_rdp(
-                event_codec.freeze(event), self._observability, tuple(self._orders)
-            )
-            return None
-        return super()._maybe_compose(event, count, do_compose)
+        mechanism = mechanisms.of(event)
+        if mechanism is None:
+            return super()._maybe_compose(event, count, do_compose)
+        problem = _unsupported_part(mechanism, event)
+        if problem is None and do_compose:
+            event = event_codec.freeze(event)
+            rdp = mechanism.rdp(event, self._observability, tuple(self._orders))
+            self._rdp = self._rdp + count * rdp
+        return problem
 
 
 class PldAccountant(dp_accounting.PrivacyAccountant):
@@ -212,8 +203,9 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
             return next((problem for problem in problems if problem is not None), None)
         if isinstance(event, dp_accounting.SelfComposedDpEvent):
             return self._maybe_compose(event.event, event.count * count, do_compose)
-        if isinstance(event, SelectiveReleaseDpEvent):
-            problem = _unsupported_part(event)
+        mechanism = mechanisms.of(event)
+        if isinstance(mechanism, mechanisms.PairedMechanism):
+            problem = _unsupported_part(mechanism, event)
             if problem is None and do_compose:
                 self._add(event, count)
             return problem
@@ -257,20 +249,16 @@ def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:
 
 
 def _unsupported_part(
-    event: SelectiveReleaseDpEvent,
+    mechanism: mechanisms.Mechanism, event: dp_accounting.DpEvent
 ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
-    part = selective_release.unsupported_part(event)
+    part = mechanism.unsupported_part(event)
     if part is None:
         return None
-    return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
-        part,
-        "`update` and `selection` of a `SelectiveReleaseDpEvent` must each be a "
-        "`PoissonSampledDpEvent` of a `GaussianDpEvent`",
-    )
+    return dp_accounting.PrivacyAccountant.CompositionErrorDetails(part, mechanism.parts)
 
 
 @functools.lru_cache(maxsize=256)
-def _sampled_rdp(
+def sampled_rdp(
     event: dp_accounting.PoissonSampledDpEvent, orders: tuple[float, ...]
 ) -> np.ndarray:
     """Computes the RDP of one release of a Poisson-sampled event, at `orders`."""
@@ -293,52 +281,15 @@ def _sampled_rdp(
     return rdp
 
 
-def _selective_rdp(
-    event: SelectiveReleaseDpEvent, observability: str, orders: tuple[float, ...]
-) -> np.ndarray:
-    """Computes the RDP of one accepted update or, if everything is observed, of one attempt."""
-    if observability == CONDITIONAL:
-        return selective_release.conditional_rdp(event, orders)
-    update = _sampled_rdp(selective_release.as_sampled(event.update), orders)
-    return update + selective_release.bit_rdp(event, orders)
-
-
-@functools.lru_cache(maxsize=256)
-def _selection_rdp(
-    event: RepeatAndSelectDpEvent, observability: str, orders: tuple[float, ...]
-) -> np.ndarray:
-    """Computes the RDP of the best of a random number of runs, at `orders`.
-
-    The order at which a run is compared with itself is best among many, whatever `orders` are.
-    """
-    grid = np.array(sorted({*DEFAULT_RDP_ORDERS, *orders}))
-    run = RdpAccountant(grid.tolist(), selective_release=observability).compose(event.event)
-    rdp = Repetitions.of_event(event).rdp(grid, np.array(run.rdp))
-    rdp = np.where(np.isnan(rdp), np.inf, rdp)[np.searchsorted(grid, orders)]
-    rdp.setflags(write=False)
-    return rdp
-
-
 @functools.lru_cache(maxsize=256)
 def _upper_pairs(
     event: dp_accounting.DpEvent, observability: str
 ) -> tuple[dominating_pairs.Pair, ...] | None:
     """Returns pairs that dominate one composed release; None if all loss counts as infinite."""
-    if not isinstance(event, SelectiveReleaseDpEvent):
-        return (_sampled_pair(event),)
-    (q, noise), (test_q, test_noise) = map(
-        selective_release.parameters, (event.update, event.selection)
-    )
-    if q == test_q == 0:
-        return ()
-    if observability == CONDITIONAL:
-        pair = selective_release.conditional_pair(event)
-        return None if pair is None else (pair,)
-    # An attempt releases its update, and whether it passed: at most both, in full.
-    if (q > 0 and noise == 0) or (test_q > 0 and test_noise == 0):
-        return None
-    update = (dominating_pairs.sampled_gaussian(q, noise),) if q > 0 else ()
-    return update + ((selective_release.bit_pair(event),) if test_q > 0 else ())
+    mechanism = mechanisms.of(event)
+    if isinstance(mechanism, mechanisms.PairedMechanism):
+        return mechanism.upper_pairs(event, observability)
+    return (_sampled_pair(event),)
 
 
 @functools.lru_cache(maxsize=256)
@@ -346,14 +297,10 @@ def _attained_pairs(
     event: dp_accounting.DpEvent, observability: str
 ) -> tuple[dominating_pairs.Pair, ...]:
     """Returns pairs that some data sets attain, for lower bounds. All loss is finite."""
-    if not isinstance(event, SelectiveReleaseDpEvent):
-        return (_sampled_pair(event),)
-    if observability == CONDITIONAL:  # A test that accepts with a constant probability.
-        q, noise = selective_release.parameters(event.update)
-        return (dominating_pairs.sampled_gaussian(q, noise),) if q > 0 else ()
-    if selective_release.parameters(event.selection)[0] == 0:
-        return ()
-    return (selective_release.bit_pair(event, attained=True),)
+    mechanism = mechanisms.of(event)
+    if isinstance(mechanism, mechanisms.PairedMechanism):
+        return mechanism.attained_pairs(event, observability)
+    return (_sampled_pair(event),)
 
 
 def _sampled_pair(event: dp_accounting.PoissonSampledDpEvent) -> dominating_pairs.Pair:

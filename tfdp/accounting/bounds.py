@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp.accounting import accountants
-from tfdp.accounting.repetitions import Repetitions
-from tfdp.accounting.selective_release import CONDITIONAL
+from tfdp.accounting import accountants, mechanisms
+from tfdp.accounting.mechanisms import ApartMechanism
+from tfdp.accounting.observability import CONDITIONAL
 
 # Of delta, for what the accountants know.
 _MOST_SHARES = 4
@@ -149,17 +148,12 @@ def _least_epsilon(
 
 
 def _attained(release: Release) -> Release | None:
-    """Returns a release that costs no more on some data sets, or None.
-
-    If the score does not depend on the data, the best of several runs is one run, and nothing with
-    the probability that there is none.
-    """
-    event = release.event
-    if not isinstance(event, RepeatAndSelectDpEvent):
+    """Returns a release that costs no more on some data sets, or None."""
+    mechanism = mechanisms.of(release.event)
+    if not isinstance(mechanism, ApartMechanism):
         return release
-    if math.isinf(event.shape):
-        return None
-    return Release(event.event, release.count, release.truncation_probability)
+    event = mechanism.attained(release.event)
+    return event and Release(event, release.count, release.truncation_probability)
 
 
 def rdp_epsilon(
@@ -192,7 +186,7 @@ def pld_epsilon(
 ) -> float:
     """Returns epsilon by the PLD accountant alone. See `tightest_epsilon`.
 
-    Private selections are priced apart (`Repetitions.profile_epsilon`), and added.
+    Events without dominating pairs, such as private selections, are priced apart and added.
     """
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
@@ -218,28 +212,19 @@ def _near_best_orders(
 
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
-    selections = [r for r in releases if isinstance(r.event, RepeatAndSelectDpEvent)]
-    rest = tuple(r for r in releases if not isinstance(r.event, RepeatAndSelectDpEvent))
+    known = [(r, mechanisms.of(r.event)) for r in releases]
+    apart = [(r, m) for r, m in known if isinstance(m, ApartMechanism)]
+    rest = tuple(r for r, m in known if not isinstance(m, ApartMechanism))
     accountant = _composed(accountants.PldAccountant(selective_release=selective_release), rest)
-    parts = sum(r.count for r in selections) + bool(rest)
+    parts = sum(r.count for r, _ in apart) + bool(rest)
 
     def epsilon_at(delta: float) -> float:
         # Basic composition: epsilons add up, and so do deltas.
         share = delta if parts <= 1 else (1 - 1e-12) * delta / parts
-        costs = [
-            r.count * _selection_epsilon(r.event, share, selective_release) for r in selections
-        ]
+        costs = [r.count * m.epsilon(r.event, share, selective_release) for r, m in apart]
         return math.fsum([*costs, accountant.get_epsilon(share) if rest or not costs else 0.0])
 
     return _with_truncation(epsilon_at, delta, _truncation(releases))
-
-
-@functools.lru_cache(maxsize=1024)
-def _selection_epsilon(
-    event: RepeatAndSelectDpEvent, delta: float, selective_release: str
-) -> float:
-    run = accountants.PldAccountant(selective_release=selective_release).compose(event.event)
-    return Repetitions.of_event(event).profile_epsilon(run.get_epsilon, run.get_delta, delta)
 
 
 def _epsilon(

@@ -12,8 +12,8 @@ import scipy.optimize
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
+from tfdp.accounting.observability import check_observability
 from tfdp.accounting.rounding import rounded_up
-from tfdp.accounting.selective_release import check_observability
 from tfdp.base import validation
 
 # Relative. The result is at most four times this above the smallest noise multiplier; with rounding

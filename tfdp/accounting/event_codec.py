@@ -8,9 +8,8 @@ from typing import Any
 import attr
 import dp_accounting
 import numpy as np
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp.accounting.repetitions import Repetitions
+from tfdp.accounting import mechanisms
 from tfdp.base import validation
 
 # Decoding imports the class that a file names, so only classes of these packages are looked up.
@@ -69,8 +68,9 @@ def check_event(event: dp_accounting.DpEvent) -> None:
     """
     if not isinstance(event, dp_accounting.DpEvent):
         raise validation.error("event", "a dp_accounting.DpEvent", event)
-    if isinstance(event, RepeatAndSelectDpEvent):
-        Repetitions.of_event(event)
+    mechanism = mechanisms.of(event)
+    if mechanism is not None:
+        mechanism.check(event)
     for field in attr.fields(type(event)) if attr.has(type(event)) else ():
         name, value = field.name, getattr(event, field.name)
         if not _is_of_type(value, field.type):

@@ -8,15 +8,15 @@ import dp_accounting
 
 from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
-from tfdp.accounting.relation import RELATION
-from tfdp.accounting.sampling import EXAMPLE, UNITS
-from tfdp.accounting.selective_release import (
+from tfdp.accounting.observability import (
     CONDITIONAL,
     PER_ATTEMPT,
-    SelectiveReleaseDpEvent,
+    AttemptsDpEvent,
     check_observability,
-    contains_selective_release,
+    contains_attempts,
 )
+from tfdp.accounting.relation import RELATION
+from tfdp.accounting.sampling import EXAMPLE, UNITS
 from tfdp.base import validation
 
 _FORMAT_VERSION = 1
@@ -231,7 +231,7 @@ class PrivacyLedger:
             f"PrivacyLedger(steps={self.steps}, event={self.event!r}, relation={RELATION!r}, "
             f"notes={self.notes!r}"
         )
-        if contains_selective_release(self.event):
+        if contains_attempts(self.event):
             text += f", selective_release={self._selective_release!r}"
         if self._unit != EXAMPLE:
             text += f", unit={self._unit!r}"
@@ -372,20 +372,21 @@ def as_seen(
 
 
 def _is_selective(ledger: PrivacyLedger) -> bool:
-    return any(contains_selective_release(release.event) for release in ledger.releases)
+    return any(contains_attempts(release.event) for release in ledger.releases)
 
 
 def _seen_as(release: Release, old: str, new: str) -> list[Release]:
     """Returns a release under another assumption of what can be observed."""
     event = release.event
-    if old == new or not contains_selective_release(event):
+    if old == new or not contains_attempts(event):
         return [release]
-    if not isinstance(event, SelectiveReleaseDpEvent) or old != PER_ATTEMPT:
+    if not isinstance(event, AttemptsDpEvent) or old != PER_ATTEMPT:
         raise ValueError(
             "Selective releases of different assumptions can be composed only as they are, not "
             f"within other events. Received: {event!r}, which assumes {old!r}."
         )
+    first, *others = event.releases_of_attempt()
     return [
-        Release(event.update, release.count, release.truncation_probability),
-        Release(event.selection, release.count, 0.0),
+        Release(first, release.count, release.truncation_probability),
+        *(Release(part, release.count) for part in others),
     ]

@@ -8,10 +8,9 @@ from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
+from tfdp.accounting.observability import CONDITIONAL, PER_ATTEMPT
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 from tfdp.accounting.selective_release import (
-    CONDITIONAL,
-    PER_ATTEMPT,
     SelectiveReleaseDpEvent,
     acceptance_bounds,
     selective_truncation_probability,

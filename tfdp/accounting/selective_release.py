@@ -3,11 +3,10 @@
 DPSUR (Fu et al. 2023) takes a private step, measures how much it lowers the loss on a Poisson batch
 of the training set, adds noise, and rolls back if that is not enough. An update is released only if
 it passed the test: this is selection, not post-processing. The cost depends on what else can be
-observed, so every cost here is for one of `OBSERVABILITY`.
+observed, so every cost here is for one of `observability.OBSERVABILITY`.
 """
 
 import math
-from typing import Any
 
 import attr
 import dp_accounting
@@ -16,26 +15,18 @@ from scipy import special
 
 from tfdp.accounting import (
     dominating_pairs,
+    mechanisms,
     selected_gaussian,
     selected_gaussian_pld,
 )
+from tfdp.accounting.accountants import sampled_rdp
+from tfdp.accounting.observability import CONDITIONAL, AttemptsDpEvent
 from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
 from tfdp.base import validation
 
-# What an observer sees.
-CONDITIONAL = "conditional"
-PER_ATTEMPT = "per_attempt"
-OBSERVABILITY = (CONDITIONAL, PER_ATTEMPT)
-
-_NO_BOUND = (
-    " This cost of DPSUR (its Theorem 5.6) is not an upper bound on epsilon. Replace it by "
-    "'conditional', which counts accepted updates as well: what was recorded stays the same, and "
-    "epsilon becomes larger."
-)
-
 
 @attr.s(frozen=True, auto_attribs=True)
-class SelectiveReleaseDpEvent(dp_accounting.DpEvent):
+class SelectiveReleaseDpEvent(AttemptsDpEvent):
     """One update that passed a noisy test on private data.
 
     The update is a Gaussian mechanism on a Poisson batch. On another Poisson batch, drawn
@@ -66,6 +57,10 @@ class SelectiveReleaseDpEvent(dp_accounting.DpEvent):
     update: dp_accounting.DpEvent
     selection: dp_accounting.DpEvent
     threshold: float = -1.0
+
+    def releases_of_attempt(self) -> list[dp_accounting.DpEvent]:
+        """Returns the releases of an attempt's update and of its test."""
+        return [self.update, self.selection]
 
 
 def acceptance_bounds(
@@ -171,26 +166,6 @@ def selective_truncation_probability(
     capped = math.exp(attempts * math.log1p(-a)) if a < 1 else 0.0
     # Just below 1, where a ledger takes it; epsilon is infinite long before.
     return min((tau_t + tau_v) / a + capped, math.nextafter(1.0, 0.0))
-
-
-def check_observability(value: Any) -> str:
-    """Returns `value` if it is in `OBSERVABILITY`, else raises a ValueError."""
-    if not (isinstance(value, str) and value in OBSERVABILITY):
-        refusal = validation.error(
-            "selective_release", f"one of {', '.join(map(repr, OBSERVABILITY))}", value
-        )
-        # Accepted by tfdp 0.1, whose ledgers may still be around.
-        raise ValueError(f"{refusal}{_NO_BOUND}") if value == "published" else refusal
-    return value
-
-
-def contains_selective_release(event: dp_accounting.DpEvent) -> bool:
-    """Returns whether `event` is a SelectiveReleaseDpEvent or made of one."""
-    if isinstance(event, SelectiveReleaseDpEvent):
-        return True
-    values = [getattr(event, f.name) for f in attr.fields(type(event))]
-    parts = [part for v in values for part in (v if isinstance(v, list | tuple) else (v,))]
-    return any(contains_selective_release(p) for p in parts if isinstance(p, dp_accounting.DpEvent))
 
 
 def unsupported_part(event: SelectiveReleaseDpEvent) -> dp_accounting.DpEvent | None:
@@ -332,3 +307,50 @@ def _quantiles(noise_multiplier: float, threshold: float) -> tuple[float, float]
     if noise_multiplier == 0:
         return -math.inf, math.inf
     return (threshold - 1) / (2 * noise_multiplier), (threshold + 1) / (2 * noise_multiplier)
+
+
+class _SelectiveRelease(mechanisms.PairedMechanism):
+    """How accepted updates, or attempts, are priced."""
+
+    parts = (
+        "`update` and `selection` of a `SelectiveReleaseDpEvent` must each be a "
+        "`PoissonSampledDpEvent` of a `GaussianDpEvent`"
+    )
+
+    def unsupported_part(self, event: SelectiveReleaseDpEvent) -> dp_accounting.DpEvent | None:
+        return unsupported_part(event)
+
+    def rdp(
+        self, event: SelectiveReleaseDpEvent, observability: str, orders: tuple[float, ...]
+    ) -> np.ndarray:
+        if observability == CONDITIONAL:
+            return conditional_rdp(event, orders)
+        return sampled_rdp(as_sampled(event.update), orders) + bit_rdp(event, orders)
+
+    def upper_pairs(
+        self, event: SelectiveReleaseDpEvent, observability: str
+    ) -> tuple[dominating_pairs.Pair, ...] | None:
+        (q, noise), (test_q, test_noise) = map(parameters, (event.update, event.selection))
+        if q == test_q == 0:
+            return ()
+        if observability == CONDITIONAL:
+            pair = conditional_pair(event)
+            return None if pair is None else (pair,)
+        # An attempt releases its update, and whether it passed: at most both, in full.
+        if (q > 0 and noise == 0) or (test_q > 0 and test_noise == 0):
+            return None
+        update = (dominating_pairs.sampled_gaussian(q, noise),) if q > 0 else ()
+        return update + ((bit_pair(event),) if test_q > 0 else ())
+
+    def attained_pairs(
+        self, event: SelectiveReleaseDpEvent, observability: str
+    ) -> tuple[dominating_pairs.Pair, ...]:
+        if observability == CONDITIONAL:  # A test that accepts with a constant probability.
+            q, noise = parameters(event.update)
+            return (dominating_pairs.sampled_gaussian(q, noise),) if q > 0 else ()
+        if parameters(event.selection)[0] == 0:
+            return ()
+        return (bit_pair(event, attained=True),)
+
+
+mechanisms.register(SelectiveReleaseDpEvent, _SelectiveRelease())

@@ -3,7 +3,7 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting
@@ -12,18 +12,13 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from tfdp.accounting import bounds
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
+from tfdp.accounting.found_ledger import find_ledger, is_model
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.observability import CONDITIONAL, PER_ATTEMPT, contains_attempts
 from tfdp.accounting.relation import stated_constants, stated_relation
 from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.rounding import rounded_up
-from tfdp.accounting.selective_release import (
-    CONDITIONAL,
-    PER_ATTEMPT,
-    SelectiveReleaseDpEvent,
-    contains_selective_release,
-    parameters,
-    unsupported_part,
-)
+from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, parameters, unsupported_part
 from tfdp.base import validation
 
 _WIDTH = 88
@@ -94,7 +89,7 @@ def privacy_statement(
       Differential privacy: epsilon = 1.82833 at delta = 1e-05.
     """
     not_covered = _other_optimizer(ledger) + _NOT_COVERED
-    ledger = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
+    ledger = compose_ledgers([find_ledger(ledger), *as_ledgers(prior)])
     sizes = ledger.dataset_sizes
     if dataset_size is not None:
         dataset_size = validation.positive_integer("dataset_size", dataset_size)
@@ -109,7 +104,7 @@ def privacy_statement(
         _what_was_released(ledger, dataset_size),
         _accounting(bound, ledger),
     ]
-    if contains_selective_release(ledger.event):
+    if contains_attempts(ledger.event):
         paragraphs.insert(4, _OBSERVED[ledger.selective_release])
     if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
         paragraphs.insert(4, _SELECTED)
@@ -158,49 +153,14 @@ def epsilon_interval(
       >>> round(interval.lower, 4), round(interval.upper, 4)
       (1.8282, 1.8283)
     """
-    whole = compose_ledgers([_find_ledger(ledger), *as_ledgers(prior)])
+    whole = compose_ledgers([find_ledger(ledger), *as_ledgers(prior)])
     delta = validation.between_zero_and_one("delta", delta)
     return bounds.epsilon_interval(whole.releases, delta, whole.selective_release)
 
 
-_finders: list[Callable[[Any], PrivacyLedger | None]] = []
-
-
-def register_ledger_finder(find: Callable[[Any], PrivacyLedger | None]) -> None:
-    """Has a function find the ledger of a model; None if it knows none."""
-    _finders.append(find)
-
-
-def _find_ledger(source: Any) -> PrivacyLedger:
-    if isinstance(source, PrivacyLedger):
-        return source
-    if _is_model(source):
-        for find in _finders:
-            ledger = find(source)
-            if ledger is not None:
-                return ledger
-    owners: tuple[Any, Any] = (source, getattr(source, "optimizer", None))
-    for owner in owners:
-        # An error of an optimizer's own `ledger` must come through, so no default if it has one.
-        ledger = owner.ledger if hasattr(type(owner), "ledger") else getattr(owner, "ledger", None)
-        if isinstance(ledger, PrivacyLedger):
-            return ledger
-    raise TypeError(
-        "Argument `ledger` must be a PrivacyLedger, an optimizer that has one as `ledger`, or a "
-        f"model that such an optimizer has trained. Received: ledger={source!r}."
-    )
-
-
-def _is_model(source: Any) -> bool:
-    # Of Keras 2 or Keras 3; both have other things with trainable variables.
-    return hasattr(type(source), "trainable_variables") and (
-        hasattr(type(source), "submodules") or hasattr(type(source), "compile_from_config")
-    )
-
-
 def _other_optimizer(source: Any) -> tuple[str, ...]:
     """Returns names an optimizer that is not private."""
-    optimizer = getattr(source, "optimizer", None) if _is_model(source) else None
+    optimizer = getattr(source, "optimizer", None) if is_model(source) else None
     if optimizer is None or hasattr(type(optimizer), "ledger"):
         return ()
     return (
@@ -341,9 +301,7 @@ def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
     text = f"Accounting: epsilon is {by_accountant} accounting; {bound.accountant}'s is reported."
     truncation = math.fsum(r.count * r.truncation_probability for r in ledger.releases)
     if truncation:
-        capped = ledger.selective_release != PER_ATTEMPT and contains_selective_release(
-            ledger.event
-        )
+        capped = ledger.selective_release != PER_ATTEMPT and contains_attempts(ledger.event)
         text += (
             " The probability that a batch was cut to its fixed size"
             f"{', or that the cap on attempts was reached' if capped else ''}, at most "

@@ -56,4 +56,9 @@ __all__ = [
 ]
 
 _OF_KERAS_2 = {"CanaryAudit": "tfdp.auditing.canaries"}
-__getattr__, __dir__ = lazy.attributes(__name__, _OF_KERAS_2, of_keras_2=_OF_KERAS_2)
+__getattr__, __dir__ = lazy.attributes(
+    __name__,
+    _OF_KERAS_2,
+    check=lambda name: compat.check_keras_2(f"tfdp.auditing.{name}"),
+    unlisted=lambda: _OF_KERAS_2 if compat.missing_for_keras_2() else (),
+)

@@ -20,8 +20,7 @@ from tfdp.base.random import key_streams
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
-from tfdp.clipping import ClippedSum
-from tfdp.clipping.engine import REPLACE_ONE
+from tfdp.clipping.engine import REPLACE_ONE, ClippedSum
 from tfdp.clipping.loss_graph import batch_state
 from tfdp.data.draw_record import Use
 from tfdp.data.elements import has_labels, parts_of

@@ -26,8 +26,10 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from tfdp.base import private_apis
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_2 = ("tf_keras", "tensorflow_privacy")  # The packages that its front end needs.
@@ -84,6 +86,7 @@ def prepare_tensorflow() -> None:
 
 @functools.cache
 def _exempt_from_autograph() -> None:
+    private_apis.check("tensorflow")
     config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
     config.CONVERSION_RULES = (config.DoNotConvert("tfdp"), *config.CONVERSION_RULES)
 
@@ -253,22 +256,19 @@ def let_keras_save(optimizer_class: Any) -> None:
       optimizer_class: A class with `save_own_variables(store)`, `load_own_variables(store)` and
         `restore_from_saved_model(model, path)`.
     """
-    saving_lib: Any = importlib.import_module("tf_keras.src.saving.saving_lib")
-    is_keras_trackable = saving_lib._is_keras_trackable
 
-    def is_trackable(obj: Any) -> bool:
-        return isinstance(obj, optimizer_class) or is_keras_trackable(obj)
+    def tracking(is_keras_trackable: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda obj: isinstance(obj, optimizer_class) or is_keras_trackable(obj)
 
-    saving_lib._is_keras_trackable = is_trackable
+    def loading(keras_load: Callable[..., Any]) -> Callable[..., Any]:
+        def load(path: str, compile: bool = True, options: Any = None) -> Any:
+            model = keras_load(path, compile, options)
+            optimizer = getattr(model, "optimizer", None)
+            if isinstance(optimizer, optimizer_class):
+                optimizer.restore_from_saved_model(model, path)
+            return model
 
-    saved_model: Any = importlib.import_module("tf_keras.src.saving.legacy.saved_model.load")
-    keras_load = saved_model.load
+        return load
 
-    def load(path: str, compile: bool = True, options: Any = None) -> Any:
-        model = keras_load(path, compile, options)
-        optimizer = getattr(model, "optimizer", None)
-        if isinstance(optimizer, optimizer_class):
-            optimizer.restore_from_saved_model(model, path)
-        return model
-
-    saved_model.load = load
+    private_apis.replace("tf_keras.src.saving.saving_lib._is_keras_trackable", tracking)
+    private_apis.replace("tf_keras.src.saving.legacy.saved_model.load.load", loading)

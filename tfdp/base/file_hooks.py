@@ -52,7 +52,7 @@ def _prepare_keras_3(keras: ModuleType) -> None:
 
 def _let_keras_save(*modules: str) -> None:
     saved_lineage: Any = importlib.import_module(_LINEAGE)
-    saved_lineage.let_keras_save(*map(importlib.import_module, modules))
+    saved_lineage.let_keras_save(*modules)
 
 
 # An attribute that a module has once it is imported as a whole, and what prepares it.

@@ -27,14 +27,19 @@ TINY = 2.0**-126
 MOST_CANCELLED = 1200.0
 
 
-def _rounding(terms: int) -> float:
+def _rounding(terms: int | tf.Tensor) -> float | tf.Tensor:
     """Returns the share by which a sum of so many products of one sign may come out too low.
+
+    A scalar tensor, float32, of a number of terms that is one.
 
     At worst it is `terms` units of rounding, for sums one after the other. Libraries add up blocks:
     for equal terms, which are the worst, the loss of matrix products was found to be a quarter of
     that at up to 300 terms and 4.3 times the square root beyond (x86, Eigen, oneDNN, XLA); this is
     a little more.
     """
+    if tf.is_tensor(terms):
+        terms = tf.cast(terms, tf.float32)
+        return 2.0**-24 * (4 + tf.minimum(terms / 2, 5 * tf.sqrt(terms)))
     return 2.0**-24 * (4 + min(terms / 2, 5 * math.sqrt(terms)))
 
 
@@ -84,7 +89,7 @@ class GramSums(NamedTuple):
       of_g: `sum_t |g_t|`.
       fan_in: Length p of each a.
       fan_out: Length d of each g.
-      positions: Number T of positions.
+      positions: Number T of positions, a scalar tensor where it is not static.
     """
 
     products: tf.Tensor
@@ -93,10 +98,12 @@ class GramSums(NamedTuple):
     of_g: tf.Tensor
     fan_in: int
     fan_out: int
-    positions: int
+    positions: int | tf.Tensor
 
 
-def gram_sums(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int) -> GramSums:
+def gram_sums(
+    a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: int | tf.Tensor
+) -> GramSums:
     """Computes what `of_gram_sums` needs of `sum_t a[i, t] outer g[i, t]`.
 
     Args:
@@ -104,7 +111,7 @@ def gram_sums(a: tf.Tensor, g: tf.Tensor, fan_in: int, fan_out: int, positions: 
       g: Output gradients, `[n, T, d]`.
       fan_in: p.
       fan_out: d.
-      positions: T.
+      positions: T, a scalar tensor where it is not static.
     """
     grams = tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True)
     of_a, of_g = _lengths(a, fan_in), _lengths(g, fan_out)
@@ -137,14 +144,17 @@ def of_gram_sums(sums: Sequence[GramSums]) -> list[tf.Tensor]:
         tf.stack(list(tensors), axis=1) for tensors in list(zip(*sums, strict=True))[:4]
     )
 
-    def each(value: Callable[[GramSums], float]) -> tf.Tensor:
-        return tf.constant([value(s) for s in sums], products.dtype)
+    def each(value: Callable[[GramSums], float | tf.Tensor]) -> tf.Tensor:
+        values = [value(s) for s in sums]
+        if any(tf.is_tensor(v) for v in values):
+            return tf.stack([tf.cast(v, products.dtype) for v in values])
+        return tf.constant(values, products.dtype)
 
     lost = each(lambda s: _guard(s.fan_in, s.fan_out, s.positions)) * tf.square(lengths)
     # Roots first: squares of the sums might overflow.
     lost += tf.square(each(lambda s: math.sqrt(3 * TINY * s.fan_in)) * of_g)
     lost += tf.square(each(lambda s: math.sqrt(3 * TINY * s.fan_out)) * of_a)
-    lost += each(lambda s: 4 * TINY * s.positions**2)
+    lost += each(lambda s: 4 * TINY * _float(s.positions) ** 2)
     return tf.unstack(tf.maximum(products, 0.0) + lost, num=len(sums), axis=1)
 
 
@@ -164,8 +174,10 @@ def of_lookups(same: tf.Tensor, g: tf.Tensor, width: int) -> tf.Tensor:
       width: d.
     """
     products = same * tf.matmul(g, g, transpose_b=True)
-    positions = g.shape[1] or 64  # Only by how much rounding loses depends on it.
-    lost = _guard(0, width, positions) * tf.square(tf.reduce_sum(_lengths(g, width), axis=1))
+    positions = g.shape[1] or tf.shape(g)[1]
+    lost = tf.cast(_guard(0, width, positions), g.dtype) * tf.square(
+        tf.reduce_sum(_lengths(g, width), axis=1)
+    )
     lost += 3 * width * TINY * tf.square(tf.cast(tf.shape(g)[1], g.dtype))
     return tf.maximum(tf.reduce_sum(products, axis=[1, 2]), 0.0) + lost
 
@@ -178,7 +190,7 @@ def tied_sums(
     b: tf.Tensor,
     size: int,
     width: int,
-    positions: int,
+    positions: int | tf.Tensor,
 ) -> GramSums:
     """Computes what `of_gram_sums` needs of `sum_t e[i_t] outer g[t] + sum_s a[s] outer b[s]`.
 
@@ -193,7 +205,7 @@ def tied_sums(
       b: Inputs of the product, `[n, S, d]`.
       size: V.
       width: d.
-      positions: T + S.
+      positions: T + S, a scalar tensor where it is not static.
     """
     of_lookups = same * tf.matmul(g, g, transpose_b=True)
     across = at_rows * tf.matmul(b, g, transpose_b=True)
@@ -220,7 +232,12 @@ def in_float32(squares: tf.Tensor) -> tf.Tensor:
     return tf.cast(squares, tf.float32) * (1 + 2.0**-22) + TINY
 
 
-def _guard(fan_in: int, fan_out: int, positions: int) -> float:
+def _float(number: int | tf.Tensor) -> int | tf.Tensor:
+    """Returns a number that is static, or a scalar tensor of float32."""
+    return tf.cast(number, tf.float32) if tf.is_tensor(number) else number
+
+
+def _guard(fan_in: int, fan_out: int, positions: int | tf.Tensor) -> float | tf.Tensor:
     """Returns the share of `(sum_t |a_t| |g_t|)^2` by which a norm by Gram matrices may be too low.
 
     With products of u digits, the norm's square loses 4u of it; and the gradients that are summed

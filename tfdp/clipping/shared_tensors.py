@@ -66,6 +66,8 @@ def reshaped(tensor: tf.Tensor, shape: Sequence[int | tf.Tensor]) -> tf.Tensor:
     if not tf.executing_eagerly() and tensor.op.type == "ExpandDims":
         tensor = tensor.op.inputs[0]  # The order in memory is the same.
     if any(tf.is_tensor(size) for size in shape[1:]):
+        if len({size.dtype for size in shape if isinstance(size, tf.Tensor)}) > 1:
+            shape = [tf.cast(size, tf.int64) for size in shape]
         return tf.reshape(tensor, tf.stack(list(shape)))
     rest = [int(size) for size in shape[1:]]
     if not len(shape):

@@ -17,10 +17,10 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
+from tfdp.base.tf import op_types
 from tfdp.base.tf.private_variables import keep_private
-from tfdp.clipping import update_error
-from tfdp.clipping.batch_losses import function_checks
-from tfdp.clipping.batch_losses.two_term_loss import TwoTermLoss
+from tfdp.clipping import function_checks, update_error
+from tfdp.clipping.batch_loss import BatchLoss
 from tfdp.clipping.loss_graph import batch_state, copying, data_flow, loss_reader
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, SIZE, Flow, Value
@@ -55,7 +55,7 @@ _HARMLESS = (
     | data_flow.GENERATORS
     | RANDOM_STREAMS
     | {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"}
-    | {"Case", "If", "StatefulPartitionedCall", "While"}
+    | op_types.STATEFUL
     | {"CudnnRNN", "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"}
     | {"CudnnRNNV2", "CudnnRNNV3"}
 )
@@ -110,7 +110,7 @@ def mark_data(tensors: Iterable[tf.Tensor]) -> None:
         _data_names.setdefault(tensor.graph, set()).add(tensor.name)
 
 
-def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) -> None:
+def check_step(loss: tf.Tensor | BatchLoss, rows_are_private: bool = False) -> None:
     """Checks where a step is traced; and, once that is finished, all of its graph.
 
     Args:
@@ -124,7 +124,7 @@ def check_step(loss: tf.Tensor | TwoTermLoss, rows_are_private: bool = False) ->
     here = tf.compat.v1.get_default_graph()
     check_types(here)
     tensors: list[Any] = [loss]
-    if isinstance(loss, TwoTermLoss):
+    if isinstance(loss, BatchLoss):
         tensors = tf.nest.flatten((loss.batch, loss.mask))
     for tensor in tensors:
         if not tf.is_symbolic_tensor(tensor):
@@ -314,7 +314,7 @@ def _check_write(
 
 def _check_passed(op: tf.Operation, inputs: Sequence[Value]) -> None:
     """Checks that a function that calls `minimize` is passed data as they are."""
-    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+    if op.type not in op_types.CALLS:
         return
     called = data_flow.called_functions(op)
     if not any(data_flow.function_graph(op.graph, name) in _minimizing for name in called):

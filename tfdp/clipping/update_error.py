@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import batch_state, data_flow
 from tfdp.clipping.loss_graph.batch_state import captured
 from tfdp.clipping.loss_graph.data_flow import DATA, METRIC, PRIVATE, Flow
@@ -120,7 +121,7 @@ def _behind(op: tf.Operation) -> list[tf.Tensor]:
     for name in data_flow.called_functions(op):
         found += data_flow.function_graph(op.graph, name).outputs
     caller = None if optimizer_of(op) is not None else _caller(op.graph)
-    if caller is not None and caller.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+    if caller is not None and caller.type not in op_types.CALLS:
         found += [t for t in caller.inputs if t.dtype not in (tf.resource, tf.variant)]
     return found
 

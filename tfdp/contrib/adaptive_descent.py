@@ -49,12 +49,15 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from tfdp.accounting import PrivacyParametersChangedError, RdpFilter
+from tfdp.accounting.ledger import PrivacyParametersChangedError
+from tfdp.accounting.privacy_filter import RdpFilter
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.base.random import chacha
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.validation import error, is_integer
-from tfdp.clipping import OnePassEngine, per_example_losses, step_check
+from tfdp.clipping import step_check
+from tfdp.clipping.example_losses import per_example_losses
+from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
 from tfdp.contrib.descent_budget import DescentOptions, grown_precision, iteration_event
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import has_labels, parts_of

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import Aggregation, ClippedSum, ClippingEngine, TwoTermLoss, VectorizedEngine
 from tfdp.clipping.batch_losses.aggregations import NAMED, check_mask, clipped_sample_sum
 from tfdp.clipping.batch_losses.example_groups import clipped_group_sum, one_group
-from tfdp.clipping.batch_losses.two_term_loss import split_key
+from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss, split_key
 from tfdp.clipping.clipping_problem import ClippingProblem
+from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.loss_graph import loss_reader
+from tfdp.clipping.vectorized.vectorized_engine import VectorizedEngine
 
 
 @dataclasses.dataclass(frozen=True)

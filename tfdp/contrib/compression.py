@@ -7,7 +7,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdp.base.validation import error, is_integer
-from tfdp.clipping import PerLayerClipping
+from tfdp.clipping.clipping_rules import PerLayerClipping
 from tfdp.step.compression import NAMED, Compression, check_fraction
 
 _UNITS = ("layer", "coordinate")

@@ -8,8 +8,9 @@ from typing import Any
 import dp_accounting
 import scipy.optimize
 
-from tfdp.accounting import BoundedRangeDpEvent, RdpFilter, calibrate_noise_multiplier
+from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, RdpFilter
 from tfdp.accounting.rounding import rounded_down, rounded_up
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base.validation import (

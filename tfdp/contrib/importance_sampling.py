@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tfdp.clipping import FlatClipping
-from tfdp.clipping.clipping_rules import LEAST_CLIP, NAMED, Clip
+from tfdp.clipping.clipping_rules import LEAST_CLIP, NAMED, Clip, FlatClipping
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from tfdp.base.validation import error, is_number
-from tfdp.clipping import FlatClipping
-from tfdp.clipping.clipping_rules import NAMED
+from tfdp.clipping.clipping_rules import NAMED, FlatClipping
 
 
 @dataclasses.dataclass(frozen=True)

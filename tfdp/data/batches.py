@@ -11,6 +11,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import private_logs
 from tfdp.data import tasks
+from tfdp.data.draw_record import Draws
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
@@ -56,7 +57,7 @@ def _whatever_the_context(spec: tf.TypeSpec, _: Any) -> tf.TypeSpec:
     return spec
 
 
-class PoissonBatches(tf.data.Dataset):
+class PoissonBatches(Draws, tf.data.Dataset):
     """Poisson batches, such as `(x, y)`, each drawn when it is requested.
 
     It is a `tf.data.Dataset`: `model.fit` takes it, and `for` iterates over it. Its elements must

@@ -56,6 +56,10 @@ _SPREAD = _spread(_ENTRIES)
 _PLACES = (np.arange(_ENTRIES) << _PLACE_BITS) + (_SPREAD & (2**_PLACE_BITS - 1))
 
 
+class Draws:
+    """Base class of data sets whose elements are draws that are entered here."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Use:
     """Facts about a batch that an optimizer is given.

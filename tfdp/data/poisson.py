@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting.sampling import EXAMPLE, NONE, USER, PoissonSampling, padded_batch_size
+from tfdp.accounting.sampling import (
+    BUCKETS,
+    EXAMPLE,
+    FULL,
+    NONE,
+    USER,
+    PoissonSampling,
+    padded_batch_size,
+)
+from tfdp.base import devices
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.autotuning import without_autotuning
 from tfdp.base.validation import error
@@ -152,14 +161,46 @@ def poisson_batches(
     )
     if sampling.cycle_length > 1:
         source = dataclasses.replace(source, cycle=Cycle(dataset_size, sampling.cycle_length, seed))
-    # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
-    most = padded_batch_size(dataset_size, expected_batch_size)
-    each = source.rows_per_example
-    check_integer("chunk_size", chunk_size, each, None, optional=True)
-    chunks = -(-most // ((chunk_size or most * each) // each))
-    sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
+    check_integer("chunk_size", chunk_size, source.rows_per_example, None, optional=True)
+    if chunk_size is not None:
+        sampling = sampling_in_chunks(sampling, chunk_size)
     if steps_per_epoch is None:
         steps_per_epoch = max(1, round(dataset_size / expected_batch_size))
+    return _made_of(source, sampling, steps_per_epoch, seed, first_step)
+
+
+def in_chunks(batches: PoissonBatches, chunk_size: int) -> PoissonBatches:
+    """Returns batches of the same data in chunks, drawn anew.
+
+    Args:
+      batches: Batches that are whole, made without `seed`.
+      chunk_size: See `poisson_batches`.
+    """
+    sampling = sampling_in_chunks(batches.sampling, chunk_size)
+    return _made_of(batches.source, sampling, int(batches.cardinality()))
+
+
+def sampling_in_chunks(sampling: PoissonSampling, chunk_size: int) -> PoissonSampling:
+    """Returns the sampling of batches that come in chunks; those of a GPU have one size then.
+
+    Args:
+      sampling: The sampling of whole batches.
+      chunk_size: See `poisson_batches`.
+    """
+    # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
+    most = padded_batch_size(sampling.dataset_size, sampling.expected_batch_size)
+    chunks = -(-most // (chunk_size // sampling.rows_per_example))
+    padding = FULL if sampling.padding == BUCKETS else sampling.padding
+    return dataclasses.replace(sampling, gradient_accumulation_steps=chunks, padding=padding)
+
+
+def _made_of(
+    source: PoissonSource,
+    sampling: PoissonSampling,
+    steps_per_epoch: int,
+    seed: int | None = None,
+    first_step: int = 0,
+) -> PoissonBatches:
     with tf.device("cpu"):
         keys = KeyStream(seed, "batches", first_step)
 
@@ -373,12 +414,8 @@ def _as_far_as_memory(data: tf.data.Dataset) -> Iterator[Any]:
 
 def _available_bytes() -> int:
     """Returns the available memory; where the system does not tell, an unlimited amount."""
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 2**63
+    available = devices.available_host_bytes()
+    return 2**63 if available is None else available
 
 
 def _weights(given: Any) -> tf.Tensor:

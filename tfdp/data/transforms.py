@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from tfdp.base.random import chacha
 from tfdp.base.random.keyed_functions import FORMS, GENERATOR, SECRET, KeyedFunction, State
+from tfdp.base.tf import op_types
 from tfdp.base.tf.function_library import Library, data_inputs, functions_of, is_call, kept
 from tfdp.base.user_warnings import is_library
 from tfdp.base.validation import error
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks
 from tfdp.clipping.loss_graph import batch_state
 
 # The use of a draw's key for what is drawn for a row; `tfdp.data.source` and `users` have others.
@@ -23,16 +24,15 @@ _WORDS = 2 * 2 * SECRET
 _READ = "ReadVariableOp"
 # Stateful operations that are calls, or read what is the same for all examples, or check.
 _ALLOWED = frozenset(
-    {"Assert", "Case", "If", "PartitionedCall", "ResourceGather", "ResourceGatherNd", _READ}
+    {"Assert", "PartitionedCall", "ResourceGather", "ResourceGatherNd", _READ}
+    | op_types.STATEFUL
     | {
         "LookupTableFindV2",
         "LookupTableSizeV2",
-        "StatefulPartitionedCall",
         "StatelessRandomGetAlg",
         "VarIsInitializedOp",
         "VariableShape",
     }
-    | {"While"}
 )
 # What begins so draws from the state of a generator.
 _DRAWING = ("NonDeterministic", "Rng", "Stateful")

@@ -75,8 +75,17 @@ __all__ = [
     "validate",
 ]
 
+_OF_KERAS_2 = frozenset(__all__) - {"TooManyAttemptsError"}
+
+
+def _check(name: str) -> None:
+    if name in _OF_KERAS_2:
+        compat.check_keras_2(f"tfdp.keras2.{name}")
+
+
 __getattr__, __dir__ = lazy.attributes(
     __name__,
     _MODULES,
-    of_keras_2=[name for name in __all__ if name != "TooManyAttemptsError"],
+    check=_check,
+    unlisted=lambda: _OF_KERAS_2 if compat.missing_for_keras_2() else (),
 )

@@ -16,16 +16,19 @@ from tfdp.base import compat
 from tfdp.base.tf import first_trace
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
-from tfdp.clipping import ClippingRule
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
-from tfdp.correlated_noise import BandedNoise
 from tfdp.keras2.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step.arguments import check_first_argument, scaling_hint
-from tfdp.step.compression import Compression
+from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression
 
 compat.check_keras_2()
 
@@ -70,26 +73,14 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
+        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        compression: "Compression | dict[str, Any] | None" = None,
         weight_decay: float | None = None,
         **kwargs: Any,
     ):
+        config = PrivacyConfig.checked(self._public_name(), locals())
         self._weight_decay = WeightDecay(weight_decay)
-        self._set_privacy(
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            sampling,
-            noise_seed,
-            secure_noise,
-            engine,
-            clipping_rule,
-            noise_correlation,
-            compression,
-        )
+        self._set_privacy(config)
         kwargs.setdefault("name", type(self).__name__)
         # TF-Privacy's own noise, which is never used, has no schedules.
         super().__init__(l2_norm_clip, self._stages.values[0], num_microbatches, **kwargs)

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdp.base import compat
+from tfdp.base import compat, private_apis
 
 compat.check_keras_2()
+private_apis.check("tf_keras", "tensorflow_privacy")
 
 from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (  # noqa: E402
     VectorizedDPKerasAdamOptimizer,

@@ -58,7 +58,7 @@ def make_private(
     loss: Any = None,
     metrics: Any = None,
     transform: Callable[..., Any] | None = None,
-    chunk_size: int | None = None,
+    chunk_size: int | str | None = "auto",
     features: Features = None,
     label: str | None = None,
     privacy_unit: Any = None,
@@ -107,7 +107,10 @@ def make_private(
       metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
         they become `weighted_metrics` then, which leave out the padding.)
       transform: See `tfdp.data.poisson_batches`.
-      chunk_size: See `tfdp.data.poisson_batches`.
+      chunk_size: Rows that are delivered at a time; see `tfdp.data.poisson_batches`. "auto": whole
+        batches, if a step of these fits into memory by an estimate of the activations of the model;
+        otherwise the largest power of two that does. It follows from the model, the shapes, N,
+        `batch_size` and the memory alone. None: always whole batches.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
       label: Name of the target, of examples that are dicts.
       privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count
@@ -117,7 +120,7 @@ def make_private(
       noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
         to the budget. None: the noise is the same in all steps.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several.
-      verbose: Whether to print what was decided, in five lines.
+      verbose: Whether to print what was decided, in a line for each.
       **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
 
     Returns:

@@ -1,10 +1,10 @@
 """Choice of XLA for steps of Keras 3 whose `compile` leaves it open (`jit_compile="auto"`)."""
 
+from collections.abc import Callable
 from typing import Any
 
-from keras.src.trainers.trainer import Trainer
-
 from tfdp.accounting.sampling import NONE
+from tfdp.base import private_apis
 from tfdp.step.private_step import PrivateStep
 
 
@@ -16,13 +16,13 @@ def keep_varying_batches_from_xla() -> None:
     Poisson batches without padding are not compiled. Other optimizers behave as before. With
     `jit_compile=True`, such a step is refused.
     """
-    resolve = getattr(Trainer, "_resolve_auto_jit_compile", None)
-    if resolve is None:  # Then such a step is refused, and the error says what to do.
-        return
 
-    def resolve_for_batches(self: Any) -> bool:
-        optimizer = getattr(self, "optimizer", None)
-        sampling = optimizer.sampling if isinstance(optimizer, PrivateStep) else None
-        return (sampling is None or sampling.padding != NONE) and resolve(self)
+    def resolving(resolve: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def resolve_for_batches(self: Any) -> bool:
+            optimizer = getattr(self, "optimizer", None)
+            sampling = optimizer.sampling if isinstance(optimizer, PrivateStep) else None
+            return (sampling is None or sampling.padding != NONE) and resolve(self)
 
-    Trainer._resolve_auto_jit_compile = resolve_for_batches
+        return resolve_for_batches
+
+    private_apis.replace("keras.src.trainers.trainer.Trainer._resolve_auto_jit_compile", resolving)

@@ -1,29 +1,36 @@
 """Private optimizers of Keras 3: any optimizer of Keras, on noisy sums of clipped gradients."""
 
 import copy
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tfdp import schedules
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base import private_apis
 from tfdp.base.keras_3 import tf_variable
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.validation import error
-from tfdp.clipping import ClippingRule, TwoTermLoss, step_check
+from tfdp.clipping import step_check
+from tfdp.clipping.batch_loss import BatchLoss
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
-from tfdp.correlated_noise import BandedNoise
 from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step import replicas
 from tfdp.step.arguments import PRIVATE_ARGUMENTS, scaling_hint
-from tfdp.step.compression import Compression
+from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
@@ -111,30 +118,18 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
+        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        compression: "Compression | dict[str, Any] | None" = None,
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
+        config = PrivacyConfig.checked(self._public_name(), locals())
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer
         self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
         self._name = self.name
         self._assignment: several_optimizers.Assignment | None = None
-        self._set_privacy(
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            sampling,
-            noise_seed,
-            secure_noise,
-            engine,
-            clipping_rule,
-            noise_correlation,
-            compression,
-        )
+        self._set_privacy(config)
         self._self_setattr_tracking = True
 
     def __repr__(self) -> str:
@@ -163,7 +158,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
           ValueError: It is called outside of a `tf.function`, or twice before `apply`.
         """
         self._check_traced()
-        if isinstance(loss, TwoTermLoss):
+        if isinstance(loss, BatchLoss):
             raise ValueError(
                 f"Argument `loss` of {type(self).__name__}.scale_loss must be a tensor. Received a "
                 "TwoTermLoss: give it to `minimize`."
@@ -172,7 +167,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         self._keep(loss)
         return tf.stop_gradient(loss)
 
-    def _keep(self, loss: tf.Tensor | TwoTermLoss) -> None:
+    def _keep(self, loss: tf.Tensor | BatchLoss) -> None:
         """Keeps the loss of the graph being built for `apply`."""
         scaled = self._scaled_losses()
         if replicas.index() in scaled:
@@ -214,7 +209,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             )
         if trainable_variables is None:
             trainable_variables = self.inner_optimizer._trainable_variables
-        self._take_step_of(loss, list(trainable_variables))
+        self._take_step(loss, list(trainable_variables))
 
     def minimize(self, loss: Any, trainable_variables: Any) -> None:
         """Takes a private step of a loss, without a tape.
@@ -227,7 +222,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
           ValueError: The step would not be private, or is not taken in a `tf.function`.
         """
         self._check_traced()
-        self._keep(loss if isinstance(loss, TwoTermLoss) else tf.convert_to_tensor(loss))
+        self._keep(loss if isinstance(loss, BatchLoss) else tf.convert_to_tensor(loss))
         variables = list(trainable_variables)
         self.apply([None] * len(variables), variables)
 
@@ -239,20 +234,10 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `stateless_apply`.")
 
-    def _take_step_of(self, loss: tf.Tensor | TwoTermLoss, variables: list) -> None:
-        self._check_replicas()
-        replicas.once(lambda: self.build(variables))
-        self._take_step(loss, [tf_variable(variable) for variable in variables])
+    def _tf_variable(self, variable: Any) -> tf.Variable:
+        return tf_variable(variable)
 
-    def _check_traced(self) -> None:
-        if tf.executing_eagerly():
-            raise ValueError(
-                f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
-                "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
-                "or decorate your training step with `@tf.function`."
-            )
-
-    def _scaled_losses(self) -> dict[int, tf.Tensor | TwoTermLoss]:
+    def _scaled_losses(self) -> dict[int, tf.Tensor | BatchLoss]:
         """Returns the losses of the graph being built that wait for `apply`, by replica."""
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, _SCALED):
@@ -264,10 +249,17 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             id(tf_variable(variable)): variable
             for variable in self.inner_optimizer._trainable_variables
         }
+        before = _calls.kept
         self.inner_optimizer.apply(
             [gradient for gradient, _ in gradients],
             [known[id(variable)] for _, variable in gradients],
         )
+        if replicas.count() > 1 and _calls.kept == before:
+            raise private_apis.PrivateApiMissingError(
+                f"The inner optimizer {type(self.inner_optimizer).__name__}, as this version of "
+                "Keras calls it, adds up the gradients of all replicas once more. Train without a "
+                "distribution strategy, or with an optimizer of Keras as it is."
+            )
 
     def _loss_metrics(self, model: Any) -> list[Any] | None:
         if not isinstance(model, keras.Model):
@@ -335,7 +327,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 _check_part(part)
         for updating in (self.inner_optimizer, *several_optimizers.parts(self.inner_optimizer)):
             # Gradients are the sums of all replicas already.
-            updating._all_reduce_sum_gradients = list
+            updating._all_reduce_sum_gradients = _keep_sums
 
     def _add_weight(self, name: str, shape: Any, dtype: Any, initializer: Any, **_: Any) -> Any:
         dtype = tf.as_dtype(dtype).name
@@ -446,6 +438,19 @@ def _check_inner(inner: Any) -> None:
         )
     for part in (inner, *several_optimizers.parts(inner)):
         _check_part(part)
+
+
+class _Calls(threading.local):
+    kept = 0
+
+
+_calls = _Calls()
+
+
+def _keep_sums(gradients: Iterable[Any]) -> list[Any]:
+    """Stands for the sum over replicas, which gradients are already; counts its calls."""
+    _calls.kept += 1
+    return list(gradients)
 
 
 def _check_part(inner: Any) -> None:

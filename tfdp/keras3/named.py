@@ -1,20 +1,23 @@
 """Private optimizers of Keras 3 under the names of their inner optimizers."""
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.clipping import ClippingRule
-from tfdp.correlated_noise import BandedNoise
+from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.keras3.corrected_adam import CorrectedAdam
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step.arguments import PRIVATE_ARGUMENTS, check_first_argument
-from tfdp.step.compression import Compression
 from tfdp.step.corrected_second_moment import KnownNoise
+from tfdp.step.privacy_config import taken
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression
 
 # Arguments of Keras's optimizers that have another place here.
 _OF_INNER_ALONE = ("gradient_accumulation_steps", "loss_scale_factor", "name")
@@ -41,27 +44,13 @@ class _NamedOptimizer(DPOptimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
+        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        compression: "Compression | dict[str, Any] | None" = None,
         name: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(
-            self._make_inner(noise_multiplier, kwargs),
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            sampling,
-            noise_seed,
-            secure_noise,
-            engine,
-            clipping_rule,
-            noise_correlation,
-            compression,
-            name,
-        )
+        inner = self._make_inner(noise_multiplier, kwargs)
+        super().__init__(inner, name=name, **taken(locals()))
 
     def _make_inner(self, noise_multiplier: Any, arguments: dict[str, Any]) -> Any:
         return self._inner_class(**arguments)

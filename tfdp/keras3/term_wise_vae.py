@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdp.base.keras_3 import takes, tf_variable
-from tfdp.clipping import Aggregation, TwoTermLoss
+from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state
 from tfdp.training.term_wise.front_end import FrontEnd
 from tfdp.training.term_wise.training import TermWiseTraining

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfdp.base import devices
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.tf.process_local import ProcessLocal
-from tfdp.clipping import ClippedSum
-from tfdp.clipping.engine import sum_error_of_chunks
+from tfdp.clipping.engine import ClippedSum, sum_error_of_chunks
 from tfdp.data.draw_record import Use
 
 _numbers = itertools.count()

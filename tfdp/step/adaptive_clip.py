@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp.clipping import AdaptiveQuantileClipping
-from tfdp.clipping.clipping_rules import within_range
+from tfdp.clipping.clipping_rules import AdaptiveQuantileClipping, within_range
 from tfdp.step import replicas
 from tfdp.step.noise import add_gaussian_noise, at_stage
 from tfdp.step.secure_noise import add_secure_noise, add_secure_noise_to_count

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,19 +14,16 @@ from tfdp import schedules
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base import devices
 from tfdp.base.validation import error, is_integer, is_number
-from tfdp.clipping import (
-    AdaptiveQuantileClipping,
-    ClippingEngine,
-    ClippingRule,
-    OnePassEngine,
-    VectorizedEngine,
-)
-from tfdp.clipping.clipping_rules import LEAST_CLIP
-from tfdp.clipping.engine import check_clip
-from tfdp.correlated_noise import BandedNoise
+from tfdp.clipping.clipping_rules import LEAST_CLIP, AdaptiveQuantileClipping, ClippingRule
+from tfdp.clipping.engine import ClippingEngine, check_clip
+from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
+from tfdp.clipping.vectorized.vectorized_engine import VectorizedEngine
 from tfdp.step import replicas
-from tfdp.step.compression import Compression
 from tfdp.step.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
+
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression
 
 _FAST_MATH = "xla_cpu_enable_fast_math"
 _FLAG = re.compile(r"--?(\w+)(?:=['\"]?([^\s'\"]*))?")
@@ -155,7 +152,7 @@ def check_secure_noise(
 
 
 def check_correlation(
-    correlation: BandedNoise | None,
+    correlation: "BandedNoise | None",
     noise_multiplier: Any,
     sampling: PoissonSampling | None,
     secure_noise: bool,
@@ -184,7 +181,7 @@ def check_correlation(
             )
 
 
-def check_compression(compression: Compression, correlation: BandedNoise | None) -> None:
+def check_compression(compression: "Compression", correlation: "BandedNoise | None") -> None:
     """Raises a ValueError if steps with other noise cannot train a part of the coordinates."""
     if correlation is not None and compression.has_masks:
         raise ValueError(
@@ -284,8 +281,8 @@ def check_clipping_arguments(
 def check_two_term_arguments(
     clipping: ClippingEngine,
     gradient_accumulation_steps: int,
-    correlation: BandedNoise | None,
-    compression: Compression | None,
+    correlation: "BandedNoise | None",
+    compression: "Compression | None",
     sampling: PoissonSampling | None,
 ) -> None:
     """Raises a ValueError that names what does not go with a TwoTermLoss where it is trained."""

@@ -5,7 +5,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.base.validation import error
-from tfdp.clipping import ClippedSum, clipping_rules
+from tfdp.clipping import clipping_rules
+from tfdp.clipping.engine import ClippedSum
+from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_step import PrivateStep
 
 LEAST_SECOND_MOMENT = 0.3  # Of 0.03, 0.3 and 3 the best on held-out digits.
@@ -17,8 +19,8 @@ class KnownNoise(PrivateStep):
     It must be the same in each step and for each coordinate.
     """
 
-    def _set_privacy(self, *args: Any, **kwargs: Any) -> None:
-        super()._set_privacy(*args, **kwargs)
+    def _set_privacy(self, config: PrivacyConfig) -> None:
+        super()._set_privacy(config)
         rule = clipping_rules.serialize(self._clipping.clipping_rule)
         for name, value, constant, needed in (
             ("noise_multiplier", self.noise_multiplier, len(self._stages.values) == 1, "a number"),

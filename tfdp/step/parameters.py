@@ -1,137 +1,79 @@
 """Arguments of private optimizers, their ledger and their config."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 import tensorflow as tf
 
-from tfdp import correlated_noise, schedules
-from tfdp.accounting import PrivacyLedger
 from tfdp.accounting.bounds import Release
+from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.accounting.sampling import FULL, NONE, UNITS, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
-from tfdp.base.validation import error
-from tfdp.clipping import (
-    AdaptiveQuantileClipping,
-    ClippingEngine,
-    ClippingRule,
-    clipping_rules,
-)
-from tfdp.correlated_noise import BandedNoise
+from tfdp.clipping.engine import ClippingEngine
 from tfdp.schedules import NoiseMultiplier
-from tfdp.step import compression as compressions
+from tfdp.step import options
 from tfdp.step.accumulator import Accumulator
-from tfdp.step.adaptive_clip import AdaptiveClip
-from tfdp.step.arguments import (
-    ENGINES,
-    check_arithmetic,
-    check_clipping_arguments,
-    check_compression,
-    check_correlation,
-    check_privacy_arguments,
-    check_secure_noise,
-    required,
-    sampling_of,
-)
-from tfdp.step.compression import Compression, Compressor
+from tfdp.step.arguments import ENGINES
 from tfdp.step.noise import at_stage
-from tfdp.step.noise_memory import NoiseMemory
+from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.record import record_ledger, record_table
 from tfdp.step.record.cycle_count import CycleCount
 from tfdp.step.record.release_count import ReleaseRecord
 from tfdp.step.state import PersistentState
 
+if TYPE_CHECKING:
+    from tfdp.correlated_noise import BandedNoise
+    from tfdp.step.compression import Compression, Compressor
+    from tfdp.step.noise_memory import NoiseMemory
+
 
 class PrivacyParameters(PersistentState):
     """Arguments of a private optimizer, its ledger and its config."""
 
-    def _set_privacy(
-        self,
-        l2_norm_clip: float | None = None,
-        noise_multiplier: NoiseMultiplier | dict[str, Any] | None = None,
-        expected_batch_size: int | None = None,
-        num_microbatches: int | None = None,
-        gradient_accumulation_steps: int | None = None,
-        sampling: PoissonSampling | dict[str, int] | None = None,
-        noise_seed: int | None = None,
-        secure_noise: bool = False,
-        engine: str = "one_pass",
-        clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: BandedNoise | dict[str, Any] | None = None,
-        compression: Compression | dict[str, Any] | None = None,
-    ) -> None:
-        """Checks and takes over the arguments: what `__init__` does for every Keras."""
-        l2_norm_clip, noise_multiplier = required(
-            self._public_name(), l2_norm_clip, noise_multiplier
-        )
-        noise_multiplier = schedules.get(noise_multiplier)
-        self._stages = schedules.stages_of(noise_multiplier)
-        most_noise = max(self._stages.values)
-        known = sampling_of(sampling, expected_batch_size, gradient_accumulation_steps)
-        expected_batch_size, gradient_accumulation_steps, self._sampled = known
-        check_privacy_arguments(
-            l2_norm_clip,
-            most_noise,
-            expected_batch_size,
-            num_microbatches,
-            gradient_accumulation_steps,
-            noise_seed,
-        )
-        if most_noise > 0:
-            check_arithmetic()
-        self._given_noise = noise_multiplier
-        self._has_noise = most_noise > 0
-        self._expected_batch_size = expected_batch_size
+    def _set_privacy(self, config: PrivacyConfig) -> None:
+        """Takes over the arguments, and makes the parts of the step that they ask for."""
+        self._config = config
+        self._stages = config.stages
+        self._has_noise = config.most_noise > 0
+        self._sampled = config.sampling
+        self._expected_batch_size = config.expected_batch_size
         self._dataset_size = None if self._sampled is None else self._sampled.dataset_size
-        self._gradient_accumulation_steps = gradient_accumulation_steps
-        rule = clipping_rules.get(clipping_rule)
-        check_clipping_arguments(engine, rule, l2_norm_clip, num_microbatches)
-        self._engine = engine
-        self._clipping = ENGINES[engine](l2_norm_clip, num_microbatches, rule)
-        self._adaptive: AdaptiveClip | None = None
-        if isinstance(rule, AdaptiveQuantileClipping):
-            noises = self._stages.values
-            self._adaptive = AdaptiveClip(rule, l2_norm_clip, noises, expected_batch_size)
-        noises = (most_noise, 0.0)
-        if self._adaptive is not None:
-            noises = (max(self._adaptive.sum_noises), max(self._adaptive.count_noises))
-        check_secure_noise(secure_noise, *noises, self._sampled)
-        self._correlation = correlated_noise.get(noise_correlation)
-        adaptive = self._adaptive is not None
-        check_correlation(
-            self._correlation, noise_multiplier, self._sampled, secure_noise, adaptive
-        )
+        self._gradient_accumulation_steps = config.gradient_accumulation_steps
+        self._correlation = config.noise_correlation
+        self._compression = config.compression
+        self._secure_noise = config.secure_noise
+        self._clipping = self._made_engine(config)
+        self._adaptive = config.adaptive_clip()
         self._memory: NoiseMemory | None = None
         if self._correlation is not None and self._correlation.bands > 1 and self._has_noise:
-            self._memory = NoiseMemory(self._correlation)
+            self._memory = options.module("noise_memory").NoiseMemory(self._correlation)
         self._cycles: CycleCount | None = None
         if self._sampled is not None and self._sampled.cycle_length > 1:
             self._cycles = CycleCount(self._sampled.cycle_length)
-        self._compression = compressions.get(compression)
         self._compressor: Compressor | None = None
         if self._compression is not None:
-            check_compression(self._compression, self._correlation)
-            self._compressor = Compressor(self._compression)
-        self._secure_noise = secure_noise
-        self._clipping.wide_sums = secure_noise and self._has_noise
-        if self._sampled is not None:
-            usual = -(-self._sampled.usual_batch_size // gradient_accumulation_steps)
-            self._clipping.usual_rows = usual * self._sampled.rows_per_example
-            self._clipping.rows_per_example = self._sampled.rows_per_example
-            if num_microbatches is not None and self._sampled.rows_per_example > 1:
-                raise error(
-                    "num_microbatches", "None where examples have several rows", num_microbatches
-                )
-        if self._sampled is not None and self._sampled.padding != FULL:
-            self._clipping.streams = KeyStream(noise_seed, "layers")
-        self._noise = KeyStream(noise_seed, "noise")
+            self._compressor = options.module("compression").Compressor(self._compression)
+        self._noise = KeyStream(config.noise_seed, "noise")
         self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
         self._warnings: set[str] = set()  # Issued so far.
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(
-            self._kind(), self._privacy_parameters(), noise_seed is not None, self._stages
+            self._kind(), self._privacy_parameters(), config.noise_seed is not None, self._stages
         )
+
+    def _made_engine(self, config: PrivacyConfig) -> ClippingEngine:
+        engine = ENGINES[config.engine](
+            config.l2_norm_clip, config.num_microbatches, config.clipping_rule
+        )
+        engine.wide_sums = config.secure_noise and self._has_noise
+        engine.rows_per_example = config.rows_per_example
+        if config.sampling is not None:
+            usual = -(-config.sampling.usual_batch_size // config.gradient_accumulation_steps)
+            engine.usual_rows = usual * config.rows_per_example
+        if config.sampling is not None and config.sampling.padding != FULL:
+            engine.streams = KeyStream(config.noise_seed, "layers")
+        return engine
 
     # What the optimizer is.
 
@@ -152,7 +94,7 @@ class PrivacyParameters(PersistentState):
     @property
     def noise_multiplier(self) -> NoiseMultiplier:
         """Standard deviation of the noise, in units of the sensitivity; or its schedule."""
-        return self._given_noise
+        return self._config.noise_multiplier
 
     def _next_stage(self) -> int:
         """Returns the stage of the next step, outside of graphs."""
@@ -184,12 +126,12 @@ class PrivacyParameters(PersistentState):
         return self._stages.values[stage] * self._clipping.sensitivity()
 
     @property
-    def noise_correlation(self) -> BandedNoise | None:
+    def noise_correlation(self) -> "BandedNoise | None":
         """Correlation of the noise from step to step; None if it is independent."""
         return self._correlation
 
     @property
-    def compression(self) -> Compression | None:
+    def compression(self) -> "Compression | None":
         """Rule that sets coordinates of the gradient to zero; None if all are kept."""
         return self._compression
 
@@ -318,26 +260,6 @@ class PrivacyParameters(PersistentState):
             "cycle_length": float(1 if self._sampled is None else self._sampled.cycle_length),
         }
 
-    def _sampling_config(self) -> dict[str, Any]:
-        if self._sampled is not None:
-            return {"sampling": dataclasses.asdict(self._sampled)}
-        return {
-            "expected_batch_size": self._expected_batch_size,
-            "gradient_accumulation_steps": self._gradient_accumulation_steps,
-        }
-
     def _privacy_config(self) -> dict[str, Any]:
-        """Returns the arguments of `_set_privacy`, without the secret noise key."""
-        correlation = self._correlation
-        return {
-            "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": schedules.serialize(self.noise_multiplier),
-            **self._sampling_config(),
-            "num_microbatches": self._clipping.num_microbatches,
-            "noise_seed": self._noise.seed,
-            "secure_noise": self._secure_noise,
-            "engine": self._engine,
-            "clipping_rule": clipping_rules.serialize(self._clipping.clipping_rule),
-            "noise_correlation": None if correlation is None else correlation.get_config(),
-            "compression": compressions.serialize(self._compression),
-        }
+        """Returns the privacy arguments as plain values, without the secret noise key."""
+        return self._config.to_dict()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.batches import PoissonBatches
+from tfdp.data.draw_record import Draws
 from tfdp.step.private_step import PrivateStep
 
 # The message of a failed check of the private step, which numbers of the batch may follow.
@@ -40,7 +40,7 @@ def _guarded(own: Callable, checks: bool) -> Callable:
             return own(self, x, y, *args, **kwargs)
         if checks:
             _check(optimizer, x, kwargs)
-            if isinstance(x, PoissonBatches) and not args:
+            if isinstance(x, Draws) and not args:
                 kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle them.
         try:
             return own(self, x, y, *args, **kwargs)
@@ -63,7 +63,7 @@ def message_of(error: tf.errors.InvalidArgumentError) -> str | None:
 
 
 def _check(optimizer: PrivateStep, x: Any, arguments: dict[str, Any]) -> None:
-    if isinstance(x, PoissonBatches) and arguments.get("validation_split"):
+    if isinstance(x, Draws) and arguments.get("validation_split"):
         raise ValueError(
             "Argument `validation_split` of `fit` must be left out with Poisson batches, of which "
             "no part stands for the data. Received: "

@@ -14,9 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.accounting.sampling import BUCKETS, NONE
-from tfdp.base import private_logs
+from tfdp.base import private_apis, private_logs
 from tfdp.base.validation import error
-from tfdp.clipping import ClippedSum, TwoTermLoss, step_check
+from tfdp.clipping import step_check
+from tfdp.clipping.batch_loss import BatchLoss
+from tfdp.clipping.engine import ClippedSum
 from tfdp.clipping.loss_graph import loss_reader
 from tfdp.clipping.shared_tensors import constant
 from tfdp.clipping.update_error import Code
@@ -88,6 +90,10 @@ class PrivateStep(StepWarnings):
         """Creates the state of these variables, and takes over what they have cost."""
         raise NotImplementedError
 
+    def _tf_variable(self, variable: Any) -> tf.Variable:
+        """Returns TensorFlow's variable of a variable of this Keras."""
+        return variable
+
     def _update(self, gradients: list[tuple[tf.Tensor | None, tf.Variable]], name: Any) -> Any:
         """Applies the noisy mean gradients, the same in each replica, to the variables."""
         raise NotImplementedError
@@ -126,19 +132,23 @@ class PrivateStep(StepWarnings):
                 return self._logical_step(step, step.clipped, name)
             return self._accumulate(step, name)
 
-    def _clipped_step(self, loss: Any, var_list: Any) -> _Step:
-        """Clips and sums the gradients, and counts the release: not yet private."""
+    def _check_traced(self) -> None:
         if tf.executing_eagerly():
             raise ValueError(
                 f"{type(self).__name__} must run in a tf.function, whose graph shows which part "
                 "of the loss belongs to which example. Use `model.compile(run_eagerly=False)`, "
                 "or decorate your training step with `@tf.function`."
             )
+
+    def _clipped_step(self, loss: Any, var_list: Any) -> _Step:
+        """Clips and sums the gradients, and counts the release: not yet private."""
+        self._check_traced()
         if callable(loss):
             loss = loss()
         if callable(var_list):
             var_list = var_list()
-        variables = list(tf.nest.flatten(var_list))
+        given = list(tf.nest.flatten(var_list))
+        variables = [self._tf_variable(variable) for variable in given]
         check_variables(variables)
         if self._sampled is not None and self._sampled.padding == NONE:
             check_not_compiled()
@@ -151,8 +161,9 @@ class PrivateStep(StepWarnings):
         step_check.check_step(loss, rows_are_private=padding in (NONE, BUCKETS))
 
         def begin() -> None:
-            self.build(variables)
+            self.build(given)
             private_logs.check_fit()
+            private_apis.warn_of_missing()
 
         replicas.once(begin)
         self._inherit_from_graph()
@@ -162,7 +173,7 @@ class PrivateStep(StepWarnings):
                 lock = self._take_lock()
                 clip, masks = self._read_once(variables, lock)
             rows, looked_up = self._most_rows(), None
-            if isinstance(loss, TwoTermLoss):
+            if isinstance(loss, BatchLoss):
                 if replicas.count() > 1:  # Their groups must not hold the row of an empty batch.
                     with step_check.own_operations():
                         looked_up = self._use_of(loss.batch_alone(), lock)
@@ -312,7 +323,7 @@ class PrivateStep(StepWarnings):
 
     def _two_term_sum(
         self,
-        loss: TwoTermLoss,
+        loss: BatchLoss,
         variables: list,
         seed: tf.Tensor,
         rows: int | None,

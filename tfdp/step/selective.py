@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdp.accounting.sampling import NONE
-from tfdp.accounting.selective_release import (
+from tfdp.accounting.observability import (
     CONDITIONAL,
     OBSERVABILITY,
     PER_ATTEMPT,
-    acceptance_bounds,
     check_observability,
-    default_max_attempts,
 )
+from tfdp.accounting.sampling import NONE
+from tfdp.accounting.selective_release import acceptance_bounds, default_max_attempts
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.validation import error, is_integer, is_number
-from tfdp.clipping import ClippedSum
+from tfdp.clipping.engine import ClippedSum
 from tfdp.data.draw_record import Use
 from tfdp.step import replicas
 from tfdp.step.arguments import PRIVATE_ARGUMENTS

@@ -1,7 +1,7 @@
 """The state of a private optimizer: what checkpoints and saved models hold of it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -9,10 +9,12 @@ import tensorflow as tf
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.tf.workers import check_alike, gathered
 from tfdp.step.adaptive_clip import AdaptiveClip
-from tfdp.step.compression import Compressor
 from tfdp.step.record import lineage
 from tfdp.step.record.record_table import NOT_POISSON, STEPS
 from tfdp.step.record.release_count import RECORD, ReleaseRecord
+
+if TYPE_CHECKING:
+    from tfdp.step.compression import Compressor
 
 
 class PersistentState:
@@ -20,7 +22,7 @@ class PersistentState:
 
     _released: ReleaseRecord
     _adaptive: AdaptiveClip | None
-    _compressor: Compressor | None
+    _compressor: "Compressor | None"
     _state_to_load: dict[str, Any]
 
     def _state_variables(self) -> list[tf.Variable]:

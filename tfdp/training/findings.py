@@ -34,10 +34,13 @@ class ModelCheck:
     Attributes:
       findings: Reasons to refuse the model, then reasons that it is slow.
       notes: Parts that were not examined.
+      bytes_per_row: About how many bytes of memory a step takes for each row of a batch; None: not
+        known.
     """
 
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    bytes_per_row: int | None = None
 
     @property
     def ok(self) -> bool:

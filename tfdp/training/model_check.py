@@ -1,6 +1,7 @@
 """Check of a model, for every Keras: all that private training refuses or does slowly."""
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -10,8 +11,10 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
-from tfdp.clipping import OnePassEngine, SlowClippingWarning, step_check
+from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
+from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
+from tfdp.clipping.report import SlowClippingWarning
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
 from tfdp.step.private_step import PrivateStep
@@ -129,6 +132,7 @@ class _Check:
         self._model = model
         self._slow = _SLOW.format(keras.name)
         self._outputs: Any = None
+        self._bytes_per_row: int | None = None
 
     def run(self, spec: Any, loss: Any, data: Any) -> ModelCheck:
         """Examines settings, layers and loss."""
@@ -140,7 +144,7 @@ class _Check:
         if losses is not None and self._outputs is not None:
             findings += self._of_loss(losses, weights, data)
         findings.sort(key=lambda finding: not finding.refused)
-        return ModelCheck(tuple(dict.fromkeys(findings)), self._notes(losses))
+        return self._result(findings, self._notes(losses))
 
     def run_step(self, loss: Any, data: Any) -> ModelCheck:
         """Examines settings and the training step that the model has itself."""
@@ -149,7 +153,10 @@ class _Check:
         if not self._model.trainable_variables:  # Which it may make in its first step.
             findings.append(_UNTRAINED)
         findings = sorted([*settings, *findings], key=lambda finding: not finding.refused)
-        return ModelCheck(tuple(dict.fromkeys(findings)), ())
+        return self._result(findings)
+
+    def _result(self, findings: list[Finding], notes: tuple[str, ...] = ()) -> ModelCheck:
+        return ModelCheck(tuple(dict.fromkeys(findings)), notes, self._bytes_per_row)
 
     def _of_step(self, loss: Any, data: Any) -> list[Finding]:
         model = self._model
@@ -159,6 +166,7 @@ class _Check:
         with self._keras.watching(model) as inputs_of, self._trained_by(probe, loss):
             error = trace.run(model.train_step, _element_spec(data))
         if error is None:
+            self._bytes_per_row = getattr(trace.engine, "bytes_per_row", None)
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, self._step_name())
 
@@ -180,14 +188,21 @@ class _Check:
         """Compiles a model with an optimizer for a while; a loss of None is that which it has."""
         model, attributes = self._model, vars(self._model)
         before, had = dict(attributes), getattr(model, "optimizer", None)
-        # Of a model with a `compile` of its own, only the optimizer is replaced.
+        # Of a model that was compiled by a `compile` of its own, only the optimizer is replaced.
         compiles = type(model).compile is self._keras.package.Model.compile
+        is_compiled = False
         if compiles and (loss is not None or had is None):
             model.compile(optimizer=optimizer, loss=loss)
-            changed = {name for name, value in attributes.items() if before.get(name) is not value}
-        else:
+            is_compiled = True
+        elif had is None:
+            given = {"optimizer": optimizer, **({} if loss is None else {"loss": loss})}
+            with contextlib.suppress(Exception):  # It may take more, or others.
+                inspect.signature(model.compile).bind(**given)
+                model.compile(**given)
+                is_compiled = True
+        changed = {name for name, value in attributes.items() if before.get(name) is not value}
+        if not is_compiled:
             self._keras.swap_optimizer(model, optimizer)
-            changed = set()
         try:
             yield
         finally:
@@ -220,6 +235,7 @@ class _Check:
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
+            self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
 

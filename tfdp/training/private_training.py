@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdp.accounting import calibrate_noise_multiplier, calibrate_noise_schedule
+from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.base import devices
 from tfdp.base.validation import error, non_negative, positive_integer
-from tfdp.data import poisson_batches, tasks
+from tfdp.data import poisson, poisson_batches, tasks
 from tfdp.data.batches import PoissonBatches
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 from tfdp.step.record import record_ledger
 from tfdp.step.selective import SelectiveUpdateMixin
+from tfdp.training import chunk_sizes
 from tfdp.training.findings import ModelCheck
 from tfdp.training.model_check import has_own_step
 from tfdp.training.privacy_budget import BudgetCallback
@@ -83,7 +84,7 @@ def prepare(
     l2_norm_clip: float,
     loss: Any,
     metrics: Any,
-    chunk_size: int | None,
+    chunk_size: int | str | None,
     noise_schedule: NoiseSchedule | None,
     prior: Ledgers | None,
     verbose: bool,
@@ -95,6 +96,7 @@ def prepare(
     _check_goal(target_epsilon, noise_multiplier, noise_schedule)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
+    is_chosen, chunk_size = chunk_size == chunk_sizes.AUTO, chunk_sizes.given(chunk_size)
     preprocessor = tasks.preprocessor_of(model)
     if preprocessor is not None:
         names = ("features", "label", "transform")
@@ -136,7 +138,10 @@ def prepare(
         x = batches.input_spec
         model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
-    batches = _accepted(keras, model, loss, batches, pad if takes_weights else None)
+    batches, found = _accepted(keras, model, loss, batches, pad if takes_weights else None)
+    chunks = None
+    if is_chosen and parameters.get("num_microbatches") is None:  # Which must be whole.
+        batches, chunks = _that_fit(keras, model, loss, batches, found, own_step)
     batches.preprocessor = preprocessor
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
@@ -164,7 +169,7 @@ def prepare(
     if verbose:
         before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
         why = _why_this_noise(target_epsilon, planned)
-        _print(private, batches, budget, epochs, steps, before, why)
+        _print(private, batches, budget, epochs, steps, before, why, chunks)
     return PrivateTraining(model, batches, budget)
 
 
@@ -237,7 +242,7 @@ def _accepted(
     loss: Any,
     batches: PoissonBatches,
     pad: Callable[[], PoissonBatches] | None,
-) -> PoissonBatches:
+) -> tuple[PoissonBatches, ModelCheck]:
     """Returns batches on which the model can be trained: padded ones if it takes only those.
 
     Layers that draw random numbers in a loop or a branch need them (`recurrent_dropout` and
@@ -254,20 +259,45 @@ def _accepted(
       ValueError: Training would refuse the model on either.
     """
     try:
-        _validate(keras, model, loss, batches)
+        return batches, _validate(keras, model, loss, batches)
     except ValueError:
         if pad is None or batches.sampling.padding == FULL:
             raise
         with contextlib.suppress(ValueError):  # Not all data can be padded.
             padded = pad()
-            _validate(keras, model, loss, padded)
-            return padded
+            return padded, _validate(keras, model, loss, padded)
         raise
-    return batches
 
 
-def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -> None:
-    """Raises a ValueError if training would refuse the model."""
+def _that_fit(
+    keras: FrontEnd,
+    model: Any,
+    loss: Any,
+    batches: PoissonBatches,
+    found: ModelCheck,
+    own_step: bool,
+) -> tuple[PoissonBatches, str | None]:
+    """Returns batches that fit into memory, in chunks if need be; and why, or None."""
+    planned = chunk_sizes.planned_bytes()
+    chosen = chunk_sizes.choose(
+        found.bytes_per_row, batches.element_spec, batches.sampling, planned
+    )
+    if chosen is None:
+        return batches, None
+    try:
+        chunked = poisson.in_chunks(batches, chosen.chunk_size)
+        if own_step:  # Not each takes batches in chunks.
+            _validate(keras, model, loss, chunked)
+    except ValueError:
+        return batches, None
+    return chunked, (
+        f"in {chunked.sampling.gradient_accumulation_steps} chunks of at most "
+        f"{chosen.chunk_size} rows, which `fit` counts: {chosen.why}"
+    )
+
+
+def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -> ModelCheck:
+    """Raises a ValueError if training would refuse the model; returns what was found."""
     validate = keras.validate if loss is not None else keras.validate_without_loss
     found = validate(model, loss, data=batches)
     if (
@@ -282,6 +312,7 @@ def _validate(keras: FrontEnd, model: Any, loss: Any, batches: PoissonBatches) -
             "`train_step`). Received: loss=None."
         )
     found.check()
+    return found
 
 
 def _takes_weights(model: Any) -> bool:
@@ -339,6 +370,7 @@ def _print(
     steps: int,
     before: float,
     why: str,
+    chunks: str | None,
 ) -> None:
     sampling = batches.sampling
     unit = sampling.unit
@@ -353,6 +385,7 @@ def _print(
         f"{stated_constants(unit, [sampling.dataset_size])}\n"
         f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
+        f"{f'Chunks: batches come {chunks}.{chr(10)}' if chunks else ''}"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
         f"multiplier {_noise(optimizer.noise_multiplier)}, {why}.\n"
         f"Optimizer: {_name(optimizer)}, learning rate {_rate(optimizer)}.\n"

@@ -18,7 +18,7 @@ from tests.clipping.batch_losses.term_checks import (
     using,
 )
 from tests.two_term_support import data
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks
 from tfdp.contrib import BatchAggregation
 
 layers = tf.keras.layers

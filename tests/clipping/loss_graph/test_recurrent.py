@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
+from tfdp.clipping.one_pass.recurrent import RecurrentCall, recognise
 
 LAYERS = {"lstm": tf.keras.layers.LSTM, "gru": tf.keras.layers.GRU}
 BATCH, TIME, FEATURES, UNITS = 5, 6, 3, 4

@@ -1,6 +1,7 @@
 import pytest
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import data_flow
 from tfdp.clipping.one_pass import loop_recordings
 
@@ -13,7 +14,7 @@ def loop(again, body, *variables, **kwargs):
     def trace(x):
         tf.while_loop(lambda *v: again(x, *v), lambda *v: body(x, *v), [*variables, x], **kwargs)
         graph = tf.compat.v1.get_default_graph()
-        (op,) = [op for op in graph.get_operations() if op.type in loop_recordings.LOOP_TYPES]
+        (op,) = [op for op in graph.get_operations() if op.type in op_types.LOOPS]
         graph_of_body = data_flow.function_graph(graph, op.get_attr("body").name)
         found.extend([op, graph_of_body, loop_recordings.number_of_steps(op, graph_of_body)])
 
@@ -48,7 +49,7 @@ def test_a_number_of_steps_that_is_a_tensor():
         limit = tf.shape(x)[0]
         tf.while_loop(lambda i, y: i < limit, lambda i, y: (i + 1, y + x), [2, x])
         graph = tf.compat.v1.get_default_graph()
-        (op,) = [op for op in graph.get_operations() if op.type in loop_recordings.LOOP_TYPES]
+        (op,) = [op for op in graph.get_operations() if op.type in op_types.LOOPS]
         body = data_flow.function_graph(graph, op.get_attr("body").name)
         return loop_recordings.number_of_steps(op, body)
 

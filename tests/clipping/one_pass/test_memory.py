@@ -50,6 +50,17 @@ def test_tensors_are_counted_once_and_only_if_gradients_need_them():
     assert estimated(lambda x: tf.math.erf(x @ w), [w], [4]) == plain + 4 * (8 + 8)
 
 
+def test_the_largest_operation_of_a_model_that_nothing_is_proven_of():
+    @tf.function
+    def traced(x):
+        return tf.tanh(tf.repeat(x, 3, axis=1)) @ tf.ones([12, 5]) + tf.ones([7, 1, 5])
+
+    spec = tf.TensorSpec([None, 4])
+    operations = traced.get_concrete_function(spec).graph.get_operations()
+    # Of 12 and 12 numbers; the sum has no rows of examples.
+    assert memory.largest_operation(operations) == 4 * (12 + 12)
+
+
 def test_steps_of_loops_are_kept():
     w = tf.Variable(tf.ones([4, 4]))
 

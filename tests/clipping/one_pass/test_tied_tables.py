@@ -167,6 +167,15 @@ def test_compiled_by_xla(name):
     assert_equals(name, jit_compile=True)
 
 
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name", ["each position", "encoder and decoder", "two outputs"])
+def test_texts_of_open_length(name, jit_compile):
+    spec = tf.TensorSpec([None, None], tf.int32)
+    how = how_of_table(assert_equals(name, x_spec=spec, jit_compile=jit_compile))
+    assert how.endswith("norms by Gram matrices")
+
+
 def test_sums_in_float64():
     engine = OnePassEngine(CLIP)
     engine.wide_sums = True
@@ -233,7 +242,8 @@ def uses(size, width, looked_up, multiplied):
         (256_000, 2048, 1024, True),
         (70, 16, 12, True),
         (70, 16, 128, False),
-        (50_257, 768, None, False),
+        (50_257, 768, None, True),  # As texts of 256 tokens.
+        (50_257, 128, None, False),
     ],
 )
 def test_the_cheaper_form_is_chosen(size, width, positions, joint, as_they_are):

@@ -77,6 +77,15 @@ def inner_gradient(function):
     return gradient
 
 
+def as_complex(x):
+    return tf.cast(x, tf.complex64)
+
+
+def largest_shape(x, y):
+    """The shape that both are broadcast to, as Keras 3 computes it."""
+    return [tf.maximum(tf.shape(x)[i], tf.shape(y)[i]) for i in range(x.shape.rank)]
+
+
 COLUMNS = [[0, 0], [1, 2]]
 PLACES = np.eye(3, dtype="float32") * np.arange(1, 5, dtype="float32")[:, None, None]
 
@@ -141,6 +150,22 @@ PROVEN = {
         FIRST,
     ),
     "select": (V, lambda x: tf.where(x > 0, x, 0.0), FIRST),
+    "Fourier transform": (M, lambda x: tf.math.real(tf.signal.fft2d(as_complex(x))), FIRST),
+    "there and back": (
+        V,
+        lambda x: tf.signal.irfft(tf.math.conj(tf.signal.rfft(x)) * tf.complex(0.0, 1.0)),
+        FIRST,
+    ),
+    "Fourier transform before rows": (
+        (None, 2, 3, 4),
+        lambda x: tf.math.imag(tf.signal.ifft(as_complex(tf.transpose(x, [1, 0, 2, 3])))),
+        Rows(1),
+    ),
+    "gradient of a Fourier transform": (
+        M,
+        inner_gradient(lambda x: tf.abs(tf.signal.fft2d(tf.complex(x, x * x)))),
+        FIRST,
+    ),
     # Shapes.
     "flatten": (M, lambda x: tf.reshape(x, [-1, 6]), FIRST),
     "rows of rows": (M, lambda x: tf.reshape(x, [-1, 3]), Rows(0, 2)),
@@ -213,6 +238,15 @@ PROVEN = {
         M,
         lambda x: tf.gather(tf.transpose(x, [1, 0, 2]), [[1, 0]], axis=0),
         Rows(2),
+    ),
+    "gather where axes agree": (
+        M,
+        lambda x: tf.gather(
+            tf.reshape(tf.broadcast_to(x, largest_shape(x, x)), [-1, 3]),
+            tf.reshape(tf.broadcast_to(integers(x), largest_shape(x, x)), [-1, 3]),
+            batch_dims=1,
+        ),
+        Rows(0, 2),
     ),
     "gather within rows": (M, lambda x: tf.gather(x, integers(x)[:, 0], batch_dims=1), FIRST),
     "positions": (T, lambda x: x + tf.gather(tf.ones([9, 6]), tf.range(tf.shape(x)[1])), FIRST),
@@ -577,6 +611,8 @@ MIXES = {
     "rolled, counted from the end": (V, lambda x: tf.roll(x, [1, 1], [-1, -2])),
     "rolled after a transpose": (M, lambda x: tf.roll(tf.transpose(x, [1, 0, 2]), 1, 1)),
     "rolled, parts as rows": (M, lambda x: tf.roll(tf.reshape(x, [-1, x.shape[-1]]), 1, 0)),
+    "Fourier transform": ((None, 4), lambda x: tf.signal.fft2d(as_complex(x))),
+    "Fourier transform of columns": (V, lambda x: tf.signal.fft(as_complex(tf.transpose(x)))),
     "similarity": (V, lambda x: tf.matmul(x, x, transpose_b=True)),
     "equations of examples": (
         (4, 4),
@@ -752,6 +788,7 @@ DECLARED_ROW_WISE = {
     "Transpose": [lambda x: tf.transpose(x)],
     "Reshape": [lambda x: tf.reshape(x, [-1, 3]), lambda x: tf.reshape(tf.transpose(x), [-1, 6])],
     "GatherV2": [lambda x: tf.gather(x, [0, 0, 1], axis=0)],
+    "FFT2D": [lambda x: tf.math.real(tf.signal.fft2d(as_complex(x)))],
     "Roll": [lambda x: tf.roll(x, 1, 0)],
     "BiasAdd": [lambda x: tf.nn.bias_add(x, tf.ones([6]) / size_f(x))],
     "TopKV2": [lambda x: tf.math.top_k(x, size(x))[0]],

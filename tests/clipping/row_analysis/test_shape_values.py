@@ -99,6 +99,17 @@ KNOWN = {
     "rows and as many less": (lambda x: 2 * count(x) - 2 * count(x), Public((0,))),
     "rows and more": (lambda x: 2 * count(x) - count(x), BatchSize()),
     "unknown rows and as many less": (lambda x: tf.size(x) - tf.size(x), BatchSize()),
+    "larger": (lambda x: tf.maximum(tf.shape(x)[1:], [1, 9]), Public((TIMES, 9))),
+    "larger of the same": (
+        lambda x: tf.maximum(tf.shape(x), tf.shape(2 * x)),
+        BatchSize((ROW, TIMES, 6)),
+    ),
+    "smaller of the same": (
+        lambda x: tf.minimum(2 * count(x), 2 * count(x)),
+        BatchSize((Rows(0, 2),)),
+    ),
+    "larger of rows and a number": (lambda x: tf.maximum(count(x), 3), BatchSize()),
+    "larger of more rows": (lambda x: tf.maximum(count(x), 2 * count(x)), BatchSize()),
     "time and one": (lambda x: tf.shape(x)[1:] + 1, Public((TIMES, 7))),
     "column": (lambda x: tf.reshape(tf.shape(x), [3, 1]), BatchSize((ROW, TIMES, 6))),
     "paddings": (

@@ -15,12 +15,13 @@ crashes when an iterator that a strategy made over the dataset is dropped.
 
 import contextlib
 import threading
-import unittest.mock
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
+from tfdp.base import private_apis
+
+_MODULE, _MAKE = "tensorflow.python.data.ops.multi_device_iterator_ops", "_create_device_dataset"
 _patching = threading.RLock()
 
 
@@ -42,14 +43,19 @@ def untuned_on_devices() -> Iterator[None]:
     A strategy makes a dataset for each device out of the one that it distributes, without its
     options; it only prefetches, so that there is nothing to tune.
     """
-    module, name = multi_device_iterator_ops, "_create_device_dataset"
-    make = getattr(module, name, None)
-    if make is None:  # Of another TensorFlow: tuned.
+    try:
+        make = private_apis.find(f"{_MODULE}.{_MAKE}")
+    except (AttributeError, ImportError):  # Of another TensorFlow: tuned.
         yield
         return
 
     def untuned(*args: object) -> tf.data.Dataset:
         return without_autotuning(make(*args))
 
-    with _patching, unittest.mock.patch.object(module, name, untuned):
-        yield
+    with _patching:
+        module = private_apis.find(_MODULE)
+        setattr(module, _MAKE, untuned)
+        try:
+            yield
+        finally:
+            setattr(module, _MAKE, make)

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfdp.base import devices
 from tfdp.base.validation import error
-from tfdp.clipping import replica_sync
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks, replica_sync
 from tfdp.clipping.clipping_problem import ClippingProblem
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.engine import random_parts

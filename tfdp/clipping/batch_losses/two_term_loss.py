@@ -10,13 +10,14 @@ import tensorflow as tf
 from tfdp.base import devices
 from tfdp.base.random import chacha
 from tfdp.base.validation import error
-from tfdp.clipping.batch_losses import function_checks
+from tfdp.clipping import function_checks
+from tfdp.clipping.batch_loss import BatchLoss
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoTermLoss:
+class TwoTermLoss(BatchLoss):
     """Loss with a sample-wise and a batch-wise term, `(1/B) sum_i f(x_i) + g(X)`.
 
     Examples of batch-wise terms are a divergence between the distribution of a batch and another

@@ -4,13 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph.own_operations import is_own
 
 _WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStrided")
-_CALLS = frozenset(
-    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
-    | {"StatelessWhile", "While"}
-)
 
 
 def captured(graph: tf.Graph) -> dict:
@@ -49,7 +46,7 @@ def kept(
             continue
         if op.type.startswith(_WRITING):
             handles, inputs = op.inputs[:1], op.inputs[1:]
-        elif op.type in _CALLS and _writes(op):
+        elif op.type in op_types.CONTROL_FLOW and _writes(op):
             handles = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
             inputs = [tensor for tensor in op.inputs if tensor.dtype != tf.resource]
         else:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
+from tfdp.base.tf import op_types
 from tfdp.base.tf.plain_variables import holds_data
 from tfdp.clipping.loss_graph import batch_state, own_operations
 
@@ -165,11 +166,11 @@ class Flow:
         count = len(op.outputs)
         functions = called_functions(op)
         if functions and enter:
-            if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+            if op.type in op_types.CALLS:
                 return _padded(self._call(op, functions[0], inputs, control), count, everything)
-            if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
+            if op.type in op_types.BRANCHES | op_types.CASES:
                 return self._branches(op, functions, inputs, control, everything)
-            if op.type in ("While", "StatelessWhile"):
+            if op.type in op_types.LOOPS:
                 return self._loop(op, inputs, control)
             for name in functions:  # Of a data set, say, to which elements and states are passed.
                 graph = function_graph(op.graph, name)

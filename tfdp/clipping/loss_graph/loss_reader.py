@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp.base import devices
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import (
     batch_state,
     clamps,
@@ -483,7 +484,7 @@ def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
         return False
     if tensor.op.type in data_flow.ITERATOR_TYPES:
         return True
-    if tensor.op.type in ("If", "StatelessIf"):  # Distribution strategies read a batch, or none.
+    if tensor.op.type in op_types.BRANCHES:  # Distribution strategies read a batch, or none.
         return _contains(tensor.graph, [tensor.op.node_def], data_flow.ITERATOR_TYPES)
     return tensor.op.type == "Placeholder"  # An argument of the function being traced.
 

@@ -85,7 +85,7 @@ def _matrix(c: Contribution, view: View, shape: Sequence[int]) -> _Matrix | None
       view: Steps from a tensor to the weights.
       shape: Shape of the tensor.
     """
-    if 0 in c.shape:
+    if not isinstance(c, OuterProducts | Lookups) or 0 in c.shape:
         return None
     order, columns_from = list(range(len(c.shape))), 1
     if isinstance(c, OuterProducts) and c.expand is None:
@@ -94,7 +94,7 @@ def _matrix(c: Contribution, view: View, shape: Sequence[int]) -> _Matrix | None
         if c.fan_in not in sizes:
             return None
         columns_from = sizes.index(c.fan_in)
-    elif not isinstance(c, Lookups):
+    elif isinstance(c, OuterProducts):
         return None
     rows = view.axes_of(order[:columns_from], shape)
     columns = view.axes_of(order[columns_from:], shape)

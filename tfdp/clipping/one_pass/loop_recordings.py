@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, data_flow
 from tfdp.clipping.one_pass.weight_uses import unchanged
 from tfdp.clipping.row_analysis.analysis import PUBLIC_STATEFUL_TYPES
 
-LOOP_TYPES = frozenset({"While", "StatelessWhile"})
 # Operations with a state that return the same when a step is taken again.
-REPEATABLE = data_flow.READS | {"PartitionedCall", "StatefulPartitionedCall", "While", "If"}
+REPEATABLE = data_flow.READS | op_types.CALLS | {"While", "If"}
 
 
 def record_draws(operations: Sequence[tf.Operation], fixed: Sequence[tf.Tensor]) -> bool:
@@ -31,7 +31,7 @@ def record_draws(operations: Sequence[tf.Operation], fixed: Sequence[tf.Tensor])
     kept = {t.op.name for t in fixed}
     replaced = False
     for op in operations:
-        if op.type not in LOOP_TYPES or op.name in kept:
+        if op.type not in op_types.LOOPS or op.name in kept:
             continue
         body = data_flow.function_graph(op.graph, op.get_attr("body").name)
         draws = draws_of(body)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdp.base import devices
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, loss_reader
-from tfdp.clipping.loss_graph.recurrent import is_zero
 from tfdp.clipping.one_pass import loop_recordings
+from tfdp.clipping.one_pass.marked_calls import is_zero
 from tfdp.clipping.one_pass.weight_uses import CannotUse, Site, by_example, rows_of, unchanged
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import RowList, Rows
@@ -422,4 +423,4 @@ def body_of(op: tf.Operation, analysis: RowAnalysis, sites: Sequence[Site]) -> B
     Raises:
       CannotUse: It cannot be.
     """
-    return (Loop if op.type in loop_recordings.LOOP_TYPES else Body)(op, analysis, sites)
+    return (Loop if op.type in op_types.LOOPS else Body)(op, analysis, sites)

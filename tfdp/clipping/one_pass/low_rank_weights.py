@@ -68,7 +68,7 @@ def of_variable(part: Contribution, view: View, shape: Sequence[int]) -> Contrib
     Returns:
       None if the weights are computed in another way.
     """
-    if 0 in shape or 0 in part.shape or not isinstance(part, OuterProducts | Lookups):
+    if not isinstance(part, OuterProducts | Lookups) or 0 in shape or 0 in part.shape:
         return None
     end = view.end
     if isinstance(part, OuterProducts):

@@ -1,11 +1,12 @@
 """Estimates of the memory that the backward pass of an example takes."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.one_pass import loop_recordings
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Rows
@@ -15,7 +16,7 @@ _UNKNOWN = 64
 
 # Calls of functions, and how often what they return they keep inside, where that is not looked at:
 # in layers such as LSTM.
-_CALLS, _OPAQUE = {"PartitionedCall", "StatefulPartitionedCall"}, 12
+_OPAQUE = 12
 
 # What gradients of operations need in the backward pass; of others, inputs and outputs.
 _SAME_MEMORY = {"Reshape", "Identity", "ExpandDims", "Squeeze"}
@@ -53,13 +54,30 @@ def bytes_per_row(analysis: RowAnalysis, handles: Sequence[tf.Tensor]) -> int:
         if name not in trained:
             continue
         op = analysis.operations[name]
-        if op.type in loop_recordings.LOOP_TYPES:
+        if op.type in op_types.LOOPS:
             steps = loop_recordings.number_of_steps(op, inner.graph)
             # Twice: what is recorded for the rules is taken in a loop of its own.
             total += 2 * (steps if isinstance(steps, int) else _UNKNOWN) * _all(inner)
         else:
             total += _kept(inner, inner.operations)
     return total
+
+
+def largest_operation(operations: Iterable[tf.Operation]) -> int:
+    """Estimates the bytes of an example's part of the tensors of the largest operation.
+
+    Args:
+      operations: Operations of a model, in which the first axis of the examples is open.
+    """
+    return max((sum(map(_open_bytes, [*op.inputs, *op.outputs])) for op in operations), default=0)
+
+
+def _open_bytes(tensor: tf.Tensor) -> int:
+    """Returns about how many bytes an example has of a tensor, if its first axis is open."""
+    shape = tensor.shape
+    if not shape.rank or shape[0] is not None or not tensor.dtype.size:
+        return 0
+    return math.prod(_UNKNOWN if size is None else size for size in shape[1:]) * tensor.dtype.size
 
 
 def _that_follow_from(handles: Sequence[tf.Tensor], analysis: RowAnalysis) -> set[str]:
@@ -82,7 +100,7 @@ def _kept(analysis: RowAnalysis, trained: Collection[str]) -> int:
         largest = max(largest, sum(_bytes(tensor, analysis) for tensor in tensors))
         if name not in trained or op.type in _NEED_NOTHING:
             continue
-        if op.type in _CALLS and name not in analysis.inner:
+        if op.type in op_types.CALLS and name not in analysis.inner:
             gradients += _OPAQUE * sum(_bytes(tensor, analysis) for tensor in op.outputs)
         if op.type in _NEED_OUTPUTS:
             tensors = op.outputs

@@ -52,6 +52,10 @@ class OnePassEngine(ClippingEngine):
       memory_budget: Bytes that the layers' outputs and their gradients may take, estimated, in a
         batch of `usual_rows`; by default a quarter of the machine's (or container's) memory on a
         CPU, at least 2 GiB, and 8 GiB on a GPU.
+
+    Attributes:
+      bytes_per_row: About how many bytes of memory each row takes in the step that was traced last;
+        None: not known.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class OnePassEngine(ClippingEngine):
         super().__init__(l2_norm_clip, num_microbatches, clipping_rule)
         self.rows_per_pass = rows_per_pass
         self.memory_budget = memory_budget
+        self.bytes_per_row: int | None = None
         self._report: Report | None = None
         self._warned: str | None = None
 
@@ -110,6 +115,7 @@ class OnePassEngine(ClippingEngine):
         graph = loss_reader.read_loss(loss).averaged(self.rows_per_example)
         handles = [loss.graph.capture(variable.handle) for variable in variables]
         plan = Plan(graph, handles, variables)
+        self.bytes_per_row = plan.bytes_per_row
         if plan.fallback:
             return self._left_to_vectorized(plan.fallback, *asked)
         rows, each = graph.checked_rows(), self.rows_per_example
@@ -193,7 +199,7 @@ class OnePassEngine(ClippingEngine):
             known_to_fit = most_rows is not None and most_rows <= self.rows_per_pass
             return None if known_to_fit else self.rows_per_pass
         budget = self.memory_budget or devices.memory_budget()
-        chunk = max(1, budget // max(1, plan.bytes_per_row))
+        chunk = max(1, budget // max(1, self.bytes_per_row or 0))
         return chunk if expected_rows is not None and expected_rows > chunk else None
 
     def _sums_of(self, problem: ClippingProblem, plan: Plan) -> _Sums:

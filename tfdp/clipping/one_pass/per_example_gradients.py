@@ -43,7 +43,7 @@ class Contribution(abc.ABC):
 
     Attributes:
       tensors: Tensors that they are computed from: `[rows, ...]` each.
-      shape: Shape of the weights.
+      shape: Shape of the weights; a scalar tensor stands for a size that is not static.
       name: Name of the computation, for reports.
       view: Steps from the variable to the weights.
     """
@@ -66,8 +66,8 @@ class Contribution(abc.ABC):
 
     @property
     def size(self) -> int:
-        """Number of weights."""
-        return tf.TensorShape(self.shape).num_elements()
+        """Number of weights; a scalar tensor where it is not static, see `computed_weights`."""
+        return product(self.shape)
 
     @property
     def dtype(self) -> tf.DType:
@@ -189,7 +189,7 @@ class OuterProducts(Contribution):
         """See `Contribution`."""
         positions = self.positions or 64
         if self.positions is None and self.expand is not None:  # There may be many more.
-            positions = product([self._number_of_positions(self.tensors[1])])
+            positions = product([self.number_of_positions()])
         sizes = 2 * positions**2 if self.factored else self.size
         pairs = positions * (self.fan_in + self.fan_out)
         return sizes + (pairs // 2 if self._narrow and not self.factored else pairs)
@@ -204,8 +204,9 @@ class OuterProducts(Contribution):
         """See `Contribution`; the positions of what has norms by Gram matrices are known."""
         return (self.positions or 64) * (self.fan_in + self.fan_out)
 
-    def _number_of_positions(self, outputs: tf.Tensor) -> int | tf.Tensor:
-        """Returns T, of outputs `[n, ...]` that may be of any size."""
+    def number_of_positions(self, outputs: tf.Tensor | None = None) -> int | tf.Tensor:
+        """Returns T, of outputs `[n, ...]` that may be of any size; of its own by default."""
+        outputs = self.tensors[1] if outputs is None else outputs
         if self.positions is not None or not self.fan_out:
             return self.positions or 0
         return math.prod(sizes_of(outputs)[1:]) // self.fan_out
@@ -219,7 +220,7 @@ class OuterProducts(Contribution):
         n: int | tf.Tensor = -1
         if self.positions is None or 0 in (self.positions, self.fan_in, self.fan_out):
             n = tf.shape(inputs)[0]
-        positions = self._number_of_positions(outputs)
+        positions = self.number_of_positions(outputs)
         a = inputs if self.expand is None else self.expand(inputs)
         return (
             reshaped(a, [n, positions, self.fan_in]),

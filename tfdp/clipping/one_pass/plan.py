@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import loss_reader
-from tfdp.clipping.loss_graph.recurrent import RecurrentCall, recognise
 from tfdp.clipping.one_pass import (
     computed_weights,
     loop_recordings,
@@ -17,6 +18,7 @@ from tfdp.clipping.one_pass import (
 from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.example_rows import of_examples
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
+from tfdp.clipping.one_pass.marked_calls import recognise
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import (
     CannotUse,
@@ -30,10 +32,8 @@ from tfdp.clipping.report import Entry, Report
 from tfdp.clipping.row_analysis import equal_rows
 from tfdp.clipping.row_analysis.analysis import RowAnalysis, Transfer
 from tfdp.clipping.row_analysis.states import Rows
-from tfdp.clipping.row_analysis.transfer_functions import recurrent_transfer
 
-_CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+_LOOP_TYPES = op_types.LOOPS | {"Scan"}
 
 
 class NeedsWholeModel(Exception):
@@ -68,10 +68,10 @@ class Plan:
         if loop_recordings.record_draws(operations, [*graph.vectors, *graph.terms]):
             operations = graph.operations()
         self._in_cone = {op.name: op for op in operations}
-        calls = [op for op in operations if op.type in _CALL_TYPES]
+        calls = [op for op in operations if op.type in op_types.CALLS]
         found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
-        self._calls: dict[str, RecurrentCall] = {k: v for k, v in found.items() if v is not None}
-        special = {name: recurrent_transfer(call) for name, call in self._calls.items()}
+        self._calls: dict[str, Any] = {k: v for k, v in found.items() if v is not None}
+        special = {name: call.transfer for name, call in self._calls.items()}
         given = {} if whole is None else whole.states_of_drawn(graph)
         self._analysis, self.fallback = self._analysed(operations, special, given)
 
@@ -105,7 +105,13 @@ class Plan:
 
     @property
     def bytes_per_row(self) -> int:
-        """About how many bytes the backward pass of one example takes."""
+        """About how many bytes the backward pass of one example takes.
+
+        Of a model of which nothing is proven, what its largest operation takes: the vectorised
+        engine works on few rows at a time, but the loss of all is computed at once.
+        """
+        if self.fallback:
+            return memory.largest_operation(self._in_cone.values())
         return memory.bytes_per_row(self._analysis, self._handles)
 
     @property
@@ -291,10 +297,11 @@ class Plan:
             use = recorded_use(site, found.data, found.gradient, shape, inner)
         else:
             use = make_use(site, found, shape, self._analysis, count)
-        rule = op_gradients.find_op_gradients(site.op.type, site.weight)
+        rule = op_gradients.find_op_gradients(site.op.type, site.weight, use.is_open)
         part = (rule(use) if rule else None) or op_gradients.generic.generic(use)
         if part is None:
-            raise CannotUse(f"no rule for '{site.op.name}' ({site.op.type})")
+            of = " with weights of open shape" if use.is_open else ""
+            raise CannotUse(f"no rule for '{site.op.name}' ({site.op.type}){of}")
         return part
 
     def _recurrent_part(self, site: Site, recurrent: dict) -> Contribution | None:

@@ -23,7 +23,11 @@ from tfdp.clipping.one_pass.per_example_gradients import (
     OuterProducts,
     widen,
 )
+from tfdp.clipping.shared_tensors import sizes_of
 
+# Texts of open length are taken for texts of so many positions when the form is chosen. The Gram
+# matrices of longer ones take more time than instantiated gradients, but less memory.
+_USUAL_POSITIONS = 256
 # Instantiating both gradients, adding them, and passing over the sum takes about as long as this
 # many multiplications for each entry (AMD EPYC: 100 at d = 64, 340 at d = 768, V = 50,257).
 _MULTIPLICATIONS_PER_ENTRY = 100
@@ -35,8 +39,8 @@ class TiedTable(Contribution):
     An example with an index outside the table is bad, as in `Lookups`.
 
     Args:
-      lookups: Gradients of the lookups; it has a static number of positions.
-      products: Gradients of the products, likewise.
+      lookups: Gradients of the lookups.
+      products: Gradients of the products.
       rows_first: Whether the first vectors of the products have an entry for each row of the table,
         and not the second ones.
       instantiated: The sum of both, instantiated.
@@ -60,14 +64,15 @@ class TiedTable(Contribution):
         self._sign = -1.0 if lookups.view.negates != products.view.negates else 1.0
 
     @property
-    def positions(self) -> int:
-        """Number of lookups and of products of an example."""
-        return _positions(self.lookups) + _positions(self.products)
+    def positions(self) -> int | tf.Tensor:
+        """Number of lookups and of products of an example; a scalar tensor if it is not static."""
+        return sizes_of(self.lookups.tensors[0])[1] + self.products.number_of_positions()
 
     @property
     def floats_per_row(self) -> int | tf.Tensor:
         """See `Contribution`."""
-        vectors = self.lookups.width * _positions(self.lookups) + self.products.sum_floats_per_row
+        positions = self.lookups.tensors[0].shape[1] or _USUAL_POSITIONS
+        vectors = self.lookups.width * positions + self.products.sum_floats_per_row
         narrow = any(t.dtype.size < 4 for t in self.products.tensors)
         return 3 * self.positions**2 + (2 * vectors if narrow else vectors)
 
@@ -127,17 +132,11 @@ def is_cheaper(lookups: Lookups, products: OuterProducts) -> bool:
     It does in time, by measurement; or in memory, where the Gram matrices take no longer than the
     sum of the gradients.
     """
-    T, S = lookups.tensors[0].shape[1], products.positions
-    if T is None or S is None:
-        return False
+    T = lookups.tensors[0].shape[1] or _USUAL_POSITIONS
+    S = products.positions or _USUAL_POSITIONS
     size, width = lookups.shape[0], lookups.width
     entries = size * width
     work = S**2 * size + (S + T) ** 2 * width
     return work < _MULTIPLICATIONS_PER_ENTRY * entries or (
         work <= S * entries and entries > 3 * (S + T) ** 2
     )
-
-
-def _positions(c: Lookups | OuterProducts) -> int:
-    """Returns a number of positions that is static, as `is_cheaper` says."""
-    return (c.tensors[0].shape[1] if isinstance(c, Lookups) else c.positions) or 0

@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, custom_gradients, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis
 from tfdp.clipping.row_analysis.states import Public, Rows
-from tfdp.clipping.shared_tensors import constant, reshaped, shared
+from tfdp.clipping.shared_tensors import constant, reshaped, shared, sizes_of
 
 _VIEW_TYPES = frozenset(
     {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "Transpose"}
@@ -240,6 +241,8 @@ class _Search:
         if op.type == "ReadVariableOp":
             return [(op.outputs[0], view)]
         if any(not isinstance(analysis.state(t), Public) for t in op.outputs):
+            if _is_complex(op):
+                raise CannotUse(f"'{op.name}' ({op.type}) combines it with complex numbers")
             self.sites.append(Site(op, index, view, caller))
             return []
         if view.end is None and index == 0 and _is_view(op):
@@ -257,14 +260,15 @@ def computed_view(end: tf.Tensor, handle: tf.Tensor, caller: tf.Operation | None
     """Returns a view of what is computed from a variable.
 
     Raises:
-      CannotUse: It is another in each step of a loop.
+      CannotUse: It is another in each step of a loop, or its shape is not known well enough.
     """
     inputs = {} if caller is None else {t.ref(): i for i, t in enumerate(end.graph.inputs)}
-    if caller is not None and caller.type in ("While", "StatelessWhile"):
+    if caller is not None and caller.type in op_types.LOOPS:
         for tensor in copying.cone([end], set(inputs))[1]:
             if unchanged(end.graph.outputs[inputs[tensor.ref()]]) is not tensor:
                 raise CannotUse(f"'{end.name}' changes from step to step")
-    if not end.shape.is_fully_defined():
+    # Outside of a function nothing says how large its tensors are.
+    if end.shape.rank is None or (caller is not None and not end.shape.is_fully_defined()):
         raise CannotUse(f"'{end.name}' has no static shape")
     return View((), end, handle, caller)
 
@@ -290,6 +294,11 @@ def unchanged(tensor: tf.Tensor) -> tf.Tensor:
 
 def _has_no_gradient(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_integer or tensor.dtype in (tf.bool, tf.string)
+
+
+def _is_complex(op: tf.Operation) -> bool:
+    """Returns whether an operation works on complex numbers: rules are for real ones."""
+    return any(t.dtype.is_complex for t in [*op.inputs, *op.outputs])
 
 
 def _is_pure(op: tf.Operation) -> bool:
@@ -357,7 +366,7 @@ class Use:
       rows: States that say where the operation's inputs and then its first output hold the
         examples; None for public inputs.
       gradient: Gradient of the sum of the losses with respect to the output, like `data`.
-      shape: Shape of the weights.
+      shape: Shape of the weights. A scalar tensor stands for a size that is not static.
       has_sizes: Whether an input depends on the size of the batch.
       inside: Whether the operation is in a function, so that its inputs cannot be used outside.
     """
@@ -367,9 +376,14 @@ class Use:
     data: Sequence[tf.Tensor | None]
     rows: Sequence[Rows | None]
     gradient: tf.Tensor
-    shape: list[int]
+    shape: list[int | tf.Tensor]
     has_sizes: bool
     inside: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether a size of the weights is not static, as that of positions of a text."""
+        return any(tf.is_tensor(size) for size in self.shape)
 
     @property
     def each(self) -> int | None:
@@ -430,6 +444,11 @@ def recorded_use(
 ) -> Use:
     """Makes a use, as `make_use` does, of a gradient and data already arranged by example."""
     weights = site.op.inputs[site.weight]
+    sizes = list(shape)
+    if weights.dtype != tf.resource:
+        sizes = weights.shape.as_list() if site.view.end is None else sizes_of(weights)
+    if None in sizes:
+        raise CannotUse(f"'{weights.name}' has no static shape")
     states = [analysis.state(tensor) for tensor in site.op.inputs]
     inputs, output = rows_of(site, analysis)
     return Use(
@@ -438,7 +457,7 @@ def recorded_use(
         data=data,
         rows=[*inputs, output],
         gradient=gradient,
-        shape=list(shape) if weights.dtype == tf.resource else weights.shape.as_list(),
+        shape=sizes,
         has_sizes=any(not isinstance(state, Rows | Public) for state in states),
         inside=site.caller is not None,
     )

@@ -175,24 +175,32 @@ def _add(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
 
 
 def _subtract(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
-    return _entry_by_entry(inputs, lambda a, b: a - b, of_equal_rows=0)
+    return _entry_by_entry(inputs, lambda a, b: a - b, equal=lambda rows: 0)
 
 
 def _remainder(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     return _entry_by_entry(inputs, lambda a, b: a % b if b else None)
 
 
+def _larger(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    return _entry_by_entry(inputs, max, equal=lambda rows: rows)
+
+
+def _smaller(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
+    return _entry_by_entry(inputs, min, equal=lambda rows: rows)
+
+
 def _entry_by_entry(
     inputs: list[Sizes],
     function: Callable[[int, int], int | None],
-    of_equal_rows: int | None = None,
+    equal: Callable[[Rows], Size] = lambda rows: None,
 ) -> Sizes:
     """Returns a function of numbers at the same place, one of which may stand for all.
 
     Args:
       inputs: The sizes of both arguments.
       function: The function.
-      of_equal_rows: Its value for two lengths that are as many times as long as the batch.
+      equal: Its value for two lengths that are as many times as long as the batch.
     """
     first, second = inputs
     if first is None or second is None or not (first and second):
@@ -208,7 +216,7 @@ def _entry_by_entry(
         elif are_public((a, b)):
             number = Public()
         elif isinstance(a, Rows) and a == b and a.each is not None:
-            number = of_equal_rows
+            number = equal(a)
         if number is None:
             return None
         result.append(number)
@@ -267,6 +275,8 @@ _FUNCTIONS = {
     "FloorMod": _remainder,
     "GatherV2": _gather,
     "Identity": _same,
+    "Maximum": _larger,
+    "Minimum": _smaller,
     "Mul": _multiply,
     "Pack": _concatenate,
     "Prod": _multiply,

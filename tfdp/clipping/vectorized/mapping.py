@@ -17,13 +17,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import lookup_tables
 from tfdp.clipping.vectorized import faulty_products
 
 _LOCK = threading.RLock()
 _NOTES = threading.local()
-# What TensorFlow maps a function by that it cannot vectorise.
-_LOOPS = frozenset({"While", "StatelessWhile"})
 # Their converters flatten examples with an offset as well: rare, and worked on row by row instead.
 _ROW_BY_ROW = tuple(
     f"SparseSegment{kind}{suffix}"
@@ -57,7 +56,7 @@ def vectorized_map(function: Callable[[Any], Any], rows: Any) -> Any:
     made = graph.get_operations()[before:]
     faulty_products.check(made)
     for note in getattr(_NOTES, "stack", []):
-        note += [op for op in made if op.type in _LOOPS]
+        note += [op for op in made if op.type in op_types.LOOPS]
     return result
 
 

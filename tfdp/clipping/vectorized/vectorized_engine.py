@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.base.random import chacha
+from tfdp.base.tf import op_types
 from tfdp.base.validation import error
 from tfdp.clipping import norms
 from tfdp.clipping.clipping_problem import ClippingProblem, RowLoss
@@ -24,12 +25,13 @@ _GRADIENT_BYTES = 16 * 2**20
 # Large models: still some rows at a time, in memory that a machine surely has.
 _FEWEST_ROWS, _MOST_BYTES = 16, 512 * 2**20
 # Operations that `tf.vectorized_map` cannot convert where they come with loops (LSTM, GRU).
-_LOOP_TYPES = frozenset({"While", "StatelessWhile", "Scan"})
+_LOOP_TYPES = op_types.LOOPS | {"Scan"}
 # Operations whose results have a length that depends on an example's values, so that those of
 # several examples do not form a tensor; and branches, whose gradients `tf.vectorized_map` cannot
 # convert.
-_ROW_BY_ROW_TYPES = frozenset(
-    {"Case", "If", "StatelessCase", "StatelessIf"}
+_ROW_BY_ROW_TYPES = (
+    op_types.BRANCHES
+    | op_types.CASES
     | {"DynamicPartition", "ListDiff", "RaggedGather", "RaggedRange", "RaggedTensorToSparse"}
     | {"SparseCross", "SparseCrossHashed", "SparseCrossV2", "SparseFillEmptyRows", "SparseReshape"}
     | {"StringNGrams", "StringSplit", "StringSplitV2", "UnicodeDecode", "UnicodeDecodeWithOffsets"}

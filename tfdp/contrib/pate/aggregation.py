@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import PrivacyLedger
+from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.base.random import chacha
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.validation import error, is_number, positive, positive_integer

@@ -1,6 +1,6 @@
 """Record of what was released, and of the weights that it reached: counts, tables, copies."""
 
-from tfdp.accounting.statement import register_ledger_finder
+from tfdp.accounting.found_ledger import register_ledger_finder
 from tfdp.step.record import record_ledger
 
 register_ledger_finder(record_ledger.ledger_of_model)

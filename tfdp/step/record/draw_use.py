@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import NONE, PoissonSampling
 from tfdp.base import devices
-from tfdp.clipping import ClippedSum, step_check
+from tfdp.clipping import step_check
+from tfdp.clipping.engine import ClippedSum
 from tfdp.data import draw_record
 from tfdp.data.draw_record import Use
 from tfdp.step import replicas

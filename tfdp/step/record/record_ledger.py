@@ -1,20 +1,16 @@
 """The ledger of what private optimizers have released, from their rows."""
 
+import importlib
 from typing import Any
 
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, event_codec
+from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.ledger import compose_ledgers
+from tfdp.accounting.ledger import PrivacyLedger, compose_ledgers
+from tfdp.accounting.observability import CONDITIONAL, OBSERVABILITY
 from tfdp.accounting.sampling import EXAMPLE, FULL, NONE, UNITS, PoissonSampling
-from tfdp.accounting.selective_release import (
-    CONDITIONAL,
-    OBSERVABILITY,
-    acceptance_bounds,
-    selective_truncation_probability,
-)
 from tfdp.step.record import lineage, record_table
 from tfdp.step.record.record_table import (
     FIXED_SEED,
@@ -25,6 +21,9 @@ from tfdp.step.record.record_table import (
     SHOWN,
     STEPS,
 )
+
+# Kinds of rows that only their own module knows: imported where there is such a row.
+_OTHER_KINDS = {SELECTIVE: "tfdp.step.record.selective_rows"}
 
 _NOT_POISSON = (
     "Some steps were taken on batches that were no unused draws of `tfdp.data.poisson_batches`: no "
@@ -67,20 +66,11 @@ def release_of(kind: int, parameters: dict[str, float]) -> Release:
         size, int(parameters["expected_batch_size"]), padding=padding, cycle_length=cycle
     )
     event = event_codec.sampled_gaussian(update.sampling_probability, noise)
-    if kind != SELECTIVE:
-        return Release(event, 1, cycle * update.truncation_probability, cycle)
-    test = PoissonSampling(size, int(parameters["validation_batch_size"]), padding=padding)
-    test_noise, threshold = parameters["validation_noise_multiplier"], parameters["threshold"]
-    selection = event_codec.sampled_gaussian(test.sampling_probability, test_noise)
-    truncation = update.truncation_probability + test.truncation_probability
-    if observability(parameters) == CONDITIONAL:
-        truncation = selective_truncation_probability(
-            update.truncation_probability,
-            test.truncation_probability,
-            acceptance_bounds(test_noise, threshold)[0],
-            int(parameters["max_attempts"]),
-        )
-    return Release(SelectiveReleaseDpEvent(event, selection, threshold), 1, truncation)
+    release = Release(event, 1, cycle * update.truncation_probability, cycle)
+    if kind not in _OTHER_KINDS:
+        return release
+    module = importlib.import_module(_OTHER_KINDS[kind])
+    return module.release_of(parameters, release, observability(parameters))
 
 
 def observability(parameters: dict[str, float]) -> str:

@@ -29,9 +29,9 @@ COLUMNS = _PARAMETERS_FROM + len(PARAMETERS)
 NOISE_SCHEDULE = _PARAMETERS_FROM + PARAMETERS.index("noise_schedule")
 # Rows of a table that is saved.
 ROWS = 256
-# Kinds of releases: a Gaussian mechanism on a padded batch (before tfdp 0.2, on any), a selective
-# release, what is left when a table has no room for other parameters, and a Gaussian mechanism on a
-# batch without padding, which is cut off with a smaller probability.
+# Kinds of releases: a Gaussian mechanism on a padded batch (in the oldest files, on any), a
+# selective release, what is left when a table has no room for other parameters, and a Gaussian
+# mechanism on a batch without padding, which is cut off with a smaller probability.
 GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED = 1, 2, 3, 4
 # Below, every integer is a float64.
 LARGEST_UID = 2**52

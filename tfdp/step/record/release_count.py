@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import PrivacyParametersChangedError
+from tfdp.accounting.ledger import PrivacyParametersChangedError
 from tfdp.base import devices
 from tfdp.base.tf.plain_variables import plain_variables
 from tfdp.base.tf.shared_function import shared_function

@@ -8,22 +8,18 @@ computed from. TensorFlow and Keras ignore the table where tfdp is not imported.
 """
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.checkpoint.checkpoint import TrackableSaver
-from tensorflow.python.training import py_checkpoint_reader
 
+from tfdp.base import private_apis
 from tfdp.base.user_warnings import warn_user
 from tfdp.step.record import lineage, record_table
 
 GROUP = "tfdp_lineage"
-_WRAPPED = "_tfdp_keeps_lineage"
 _HASHES, _COSTS, _ROWS = "hashes", "costs", "rows"
 
 _TRAINS_WITHOUT_PRIVACY = (
@@ -126,29 +122,22 @@ class _Files(threading.local):
 _files = _Files()
 
 
-def let_keras_save(saving: ModuleType, legacy: ModuleType) -> None:
+def let_keras_save(saving: str, legacy: str) -> None:
     """Makes a Keras save and load the table with every model and all weights.
 
     Args:
-      saving: Its `saving_lib`, for `.keras` and `.weights.h5`.
-      legacy: Its module for `.h5` files.
+      saving: Name of its `saving_lib`, for `.keras` and `.weights.h5`.
+      legacy: Name of its module for `.h5` files.
     """
-    _wrap(saving, "_save_state", _saving_state)
-    _wrap(saving, "_load_state", _loading_state)
+    private_apis.replace(f"{saving}._save_state", _saving_state)
+    private_apis.replace(f"{saving}._load_state", _loading_state)
     for store in ("H5IOStore", "ShardedH5IOStore", "H5Entry"):  # Of some versions.
-        if "__setitem__" in vars(getattr(saving, store, object)):
-            _wrap(getattr(saving, store), "__setitem__", _storing)
-    _wrap(legacy, "save_weights_to_hdf5_group", _saving_group)
+        with contextlib.suppress(AttributeError, ImportError):
+            if "__setitem__" in vars(private_apis.find(f"{saving}.{store}")):
+                private_apis.replace(f"{saving}.{store}.__setitem__", _storing)
+    private_apis.replace(f"{legacy}.save_weights_to_hdf5_group", _saving_group)
     for name in ("load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name"):
-        _wrap(legacy, name, _loading_group)
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[[Callable], Callable]) -> None:
-    function = getattr(owner, name)
-    if not hasattr(function, _WRAPPED):  # Once, however often a Keras is prepared.
-        wrapped = functools.wraps(function)(wrapper(function))
-        setattr(wrapped, _WRAPPED, True)
-        setattr(owner, name, wrapped)
+        private_apis.replace(f"{legacy}.{name}", _loading_group)
 
 
 @contextlib.contextmanager
@@ -285,6 +274,9 @@ def _opening(open_reader: Callable) -> Callable:
     return new_reader
 
 
-if hasattr(TrackableSaver, "_gather_serialized_tensors"):
-    _wrap(TrackableSaver, "_gather_serialized_tensors", _gathering)
-_wrap(py_checkpoint_reader, "NewCheckpointReader", _opening)
+private_apis.replace(
+    "tensorflow.python.checkpoint.checkpoint.TrackableSaver._gather_serialized_tensors", _gathering
+)
+private_apis.replace(
+    "tensorflow.python.training.py_checkpoint_reader.NewCheckpointReader", _opening
+)

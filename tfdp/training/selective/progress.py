@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.accounting.selective_release import CONDITIONAL, check_observability
+from tfdp.accounting.observability import CONDITIONAL, check_observability
 
 
 class Progress:

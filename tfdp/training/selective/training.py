@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
+from tfdp.accounting.observability import CONDITIONAL, PER_ATTEMPT
 from tfdp.accounting.sampling import EXAMPLE, FULL
-from tfdp.accounting.selective_release import CONDITIONAL, PER_ATTEMPT
 from tfdp.base.tf.autotuning import without_autotuning
 from tfdp.base.validation import error, positive_integer
 from tfdp.clipping import step_check

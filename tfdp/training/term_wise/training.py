@@ -8,9 +8,9 @@ from tensorflow_probability import distributions as tfd
 
 import tfdp.contrib  # noqa: F401  # Its aggregations have names.
 from tfdp.base.validation import error, non_negative, positive_integer
-from tfdp.clipping import Aggregation, TermWiseAggregation, TwoTermLoss
 from tfdp.clipping.batch_losses import aggregations
-from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE
+from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE, TermWiseAggregation
+from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss
 from tfdp.step import replicas
 from tfdp.step.private_step import PrivateStep
 from tfdp.step.selective import SelectiveUpdateMixin

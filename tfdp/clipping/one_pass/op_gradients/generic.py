@@ -11,6 +11,8 @@ from tfdp.clipping.vectorized.mapping import vectorized_map
 def generic(use: Use) -> Contribution | None:
     """Evaluates the operation on each example and differentiates it, vectorised over examples."""
     op, output = use.op, use.rows[-1]
+    if use.is_open:
+        return None
     if use.has_sizes or use.inside:  # Sizes of the whole batch are wrong for one example.
         return None
     inputs = [(i, t) for i, t in enumerate(use.data) if t is not None]

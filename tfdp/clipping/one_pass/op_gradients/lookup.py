@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdp.clipping.one_pass.op_gradients.registry import register_op_gradients
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Lookups
 from tfdp.clipping.one_pass.weight_uses import Use
+from tfdp.clipping.shared_tensors import product, reshaped, sizes_of
 
 
 @register_op_gradients("ResourceGather", weight=0)
@@ -24,9 +25,8 @@ def _lookup(use: Use, batch_dims: int) -> Contribution | None:
     indices, width = use.data[1], tf.TensorShape(use.shape[1:]).num_elements()
     if indices is None or batch_dims:
         return None
-    positions = indices.shape[1:].num_elements() or -1  # An open time axis.
+    n, *positions = sizes_of(indices)
+    count = product(positions)
     return Lookups(
-        tf.reshape(indices, [-1, positions]),
-        tf.reshape(use.gradient, [-1, positions, width]),
-        use.shape,
+        reshaped(indices, [n, count]), reshaped(use.gradient, [n, count, width]), use.shape
     )

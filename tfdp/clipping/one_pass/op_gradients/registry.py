@@ -9,9 +9,12 @@ from tfdp.clipping.one_pass.weight_uses import Use
 Rule: TypeAlias = Callable[[Use], Contribution | None]
 
 _RULES: dict[tuple[str, int], Rule] = {}
+_OF_OPEN_SHAPES: set[Rule] = set()
 
 
-def register_op_gradients(*types: str, weight: int = 1) -> Callable[[Rule], Rule]:
+def register_op_gradients(
+    *types: str, weight: int = 1, open_shapes: bool = False
+) -> Callable[[Rule], Rule]:
     """Registers a rule for operations of `types` whose input `weight` is the weights.
 
     A rule is a function of a `Use` that returns the gradients of the weights for every example, or
@@ -21,6 +24,7 @@ def register_op_gradients(*types: str, weight: int = 1) -> Callable[[Rule], Rule
     Args:
       *types: Types of TensorFlow operations.
       weight: The input that holds the weights.
+      open_shapes: Whether the rule handles weights of which a size is not static.
 
     Returns:
       A decorator.
@@ -37,11 +41,20 @@ def register_op_gradients(*types: str, weight: int = 1) -> Callable[[Rule], Rule
                     f"Received: {op_type!r}, weight={weight}."
                 )
             _RULES[op_type, weight] = rule
+        if open_shapes:
+            _OF_OPEN_SHAPES.add(rule)
         return rule
 
     return register
 
 
-def find_op_gradients(op_type: str, weight: int) -> Rule | None:
-    """Returns the rule for an operation whose input `weight` is the weights, or None."""
-    return _RULES.get((op_type, weight))
+def find_op_gradients(op_type: str, weight: int, is_open: bool = False) -> Rule | None:
+    """Returns the rule for an operation whose input `weight` is the weights, or None.
+
+    Args:
+      op_type: Type of the operation.
+      weight: The input.
+      is_open: Whether a size of the weights is not static.
+    """
+    rule = _RULES.get((op_type, weight))
+    return None if is_open and rule not in _OF_OPEN_SHAPES else rule

@@ -13,12 +13,10 @@ from tfdp.clipping.row_analysis.transfer_functions import (
     lists,
     products,
     ragged,
-    recurrent,
     shapes,
     tables,
 )
 from tfdp.clipping.row_analysis.transfer_functions.products import einsum_labels
-from tfdp.clipping.row_analysis.transfer_functions.recurrent import recurrent_transfer
 
 __all__ = [
     "branches",
@@ -30,8 +28,6 @@ __all__ = [
     "lists",
     "products",
     "ragged",
-    "recurrent",
-    "recurrent_transfer",
     "shapes",
     "tables",
 ]

@@ -2,12 +2,13 @@
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis, transfers, unproven
 from tfdp.clipping.row_analysis.states import Public, Rows, State
 
 
-@transfers("If", "StatelessIf")
+@transfers(*op_types.BRANCHES)
 def branch(op: tf.Operation, inputs: list[State]) -> State | list[State]:
     """Handles outputs for which both branches agree on where they hold the examples."""
     if not isinstance(inputs[0], Public):

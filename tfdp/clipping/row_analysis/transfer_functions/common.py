@@ -9,14 +9,14 @@ from tfdp.clipping.row_analysis.analysis import Transfer, has_one_distribution, 
 from tfdp.clipping.row_analysis.states import BatchSize, Public, Rows, State
 
 ELEMENTWISE = frozenset(
-    "Abs Acos Acosh Add AddN AddV2 AsString Asin Asinh Atan Atan2 Atanh BitwiseAnd "  # noqa: SIM905
-    "BitwiseOr Bucketize Cast Ceil CheckNumerics ClipByValue Cos Cosh Digamma Div DivNoNan "
-    "Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual "
-    "Identity Inv IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p "
-    "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NotEqual "
-    "OnesLike Pow PreventGradient RealDiv Reciprocal RegexFullMatch RegexReplace Relu Relu6 "
-    "RightShift Rint Round Rsqrt Select SelectV2 Selu Sigmoid Sign Sin Sinh Snapshot "
-    "Softplus Softsign Sqrt Square SquaredDifference StaticRegexFullMatch "
+    "Abs Acos Acosh Add AddN AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh "  # noqa: SIM905
+    "BitwiseAnd BitwiseOr Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj "
+    "Cos Cosh Digamma Div DivNoNan Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod "
+    "Greater GreaterEqual Identity Imag Inv IsFinite IsInf IsNan LeakyRelu LeftShift Less "
+    "LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan "
+    "Ndtri Neg NotEqual OnesLike Pow PreventGradient Real RealDiv Reciprocal RegexFullMatch "
+    "RegexReplace Relu Relu6 RightShift Rint Round Rsqrt Select SelectV2 Selu Sigmoid Sign Sin "
+    "Sinh Snapshot Softplus Softsign Sqrt Square SquaredDifference StaticRegexFullMatch "
     "StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip "
     "StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
     "StringUpper Sub Substr Tan Tanh TruncateDiv UnicodeTranscode Xdivy Xlog1py Xlogy "

@@ -103,3 +103,19 @@ def along_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     if rows.axis in axes:
         raise mixes(op, "it works along the batch")
     return rows
+
+
+# Of Fourier transforms, over how many of the last axes they work.
+_FOURIER = {
+    f"{kind}{dimensions}": int(dimensions[:1] or 1)
+    for kind in ("FFT", "IFFT", "RFFT", "IRFFT")
+    for dimensions in ("", "2D", "3D")
+}
+
+
+@of_rows(*_FOURIER)
+def fourier(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
+    """Handles Fourier transforms of the last axes."""
+    if rows.axis >= op.inputs[0].shape.rank - _FOURIER[op.type]:
+        raise mixes(op, "it transforms over the batch")
+    return rows

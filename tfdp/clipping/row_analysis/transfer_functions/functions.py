@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp.base.tf import op_types
 from tfdp.clipping.loss_graph import copying, custom_gradients, data_flow
 from tfdp.clipping.row_analysis.analysis import RowAnalysis, function_transfers, unproven
 from tfdp.clipping.row_analysis.states import BatchSize, Public, RowList, Rows, State, Unproven
@@ -13,7 +14,7 @@ from tfdp.clipping.row_analysis.transfer_functions.common import constant_along
 _PASSES = 8
 
 
-@function_transfers("PartitionedCall", "StatefulPartitionedCall")
+@function_transfers(*op_types.CALLS)
 def call(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], RowAnalysis | None]:
     """Returns the states of the results, from those of the arguments."""
     graph = _graph(op, "f")
@@ -26,7 +27,7 @@ def call(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], Ro
     return states + [other] * (len(op.outputs) - len(states)), analysis
 
 
-@function_transfers("While", "StatelessWhile")
+@function_transfers(*op_types.LOOPS)
 def loop(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], RowAnalysis | None]:
     """States that a step keeps, where examples do not decide how many steps there are."""
     body, condition = _graph(op, "body"), _graph(op, "cond")
@@ -51,14 +52,21 @@ def loop(op: tf.Operation, inputs: list[State]) -> tuple[State | list[State], Ro
 
 
 def _graph(op: tf.Operation, attribute: str) -> tf.Graph | None:
-    """Returns the graph of a called function; None if its gradient cannot be read."""
+    """Returns the graph of a called function; None if its gradient cannot be read.
+
+    Nor can it where there are complex numbers: loops and calls pass on gradients of real ones.
+    """
     try:
         graph = data_flow.function_graph(op.graph, op.get_attr(attribute).name)
     except ValueError:
         return None
     # Tracing such a gradient may give the function's graph more arguments.
     own = any(custom_gradients.is_custom(inner) for inner in graph.get_operations())
-    return None if own else graph
+    return None if own or _has_complex_numbers(graph) else graph
+
+
+def _has_complex_numbers(graph: tf.Graph) -> bool:
+    return any(t.dtype.is_complex for op in graph.get_operations() for t in op.outputs)
 
 
 def _analyse(graph: tf.Graph, states: Sequence[State]) -> RowAnalysis:

@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping.one_pass import marked_calls
+from tfdp.clipping.one_pass.marked_calls import is_zero
+from tfdp.clipping.row_analysis.analysis import unproven
+from tfdp.clipping.row_analysis.states import Public, Rows, State, Unproven
+from tfdp.clipping.row_analysis.transfer_functions.common import constant_along
+
 _Use = tuple[tf.Tensor | None, tf.Tensor]
 _Tensors = list[Any]  # Of tensors, some None.
 # Pre-activations that close a gate, and that open it, exactly.
@@ -63,6 +69,23 @@ class RecurrentCall:
     def num_outputs(self) -> int:
         """Number of outputs of the layer; TensorFlow adds others for its own gradient."""
         return len(self.states) + 3
+
+    def transfer(self, op: tf.Operation, inputs: list[State]) -> State | list[State]:
+        """Returns where the outputs of the call hold the examples: its transfer function."""
+        weights = (self.kernel, self.recurrent_kernel, self.bias)
+        sequence = Rows(1 if self.time_major else 0)
+        length = op.inputs[self.x].shape[sequence.axis]
+        for index, (tensor, state) in enumerate(zip(op.inputs, inputs, strict=True)):
+            expected = sequence if index in (self.x, self.mask) else Rows()
+            if isinstance(state, Public) and index in weights:
+                continue
+            if isinstance(state, Public) and constant_along(tensor, expected.axis, length):
+                continue
+            if index in weights or state != expected:
+                return unproven(op, f"{tensor.name} does not hold the examples as expected")
+        other = Unproven(f"'{op.name}' ({op.type}): one of its other outputs")
+        known: list[State] = [Rows(), sequence, *[Rows() for _ in self.states]]
+        return [*known, *[other] * (len(op.outputs) - len(known))]
 
     def backward(
         self, inputs: Sequence[tf.Tensor], output_gradients: Sequence[tf.Tensor | None]
@@ -182,16 +205,12 @@ def recognise(op: tf.Operation) -> RecurrentCall | None:
     Returns:
       What it computes, or None if that is anything else.
     """
-    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
-        return None
-    name = op.get_attr("f").name
     with tf.init_scope(), tf.device("CPU:0"):
-        function = op.graph._get_function(name) if tf.executing_eagerly() else None
+        function = marked_calls.function_of(op)
         if function is None:
             return None
         marks = function.definition.attr
-        mark = marks["api_implements"].s.decode()
-        if mark.startswith(("lstm_", "gru_")) and function not in _recognised:
+        if function not in _recognised:
             likely = (marks["time_major"].b, marks["go_backwards"].b)
             calls = sorted(_candidates(op), key=lambda c: (c.time_major, c.go_backwards) != likely)
             _recognised[function] = next((c for c in calls if _agrees(c, op, function)), None)
@@ -399,13 +418,3 @@ def _walk(
 
 def _swap(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(x, [1, 0, 2])
-
-
-def is_zero(gradient: Any) -> bool:
-    """Returns whether a gradient is provably zero, as TensorFlow's are for unused outputs."""
-    while tf.is_symbolic_tensor(gradient) and gradient.op.type in ("Identity", "Fill"):
-        gradient = gradient.op.inputs[-1]
-    if gradient is None or (tf.is_symbolic_tensor(gradient) and gradient.op.type == "ZerosLike"):
-        return True
-    value = tf.get_static_value(gradient)
-    return value is not None and not np.any(value)
