@@ -51,8 +51,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_list("learning_rates", ["0.003"], "Rates; several are tried.", flag_values=values)
     for name, default, text in (
         ("vocabulary", 5000, "Number of words."),
-        ("tokens", 40, "Number of words that are learnt of a review, its last ones."),
-        ("width", 128, "Width of the language model, a multiple of 4."),
+        ("tokens", 32, "Number of words that are learnt of a review, its last ones."),
+        ("width", 64, "Width of the language model, a multiple of 4."),
         ("layers", 2, "Its blocks."),
         ("reviews", 4000, "Synthetic reviews, half of each class."),
     ):
@@ -69,7 +69,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("reviews_dir", None, text, flag_values=values)
     tuned_runs.define_flags(values, "results/synthetic_text.jsonl", seeds=1)
     values.set_default("epochs", 4)
-    values.set_default("expected_batch_size", 1024)
+    values.set_default("expected_batch_size", 512)
     values.set_default("validation_examples", 5000)
 
 
