@@ -4,7 +4,7 @@
 
 An encoder of Keras 3, with attention and dense layers, is trained in part: its head; adapters of
 the queries, values and dense kernels (`enable_lora`) and the head; or all of it. Plain and private
-steps take turns in one process. Compare the ratios, medians of those of neighbouring turns; CPU
+steps take turns in one process. Compare the ratios, medians of those of neighboring turns; CPU
 time is that of all threads, and steadier on a machine that others use.
 """
 

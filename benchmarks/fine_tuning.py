@@ -4,7 +4,7 @@
 
 The networks are those of `tf.keras.applications` with random weights; BatchNormalization runs on
 its moving statistics. Each first step has a new process; in a further one, plain and private steps
-take turns. Compare the ratios: those of steps are medians of the ratios of neighbouring turns. CPU
+take turns. Compare the ratios: those of steps are medians of the ratios of neighboring turns. CPU
 time is that of all threads; on a machine that others use, it is the steadier measure.
 """
 
@@ -75,7 +75,7 @@ class Result:
       operations: Numbers of operations in the graphs of the plain and of the private step,
         functions included.
       first: Costs of the first steps, plain and private.
-      steps: Pairs of costs of neighbouring turns.
+      steps: Pairs of costs of neighboring turns.
     """
 
     variables: int

@@ -5,7 +5,7 @@
 Models are as wide as published ones, of few layers, with random weights: nothing is downloaded, and
 texts are random tokens. First steps and peaks have a process each; in a further one plain and
 private steps take turns. Compare the ratios: those of steps are medians of the ratios of
-neighbouring turns. CPU time is that of all threads; on a machine that others use, it is the
+neighboring turns. CPU time is that of all threads; on a machine that others use, it is the
 steadier measure. Each case is a row that is printed at once, so that a long table can be measured
 in parts.
 """
@@ -166,7 +166,7 @@ class Result:
       trained: Number of trained parameters.
       engine: How gradients are clipped.
       fresh: Starts of trainings.
-      steps: Steps in neighbouring turns.
+      steps: Steps in neighboring turns.
     """
 
     trained: int

@@ -127,8 +127,8 @@ def engine(report: Any) -> str:
     """Says which engine clips, of a step's report."""
     slow = sum(not entry.fast for entry in report.entries)
     if report.fallback is not None:
-        return "vectorised"
-    return f"{slow} of {len(report.entries)} variables vectorised" if slow else "one pass"
+        return "vectorized"
+    return f"{slow} of {len(report.entries)} variables vectorized" if slow else "one pass"
 
 
 def machine(keras: int) -> str:

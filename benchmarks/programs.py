@@ -96,7 +96,7 @@ def bidirectional_lstm(
 
 
 def structured_data(n: int, units: int = 8) -> Program:
-    """Builds a number and a word, which the model itself normalises and looks up."""
+    """Builds a number and a word, which the model itself normalizes and looks up."""
     age, city = layers.Input([1], name="age"), layers.Input([1], name="city", dtype="string")
     normalize = layers.Normalization(mean=40.0, variance=100.0)
     look_up = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
@@ -181,7 +181,7 @@ def time_series(n: int, length: int = 8, units: int = 4) -> Program:
 
 
 def several_labels(n: int, features: int = 6, units: int = 8) -> Program:
-    """Several labels at once, and a weight regulariser."""
+    """Several labels at once, and a weight regularizer."""
     model = tf.keras.Sequential(
         [
             layers.Input([features]),

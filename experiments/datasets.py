@@ -118,7 +118,7 @@ def load(
       eval_split: "test", or "validation" to hold out a fixed random part of the *training* set,
         train on the rest, and not touch the test set: for choosing hyperparameters.
       validation_examples: Number of training examples that are held out for "validation".
-      features: "none", or "scattering" for the scattering transform of images, normalised example
+      features: "none", or "scattering" for the scattering transform of images, normalized example
         by example (`tfdp.data.scattering_features`): no function of the other examples;
         then "mirror" averages over an image and its mirror image (`mirrored`), and "standard"
         or "white" standardizes or whitens channels by constants (`normalization`). "patches" for
@@ -216,7 +216,7 @@ def patch_options(name: str, features: str) -> dict[str, Any]:
 def normalization(name: str, whiten: bool) -> tuple[np.ndarray, np.ndarray]:
     """Returns what makes the channels of scattering features comparable, from images of noise.
 
-    Channels of coarse and fine scales differ in size on every image, and neighbours are correlated,
+    Channels of coarse and fine scales differ in size on every image, and neighbors are correlated,
     so that much of the norm of features, to which noise is relative, says little about the image.
     Statistics of the training set would be private; those over noise with the spectrum of natural
     images (amplitude 1/f) depend on no data.
@@ -271,7 +271,7 @@ def mirrored(features: np.ndarray) -> np.ndarray:
 
     The transform of a mirror image is that of the image with its columns in reverse and its angles
     mirrored: nothing is computed again. That is exact but for the borders, the groups of the
-    normalisation, and a shift by three pixels: columns are those of every fourth pixel from the
+    normalization, and a shift by three pixels: columns are those of every fourth pixel from the
     first.
 
     Args:

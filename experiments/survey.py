@@ -202,7 +202,7 @@ def _correlated(run: Run, size: int, batch: int, steps: int) -> tuple:
 
 
 def _pate(run: Run, data: datasets.Data) -> tuple[float, float]:
-    """Trains a student on the votes of nearest neighbours about one half of the images."""
+    """Trains a student on the votes of nearest neighbors about one half of the images."""
     order = np.random.default_rng(0).permutation(len(data.eval_y))
     queries, measured = order[: min(_QUERIES, len(order) // 2)], order[len(order) // 2 :]
     multiplier = tfdp.calibrate_noise_multiplier(

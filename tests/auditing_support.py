@@ -42,7 +42,7 @@ def spread_response(coins, random, epsilon, delta):
 
 
 def constant(coins, random, epsilon, delta):
-    """Nothing is learnt: the order in which canaries are listed must not tell anything."""
+    """Nothing is learned: the order in which canaries are listed must not tell anything."""
     return np.zeros(coins.size)
 
 

@@ -176,7 +176,7 @@ CASES: dict[str, Case] = {
         VOLUME,
     ),
     **_every("Cropping3D", VOLUME, 1),
-    # Normalisation, regularisation.
+    # Normalization, regularization.
     **_every("BatchNormalization LayerNormalization UnitNormalization", FEATURES),
     "BatchNormalization, trainable=False": Case(
         FEATURES, lambda: layers.BatchNormalization(trainable=False)

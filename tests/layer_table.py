@@ -23,7 +23,7 @@ from tests import support
 from tests.layer_cases import ABSTRACT, CASES, EXAMPLES, Case, model_of
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "layers.md"
-ONE_PASS, VECTORIZED, REFUSED, DEFECT = "one pass", "vectorised", "refused", "DEFECT"
+ONE_PASS, VECTORIZED, REFUSED, DEFECT = "one pass", "vectorized", "refused", "DEFECT"
 _TOGETHER = 12  # Layers in one model.
 _LIBRARY = os.path.dirname(tfdp.__file__) + os.sep
 _HEADER = """# Layers
@@ -33,7 +33,7 @@ trainable weights in front of the layer and behind it:
 
 - **one pass**: the engine proves that the layer keeps the examples apart, and has a rule for its
   weights, if it has any. Fast.
-- **vectorised**: correct, but slower. Each example's gradient is computed by itself.
+- **vectorized**: correct, but slower. Each example's gradient is computed by itself.
 - **refused**: an error before the first step, because no gradient would belong to one example, or
   because the layer would keep a statistic of the batch.
 

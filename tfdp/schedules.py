@@ -206,7 +206,7 @@ class Stages:
         return groups
 
     def merged(self) -> "Stages":
-        """Returns the same with equal neighbours as one: a constant schedule is a number."""
+        """Returns the same with equal neighbors as one: a constant schedule is a number."""
         kept = [i for i, v in enumerate(self.values) if i == 0 or v != self.values[i - 1]]
         return Stages(
             tuple(self.boundaries[i - 1] for i in kept[1:]), tuple(self.values[i] for i in kept)

@@ -1,4 +1,4 @@
-"""Attackers that guess from a classifier's behaviour whether it was trained on an example.
+"""Attackers that guess from a classifier's behavior whether it was trained on an example.
 
 An attacker is a classifier itself: it learns from examples of which it knows the answer, and
 guesses those of others. Both sets hold as many members as others, so that a constant guess has an

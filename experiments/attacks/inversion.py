@@ -7,7 +7,7 @@ of a class are one person's. Whether it shows members as well is measured.
 A network takes many images for a class that look like nothing. So the attacker has a prior, from
 examples of the same distribution that are not the target's: a Gaussian, by principal components.
 (GMI has a generative network there.) And the model must take noisy copies of the image for the
-class, too: networks that have learnt their members by heart are sure of any image, without noise.
+class, too: networks that have learned their members by heart are sure of any image, without noise.
 """
 
 import base64
@@ -69,7 +69,7 @@ def reconstruct(
 ) -> np.ndarray:
     """Computes images that a classifier takes for given classes, and that are likely.
 
-    Minimises the cross-entropy of the class, the mean over noisy copies, plus a tenth of the
+    Minimizes the cross-entropy of the class, the mean over noisy copies, plus a tenth of the
     prior's energy |z|^2 / 2, by Adam, from z at random.
 
     Args:

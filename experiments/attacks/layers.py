@@ -2,7 +2,7 @@
 
 A classifier f is cut before each layer that has weights, into f = g(h(x)). A proxy of g is trained
 on other examples of the same distribution, as seen through the target's own h: internal features of
-two networks mean different things, those of one network do not. What g has learnt of its members,
+two networks mean different things, those of one network do not. What g has learned of its members,
 and not of the distribution, displaces its weights from those of the proxy.
 
 For a linear g, the evidence that an example z = h(x) of class y is a member is

@@ -1,4 +1,4 @@
-"""A neighbouring pair for which DPSUR's published epsilon is too small, computed and simulated.
+"""A neighboring pair for which DPSUR's published epsilon is too small, computed and simulated.
 
     python -m experiments.dpsur.counterexample
     python -m experiments.dpsur.counterexample --plot=docs/selective_release.png

@@ -1,4 +1,4 @@
-"""Distributions of accepted updates on a neighbouring pair of data sets, and lower bounds.
+"""Distributions of accepted updates on a neighboring pair of data sets, and lower bounds.
 
 The pair is that of `experiments.dpsur.counterexample`. Lower bounds on epsilon are strict: privacy
 losses are rounded down, each to the least of its cell of w and that to the grid; what is cut off
@@ -123,7 +123,7 @@ class Instance:
 
 
 def _normal_masses(z: np.ndarray) -> np.ndarray:
-    """Standard normal probabilities between neighbours of z."""
+    """Standard normal probabilities between neighbors of z."""
     below, above = np.diff(special.ndtr(z)), -np.diff(special.ndtr(-z))
     return np.where(z[1:] > 0, above, below)
 

@@ -2,11 +2,11 @@
 
     python -m experiments.noise.attacks
 
-Prints how often each attack tells two neighbours apart, and how far a reordered sum moves, as
+Prints how often each attack tells two neighbors apart, and how far a reordered sum moves, as
 Markdown tables; `--plot=docs/noise_attacks.png` draws them.
 
 The attackers know the sum without an example, which is zero, as for rare words, and the example's
-gradient, of norm 1. They see the noisy sum of one of the two neighbours. The standard deviation is
+gradient, of norm 1. They see the noisy sum of one of the two neighbors. The standard deviation is
 4: no test of the ideal mechanism is right with a probability above Phi(1/8) = 0.550.
 
 Unlike the other experiments, this one imports internals of tfdp: it attacks them one by one.
@@ -100,7 +100,7 @@ MECHANISMS = {"TensorFlow's": naive, "tfdp's default": default, "secure": secure
 
 
 def success(attack: str, mechanism: str, trials: int, seed: int = 0) -> float:
-    """Estimates how often the attack names the right neighbour, of two that are equally likely."""
+    """Estimates how often the attack names the right neighbor, of two that are equally likely."""
     could_be, size = ATTACKS[attack]
     rng = np.random.default_rng(seed)
     gradient = rng.normal(size=size)

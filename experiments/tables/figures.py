@@ -26,7 +26,7 @@ from experiments.tables.runs import (
 
 _COLORS = ("C0", "C3", "C2", "C1", "C4", "C5", "C8", "C9", "C6", "0.3")
 _MARKERS = "os^vDPX*<>"
-# How far apart neighbouring points of one epsilon lie, at most: a difference of logarithms.
+# How far apart neighboring points of one epsilon lie, at most: a difference of logarithms.
 _DODGE = 0.035
 
 

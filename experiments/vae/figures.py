@@ -89,7 +89,7 @@ def draw_pinwheel(
 
     Args:
       runs: For each method `inputs`, `reconstructions`, `latents` `[N, 2]` and `labels` `[N]`.
-      centres: Centres of the prior's components, `[K, 2]`.
+      centers: Centers of the prior's components, `[K, 2]`.
       variance: Variance of these.
       titles: Titles of the columns.
     """

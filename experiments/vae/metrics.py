@@ -49,19 +49,19 @@ def hoyer_sparsity(codes: np.ndarray) -> float:
 
 
 def nearest(codes: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Index of the centre `[K, D]` that each of `codes` `[N, D]` is nearest to, `[N]`."""
+    """Index of the center `[K, D]` that each of `codes` `[N, D]` is nearest to, `[N]`."""
     return scipy.spatial.distance.cdist(codes, centres).argmin(axis=1)
 
 
 def cluster_purity(codes: np.ndarray, centres: np.ndarray, labels: np.ndarray) -> float:
     """Measures how well the components of the prior tell the true clusters apart.
 
-    Every code goes to the nearest centre; purity is the part of all examples whose label is the
-    most frequent one at their centre. Nothing but chance: the largest part of a label.
+    Every code goes to the nearest center; purity is the part of all examples whose label is the
+    most frequent one at their center. Nothing but chance: the largest part of a label.
 
     Args:
       codes: Locations of q(z|x), `[N, D]`.
-      centres: Centres of the components of the prior, `[K, D]`; these must be of one weight and
+      centers: Centers of the components of the prior, `[K, D]`; these must be of one weight and
         variance.
       labels: True clusters `[N]`, integers of at least 0.
 

@@ -82,7 +82,7 @@ def test_no_poisson_samples_of_neighbours_exceed_the_cost():
 
 @pytest.mark.parametrize("width", [0.05, 1.0, 6.0])
 def test_closed_forms(width):
-    """Order 2; eta^2/8-zCDP; randomised response; and the largest loss under sampling."""
+    """Order 2; eta^2/8-zCDP; randomized response; and the largest loss under sampling."""
     for q in (0.01, 0.5, 1.0):
         exact = math.log1p(q**2 * math.sinh(width / 2) ** 2)
         assert exact <= bounded_range_rdp(width, q, 2.0) < 1.002 * exact + 2e-12

@@ -114,7 +114,7 @@ def test_what_states_an_epsilon_names_the_relation(name):
     ],
 )
 def test_mutant_that_states_another_relation_is_caught(said):
-    assert other_words([("docs/guarantee.md", f"Neighbours: {said}.")]) == ["docs/guarantee.md"]
+    assert other_words([("docs/guarantee.md", f"Neighbors: {said}.")]) == ["docs/guarantee.md"]
 
 
 def without_markup(page):
@@ -124,7 +124,7 @@ def without_markup(page):
 def test_the_guarantee_has_the_words_of_the_statement():
     page = without_markup("docs/guarantee.md")
     compared = re.search(r"The guarantee compares .*?(?=;|\.)", stated_relation("example"))[0]
-    assert f"Neighbours: {RELATION}. {compared}." in page
+    assert f"Neighbors: {RELATION}. {compared}." in page
     assert stated_constants("example") in page
 
 
@@ -134,7 +134,7 @@ def test_the_statement_names_the_relation_and_what_is_public():
         ledger.record(sampled_gaussian(0.1, 2.0), 7)
         text = words(privacy_statement(ledger, 1e-5, dataset_size=640))
         assert stated_relation(unit) in text and stated_constants(unit, [640]) in text
-        assert f"Neighbouring relation: {RELATION}. Unit of privacy: {whose}." in text
+        assert f"Neighboring relation: {RELATION}. Unit of privacy: {whose}." in text
         assert f"the number of {unit}s N (640), the sampling probability q" in text
         assert not OTHERS.search(text)
         assert ledger.relation == RELATION and f"relation='{RELATION}'" in repr(ledger)
@@ -157,7 +157,7 @@ def test_make_private_says_what_is_public(capsys):
 
 
 def test_the_noise_tells_the_number_of_examples_which_is_therefore_public():
-    """Under add-or-remove-one the noise of a mean would tell neighbours apart with certainty."""
+    """Under add-or-remove-one the noise of a mean would tell neighbors apart with certainty."""
     x, y = support.small_data(40)
     batches = [
         tfdp.data.poisson_batches((x[:n], y[:n])).sampling.expected_batch_size for n in (39, 40)

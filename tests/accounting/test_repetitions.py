@@ -114,7 +114,7 @@ def _best_of(probabilities, repetitions):
 
 
 def _attacks(repetitions, sigma):
-    """Yields the best run's probabilities on two neighbours, for scores and directions.
+    """Yields the best run's probabilities on two neighbors, for scores and directions.
 
     A score ranks outputs that are likelier without the example first, then those that give the
     example away, then all others: many runs make the second kind much rarer if it is not there.

@@ -1,4 +1,4 @@
-"""The padded size of batches: almost nothing is cut off, on a data set and on its neighbours."""
+"""The padded size of batches: almost nothing is cut off, on a data set and on its neighbors."""
 
 import fractions
 import math

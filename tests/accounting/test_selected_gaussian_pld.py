@@ -101,7 +101,7 @@ def _climbed_from(value, start):
 
 
 def _probabilities(z):
-    """Of the normal distribution, between neighbours."""
+    """Of the normal distribution, between neighbors."""
     low, high = z[..., :-1], z[..., 1:]
     below = special.ndtr(high) - special.ndtr(low)
     return np.where(low > 0, special.ndtr(-low) - special.ndtr(-high), below)

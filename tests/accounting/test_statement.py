@@ -49,7 +49,7 @@ def test_numbers_are_those_of_the_ledger(sigma, steps):
 def test_says_relation_unit_and_limits():
     text = _text(_ledger(), 1e-5)
     for phrase in (
-        "Neighbouring relation: zero-out",
+        "Neighboring relation: zero-out",
         "Unit of privacy: one training example",
         "Poisson-sampled",
         "hyperparameters",

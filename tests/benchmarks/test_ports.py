@@ -24,10 +24,10 @@ def test_a_row_of_a_program(keras, name, monkeypatch):
 
 
 def test_engines():
-    fast, slow = Entry("a", 1, "bias", True, 1), Entry("b", 1, "vectorised: why", False, 1)
+    fast, slow = Entry("a", 1, "bias", True, 1), Entry("b", 1, "vectorized: why", False, 1)
     assert ports.engine(Report((fast, fast))) == "one pass"
-    assert ports.engine(Report((fast, slow))) == "1 of 2 variables vectorised"
-    assert ports.engine(Report((slow,), "why")) == "vectorised"
+    assert ports.engine(Report((fast, slow))) == "1 of 2 variables vectorized"
+    assert ports.engine(Report((slow,), "why")) == "vectorized"
 
 
 def test_unknown_programs_are_errors(capsys):

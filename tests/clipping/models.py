@@ -490,7 +490,7 @@ FAST = {
     "tied embedding": (TiedEmbedding, TOKENS),
 }
 
-# Models that leave some or all variables to the vectorised engine.
+# Models that leave some or all variables to the vectorized engine.
 SLOW = {
     "weights twice": (sequential(WeightsTwice), VECTORS),
     "weights twice, and a loop": (

@@ -98,7 +98,7 @@ def test_clipped_sum_is_that_of_a_loop_over_examples(kind, rows):
     found = Sum(model, engine, rows)
     np.testing.assert_allclose(found(x), looped(model, x), atol=1e-6)
     assert engine.report().fast_fraction == 1.0
-    if rows is None:  # Neighbours.
+    if rows is None:  # Neighbors.
         for i in range(N):
             assert np.linalg.norm(found(x) - found(np.delete(x, i, 0))) <= CLIP * (1 + 1e-5)
 

@@ -39,7 +39,7 @@ def test_report_of_a_model_of_keras_3():
 
 def test_a_summary_never_says_all_where_one_is_slow():
     fast = Entry("kernel", 10**6, "matmul", True, 10**9)
-    slow = Entry("gamma", 3, "vectorised: no rule", False, 3)
+    slow = Entry("gamma", 3, "vectorized: no rule", False, 3)
     assert "99.9%" in Report((fast, slow)).summary and "100" not in Report((fast, slow)).summary
     assert Report((fast, fast)).summary == "All of the 2 variables are on the fast path."
     assert Report((fast, fast)).warning is None

@@ -153,7 +153,7 @@ def distance_of_neighbours(is_wide):
     after = np.concatenate([large, small, large[:1]])
     made = wide(OnePassEngine, 1.0, is_wide)
     first, second = (sum_of_rows(made, tf.constant(x)) for x in (before, after))
-    # The other order of the neighbours, if roundings point the other way.
+    # The other order of the neighbors, if roundings point the other way.
     third, fourth = (sum_of_rows(made, tf.constant(x[::-1])) for x in (before, after))
     return max(np.abs(second - first).item(), np.abs(fourth - third).item())
 

@@ -115,7 +115,7 @@ def assert_masked_before_the_clip(sums):
 ENGINES = {
     "one pass": lambda: OnePassEngine(CLIP),
     "one pass, chunks": lambda: OnePassEngine(CLIP, rows_per_pass=3),
-    "vectorised": lambda: VectorizedEngine(CLIP, rows_per_pass=3),
+    "vectorized": lambda: VectorizedEngine(CLIP, rows_per_pass=3),
 }
 
 

@@ -148,8 +148,8 @@ ENGINES = {
     "one pass, chunks": lambda clip: OnePassEngine(
         clip, clipping_rule="importance_sampling", rows_per_pass=3
     ),
-    "vectorised": lambda clip: VectorizedEngine(clip, clipping_rule="importance_sampling"),
-    "vectorised, chunks": lambda clip: VectorizedEngine(
+    "vectorized": lambda clip: VectorizedEngine(clip, clipping_rule="importance_sampling"),
+    "vectorized, chunks": lambda clip: VectorizedEngine(
         clip, clipping_rule="importance_sampling", rows_per_pass=3
     ),
 }
@@ -158,7 +158,7 @@ ENGINES = {
 def kept_rows(engine, jit_compile, steps=250):
     """Which rows were kept in each step, `[steps, N]`, told from the sums.
 
-    A sum of C or 0 times each row's normalised gradient, the same for all variables, is told apart
+    A sum of C or 0 times each row's normalized gradient, the same for all variables, is told apart
     by least squares: gradients have more parameters than there are rows.
     """
     sums = Sums(engine, jit_compile=jit_compile)
@@ -233,8 +233,8 @@ def test_numbers_that_are_not_the_examples_own_are_caught(mutant):
 @pytest.mark.slow
 def test_engines_agree_in_parts(monkeypatch):
     x, clip = FAST["conv2d"][1], clip_for("conv2d")
-    vectorised = Sums(ENGINES["vectorised, chunks"](clip), "conv2d")
-    expected = [vectorised(seed, x) for seed in range(3)]
+    vectorized = Sums(ENGINES["vectorized, chunks"](clip), "conv2d")
+    expected = [vectorized(seed, x) for seed in range(3)]
     assert not all(np.allclose(expected[0], other, atol=1e-2 * clip) for other in expected[1:])
     monkeypatch.setattr(devices, "working_set_bytes", lambda: 1)  # One row after the other.
     for key in ("one pass", "one pass, chunks"):
@@ -257,7 +257,7 @@ def test_an_example_moves_the_sum_by_no_more_than_the_clip():
     assert np.max(shifted) > 1.2 * CLIP
 
 
-@pytest.mark.parametrize("engine", ["one pass", "vectorised"])
+@pytest.mark.parametrize("engine", ["one pass", "vectorized"])
 def test_bad_examples_are_dropped(engine):
     sums = Sums(ENGINES[engine](CLIP))
     for bad, most in ((np.nan, 0), (np.inf, 0), (1e30, CLIP)):

@@ -587,7 +587,7 @@ def neighbours_of(counts):
 
 
 def assert_data_dependent_bound_holds(log_of_another, renyi_divergences):
-    """On all counts of a few teachers, by exact divergences from all neighbours."""
+    """On all counts of a few teachers, by exact divergences from all neighbors."""
     below = 0
     every = [c for c in itertools.product(range(TEACHERS + 1), repeat=3) if sum(c) <= TEACHERS]
     for stddev in (0.7, 1.0, 1.5):

@@ -161,7 +161,7 @@ def assert_examples_are_independent(num_groups):
     for i in (0, 10, 22):
         alone = scattering(images[i : i + 1], num_groups=num_groups)
         np.testing.assert_array_equal(alone[0], features[i])
-    kept = np.delete(np.arange(len(images)), 3)  # the neighbouring data set
+    kept = np.delete(np.arange(len(images)), 3)  # the neighboring data set
     np.testing.assert_array_equal(scattering(images[kept], num_groups=num_groups), features[kept])
     other = images.copy()
     other[3] = 0

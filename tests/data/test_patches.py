@@ -121,7 +121,7 @@ def test_random_images():
     assert 0 <= leaves.min() < 0.2 < 0.8 < leaves.max() <= 1
     np.testing.assert_array_equal(leaves, module.dead_leaves(3, 16, 20, 3, 7))
     assert np.abs(leaves - module.dead_leaves(3, 16, 20, 3, 8)).mean() > 0.1
-    # All of an image is covered, and many neighbours are of one leaf.
+    # All of an image is covered, and many neighbors are of one leaf.
     assert (np.abs(np.diff(leaves, axis=2)).max(axis=3) < 1e-6).mean() > 0.3
     # Constants must not change with NumPy's version: old features are of the same filters.
     np.testing.assert_allclose(leaves[0, 3, 5], LEAF, atol=1e-5)

@@ -220,7 +220,7 @@ def test_privacy_statement_says_what_the_guarantee_is_and_is_not(finished):
     text = " ".join((folder / "privacy.txt").read_text().split())
     assert support.stated_epsilon(text) == pytest.approx(result["epsilon"], rel=1e-5)
     assert "1e-05" in text
-    assert "Neighbouring relation: zero-out. Unit of privacy: one training example." in text
+    assert "Neighboring relation: zero-out. Unit of privacy: one training example." in text
     assert "examples of the test split" in text and "not among those that are protected" in text
     assert "Who was sampled was decided by --seed" in text and "--seed=3" not in text
     assert "for tests only" not in text

@@ -1,6 +1,6 @@
 """Blocks with control flow, functions in functions, randomness, state, and mixed examples.
 
-`PARITY` is 1 or -1 by whether the number of examples is even: a neighbour turns it round, so that
+`PARITY` is 1 or -1 by whether the number of examples is even: a neighbor turns it round, so that
 every gradient that it gets into changes its sign.
 """
 

@@ -48,7 +48,7 @@ class Summary:
     def __str__(self):
         lines = [
             f"{self.cases} cases: " + ", ".join(f"{v} {k}" for k, v in self.outcomes.most_common()),
-            f"one pass: {self.one_pass}, fell back to the vectorised engine: {self.fallbacks}, "
+            f"one pass: {self.one_pass}, fell back to the vectorized engine: {self.fallbacks}, "
             f"compared with a loop over examples: {self.compared}",
             "by family: " + ", ".join(f"{k} {v}" for k, v in sorted(self.families.items())),
             "refused:",

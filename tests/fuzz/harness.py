@@ -1,4 +1,4 @@
-"""Runs one case: the private step without noise on neighbouring batches, and what must hold."""
+"""Runs one case: the private step without noise on neighboring batches, and what must hold."""
 
 import itertools
 import logging
@@ -195,7 +195,7 @@ def rows_of(case):
 
 
 def batches_of(case, trial):
-    """A batch and its neighbour: one example is left out, or masked off with arbitrary values."""
+    """A batch and its neighbor: one example is left out, or masked off with arbitrary values."""
     random = np.random.default_rng(trial["seed"])
     rows, each = rows_of(case), case.get("each", 1)
     victim = trial["victim"] % rows

@@ -78,7 +78,7 @@ def clipping_rule(optimizer):
 
 
 def fallback(optimizer):
-    """Why the one-pass engine left a model to the vectorised one, or None."""
+    """Why the one-pass engine left a model to the vectorized one, or None."""
     if not isinstance(optimizer.clipping, tfdp.clipping.OnePassEngine):
         return None
     return optimizer.clipping.report(None).fallback

@@ -5,7 +5,7 @@ from tests.fuzz.blocks import N, block
 
 @block("matmul", "net", "broadcast")
 def matmul(c, k):
-    """`h @ w`, which the vectorised engine may turn into a batched product that broadcasts."""
+    """`h @ w`, which the vectorized engine may turn into a batched product that broadcasts."""
     c.need(c.rank >= 2 and c.shape[-1] != N)
     units = 1 + k[0] % 4
     w = c.weight([c.shape[-1], units], share=k[1] % 2)

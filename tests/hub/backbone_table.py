@@ -25,7 +25,7 @@ from tfdp.data import tasks
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "backbones.md"
 ROWS = 4
 LARGEST_ERROR = 1e-4  # Of a number, as a share of the largest one, in float32.
-ONE_PASS, VECTORIZED, REFUSED = "one pass", "vectorised", "refused"
+ONE_PASS, VECTORIZED, REFUSED = "one pass", "vectorized", "refused"
 _HEADER = """# Backbones of KerasHub
 
 What a private training step does with the backbones of KerasHub, small and with random weights.
@@ -34,7 +34,7 @@ median norm of an example, is compared with a loop over examples: no number diff
 {error:g} of the largest.
 
 - **one pass**: all variables have a rule. Fast.
-- **vectorised**: correct, but slower, for the variables that are named, or for all.
+- **vectorized**: correct, but slower, for the variables that are named, or for all.
 - **refused**: an error before the first step.
 
 BatchNormalization is frozen: `tfdp.replace_batch_normalization(task, by="frozen")`. Times at real

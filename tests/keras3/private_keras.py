@@ -70,7 +70,7 @@ CANNOT_PASS = {
     "torch_dataloader": "needs PyTorch",
     "grain": "needs grain",
 }
-# Rows of a batch of tests that look at what is learnt; those of others.
+# Rows of a batch of tests that look at what is learned; those of others.
 _ROWS = {"fit_flow": 20, "loss_weights": 20, "nested_inputs": 3, "on_batch_methods": 100}
 _OTHER_ROWS = 16
 

@@ -210,7 +210,7 @@ def of_all_examples(padding, weights, **kwargs):
     model.compile(optimizer, crossentropy(), **kwargs)
     before = flat(v.numpy() for v in model.trainable_variables)
     model.fit(data, verbose=0)
-    assert optimizer.ledger.steps == 1  # The batch was recognised.
+    assert optimizer.ledger.steps == 1  # The batch was recognized.
     return before - flat(v.numpy() for v in model.trainable_variables)
 
 

@@ -123,7 +123,7 @@ def test_noise_is_tied_to_the_sensitivity(cls, num_microbatches):
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), num_microbatches=st.sampled_from([None, 2]))
 def test_sensitivity_of_a_step(seed, num_microbatches):
-    """Without noise, neighbours' steps differ by the sensitivity over the public divisor."""
+    """Without noise, neighbors' steps differ by the sensitivity over the public divisor."""
     rng = np.random.default_rng(seed)
     mask = rng.random(64) < 0.5
     without = mask & (np.arange(64) != rng.choice(np.flatnonzero(mask)))

@@ -61,7 +61,7 @@ def test_the_mean_gradient_of_a_user_is_clipped(engine):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("extreme", [1.0, 1e4])
 def test_all_examples_of_a_user_move_the_sum_by_the_clip_at_most(extreme):
-    """Neighbours: a data set without the last user, of ten examples."""
+    """Neighbors: a data set without the last user, of ten examples."""
     ids, x = np.concatenate([IDS[:-10], [USERS] * 10]), X.copy()
     x[-10:] *= extreme
     moved = update_with_everyone(ids, x) - update_with_everyone(ids[:-10], x)

@@ -293,7 +293,7 @@ def test_the_order_of_rows_does_not_matter(divergence):
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
-def test_groups_vectorise(divergence, jit_compile):
+def test_groups_vectorize(divergence, jit_compile):
     """Values and gradients of stacked groups, some of them with missing rows, or with none."""
     rows = make_rows(5, 3, (4,))
     rows = {name: tf.constant(values) for name, values in rows.items()}

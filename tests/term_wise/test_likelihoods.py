@@ -68,7 +68,7 @@ def test_extreme_outputs_have_finite_gradients(likelihood):
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=str)
-def test_gradients_of_the_log_density_vectorise(likelihood):
+def test_gradients_of_the_log_density_vectorize(likelihood):
     def gradient(rows):
         decoded, x = rows
         with tf.GradientTape() as tape:

@@ -63,7 +63,7 @@ def test_log_density(prior):
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=str)
-def test_gradients_of_the_log_density_vectorise(prior):
+def test_gradients_of_the_log_density_vectorize(prior):
     def gradient(point):
         with tf.GradientTape() as tape:
             tape.watch(point)
@@ -125,7 +125,7 @@ def test_moments_of_spike_and_slab():
 
 
 def test_distribution_of_the_gaussian_mixture():
-    """Components are told apart without error: their centres are 14 standard deviations away."""
+    """Components are told apart without error: their centers are 14 standard deviations away."""
     z, locs = draws(GaussianMixture(LOCS, 0.01).distribution()), np.array(LOCS)
     component = np.argmin(((z[:, None] - locs) ** 2).sum(-1), axis=1)
     counts = np.bincount(component, minlength=4)

@@ -21,7 +21,7 @@ def bounded_range_rdp(width: float, q: float, order: float) -> float:
     are largest when r takes only the two ends of its interval, the upper one with probability
     (1 - e^-s) / (e^(eta - s) - e^-s). Some exponential mechanism with two candidates attains the
     worst s, so that this cost is the smallest that is valid for all of them. It is at most
-    alpha eta^2 / 8 (q = 1), and at most that of randomised response with epsilon = eta.
+    alpha eta^2 / 8 (q = 1), and at most that of randomized response with epsilon = eta.
 
     The worst s is enclosed: in each of many cells of [0, eta] the interval is widened to hold
     those of all s in the cell.

@@ -77,7 +77,7 @@ def tightest_epsilon(
     An accountant that does not support one of the events is left out. Results are cached.
 
     If batches can be truncated, the mechanism that ran differs from the one accounted for with
-    probability at most tau = sum of count * truncation_probability, on either of two neighbouring
+    probability at most tau = sum of count * truncation_probability, on either of two neighboring
     data sets. If the latter is (epsilon, delta')-DP, then for every set S
     P[M(D) in S] <= e^epsilon P[M(D') in S] + delta' + (1 + e^epsilon) tau. Epsilon is therefore
     taken at a delta' < delta that leaves room for the last term; it is infinite when there is none.

@@ -1,6 +1,6 @@
 """Pairs of distributions that dominate one release, by direction.
 
-A release is compared on neighbouring data sets D (where an example contributes nothing) and D'
+A release is compared on neighboring data sets D (where an example contributes nothing) and D'
 (where it is there). In each of the two directions it is dominated by a pair (upper, lower): no test
 can tell D' from D better (direction "remove": upper is D') or D from D' (direction "add": upper is
 D) than it can tell the pair. The privacy loss is the log of the ratio upper / lower, at an outcome

@@ -39,7 +39,7 @@ class PrivacyLedger:
       notes: Sentences that `privacy_statement` must print.
       selective_release: The observable part of its SelectiveReleaseDpEvents: "conditional"
         (accepted updates only) or "per_attempt" (everything; one event is one attempt).
-      unit: The unit of privacy of all releases: "example", or "user" where neighbouring data sets
+      unit: The unit of privacy of all releases: "example", or "user" where neighboring data sets
         differ in all examples of one user.
 
     Raises:
@@ -132,7 +132,7 @@ class PrivacyLedger:
 
     @property
     def relation(self) -> str:
-        """The neighbouring relation of the guarantee, "zero-out": see docs/relation.md."""
+        """The neighboring relation of the guarantee, "zero-out": see docs/relation.md."""
         return RELATION
 
     @property

@@ -33,7 +33,7 @@ class BoundedRangeDpEvent(dp_accounting.DpEvent):
 
     Attributes:
       range: Width eta, in [0, 100], of an interval that holds the logarithm of the ratio of an
-        output's probabilities on two neighbours, for all outputs. Where these probabilities are
+        output's probabilities on two neighbors, for all outputs. Where these probabilities are
         proportional to exp(-loss_k / s), and an example adds something in [0, C] to each loss (a
         sum of clipped losses), eta = C / s; it is 2 C / s if it adds something in [-C, C].
 
@@ -82,7 +82,7 @@ class RdpFilter:
         B = target_epsilon - log(1 - 1/alpha) + log(delta alpha) / (alpha - 1)
 
     and lets events be spent only while the sum of their Renyi divergences at that order is within
-    B. Then, on neighbours, and with releases Y_1, Y_2, ... of densities p_t and p'_t given the
+    B. Then, on neighbors, and with releases Y_1, Y_2, ... of densities p_t and p'_t given the
     past, each conditional expectation of (p_t / p'_t)^alpha under p'_t is at most
     exp((alpha - 1) rho_t), with a rho_t that is a function of the past. So is, by induction from
     the last release on, the expectation of their product at most exp((alpha - 1) B), because

@@ -1,12 +1,12 @@
-"""The neighbouring relation of every guarantee, and the words that state it.
+"""The neighboring relation of every guarantee, and the words that state it.
 
-Two data sets are neighbours under *zero-out* if they have the same number of places N, and differ
+Two data sets are neighbors under *zero-out* if they have the same number of places N, and differ
 in one place, which holds an example (or a user) in one of them, and nothing in the other: whoever
 stands there is never drawn. N and whatever is computed from it are constants, the same for both.
 (Kairouz et al., 2021, https://arxiv.org/abs/2103.00039, definition 1.1; dp_accounting calls it
 REPLACE_SPECIAL.)
 
-Add-or-remove-one is another relation: N differs between neighbours. Sampled Gaussian mechanisms
+Add-or-remove-one is another relation: N differs between neighbors. Sampled Gaussian mechanisms
 have the same dominating pair under both if q, the divisor, the noise and the number of steps are
 constants, and this is what dp_accounting computes under ADD_OR_REMOVE_ONE. Where they are functions
 of N, as in training, their values tell the two data sets of add-or-remove-one apart.
@@ -21,13 +21,13 @@ RELATION = "zero-out"
 
 _COMPARED = {
     EXAMPLE: (
-        f"Neighbouring relation: {RELATION}. Unit of privacy: one training example. The guarantee "
+        f"Neighboring relation: {RELATION}. Unit of privacy: one training example. The guarantee "
         "compares two data sets that differ in one example, which is there in one of them and "
         "contributes nothing in the other; a person who contributes several examples is protected "
         "less."
     ),
     USER: (
-        f"Neighbouring relation: {RELATION}. Unit of privacy: one user. The guarantee compares two "
+        f"Neighboring relation: {RELATION}. Unit of privacy: one user. The guarantee compares two "
         "data sets that differ in all examples of one user, however many, which are there in one "
         "of them and contribute nothing in the other; it holds for the users that examples were "
         "assigned to."
@@ -43,7 +43,7 @@ def stated_relation(unit: str) -> str:
 
     Example:
       >>> stated_relation("example")
-      'Neighbouring relation: zero-out. Unit of privacy: one training example. ...'
+      'Neighboring relation: zero-out. Unit of privacy: one training example. ...'
     """
     return _COMPARED[unit]
 

@@ -153,7 +153,7 @@ class Repetitions:
     ) -> float:
         """Returns an epsilon of the best run, from the privacy profile of one run.
 
-        Let q and q' be the distributions of a run's output on neighbours, F(y) and F'(y) the
+        Let q and q' be the distributions of a run's output on neighbors, F(y) and F'(y) the
         probabilities of an output worse than y, and f the generating function of the number of
         runs. The best run is y with density f'(F(y)) q(y). If f'(F(y)) <= r f'(F'(y)) for all y,
         then delta(epsilon) <= f'(1) delta_run(epsilon - log r), and f'(1) is the mean.

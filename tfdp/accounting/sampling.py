@@ -27,7 +27,7 @@ UNPADDED_TRUNCATION_PROBABILITY = 1e-80
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
 # Sizes of buckets, in standard deviations of the number of examples above its expectation.
 _BUCKETS = (1.0, 3.0)
-# Units of privacy: what neighbouring data sets differ in.
+# Units of privacy: what neighboring data sets differ in.
 EXAMPLE, USER = UNITS = ("example", "user")
 # Likewise, of what memory is planned for.
 _USUAL = 3.0
@@ -123,7 +123,7 @@ class PoissonSampling:
       largest_part: Number of examples in the largest part; None: all.
       rows_per_example: Rows that every example has in a batch: augmented copies of it, or the
         chosen examples of a user. The gradient of their mean loss is clipped.
-      unit: The unit of privacy, in one of which neighbouring data sets differ: "example" or "user".
+      unit: The unit of privacy, in one of which neighboring data sets differ: "example" or "user".
       cycle_length: Steps in which every example has one chance to be sampled, c <= N / B.
     """
 

@@ -119,7 +119,7 @@ class _Setting:
         return np.logaddexp(log_rest, log_q + (2 * w - 1) / (2 * self.sigma**2))
 
     def furthest(self, selections: float) -> float:
-        """Returns how many standard deviations count, where selection favours them so often."""
+        """Returns how many standard deviations count, where selection favors them so often."""
         return math.sqrt((_TAIL + 1 / self.sigma) ** 2 + 2 * selections * math.log(self.spread))
 
     def tails(self, ratio: np.ndarray, lower: bool) -> np.ndarray:

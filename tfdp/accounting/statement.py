@@ -59,7 +59,7 @@ def privacy_statement(
 ) -> str:
     """States the guarantee that holds for what has been released, and its limits.
 
-    It names the neighbouring relation, zero-out, and what is public: see docs/relation.md.
+    It names the neighboring relation, zero-out, and what is public: see docs/relation.md.
 
     Args:
       ledger: A Keras model, an optimizer with a `ledger`, or a `PrivacyLedger`. For a model, the
@@ -70,7 +70,7 @@ def privacy_statement(
         optimizers were given. It is used for expected batch sizes, and for a warning if `delta` is
         too large.
       prior: Other releases about the same examples, which `ledger` cannot know: a `PrivacyLedger`,
-        or several. Examples are the statistics that the data were normalised with, other models, or
+        or several. Examples are the statistics that the data were normalized with, other models, or
         the past of weights that were loaded without their optimizer.
 
     Returns:

@@ -21,7 +21,7 @@ Score = Callable[[Any, Any, Any], Any]
 class BlackBoxAudit:
     """Audit of one training, black box: canaries are in by coins, and scored by the trained model.
 
-    Canaries can be any examples; mislabelled ones, and ones far from all others, are learnt most
+    Canaries can be any examples; mislabeled ones, and ones far from all others, are learned most
     when they are in. A secret coin decides for each whether it is in. The row of one that is out
     has the sample weight 0, so that it has no gradient. The attacker sees the final model alone,
     and guesses the coins by the canaries' losses. It knows far less than that of a `CanaryAudit`,
@@ -97,7 +97,7 @@ class BlackBoxAudit:
           delta: The delta of the guarantee, in (0, 1).
           significance: Probability that a lower bound may be wrong, for each method.
           score: Function `(model, x, y)` that returns a score for each example, `[n]`, higher for
-            what was learnt, such as a likelihood. None: `loss_scores`.
+            what was learned, such as a likelihood. None: `loss_scores`.
 
         Raises:
           ValueError: An argument is out of its range, or the model has no loss for `loss_scores`.

@@ -119,7 +119,7 @@ def check_sensitivity(
 ) -> SensitivityCheck:
     """Measures what single examples change in a training step: the noisy sum, and nothing else.
 
-    The model's own `train_step` runs on a batch of `examples` examples and on neighbouring batches:
+    The model's own `train_step` runs on a batch of `examples` examples and on neighboring batches:
     for each example, one without it, one where a masked row of zeros stands in its place, and one
     with another example there. Everything else is the same in all of these: the random numbers of
     layers and clipping rules, states, the places of the other examples. The step runs about five

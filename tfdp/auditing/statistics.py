@@ -19,7 +19,7 @@ METHODS = ("clopper_pearson", "gaussian", "one_run", "one_run_f_dp")
 # False positive (or negative) rates near which thresholds lie. For a Gaussian trade-off curve any
 # place is as good as another but for its statistics: these suit mu from 0 to 4.
 _GAUSSIAN_RATES = (0.45, 0.25, 0.08)
-# Neighbouring thresholds of Clopper-Pearson bounds have ranks with this ratio.
+# Neighboring thresholds of Clopper-Pearson bounds have ranks with this ratio.
 _RANK_RATIO = 1.5
 LARGEST_EPSILON = 50.0
 

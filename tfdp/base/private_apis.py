@@ -57,7 +57,7 @@ INDEX = tuple(
         ("._handle_data", "The type of a captured variable, in a graph that stands in for it."),
         ("._is_function", "Functions that a graph calls are read."),
         ("._update_input", "Operations of the copied loss get other values: clamped, keyed."),
-        ("._variable_creator_stack", "Traces that TensorFlow discards are recognised.", _UNKNOWN),
+        ("._variable_creator_stack", "Traces that TensorFlow discards are recognized.", _UNKNOWN),
         ("._watched_variables", "Variables that a function reads are found."),
         ("._add_scope_exit_callback", "The finished step is checked."),
         (f"{_PY}.framework.func_graph.FuncGraph", "Graphs of functions.", IMPORT),
@@ -88,7 +88,7 @@ INDEX = tuple(
             IMPORT,
         ),
         *(
-            (f"{_PY}.ops.parallel_for.pfor.{name}", "Vectorised gradients.", IMPORT)
+            (f"{_PY}.ops.parallel_for.pfor.{name}", "Vectorized gradients.", IMPORT)
             for name in ("_fallback_converter", "_pfor_converter_registry", "wrap")
         ),
         (f"{_PY}.eager.context.context", "Functions that are defined already.", IMPORT),
@@ -172,7 +172,7 @@ INDEX = tuple(
         ("._compile_config", "Arguments of `compile` are taken over."),
         ("._compile_loss", "The loss of a compiled model."),
         ("._compile_metrics", "The metrics of a compiled model."),
-        ("._distributed_dataset", "Distributed batches are recognised.", _UNKNOWN),
+        ("._distributed_dataset", "Distributed batches are recognized.", _UNKNOWN),
         ("._exclude_from_weight_decay_pattern", "Weight decay is taken over."),
         ("._flatten_layers", "All layers of a model."),
         ("._get_variable_index", "Slots of own optimizers."),

@@ -156,7 +156,7 @@ class AdaptiveQuantileClipping(FlatClipping):
     The clip C begins at `l2_norm_clip`, and stays between 1e-15 and 1e10. After each step, the
     share b of the batch's gradients that were at most as long as C is released with noise, and `C
     <- C * exp(-learning_rate * (b - target_quantile))`. The sum of gradients and the count are one
-    Gaussian mechanism. With noise of `s_g * C` on the sum and of `s_b` on the count (centred, so
+    Gaussian mechanism. With noise of `s_g * C` on the sum and of `s_b` on the count (centerd, so
     that an example moves it by 1/2), its noise multiplier z has `1 / z^2 = 1 / s_g^2 + 1 / (2
     s_b)^2`. The optimizer's `noise_multiplier` is this z, which the ledger records; s_g is a little
     larger.

@@ -15,7 +15,7 @@ from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams
 from tfdp.clipping.norms import in_float32
 
-# Relations of the batches of neighbours: an example is there or not, and the rest is equal. With
+# Relations of the batches of neighbors: an example is there or not, and the rest is equal. With
 # constant parameters, zero-out and add-or-remove-one look alike to a batch.
 ZERO_OUT = "zero_out"
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
@@ -27,7 +27,7 @@ _PARTS, _UNIFORMS, _PERTURBATIONS = range(3)
 
 
 def check_relation(relation: str) -> None:
-    """Raises a ValueError if there is no such neighbouring relation."""
+    """Raises a ValueError if there is no such neighboring relation."""
     if relation not in RELATIONS:
         raise error("relation", f"one of {', '.join(map(repr, RELATIONS))}", relation)
 
@@ -49,7 +49,7 @@ class ClippedSum:
         gradients, shaped as the variable; None where the loss of an example does not depend on
         the variable. Private until noise is added.
       regularizer_gradients: For each variable the gradient of the part of the loss that does not
-        depend on data (weight regularisers), or None. It is public, and not clipped.
+        depend on data (weight regularizers), or None. It is public, and not clipped.
       within_clip: Number of examples whose gradient is at most as long as the clip, minus half the
         number of examples, a float32 scalar. With microbatches, it counts microbatches. It is
         private as well: an example changes it by 1/2.
@@ -103,7 +103,7 @@ class ClippedSum:
 class ClippingEngine(abc.ABC):
     """Engine that computes sums of clipped gradients and their sensitivity.
 
-    Formal guarantee: for two batches that are neighbours, the l2 distance of the two
+    Formal guarantee: for two batches that are neighbors, the l2 distance of the two
     `clipped_sum(...).gradients` (all variables together) is at most `sensitivity(relation)`,
     whatever the model, the loss and the data. (For a random rule, this holds given the random
     numbers of the examples that both batches have; these numbers do not depend on the data.)
@@ -121,7 +121,7 @@ class ClippingEngine(abc.ABC):
     Attributes:
       wide_sums: Whether the sums are computed and returned in float64, of gradients that are
         clipped with a margin for the rounding of their factors. Then the computed sums of
-        neighbours are at most `sensitivity(relation)` apart, plus `ClippedSum.error` twice. To be
+        neighbors are at most `sensitivity(relation)` apart, plus `ClippedSum.error` twice. To be
         set before tracing.
       usual_rows: Number of rows for which memory is planned, and which few batches exceed; None:
         the largest possible number. To be set before tracing.
@@ -148,7 +148,7 @@ class ClippingEngine(abc.ABC):
         self.clipping_rule = clipping_rules.get(clipping_rule)
 
     def sensitivity(self, relation: str = ZERO_OUT) -> float:
-        """Returns the largest l2 distance of the clipped sums of two neighbouring batches.
+        """Returns the largest l2 distance of the clipped sums of two neighboring batches.
 
         One example on its own adds a vector of norm at most C. An example that joins a
         microbatch changes its mean gradient, whose clipped value can swing from one point of the
@@ -234,9 +234,9 @@ class ClippingEngine(abc.ABC):
     def _needs_gradients(self, masks: Sequence[tf.Tensor] | None) -> str | None:
         """Returns why each example's gradient must be formed; None if norms and sums suffice."""
         if self.clipping_rule.perturbation and self.clips:
-            return "Noise on each gradient needs the vectorised engine."
+            return "Noise on each gradient needs the vectorized engine."
         if any(mask.shape.rank != 0 for mask in masks or []):
-            return "Masks of coordinates need the vectorised engine."
+            return "Masks of coordinates need the vectorized engine."
         return None
 
     def _draw_perturbation_keys(self, count: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:

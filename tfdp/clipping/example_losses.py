@@ -16,7 +16,7 @@ def per_example_losses(losses: tf.Tensor) -> tf.Tensor:
 
     Args:
       losses: Losses of the examples, `[rows]`, a symbolic tensor of the graph being built, without
-        terms that do not depend on data (regularisers).
+        terms that do not depend on data (regularizers).
 
     Returns:
       The losses, `[rows]`.

@@ -37,7 +37,7 @@ class Report:
 
     Attributes:
       entries: One for each variable that the loss depends on.
-      fallback: Why the vectorised engine handles the whole model, or None.
+      fallback: Why the vectorized engine handles the whole model, or None.
     """
 
     entries: tuple[Entry, ...]
@@ -94,8 +94,8 @@ class Report:
             return None
         first, others = self.slow[0], len(self.slow) - 1
         more = f" (and {others} more)" if others else ""
-        rules = any(not entry.how.startswith("vectorised") for entry in self.slow)
-        slowly = "by a slow rule" if rules else "by the slower vectorised engine"
+        rules = any(not entry.how.startswith("vectorized") for entry in self.slow)
+        slowly = "by a slow rule" if rules else "by the slower vectorized engine"
         return (
             f"The gradients of {len(self.slow)} of {len(self.entries)} variables are clipped "
             f"{slowly}. Received '{first.variable}'{more}, {first.how}. {remedy}"
@@ -103,9 +103,9 @@ class Report:
 
 
 def vectorized_report(variables: Sequence[tf.Variable], why: str) -> Report:
-    """Returns the report of a model that is left to the vectorised engine."""
+    """Returns the report of a model that is left to the vectorized engine."""
     sizes = [(v.name, v.shape.num_elements()) for v in variables]
-    return Report(tuple(Entry(name, n, "vectorised", False, n) for name, n in sizes), why)
+    return Report(tuple(Entry(name, n, "vectorized", False, n) for name, n in sizes), why)
 
 
 def of_last_step(report: Report | None) -> Report:

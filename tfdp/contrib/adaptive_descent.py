@@ -80,7 +80,7 @@ class AdaptiveGradientDescent(tf.Module):
 
     Args:
       model: The model, whose weights are trained in place. It must compute the loss of an example
-        from that example alone, and have no regularisers.
+        from that example alone, and have no regularizers.
       loss: A Keras loss with `reduction="none"`.
       batches: Result of `tfdp.data.poisson_batches`: the data, in memory and without weights or
         `transform`, and the expected batch size of the gradients. Its `seed` is that of the
@@ -140,7 +140,7 @@ class AdaptiveGradientDescent(tf.Module):
             model(tf.nest.map_structure(lambda values: tf.zeros_like(values[:1]), x))
         if model.losses:
             raise ValueError(
-                "Argument `model` must have no losses of its own, such as regularisers. Received "
+                "Argument `model` must have no losses of its own, such as regularizers. Received "
                 f"a model with {len(model.losses)}."
             )
         self.model = model

@@ -18,7 +18,7 @@ class RandomMask(Compression):
     """Trains a random part of the model in each step, as an optimizer's `compression`.
 
     Each example's gradient is masked, and clipped after that: all of the clip C goes to the chosen
-    coordinates. The update is zero elsewhere, noise and weight regularisers included. (Momentum and
+    coordinates. The update is zero elsewhere, noise and weight regularizers included. (Momentum and
     the weight decay of an optimizer move other coordinates, too.)
 
     Formal guarantee: the masks are a function of `seed` and the number of the step, so they do not
@@ -104,7 +104,7 @@ class TopK(Compression):
     """Keeps the largest coordinates of the noisy gradient, as an optimizer's `compression`.
 
     The mean gradient is compressed after noise was added to it (with the gradients of weight
-    regularisers): the `fraction` of the coordinates, of all variables together, with the largest
+    regularizers): the `fraction` of the coordinates, of all variables together, with the largest
     absolute values is kept, and the rest is zero. With `error_memory`, what is left out is added to
     the next step's mean gradient, until it is large enough.
 

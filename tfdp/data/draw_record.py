@@ -12,7 +12,7 @@ by hand; also in compiled (XLA) functions and loops.
 
 Not found: a change of tensors of more than 8,192 entries that leaves alone every entry of the
 fixed subset that is looked at; what the training step itself does with the batch, which the
-clipping engines analyse; and draws that are chosen by looking at them.
+clipping engines analyze; and draws that are chosen by looking at them.
 """
 
 import dataclasses
@@ -57,7 +57,13 @@ _PLACES = (np.arange(_ENTRIES) << _PLACE_BITS) + (_SPREAD & (2**_PLACE_BITS - 1)
 
 
 class Draws:
-    """Base class of data sets whose elements are draws that are entered here."""
+    """Base class of data sets whose elements are draws that are entered here.
+
+    Attributes:
+      is_private: Whether they were drawn for private training alone, as those of `make_private`.
+    """
+
+    is_private = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ def scattering_features(
 
     Privacy: the features of an example are a function of that example alone, bit for bit, and no
     parameter of it comes from data. Training on them has the same epsilon as training on the
-    images, so they are free of privacy cost, under any neighbouring relation. The other
+    images, so they are free of privacy cost, under any neighboring relation. The other
     normalization in the literature is not offered. It subtracts the mean and divides by the
     variance of each channel over the training set. Both would have to be released with noise, which
     takes part of the budget, and the literature clips that release by a median of the private data.

@@ -131,7 +131,7 @@ class RandomizedLabels:
         """States the guarantee of the labels, and its limits, in paragraphs of text."""
         paragraphs = (
             f"Label differential privacy: epsilon = {self.epsilon} at delta = 0.",
-            "Neighbouring relation: replace one label. Unit of privacy: one label. The guarantee "
+            "Neighboring relation: replace one label. Unit of privacy: one label. The guarantee "
             "compares data sets that differ in the label of one example; the features are not "
             "protected, nor is the number of examples. A person with k labels has k times epsilon.",
             f"Released, once: {len(self.labels)} labels of {self.num_classes} classes, by "
@@ -156,7 +156,7 @@ def randomized_response_labels(
     each with probability o, where c / o is exp(epsilon), rounded down. Use it where labels alone
     are private, such as clicks on public advertisements; see `docs/label_privacy.md`.
 
-    Guarantees: the labels are (epsilon, 0)-differentially private for neighbours that differ in the
+    Guarantees: the labels are (epsilon, 0)-differentially private for neighbors that differ in the
     label of one example, exactly, whatever the rounding. Each label takes one word u of 64 bits of
     the operating system's entropy. With m = ceil(2^64 / (E + K - 1)), where E is at most
     exp(epsilon), it becomes class (label + 1 + floor(u / m)) mod K if u < (K - 1) m, and is kept
@@ -167,7 +167,7 @@ def randomized_response_labels(
       2^64 (E - 1) in the allowed ranges.
 
     The probabilities of an output under two labels are o or c, so neither is more than exp(epsilon)
-    times the other. Labels are independent, and neighbours differ in one of them.
+    times the other. Labels are independent, and neighbors differ in one of them.
 
     Args:
       labels: Labels `[n]`, integers in [0, `num_classes`).

@@ -82,7 +82,7 @@ def patch_features(
 
     Privacy: the features of an example are a function of that example alone, and all constants come
     from random images with a fixed seed. Training on them has the same epsilon as training on the
-    images, under any neighbouring relation.
+    images, under any neighboring relation.
 
     Args:
       images: Images `[N, height, width, channels]`, floating-point numbers in [0, 1], height and

@@ -22,7 +22,7 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
 
     The sign is post-processing: the privacy is that of the noisy sum, as in `DPSGD`. Every
     coordinate moves by `learning_rate`, also with momentum. The best learning rate is far smaller
-    than that of `DPSGD`, and does not depend on epsilon. Gradients of weight regularisers are added
+    than that of `DPSGD`, and does not depend on epsilon. Gradients of weight regularizers are added
     to g. Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
     `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
 
@@ -76,7 +76,7 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       - Ghosh and Das, Bottlenecked Backpropagation to Train Differentially Private Deep Neural
         Networks, Algorithm 3. (It prints noise on the mean of the batch; noise belongs on the
         sum, whose sensitivity is C, and the sign does not depend on scale.)
-      - Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, Algorithm 2
+      - Bernstein et al., signSGD: Compressed Optimization for Non-Convex Problems, Algorithm 2
         (Signum).
     """
 

@@ -13,7 +13,7 @@ from tfdp.training.term_wise.training import TermWiseTraining
 class TermWiseVAE(TermWiseTraining, tf.keras.Model):
     """A variational autoencoder (VAE), trained with differential privacy (PriVAE).
 
-    It minimises, over batches X of examples x_i,
+    It minimizes, over batches X of examples x_i,
 
         (1/B) sum_i [ -E log p(x_i|z) + beta KL(q(z|x_i) || p(z)) ]  +  alpha D(q(z), p(z)).
 

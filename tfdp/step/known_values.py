@@ -1,6 +1,6 @@
 """Values that trained variables have had, and what they had cost.
 
-Values are known by hashes: a copy is recognised after its original has changed or is gone.
+Values are known by hashes: a copy is recognized after its original has changed or is gone.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp.step.record import record_table
 
 _SAMPLE = 8192  # Entries that are hashed, of variables that have more.
-_ENOUGH = 6  # Entries by which values are still recognised after they were rounded to 8 bits.
+_ENOUGH = 6  # Entries by which values are still recognized after they were rounded to 8 bits.
 _ROUNDED = (tf.bfloat16, tf.float16)
 _RECENT = 2**16
 

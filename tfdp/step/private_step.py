@@ -76,7 +76,7 @@ class PrivateStep(StepWarnings):
 
         (sum of clipped gradients + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size
 
-    plus the gradient of weight regularisers, which depends on no data. The private optimizers'
+    plus the gradient of weight regularizers, which depends on no data. The private optimizers'
     docstrings describe the arguments.
 
     A subclass calls `_set_privacy` when it is made and `_take_step` in each step, and defines

@@ -30,7 +30,7 @@ def of_outside(term):
 
 
 def clipped_in_graph(changes, model, x, y, mask):
-    """The clipped sum, and the gradient of the regulariser, with a changed loss."""
+    """The clipped sum, and the gradient of the regularizer, with a changed loss."""
     arguments = {
         "sample_wise": model.sample_wise,
         "batch_wise": model.batch_wise,

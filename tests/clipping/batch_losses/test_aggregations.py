@@ -335,4 +335,4 @@ def test_the_engine_is_that_of_one_pass():
         return found.gradients
 
     run(x, y, mask)
-    assert all(entry.how != "vectorised" for entry in engine.report().entries)
+    assert all(entry.how != "vectorized" for entry in engine.report().entries)

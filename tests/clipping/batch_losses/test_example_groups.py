@@ -77,7 +77,7 @@ def test_groups_are_drawn_uniformly_and_independently():
         pairs[group_of[0], group_of[1]] += 1
         pairs[group_of[38], group_of[39]] += 1
     assert scipy.stats.chisquare(pairs.ravel()).pvalue > 1e-4
-    # The mutant that puts neighbours into one group.
+    # The mutant that puts neighbors into one group.
     assert scipy.stats.chisquare(np.diag(pairs.sum(axis=1)).ravel()).pvalue < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""Regularisers, masks and clips of a TwoTermLoss."""
+"""Regularizers, masks and clips of a TwoTermLoss."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from tfdp.clipping.engine import LEAST_CLIP
 layers = tf.keras.layers
 
 
-# Regularisers and layers.
+# Regularizers and layers.
 
 
 class Activity(layers.Layer):

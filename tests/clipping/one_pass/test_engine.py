@@ -40,12 +40,12 @@ layers = tf.keras.layers
 @pytest.mark.parametrize("options", [{}, {"rows_per_pass": 3}], ids=["whole", "chunks"])
 def test_what_has_no_rule_falls_back_and_says_so(name, options):
     engine = OnePassEngine(CLIP, **options)
-    with pytest.warns(SlowClippingWarning, match="slower vectorised engine") as caught:
+    with pytest.warns(SlowClippingWarning, match="slower vectorized engine") as caught:
         assert_equals_loop(engine, *SLOW[name])
     assert len([w for w in caught if w.category is SlowClippingWarning]) == 1
     report = engine.report()
     assert report.fast_fraction < 1
-    assert any(not entry.fast and "vectorised" in entry.how for entry in report.entries)
+    assert any(not entry.fast and "vectorized" in entry.how for entry in report.entries)
     assert (report.fallback is not None) == ("loop" in name)
 
 

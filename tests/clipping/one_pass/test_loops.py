@@ -180,7 +180,7 @@ def test_steps_in_the_wrong_order_are_caught(monkeypatch):
         assert_equals_loop(OnePassEngine(CLIP), classifier(lambda: layers.SimpleRNN(4)), SEQUENCES)
 
 
-# What cannot be taken again, or followed, is left to the vectorised engine.
+# What cannot be taken again, or followed, is left to the vectorized engine.
 
 
 class RandomCall(layers.Layer):

@@ -132,7 +132,7 @@ def test_products_of_other_forms(name):
     assert_equals_loop(engine, model_of([5, 6], apply, **OTHERWISE[name]), VECTORS)
     for entry in engine.report().entries[:2]:
         assert entry.fast == ("low-rank" in entry.how), entry
-        assert entry.fast or "a product of shape" in entry.how or "vectorised" in entry.how, entry
+        assert entry.fast or "a product of shape" in entry.how or "vectorized" in entry.how, entry
 
 
 def test_what_is_slow_says_so():

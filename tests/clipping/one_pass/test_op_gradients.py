@@ -70,11 +70,11 @@ def test_convolutions_of_any_size_equal_a_loop_over_examples(name):
     assert_equals_loop(engine, make, x, x_spec=spec, jit_compile=name == "sequences")
     report = engine.report()
     assert report.fast_fraction == 1, str(report)
-    assert "vectorised" not in str(report)
+    assert "vectorized" not in str(report)
 
 
 def test_a_loop_over_examples_is_called_slow():
-    """TensorFlow vectorises no volumes; ours need to know how many channels they have."""
+    """TensorFlow vectorizes no volumes; ours need to know how many channels they have."""
     engine, (make, x) = OnePassEngine(CLIP), FAST["conv3d"]
     with pytest.warns(SlowClippingWarning, match="by a slow rule.*in a loop over the examples"):
         assert_equals_loop(engine, make, x, x_spec=tf.TensorSpec([None] * 5))

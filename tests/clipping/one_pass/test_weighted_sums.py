@@ -113,7 +113,7 @@ def test_half_precision_gradients_of_an_operation_without_a_rule_are_summed_in_f
     found = clipped.get_concrete_function(tf.TensorSpec([None, 1, 1], tf.bfloat16))(
         tf.ones([1000, 1, 1], tf.bfloat16)
     )
-    assert "vectorised" in engine.report().entries[0].how
+    assert "vectorized" in engine.report().entries[0].how
     np.testing.assert_allclose(np.float32(found), 1000 * CLIP / 2, rtol=2**-8)
 
 

@@ -243,7 +243,7 @@ def test_microbatches_are_means_of_groups_drawn_per_example():
     np.testing.assert_allclose(clipped_sum(x, y), expected, atol=1e-6)
 
 
-# Bad examples, masks, regularisers.
+# Bad examples, masks, regularizers.
 
 
 @pytest.mark.quick_cases(1)

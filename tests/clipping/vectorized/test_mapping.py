@@ -114,7 +114,7 @@ def test_what_the_converters_are_for(name, monkeypatch):
 
 
 def test_a_broadcast_product_never_runs(monkeypatch):
-    """The check of the vectorised graph would find one, also in nested functions."""
+    """The check of the vectorized graph would find one, also in nested functions."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 1, 3, 5])])
     def run(x):

@@ -13,7 +13,7 @@ CLASSES = 4
 
 
 def data(members, others, seed=0):
-    """Noise, with labels at random: what is learnt of it is learnt by heart."""
+    """Noise, with labels at random: what is learned of it is learned by heart."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(members + others, 20)).astype(np.float32)
     y = random.integers(0, CLASSES, len(x))
@@ -35,7 +35,7 @@ def classifier(width=64):
 
 
 def found(trained, view):
-    """Success on data of which a model has learnt the members, or nothing."""
+    """Success on data of which a model has learned the members, or nothing."""
     model, both = classifier(), data(600, 600)
     if trained:
         model.fit(both.train_x, both.train_y, epochs=30, batch_size=64, verbose=0)
@@ -96,7 +96,7 @@ def constant(known, others, seed):
 
 
 def memory(known, others, seed):
-    """Recognises the examples that it learnt from."""
+    """Recognizes the examples that it learned from."""
     rows = {row.tobytes() for row in known.inside}
     return np.array([float(row.tobytes() in rows) for row in others])
 
@@ -109,7 +109,7 @@ def test_success_is_measured_on_others_and_balanced(monkeypatch):
     success = attackers.success(known, others, 0)
     expected = {"accuracy": 0.5, "auc": 0.5, "tpr": 0.0}
     assert success == {"constant": expected, "memory": expected}
-    # Mutants: others that were learnt from; more members than others.
+    # Mutants: others that were learned from; more members than others.
     assert attackers.success(known, known, 0)["memory"]["accuracy"] == 1.0
     heavy = Observed(normals(0.0, 40).inside, normals(0.0, 20, seed=1).outside)
     assert attackers.success(heavy, heavy, 0)["constant"]["accuracy"] > 0.6

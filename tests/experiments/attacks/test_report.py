@@ -10,7 +10,7 @@ from experiments.attacks import report
 def allowed_numerically(epsilon, delta):
     """The largest accuracy over pairs of error rates that (epsilon, delta) leaves, as a program."""
     e = np.exp(epsilon)
-    # Errors a of "in", b of "out": minimise a + b with 1 - b <= e a + delta, 1 - a <= e b + delta.
+    # Errors a of "in", b of "out": minimize a + b with 1 - b <= e a + delta, 1 - a <= e b + delta.
     found = optimize.linprog(
         [1, 1], [[-e, -1], [-1, -e]], [delta - 1, delta - 1], bounds=[(0, 1), (0, 1)]
     )

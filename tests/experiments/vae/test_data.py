@@ -24,7 +24,7 @@ def deviations(sample):
         "xx - yy": (points[:, 0] ** 2 - points[:, 1] ** 2, 0.0),
         "xy": (points[:, 0] * points[:, 1], 0.0),
     }
-    # The centre of an arm by quadrature: E (1 + a u) exp(i rate exp(1 + a u)), u standard normal.
+    # The center of an arm by quadrature: E (1 + a u) exp(i rate exp(1 + a u)), u standard normal.
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     along = 1 + RADIAL * nodes
     centre = weights @ (along * np.exp(1j * RATE * np.exp(along))) / np.sqrt(2 * np.pi)

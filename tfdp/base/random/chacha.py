@@ -52,7 +52,7 @@ def blocks(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor, count: int) -> tf
       count: Number of blocks.
 
     Returns:
-      uint32 `[16, count]`: a block is a column, of the words that RFC 8439 serialises.
+      uint32 `[16, count]`: a block is a column, of the words that RFC 8439 serializes.
 
     References:
       - Nir and Langley, ChaCha20 and Poly1305 for IETF Protocols (RFC 8439), section 2.3.
@@ -302,7 +302,7 @@ def _last_bits(words: tf.Tensor) -> tf.Tensor:
 
 
 def _log(x: tf.Tensor) -> tf.Tensor:
-    """Computes the logarithm of positive normal numbers, by a series that XLA vectorises."""
+    """Computes the logarithm of positive normal numbers, by a series that XLA vectorizes."""
     bits = tf.bitcast(x, tf.int64)
     above = bits - _ROOT_OF_HALF
     exponent = tf.bitwise.right_shift(above, tf.constant(52, tf.int64))
@@ -315,7 +315,7 @@ def _log(x: tf.Tensor) -> tf.Tensor:
 
 
 def _on_circle(turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes cosine and sine of an angle in [-1, 1] turns, by series that XLA vectorises."""
+    """Computes cosine and sine of an angle in [-1, 1] turns, by series that XLA vectorizes."""
     quarter = tf.round(4 * turn)
     x = (4 * turn - quarter) * (math.pi / 2)  # At most pi / 4 from 0: below 5e-17 is left out.
     square = x * x

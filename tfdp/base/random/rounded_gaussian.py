@@ -145,7 +145,7 @@ def rounded_exactly(
 
     With the radius `sqrt(-2 log u)` and v turns, `|s sqrt(-2 log u) cos(2 pi v)| > t` just where
     `-log(u) (1 + cos(4 pi v)) s^2 > t^2`; for the sine, with a minus sign. The halves t are tried
-    from `about` on until two neighbours are found between which the absolute value lies.
+    from `about` on until two neighbors are found between which the absolute value lies.
 
     Args:
       words: The pair's words, uint32 `[4]`.

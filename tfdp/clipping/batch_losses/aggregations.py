@@ -55,7 +55,7 @@ class TermWiseAggregation(Aggregation):
     Gaussian mechanism with noise multiplier sigma, `1/sigma^2 = 1/sigma_s^2 + 1/sigma_b^2`: that of
     the optimizer, which is what its ledger records. The split of sigma does not affect epsilon.
 
-    Formal guarantees, for neighbours under zero-out (see `sensitivities` for others):
+    Formal guarantees, for neighbors under zero-out (see `sensitivities` for others):
       * An example moves the first sum by at most C1.
       * It moves the second sum by at most 2 C2: its group's clipped gradient can swing from one
         point of the ball of radius C2 to the opposite one. It moves no other example to another

@@ -187,7 +187,7 @@ class TwoTermLoss(BatchLoss):
         Args:
           rows: Result of `with_draws`.
           compute: Gets the total, a scalar, and `others`. The total is the sum of the losses of the
-            rows that the mask keeps, plus the regulariser.
+            rows that the mask keeps, plus the regularizer.
           *others: Tensors of the graph outside.
         """
 
@@ -214,7 +214,7 @@ class TwoTermLoss(BatchLoss):
         return function_checks.trace("sample_wise", traced, specs)(tuple(rows), self.mask, others)
 
     def public_regularizer(self) -> tf.Tensor:
-        """Returns the regulariser, a scalar; of several replicas, an equal share of it.
+        """Returns the regularizer, a scalar; of several replicas, an equal share of it.
 
         Raises:
           ValueError: It is none, or depends on data.
@@ -223,7 +223,7 @@ class TwoTermLoss(BatchLoss):
         if value.shape.rank != 0 or loss_reader.data_of(value)[1]:
             raise ValueError(
                 "Argument `regularizer` must return a scalar that depends on no data: its gradient "
-                f"is not clipped. Received: {value}. (An activity regulariser is a part of the "
+                f"is not clipped. Received: {value}. (An activity regularizer is a part of the "
                 "examples' losses: add it in `sample_wise`.)"
             )
         return value / devices.replicas() if devices.replicas() > 1 else value
@@ -257,7 +257,7 @@ class Aggregation(abc.ABC):
 
     Formal guarantee: with Gaussian noise of standard deviation `noise_multiplier * noise_scales[v]`
     on each coordinate of each variable v, the sum is a Gaussian mechanism with that noise
-    multiplier, for neighbours under zero-out, whatever the loss and the data.
+    multiplier, for neighbors under zero-out, whatever the loss and the data.
     """
 
     def is_shared(self, loss: TwoTermLoss) -> bool:

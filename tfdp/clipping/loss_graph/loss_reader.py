@@ -1,8 +1,8 @@
-"""Reader of the traced graph of a loss: what is data, one example, or a regulariser.
+"""Reader of the traced graph of a loss: what is data, one example, or a regularizer.
 
 An optimizer that is called by `model.fit` sees one tensor, the losses of a batch. The graph that
 computes it says the rest: which tensors come from the batch (their rows are the examples), which
-terms do not depend on it (weight regularisers), and how to compute the loss of *other* rows.
+terms do not depend on it (weight regularizers), and how to compute the loss of *other* rows.
 Evaluating that graph on one row at a time makes an example's loss a function of that example
 alone, whatever the layers do; this is what per-example clipping needs to be private.
 """
@@ -142,10 +142,10 @@ class LossGraph:
         Args:
           rows: As `tensors`, with another number of rows.
           vectorizable_gradients: Whether gradients must be such that `tf.vectorized_map` can
-            vectorise them, even if they are slower otherwise.
+            vectorize them, even if they are slower otherwise.
 
         Returns:
-          The loss of those rows, in the default graph; without regularisers.
+          The loss of those rows, in the default graph; without regularizers.
 
         Raises:
           ValueError: The graph holds the batch's size, so that it cannot compute other rows.
@@ -212,7 +212,7 @@ class LossGraph:
         return [drawn(original) for original in self.drawn]
 
     def regularizer_gradients(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """Returns the regulariser's gradients, or None, by variable; `handles` are its handles."""
+        """Returns the regularizer's gradients, or None, by variable; `handles` are its handles."""
         if self.regularizer is None:
             return [None] * len(handles)
         gradients = tf.gradients(self.regularizer, handles)

@@ -253,7 +253,7 @@ def _summed(op: tf.Operation) -> tf.Tensor | None:
 def _divided_terms(
     op: tf.Operation, number: tf.Tensor, depends_on_data: Callable[[tf.Tensor], bool]
 ) -> tf.Tensor | None:
-    """Reads a sum of scalars as `_divided` does; Keras's activity regularisers begin with 0."""
+    """Reads a sum of scalars as `_divided` does; Keras's activity regularizers begin with 0."""
     found = []
     for term in op.inputs:
         if term.shape.rank != 0:

@@ -1,4 +1,4 @@
-"""Gradients that `tf.vectorized_map` can vectorise, for operations whose own ones it cannot."""
+"""Gradients that `tf.vectorized_map` can vectorize, for operations whose own ones it cannot."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ _LARGEST_PATCH = 300
 
 
 def gradient_of(op: tf.Operation) -> Callable | None:
-    """Returns a vectorisable gradient function for `op`, or None where TensorFlow's is as good."""
+    """Returns a vectorizable gradient function for `op`, or None where TensorFlow's is as good."""
     if op.type != "Conv2D" or op.get_attr("data_format") != b"NHWC":
         return None
     x, kernel = op.inputs

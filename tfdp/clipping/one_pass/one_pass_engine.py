@@ -107,7 +107,7 @@ class OnePassEngine(ClippingEngine):
         self.draw_secretly(loss)
         why = self._needs_gradients(masks)
         if self.num_microbatches is not None:
-            why = "Microbatches need the vectorised engine."
+            why = "Microbatches need the vectorized engine."
         if why is not None:
             self._report = vectorized_report(variables, why)
             return self._vectorized.clipped_sum(*asked)
@@ -269,7 +269,7 @@ class OnePassEngine(ClippingEngine):
         return sums, within, sum_error_of_chunks(error, parts)
 
     def _slow_gradients(self, problem: ClippingProblem) -> Callable:
-        """Returns a function for variables without a rule: gradients by example, vectorised.
+        """Returns a function for variables without a rule: gradients by example, vectorized.
 
         It takes the indices of such variables, and returns functions that give their gradients,
         `[n, ...]`, of n rows of the batch. The model is evaluated once for all of them.
@@ -287,7 +287,7 @@ class OnePassEngine(ClippingEngine):
 
             def of_one(place: int) -> Callable[..., tf.Tensor]:
                 def function(*batch: tf.Tensor) -> tf.Tensor:
-                    key = ("vectorised", *indices, *[t.ref() for t in batch])
+                    key = ("vectorized", *indices, *[t.ref() for t in batch])
                     return shared_tensors.shared(key, lambda: together(list(batch)))[place]
 
                 return function

@@ -348,7 +348,7 @@ class Direct(Contribution):
         with noting_loops() as loops:
             found = widen(self._function(*given))
         if loops and self.slow is None:
-            self.slow = "in a loop over the examples, as TensorFlow cannot vectorise it"
+            self.slow = "in a loop over the examples, as TensorFlow cannot vectorize it"
         return found if found.shape.rank == 2 else reshaped(found, [-1, self.size])
 
 

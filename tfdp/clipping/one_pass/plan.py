@@ -37,7 +37,7 @@ _LOOP_TYPES = op_types.LOOPS | {"Scan"}
 
 
 class NeedsWholeModel(Exception):
-    """Reason to leave all variables to the vectorised engine: some lack a rule; it has loops."""
+    """Reason to leave all variables to the vectorized engine: some lack a rule; it has loops."""
 
 
 class Plan:
@@ -99,7 +99,7 @@ class Plan:
                 reason = getattr(state, "reason", f"the losses are held as {state}")
                 return (
                     "The one-pass engine cannot prove which rows belong to which example, so that "
-                    f"all gradients are clipped by the slower vectorised engine: {reason}."
+                    f"all gradients are clipped by the slower vectorized engine: {reason}."
                 )
         return None
 
@@ -107,7 +107,7 @@ class Plan:
     def bytes_per_row(self) -> int:
         """About how many bytes the backward pass of one example takes.
 
-        Of a model of which nothing is proven, what its largest operation takes: the vectorised
+        Of a model of which nothing is proven, what its largest operation takes: the vectorized
         engine works on few rows at a time, but the loss of all is computed at once.
         """
         if self.fallback:
@@ -135,7 +135,7 @@ class Plan:
 
         Returns:
           For each variable its gradients, None where the loss has none; and a function that makes
-          the report. What TensorFlow can vectorise is known once the gradients have been used.
+          the report. What TensorFlow can vectorize is known once the gradients have been used.
         """
         sites: list[list[Site]] = []
         reasons: list[str | None] = []
@@ -160,16 +160,16 @@ class Plan:
                     reasons[i] = str(error)
             result.append(contribution)
         slow_ones = self._connected([i for i, why in enumerate(reasons) if why is not None])
-        if slow_ones and self.has_loops:  # Not to be vectorised with them.
+        if slow_ones and self.has_loops:  # Not to be vectorized with them.
             raise NeedsWholeModel(
                 "The model has a loop, and one of its variables has no rule, so that all gradients "
-                "are clipped by the slower vectorised engine: "
+                "are clipped by the slower vectorized engine: "
                 f"'{self._variables[slow_ones[0]].name}', {reasons[slow_ones[0]]}."
             )
         for i, function in zip(slow_ones, slow(slow_ones), strict=True):
             shape = self._variables[i].shape.as_list()
             tensors = self._graph.tensors
-            result[i] = Direct(tensors, shape, "vectorised", function, as_they_are=True)
+            result[i] = Direct(tensors, shape, "vectorized", function, as_they_are=True)
         result = [None if c is None else of_examples(c, rows_per_example) for c in result]
 
         def report() -> Report:
@@ -320,7 +320,7 @@ class Plan:
 
 def _entry(variable: tf.Variable, contribution: Contribution, why: str | None) -> Entry:
     """Returns the entry of a report; `why` is the reason that there is no rule, or None."""
-    how = contribution.name if why is None else f"vectorised: {why}"
+    how = contribution.name if why is None else f"vectorized: {why}"
     if why is None and contribution.slow is not None:
         how = f"{how}: {contribution.slow}"
     return Entry(

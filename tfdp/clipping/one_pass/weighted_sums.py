@@ -1,6 +1,6 @@
 """Norms of per-example gradients, their clip factors, and the clipped sums.
 
-A graph pays for each of its operations when it is traced and optimised. Of a model with many
+A graph pays for each of its operations when it is traced and optimized. Of a model with many
 variables, small gradients are therefore put side by side, `[rows, size]`, so that most operations
 are needed once for all of them and not once for each.
 """

@@ -1,1 +1,1 @@
-"""Engine for any model: each example's gradient by itself, vectorised."""
+"""Engine for any model: each example's gradient by itself, vectorized."""

@@ -1,4 +1,4 @@
-"""Vectorised functions of one example, so that no example gets into another's results.
+"""Vectorized functions of one example, so that no example gets into another's results.
 
 `tf.vectorized_map` has converters that do not keep examples apart. They are replaced here, for the
 time of a call, inside nested functions and for gradients, too:
@@ -32,7 +32,7 @@ _ROW_BY_ROW = tuple(
 
 
 def vectorized_map(function: Callable[[Any], Any], rows: Any) -> Any:
-    """Applies a function to the rows of tensors, vectorised; as `tf.vectorized_map`.
+    """Applies a function to the rows of tensors, vectorized; as `tf.vectorized_map`.
 
     Formal guarantee: row `i` of the result is a function of row `i` of `rows` and of what does not
     depend on them. A row with a segment id that is too large, where TensorFlow's devices and

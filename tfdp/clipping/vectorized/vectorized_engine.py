@@ -1,4 +1,4 @@
-"""Engine for any model: each example's gradient by itself, vectorised."""
+"""Engine for any model: each example's gradient by itself, vectorized."""
 
 import contextlib
 import logging
@@ -44,7 +44,7 @@ _WHY = 'engine="vectorized"'
 class VectorizedEngine(ClippingEngine):
     """Engine that instantiates the gradient of every example, and clips it.
 
-    The traced loss is evaluated on one row at a time, vectorised over rows with a
+    The traced loss is evaluated on one row at a time, vectorized over rows with a
     `tf.vectorized_map` that keeps them apart (`mapping`). This is done chunk by chunk, so that the
     gradients of all examples are never in memory together. Models with loops (LSTM, GRU), branches,
     or texts that are split into words are evaluated row by row.
@@ -219,7 +219,7 @@ class VectorizedEngine(ClippingEngine):
         return sums, connected, within
 
     def report(self, model: Any = None) -> Report:
-        """Reports as `OnePassEngine.report` does: everything is vectorised.
+        """Reports as `OnePassEngine.report` does: everything is vectorized.
 
         Args:
           model: A model that was built. None: the training step that was traced last.
@@ -289,8 +289,8 @@ class VectorizedEngine(ClippingEngine):
                 return shaped(vectorized_map(gradient_of_row, batch))
         except (AttributeError, NotImplementedError, TypeError) as error:  # TensorFlow's own.
             raise ValueError(
-                "The vectorised engine must be able to evaluate the loss for many examples at "
-                "once. Received a model that TensorFlow cannot vectorise, such as one with a "
+                "The vectorized engine must be able to evaluate the loss for many examples at "
+                "once. Received a model that TensorFlow cannot vectorize, such as one with a "
                 "branch or a loop of its own (`tf.cond`, `tf.switch_case`, `tf.while_loop`, "
                 "`tf.scan`): use layers without them. TensorFlow said: "
                 f"{type(error).__name__}: {error}"

@@ -23,8 +23,8 @@ def nonprivate_data_dependent_epsilon(
     data, such as to learn what the data-independent bound gives away.
 
     Nor is it an epsilon of differential privacy. It bounds the divergence of the answers on these
-    data from those on each neighbour, and not the other direction, which depends on the votes of
-    the neighbour. For the votes (0, 6, 0), their neighbour (1, 5, 0), noise 0.7 and order 2, the
+    data from those on each neighbor, and not the other direction, which depends on the votes of
+    the neighbor. For the votes (0, 6, 0), their neighbor (1, 5, 0), noise 0.7 and order 2, the
     bound is 0.0043, and the divergence in the other direction is 0.72. So no ledger and no
     statement has it, and a release of it with noise by smooth sensitivity (section 5 of the paper)
     is not part of tfdp.
@@ -73,7 +73,7 @@ def log_of_another(counts: np.ndarray, noise_stddev: float) -> np.ndarray:
 
 
 def renyi_divergences(log_q: float, noise_stddev: float, orders: np.ndarray) -> np.ndarray:
-    """Bounds the Renyi divergence of an answer on the data from that on a neighbour.
+    """Bounds the Renyi divergence of an answer on the data from that on a neighbor.
 
     The smaller of order / stddev^2, which holds for any votes (proposition 8), and theorem 6 with
     the orders of proposition 10, where its conditions hold.

@@ -121,7 +121,7 @@ class Attempts:
             model.optimizer.minimize(loss, model.trainable_variables)
 
     def _validation_loss(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the losses of the rows, without dropout, and the regulariser."""
+        """Returns the losses of the rows, without dropout, and the regularizer."""
         loss = read_loss(self._front_end.loss(self._model, x, y, weights, False))
         regularizer = tf.zeros([]) if loss.regularizer is None else loss.regularizer
         return tf.add_n(loss.vectors), regularizer

@@ -51,7 +51,7 @@ class Bernoulli(Likelihood):
     """Binary values; the decoder's output is their logits.
 
     Gray values x in [0, 1] are accepted, as is usual: their log-density is the negative
-    cross-entropy x log(p) + (1 - x) log(1 - p), with its maximum at p = x. It is not normalised
+    cross-entropy x log(p) + (1 - x) log(1 - p), with its maximum at p = x. It is not normalized
     over [0, 1]: for gray values, do not compare it with other likelihoods.
 
     Example:

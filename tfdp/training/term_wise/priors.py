@@ -123,7 +123,7 @@ class GaussianMixture(Prior):
     """Clustered codes: K Gaussians of equal weights, p(z) = (1/K) sum_k N(z; locs[k], variance I).
 
     Args:
-      locs: Centres of the components, `[components, latent_dim]`.
+      locs: Centers of the components, `[components, latent_dim]`.
       variance: Variance of each dimension within a component, positive.
 
     Raises:

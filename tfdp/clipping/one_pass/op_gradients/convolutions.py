@@ -111,7 +111,7 @@ def _patches_2d(
     height, width, channels = sizes_of(tensor)[2:]
     strides, dilations = attributes["strides"][1:3], attributes["dilations"][1:3]
     (top, bottom), (left, right) = _paddings([height, width], kernel, output, attributes)
-    # Neighbouring pixels that every patch has together are moved together.
+    # Neighboring pixels that every patch has together are moved together.
     run = strides[1] if dilations[1] == 1 and kernel[1] % strides[1] == 0 else 1
     right += -(left + width + right) % run
     height, width = height + top + bottom, width + left + right

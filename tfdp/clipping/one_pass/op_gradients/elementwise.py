@@ -74,7 +74,7 @@ def _is_kept(size: int | tf.Tensor, length: int | None) -> bool:
 @register_op_gradients("Mul", weight=0, open_shapes=True)
 @register_op_gradients("Mul", weight=1, open_shapes=True)
 def multiply(use: Use) -> Contribution | None:
-    """Handles `x * w`: the scale of a normalisation."""
+    """Handles `x * w`: the scale of a normalization."""
     axes, x = _broadcast_axes(use), use.data[1 - use.weight]
     if axes is None or x is None or x.shape.rank != use.gradient.shape.rank:
         return None

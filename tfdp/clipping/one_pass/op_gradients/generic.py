@@ -9,7 +9,7 @@ from tfdp.clipping.vectorized.mapping import vectorized_map
 
 
 def generic(use: Use) -> Contribution | None:
-    """Evaluates the operation on each example and differentiates it, vectorised over examples."""
+    """Evaluates the operation on each example and differentiates it, vectorized over examples."""
     op, output = use.op, use.rows[-1]
     if use.is_open:
         return None
@@ -45,7 +45,7 @@ def generic(use: Use) -> Contribution | None:
         return vectorized_map(gradient_of_one, narrowed)
 
     floats = sum(t.shape[1:].num_elements() or 0 for _, t in inputs)
-    name = f"the gradient of {op.type}, vectorised"
+    name = f"the gradient of {op.type}, vectorized"
     return Direct(
         [use.gradient, *[t for _, t in inputs]], weights.shape.as_list(), name, function, floats
     )

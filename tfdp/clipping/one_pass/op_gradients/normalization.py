@@ -30,7 +30,7 @@ def scale(use: Use) -> Contribution | None:
     inverse = tf.math.rsqrt(variance + constant(use.op.get_attr("epsilon"), variance.dtype))
 
     def function(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        # Linear in x: one pass over memory less than to normalise x first.
+        # Linear in x: one pass over memory less than to normalize x first.
         products = tf.reduce_sum(g * x, axis=constant(axes))
         return (products - mean * tf.reduce_sum(g, axis=constant(axes))) * inverse
 

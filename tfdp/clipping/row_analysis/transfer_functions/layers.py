@@ -1,4 +1,4 @@
-"""Convolutions, poolings, losses and normalisations, which know of a batch themselves."""
+"""Convolutions, poolings, losses and normalizations, which know of a batch themselves."""
 
 import tensorflow as tf
 

@@ -34,7 +34,7 @@ def decode(op: tf.Operation, rows: Rows, inputs: list[State]) -> State | list[St
 
 @ragged_transfers("StringNGrams")
 def n_grams(op: tf.Operation, inputs: list[State]) -> State | list[State]:
-    """Handles neighbouring words of each text, joined."""
+    """Handles neighboring words of each text, joined."""
     values, splits = inputs
     if not isinstance(values, Ragged) or values.part != "values":
         return unproven(op, "its words are not proven to hold the examples")

@@ -60,7 +60,7 @@ def _rows_by_count(op: tf.Operation, rows: Rows, axis: int, rest: list[Size]) ->
     old_rest = [d for d in old[rows.axis + 1 :] if d is not None]
     new_rest = [d for d in rest if isinstance(d, int)]
     if old[rows.axis] is None and new[axis] is not None:
-        # Not an error of TensorFlow's for other batches, if it has optimised the operation away.
+        # Not an error of TensorFlow's for other batches, if it has optimized the operation away.
         return unproven(op, "it is for batches of one size only")
     if len(new_rest) == len(rest) and 0 not in [*new_rest, *old_rest]:
         if len(old_rest) == old.rank - rows.axis - 1 and rows.each is not None:
