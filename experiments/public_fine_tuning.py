@@ -3,8 +3,8 @@
     python -m experiments.public_fine_tuning --download --data_dir=...
     python -m experiments.public_fine_tuning --weights=minilm --layers=5 --parts="last block" ...
 
-EfficientNet-Lite0, which learnt from ImageNet, learns CIFAR-10: a new last layer on its frozen
-features, or its last block as well. MiniLM, which learnt from sentences of the web, learns to
+EfficientNet-Lite0, which learned from ImageNet, learns CIFAR-10: a new last layer on its frozen
+features, or its last block as well. MiniLM, which learned from sentences of the web, learns to
 classify the reviews of IMDB: a new last layer on its frozen features, its last block as well,
 low-rank adapters (`enable_lora`) in all blocks, or all of it. For each part and epsilon, each
 learning rate is tried on a part of the training set; the best on the other part is then used on all

@@ -108,7 +108,7 @@ def poisson_batches(
       label: For examples that are dicts: the name of the target; None: they have no labels.
       privacy_unit: For user-level privacy, the user of each example: an integer or a string for
         each, `[examples]`, in the order of `data`. Users are then sampled in place of examples, N
-        and B count users, and neighbouring data sets differ in all examples of one user. Elements
+        and B count users, and neighboring data sets differ in all examples of one user. Elements
         are `(x, y, weights)`; without labels, as the data. None: each example is a unit of its
         own.
       examples_per_user: With `privacy_unit`, the number of examples that a draw takes of a user, at

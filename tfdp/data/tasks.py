@@ -1,6 +1,6 @@
 """Tasks of KerasHub, whose preprocessor makes of a text or an image what the model takes.
 
-Nothing of KerasHub is imported: tasks are recognised by the class that they inherit.
+Nothing of KerasHub is imported: tasks are recognized by the class that they inherit.
 """
 
 from collections.abc import Callable, Iterator
