@@ -15,7 +15,7 @@ from tensorflow.python.framework import convert_to_constants
 from experiments import public_weights
 from tfdp.data import cached_features
 
-_BATCH = 100
+_BATCH = 20  # Few: their numbers stay near the CPU.
 _FORMAT = 1  # To be changed with what is computed.
 
 
@@ -79,26 +79,46 @@ def token_ids(texts: Sequence[bytes], tokenizer: Any, length: int) -> np.ndarray
     return found
 
 
-def means_over_tokens(
-    ids: np.ndarray, backbone: Any, features_dir: str | os.PathLike[str]
+def token_outputs(
+    ids: np.ndarray, encoder: Any, layers: int, features_dir: str | os.PathLike[str]
 ) -> np.ndarray:
-    """Returns the mean of MiniLM's outputs over the tokens of each text, `[N, 384]`.
+    """Returns the outputs of MiniLM, or of its first layers, for each token.
 
     Args:
       ids: Those of `token_ids`.
-      backbone: KerasHub's `BertBackbone`.
+      encoder: KerasHub's `BertBackbone`, or a part of it: a model with the same inputs, and an
+        output `"sequence_output"`.
+      layers: Number of its layers.
+      features_dir: Folder that keeps the outputs.
+
+    Returns:
+      A memory map `[N, length, 384]`, float16, with zeros where a text is padded.
+    """
+
+    def outputs(batch: tf.Tensor) -> tf.Tensor:
+        mask = tf.cast(batch != 0, tf.int32)
+        inputs = {"token_ids": batch, "segment_ids": tf.zeros_like(batch), "padding_mask": mask}
+        found = encoder(inputs, training=False)["sequence_output"]
+        return tf.cast(found * tf.cast(mask, found.dtype)[..., tf.newaxis], tf.float16)
+
+    shape = (ids.shape[1], encoder.output["sequence_output"].shape[-1])
+    description = {"outputs": _sha256("minilm"), "layers": layers}
+    return _kept(ids, shape, outputs, description, "texts", features_dir, np.float16)
+
+
+def means_over_tokens(outputs: np.ndarray, features_dir: str | os.PathLike[str]) -> np.ndarray:
+    """Returns the mean over the tokens of each text, `[N, 384]`.
+
+    Args:
+      outputs: Those of `token_outputs`.
       features_dir: Folder that keeps the means.
     """
 
     def means(batch: tf.Tensor) -> tf.Tensor:
-        mask = tf.cast(batch != 0, tf.int32)
-        inputs = {"token_ids": batch, "segment_ids": tf.zeros_like(batch), "padding_mask": mask}
-        outputs = backbone(inputs, training=False)["sequence_output"]
-        weights = tf.cast(mask, tf.float32)[..., tf.newaxis]
-        return tf.reduce_sum(outputs * weights, 1) / tf.reduce_sum(weights, 1)
+        tokens = tf.reduce_sum(tf.cast(tf.reduce_any(batch != 0, 2), tf.float32), 1)
+        return tf.reduce_sum(tf.cast(batch, tf.float32), 1) / tokens[:, tf.newaxis]
 
-    description = {"means": _sha256("minilm")}
-    return _kept(ids, (backbone.hidden_dim,), means, description, "texts", features_dir)
+    return _kept(outputs, outputs.shape[2:], means, {"of": "means"}, "texts", features_dir)
 
 
 def _sha256(name: str) -> str:
@@ -112,6 +132,7 @@ def _kept(
     description: dict[str, Any],
     unit: str,
     features_dir: str | os.PathLike[str],
+    dtype: type[np.floating] = np.float32,
 ) -> np.ndarray:
     """Returns what is computed of examples, from a file if it is there."""
 
@@ -125,7 +146,7 @@ def _kept(
 
     key = cached_features.key(examples, {"format": _FORMAT, **description})
     path = Path(features_dir) / f"public-{key}.npy"
-    return cached_features.features_of(examples, shape, batches, _BATCH, path)
+    return cached_features.features_of(examples, shape, batches, _BATCH, path, dtype)
 
 
 def _with_constants(

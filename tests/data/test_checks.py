@@ -93,6 +93,13 @@ Table.__module__ = "pyarrow.lib"
         (X.tolist(), r"list of length 20.*A list is no array: use `np.array\(...\)`"),
         ([1.0, 2.0], r"a list of numbers, \[1.0, 2.0\]: use `np.array"),
         (["a"] * 20, "a list of strings"),
+        (np.array(["a", None] * 10, object), "misses values .*leave out these examples"),
+        ((Frame(np.array(["a", np.nan] * 10, object)), Y), "misses values"),
+        (([None, "a"] * 10, Y), "misses values"),
+        (
+            tf.data.Dataset.from_tensor_slices((X, Y)).repeat(),
+            "an infinite one.*leave out `repeat`",
+        ),
         ([(X, Y)] * 20, "of a list of examples, stack each part"),
         ((X, None), "no None: data without labels are `x`"),
         ((X, None, Y), "no None.*Weights follow labels"),

@@ -22,7 +22,8 @@ class _Tokenizer:
 class _Backbone:
     """In the place of KerasHub's: a token's output is its id, twice."""
 
-    hidden_dim = 2
+    def __init__(self):
+        self.output = {"sequence_output": np.zeros([1, 1, 2])}
 
     def __call__(self, inputs, training):
         assert not training
@@ -48,8 +49,19 @@ def test_the_last_tokens():
 
 def test_means_leave_padding_out(tmp_path):
     ids = np.array([[101, 7, 102, 0, 0], [101, 102, 0, 0, 0]], np.int32)
-    found = public_features.means_over_tokens(ids, _Backbone(), tmp_path)
+    outputs = public_features.token_outputs(ids, _Backbone(), 2, tmp_path)
+    assert outputs.dtype == np.float16
+    np.testing.assert_array_equal(outputs, np.stack([ids, ids], -1))
+    found = public_features.means_over_tokens(outputs, tmp_path)
+    assert found.dtype == np.float32
     np.testing.assert_allclose(found, [[70, 70], [101.5, 101.5]], rtol=1e-6)
+
+
+def test_outputs_of_other_layers_have_files_of_their_own(tmp_path):
+    ids = np.array([[101, 7, 102]], np.int32)
+    for layers in (1, 2, 2):
+        public_features.token_outputs(ids, _Backbone(), layers, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.fixture(scope="module")

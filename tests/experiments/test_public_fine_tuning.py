@@ -30,15 +30,35 @@ def _run(part, **changed):
     return public_fine_tuning.Run(**(given | changed))
 
 
+class _Block:
+    """In the place of a layer of MiniLM: the parts that `public_fine_tuning` takes of it."""
+
+    def __init__(self):
+        self._self_attention_layer = keras.layers.MultiHeadAttention(2, 4)
+        self._self_attention_layer.build([None, None, 8], [None, None, 8])
+        self._self_attention_layer_norm = keras.layers.LayerNormalization()
+        self._feedforward_intermediate_dense = keras.layers.Dense(16, "gelu")
+        self._feedforward_output_dense = keras.layers.Dense(8)
+        self._feedforward_layer_norm = keras.layers.LayerNormalization()
+
+
 class _Backbone(keras.Model if keras else object):
     """In the place of MiniLM."""
+
+    num_layers = 2
 
     def __init__(self):
         names = ("token_ids", "segment_ids", "padding_mask")
         inputs = {name: keras.Input([None], dtype="int32", name=name) for name in names}
-        x = keras.layers.Embedding(200, 8)(inputs["token_ids"])
+        x = keras.layers.Embedding(200, 8, name="embeddings_dropout")(inputs["token_ids"])
         x = keras.layers.Dense(8, name="query")(x)
+        for i in range(2):
+            x = keras.layers.Rescaling(1.0, 1.0, name=f"transformer_layer_{i}")(x)
         super().__init__(inputs, {"sequence_output": x})
+
+    @property
+    def transformer_layers(self):
+        return [_Block(), _Block()]
 
     def enable_lora(self, rank):
         for layer in self.layers:
@@ -54,8 +74,68 @@ def public(monkeypatch):
     top = keras.Sequential([keras.Input([2, 2, 4]), *layers, keras.layers.GlobalAveragePooling2D()])
     top.set_weights([np.full(w.shape, 0.5) for w in top.weights])
     monkeypatch.setattr(public_fine_tuning, "_lite0", lambda *_: (None, top))
-    monkeypatch.setattr(public_fine_tuning, "_minilm", lambda _: (_Backbone(), None))
+    monkeypatch.setattr(public_fine_tuning, "minilm", lambda _: (_Backbone(), None))
     return top
+
+
+def _minilm(part, **changed):
+    return _run(part, weights="minilm", **changed)
+
+
+def test_the_last_block_of_minilm(public):
+    """It is that of the layers that are used; padding does not count."""
+    model = public_fine_tuning.classifier(_minilm(BLOCK, layers=1), [6, 8], _FOLDERS, keras)
+    assert len(model.trainable_variables) == 7 + 2 + 4 + 2 + 2
+    tokens = np.random.default_rng(0).normal(size=[1, 6, 8]).astype(np.float32)
+    tokens[:, 4:] = 0
+    short = public_fine_tuning.classifier(_minilm(BLOCK, layers=1), [4, 8], _FOLDERS, keras)
+    short.set_weights(model.get_weights())
+    found, expected = model.layers[0](tokens), short.layers[0](tokens[:, :4])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_of_one_vector_is_that_of_keras(public):
+    random = np.random.default_rng(0)
+    asking, tokens = random.normal(size=[2, 8]), random.normal(size=[2, 6, 8])
+    tokens[1, 4:] = 0
+    attention = keras.layers.MultiHeadAttention(2, 4)
+    attention.build([2, 1, 8], [2, 6, 8])
+    for weight in attention.weights:
+        weight.assign(random.normal(size=weight.shape))
+    expected = attention(asking[:, None], tokens, attention_mask=tokens.any(2)[:, None])[:, 0]
+    inputs = keras.Input([8]), keras.Input([6, 8])
+    model = keras.Model(inputs, public_fine_tuning._attended(*inputs, attention, keras))
+    np.testing.assert_allclose(model([asking, tokens]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_layers(public):
+    ids = np.array([[3, 5, 0]], np.int32)
+    inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 1 * (ids != 0)}
+    backbone = _Backbone()
+    found = [
+        public_fine_tuning._first_layers(backbone, layers, keras)(inputs)["sequence_output"].numpy()
+        for layers in (0, 1, 2)
+    ]
+    np.testing.assert_array_equal(found[2], backbone(inputs)["sequence_output"])
+    np.testing.assert_allclose(found[2], found[1] + 1, rtol=1e-6)
+    np.testing.assert_array_equal(found[0], backbone.get_layer("embeddings_dropout")(ids))
+
+
+@pytest.mark.parametrize(
+    ("part", "layers", "expected"),
+    [(HEAD, 0, 2), (HEAD, 1, 1), (BLOCK, 0, 1), (BLOCK, 2, 1), (BLOCK, 1, 0)],
+)
+def test_what_of_reviews_is_computed_once(public, monkeypatch, part, layers, expected):
+    """All layers below the trained part."""
+    asked = []
+    features = public_fine_tuning.public_features
+    monkeypatch.setattr(features, "token_ids", lambda texts, *_: np.zeros([len(texts), 3]))
+    monkeypatch.setattr(features, "token_outputs", lambda x, _, used, __: asked.append(used) or x)
+    monkeypatch.setattr(features, "means_over_tokens", lambda x, _: x)
+    half = ([b"a"] * 4, np.arange(4) % 2)
+    monkeypatch.setattr(public_fine_tuning.datasets, "reviews", lambda _: (half, half))
+    public_fine_tuning._reviews.__wrapped__(part, 3, layers, _FOLDERS)
+    assert asked == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -114,7 +194,8 @@ def test_a_line_for_each_part_and_no_run_twice(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--parts=adapters", "--parts=tail", "--epsilons=0", "--learning_rates=x"]
+    "flag",
+    ["--parts=adapters", "--parts=tail", "--epsilons=0", "--learning_rates=x", "--layers=4"],
 )
 def test_what_cannot_be_is_refused(flag, tmp_path):
     values = _parse(flag, f"--record={tmp_path / 'record'}")
@@ -125,6 +206,6 @@ def test_what_cannot_be_is_refused(flag, tmp_path):
 
 def test_weights_that_are_not_there(tmp_path):
     folders = public_fine_tuning.Folders(None, str(tmp_path), str(tmp_path), False)
-    for weights in (public_fine_tuning._minilm, lambda f: public_fine_tuning._lite0(32, f)):
+    for weights in (public_fine_tuning.minilm, lambda f: public_fine_tuning._lite0(32, f)):
         with pytest.raises(public_weights.WeightsError, match=r"--weights_dir=.*Add --download"):
             weights(folders)

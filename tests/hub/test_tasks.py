@@ -10,20 +10,28 @@ import tensorflow as tf
 
 import tfdp
 from tests.hub.backbones import (
+    BRACKETS,
     EXAMPLES,
     IMAGES,
     LABELS,
+    LENGTH,
+    OFF,
     SEQ2SEQ,
     TEXTS,
+    _byte_pair,
+    _sentence_piece,
     bart,
     bert,
     gpt2,
     resnet,
+    text_task,
     vit,
 )
 from tests.keras3.support import crossentropy
 from tfdp.base import devices
+from tfdp.base.random import keyed_functions
 from tfdp.data import tasks
+from tfdp.step import private_fit
 
 PAIRS = (TEXTS, LABELS)
 
@@ -65,7 +73,7 @@ FORMS = {
         TEXTS,
         {"privacy_unit": np.arange(EXAMPLES) // 4, "examples_per_user": 2, "batch_size": 4},
     ),
-    "sequences": (bart, SEQ2SEQ, {}),
+    "sequences": (bart, {name: texts.tolist() for name, texts in SEQ2SEQ.items()}, {}),
     "images": (vit, (IMAGES, LABELS), {}),
 }
 
@@ -101,6 +109,68 @@ def test_arrays_that_were_preprocessed():
     train(task, (arrays, LABELS))
     with pytest.raises(ValueError, match=r"hold the texts .*BertTextClassifierPreprocessor"):
         train(bert(), (arrays["token_ids"], LABELS))
+
+
+def test_data_that_do_not_fit():
+    for data, match in (
+        ((TEXTS, LABELS[:30]), r"one positive length. Received shapes: \[\(40,\), \(30,\)\]"),
+        ((TEXTS[:, None], LABELS), "one text for each example"),
+        (tf.data.Dataset.from_tensor_slices(PAIRS).repeat(), "infinite"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            train(bert(), data)
+
+
+MASKED = {
+    "DebertaV3": lambda: _sentence_piece("DebertaV3", *BRACKETS, pad="[PAD]"),
+    "Roberta": lambda: _byte_pair("Roberta"),
+}
+
+
+def filled_in(task):
+    """The preprocessed texts of a masked language model, with their words filled in again."""
+    x, y, weights = tasks.prepared(task, TEXTS, None, None, None, False).data
+    tokens, (rows, places) = x["token_ids"].copy(), np.nonzero(weights)
+    tokens[rows, x["mask_positions"][rows, places]] = y[rows, places]
+    return tokens
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_language_models_of_every_tokenizer(name, monkeypatch):
+    """Tokenizers may keep what they made of a word; masks follow from a secret of each text."""
+    arguments = {**OFF, "bucket_size": 4} if name == "DebertaV3" else OFF
+    tokenizer = MASKED[name]()
+    plain = getattr(keras_hub.models, f"{name}TextClassifierPreprocessor")
+    expected = plain(tokenizer, sequence_length=LENGTH)(TEXTS.tolist())["token_ids"]
+    task = text_task(name, "MaskedLM", MASKED[name](), **arguments)
+    np.testing.assert_array_equal(filled_in(task), expected)
+    if name == "DebertaV3":
+        train(task, TEXTS)
+        assert not task.optimizer.clipping.report().slow
+    else:  # Mutant: what was made of a word is not kept.
+        monkeypatch.setattr(keyed_functions, "_ACTING", frozenset({"Assert"}))
+        task = text_task(name, "MaskedLM", MASKED[name](), **arguments)
+        assert np.any(filled_in(task) != expected)
+
+
+def test_a_new_sampler_does_not_end_privacy(monkeypatch):
+    task, batches, budget = tfdp.keras3.make_private(
+        gpt2(), TEXTS, epochs=1, target_epsilon=8.0, batch_size=8, verbose=False
+    )
+    task.compile(task.optimizer, "auto", sampler="top_k")
+    task.fit(batches.take(1), callbacks=[budget], verbose=0)
+    task.compile(sampler="greedy")  # It replaces the optimizer.
+    arrays = task.preprocessor(TEXTS.tolist())
+    own = tfdp.data.poisson_batches(arrays, expected_batch_size=8)
+    for given in (batches, batches.take(1), own):
+        with pytest.raises(ValueError, match="compiled with Adam, which no ledger counts"):
+            task.fit(given, verbose=0)
+    # Mutant: the weights are trained without privacy, and the statement says nothing of it.
+    spent, before = epsilon_of(task), task.get_weights()[0]
+    monkeypatch.setattr(private_fit, "_check_is_not_private", lambda model, x: None)
+    task.fit(batches.take(1), verbose=0)
+    assert epsilon_of(task) == spent and np.any(task.get_weights()[0] != before)
 
 
 def test_own_compile_with_the_preprocessor():

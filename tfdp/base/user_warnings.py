@@ -1,6 +1,7 @@
-"""Warnings that point at the user's line."""
+"""Warnings that point at the user's line, and what errors of Keras say."""
 
 import os
+import re
 import sys
 import warnings
 
@@ -16,6 +17,12 @@ def warn_user(message: str) -> None:
     while is_library(frame.f_code.co_filename) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def said_by_keras(error: Exception) -> str:
+    """Returns the message of an error without the colors and the arguments that Keras adds."""
+    said = re.sub(r"\x1b\[\d*m", "", str(error)).partition("Arguments received by")[0]
+    return re.sub(r"^Exception encountered when calling .*\n+", "", said).strip()
 
 
 def is_library(filename: str) -> bool:

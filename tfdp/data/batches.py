@@ -129,7 +129,7 @@ def _keeping(name: str) -> Callable[..., PoissonBatches]:
 
         dataset = original(self._dataset, *args, **kwargs)
         kept = PoissonBatches(dataset, self.sampling, self.source, make)
-        kept.preprocessor = self.preprocessor
+        kept.preprocessor, kept.is_private = self.preprocessor, self.is_private
         return kept
 
     method.__name__, method.__doc__ = name, f"As `tf.data.Dataset.{name}`."

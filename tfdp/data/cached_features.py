@@ -27,6 +27,7 @@ def features_of(
     batches: Callable[[int], Iterator[np.ndarray]],
     batch_size: int,
     path: pathlib.Path | None,
+    dtype: type[np.floating] = np.float32,
 ) -> np.ndarray:
     """Returns features of images, from a file if they are there.
 
@@ -38,21 +39,22 @@ def features_of(
       batch_size: Number of images in a batch.
       path: The `.npy` file that keeps them, whose name says all that they depend on. None keeps
         nothing.
+      dtype: Type of the features.
 
     Returns:
-      The features `[N, *shape]`, float32; a read-only memory map if there is a file.
+      The features `[N, *shape]`; a read-only memory map if there is a file.
     """
     shape = (len(images), *shape)
     if path is None:
-        features = np.empty(shape, np.float32)
+        features = np.empty(shape, dtype)
         start = 0
         for batch in batches(0):
             features[start : start + len(batch)] = batch
             start += len(batch)
         return features
-    cached = _read(path, shape)
+    cached = _read(path, shape, dtype)
     if cached is None:
-        _complete(path, batches, batch_size, shape)
+        _complete(path, batches, batch_size, shape, dtype)
         cached = np.load(path, mmap_mode="r")
     return cached
 
@@ -97,7 +99,9 @@ def checked_images(images: Any, least_side: int, side_name: str) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.ndarray | None:
+def _read(
+    path: pathlib.Path, shape: tuple[int, ...], dtype: type[np.floating], warn: bool = True
+) -> np.ndarray | None:
     """Returns the cached features; None if there are none, or not such as these."""
     try:
         # What `np.load` does for a .npy file, but for no other format.
@@ -107,9 +111,11 @@ def _read(path: pathlib.Path, shape: tuple[int, ...], warn: bool = True) -> np.n
     except Exception as error:  # whatever its bytes make NumPy's parser raise
         problem = f"it cannot be read: {error}"
     else:
-        if cached.shape == shape and cached.dtype == np.float32:
+        if cached.shape == shape and cached.dtype == dtype:
             return cached
-        problem = f"it holds {cached.dtype} {list(cached.shape)}, not float32 {list(shape)}"
+        problem = (
+            f"it holds {cached.dtype} {list(cached.shape)}, not {np.dtype(dtype)} {list(shape)}"
+        )
     if warn:
         warnings.warn(f"Features are computed again, in place of {path}: {problem}.", stacklevel=4)
     return None
@@ -120,6 +126,7 @@ def _complete(
     batches: Callable[[int], Iterator[np.ndarray]],
     batch_size: int,
     shape: tuple[int, ...],
+    dtype: type[np.floating],
 ) -> None:
     """Writes a .npy file batch by batch, and resumes where it was interrupted.
 
@@ -128,13 +135,14 @@ def _complete(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with _locked(partial) as file:
-        if _read(path, shape, warn=False) is not None:  # Written by the one that was waited for.
+        # It may have been written by the one that was waited for.
+        if _read(path, shape, dtype, warn=False) is not None:
             partial.unlink(missing_ok=True)
             return
         header = io.BytesIO()
-        description = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+        description = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(header, description)
-        begin, row = len(header.getvalue()), 4 * math.prod(shape[1:])
+        begin, row = len(header.getvalue()), np.dtype(dtype).itemsize * math.prod(shape[1:])
         whole = _whole_batches(max(0, file.seek(0, os.SEEK_END) - begin), row * batch_size)
         done = min(whole * batch_size, shape[0])
         file.seek(0)
@@ -142,7 +150,7 @@ def _complete(
         file.truncate(begin + done * row)
         file.seek(0, os.SEEK_END)
         for batch in batches(done):
-            file.write(np.ascontiguousarray(batch).data)
+            file.write(np.ascontiguousarray(batch, dtype).data)
             file.flush()
         os.fsync(file.fileno())
         os.replace(partial, path)

@@ -25,7 +25,7 @@ def check_data(data: Any, others: tuple) -> None:
 
     Raises:
       TypeError: There are further arguments.
-      ValueError: The data give batches, or have masked entries.
+      ValueError: The data give batches, have no end, or have masked entries.
     """
     if others:
         raise TypeError(
@@ -45,6 +45,11 @@ def check_data(data: Any, others: tuple) -> None:
                 "Argument `data` must be a dataset of single examples, the unit of privacy. "
                 f"Received a batched dataset, whose elements are {data.element_spec}: leave out "
                 "`batch` (`batch_size=None` where Keras makes the dataset), or call `unbatch()`."
+            )
+        if data.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "Argument `data` must be a finite dataset of single examples. Received an infinite "
+                f"one: {data}: leave out `repeat`."
             )
         return
     for array in tf.nest.flatten(data):
@@ -75,6 +80,22 @@ def arrays_of(data: Any) -> Any:
         return data
     _check_part(data)
     return _converted(data)
+
+
+def number_of_rows(data: Any) -> int:
+    """Returns the number of rows of nested arrays.
+
+    Raises:
+      ValueError: They have none, or not all the same.
+    """
+    shapes = [np.shape(array) for array in tf.nest.flatten(data)]
+    lengths = {shape[0] if shape else None for shape in shapes}
+    if len(lengths) != 1 or not (length := lengths.pop()):
+        raise ValueError(
+            "Argument `data` must hold arrays whose first dimension is the example, all of one "
+            f"positive length. Received shapes: {shapes}."
+        )
+    return length
 
 
 def is_source(data: Any) -> bool:
@@ -187,6 +208,8 @@ def _check_part(part: Any) -> None:
         remedy = (
             "pad sequences to one length (`pad_sequences` of Keras), or convert it with `astype`"
         )
+        if kind == "O" and _misses_values(array):
+            remedy = "it misses values (None or NaN): leave out these examples, or fill them in"
         if array is not part and array.ndim > 1:
             each = "x.to_dict()" if _is_of("polars", part) else "dict(x)"
             remedy = f"choose columns of one type, or give the model an input for each: `{each}`"
@@ -201,6 +224,8 @@ def _check_part(part: Any) -> None:
         for value in part[:2]:
             if isinstance(value, _CONTAINERS):
                 _check_part(value)
+            elif value is None and any(isinstance(other, str | bytes) for other in part):
+                _check_part(np.array(part, object))
             elif np.ndim(value) == 0 and not isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
                 raise ValueError(
                     "Argument `data` must hold arrays or tensors; a list is taken for several "
@@ -233,6 +258,14 @@ def _has_fields(array: Any) -> bool:
 
 def _are_strings(array: np.ndarray) -> bool:
     return all(isinstance(value, (str, bytes)) for value in array.flat)
+
+
+def _misses_values(array: np.ndarray) -> bool:
+    """Returns whether entries of strings are None, NaN or the like."""
+    texts = [isinstance(value, (str, bytes)) for value in array.flat]
+    return any(texts) and all(
+        text or np.ndim(value) == 0 for text, value in zip(texts, array.flat, strict=True)
+    )
 
 
 def _kind(value: Any) -> str:

@@ -57,7 +57,13 @@ _PLACES = (np.arange(_ENTRIES) << _PLACE_BITS) + (_SPREAD & (2**_PLACE_BITS - 1)
 
 
 class Draws:
-    """Base class of data sets whose elements are draws that are entered here."""
+    """Base class of data sets whose elements are draws that are entered here.
+
+    Attributes:
+      is_private: Whether they were drawn for private training alone, as those of `make_private`.
+    """
+
+    is_private = False
 
 
 @dataclasses.dataclass(frozen=True)

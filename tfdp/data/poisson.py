@@ -23,7 +23,7 @@ from tfdp.base.tf.autotuning import without_autotuning
 from tfdp.base.validation import error
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
-from tfdp.data.checks import arrays_of, check_data
+from tfdp.data.checks import arrays_of, check_data, number_of_rows
 from tfdp.data.columns import Features, chosen
 from tfdp.data.cycle import Cycle
 from tfdp.data.elements import check_padding, has_labels, parts_of
@@ -340,14 +340,7 @@ def _load(data: Any) -> tuple[Any, int]:
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         if isinstance(data, tuple):
             data = (*data[:2], *tf.nest.map_structure(_weights, data[2:]))
-    shapes = [tensor.shape for tensor in tf.nest.flatten(data)]
-    lengths = {shape[0] if shape.rank else None for shape in shapes}
-    if len(lengths) != 1 or not (length := lengths.pop()):
-        raise ValueError(
-            "Argument `data` must hold arrays whose first dimension is the example, all of one "
-            f"positive length. Received shapes: {[tuple(shape) for shape in shapes]}."
-        )
-    return in_variables(data), length
+    return in_variables(data), number_of_rows(data)
 
 
 def _advice(data: Any) -> str:
@@ -367,11 +360,6 @@ def _advice(data: Any) -> str:
 
 def _read(data: tf.data.Dataset) -> Any:
     """Reads a data set of single examples into memory."""
-    if data.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "Argument `data` must be a finite dataset of single examples. Received an "
-            f"infinite one: {data}."
-        )
     if not 1 <= len(parts_of(data.element_spec)) <= 3:
         raise ValueError(
             "Argument `data` must be a dataset of examples (x, y), as "

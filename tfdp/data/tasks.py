@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.checks import arrays_of, check_data, is_source, is_stored
+from tfdp.base.user_warnings import said_by_keras
+from tfdp.data.checks import arrays_of, check_data, is_source, is_stored, number_of_rows
 from tfdp.data.columns import Features, chosen
 from tfdp.data.elements import parts_of
 from tfdp.data.transforms import UntraceableError, keyed_rows
@@ -82,10 +83,12 @@ def prepared(
     check_data(data, ())
     data = chosen(data, features, label)
     if not isinstance(data, tf.data.Dataset):
-        data = arrays_of(tuple(map(_stacked, data)) if isinstance(data, tuple) else _stacked(data))
+        data = arrays_of(_stacked(data))
     if _is_preprocessed(task, _spec(data)):
         return Prepared(data, transform)
     _check_kind(task.preprocessor, _spec(data))
+    if not isinstance(data, tf.data.Dataset) and not is_source(data):
+        number_of_rows(data)
     examples = data if isinstance(data, tf.data.Dataset) else _one_by_one(data)
     try:
         rows = keyed_rows(task.preprocess_samples, examples)
@@ -173,6 +176,12 @@ def _check_kind(preprocessor: Any, spec: Any) -> None:
             f"{type(preprocessor).__name__}. If they are preprocessed, set `task.preprocessor = "
             "None`."
         )
+    texts = [spec for spec in tf.nest.flatten(inputs) if spec.dtype == tf.string]
+    if any(spec.shape.rank != 0 for spec in texts):
+        raise ValueError(
+            "Argument `data` must hold one text for each example, `[n]`, or a tuple of such arrays "
+            f"for several. Received examples of {inputs}: choose a column, such as `texts[:, 0]`."
+        )
 
 
 def _limit(preprocessor: Any, data: Any) -> int | None:
@@ -234,7 +243,7 @@ def _in_python(
             raise ValueError(
                 "Argument `data` must hold what the task's preprocessor takes. Received examples of"
                 f" {examples.element_spec}, for which the {type(task.preprocessor).__name__} "
-                f"raises: {error}"
+                f"raises: {said_by_keras(error)}"
             ) from untraceable
 
     first = list(examples.take(_TRIED_AGAIN).as_numpy_iterator())
@@ -280,6 +289,10 @@ def _stack(results: list[Any]) -> Any:
 
 def _stacked(part: Any) -> Any:
     """Returns an array of a list of texts or labels; for several inputs tasks take a tuple."""
+    if isinstance(part, dict):
+        return {name: _stacked(value) for name, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(map(_stacked, part))
     is_list = isinstance(part, list) and bool(part)
     return np.array(part) if is_list and isinstance(part[0], (str, bytes, int, float)) else part
 

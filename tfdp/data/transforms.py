@@ -63,6 +63,11 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
     return tf.bitcast(tf.reshape(words, [-1, 2, SECRET, 2]), tf.int64)
 
 
+# What tokenizers of KerasHub do: they look a model of SentencePiece up, or keep what they made of a
+# word, which is the same whichever text it was in.
+_TOKENIZING = frozenset({"LookupTableInsertV2", "SentencepieceOp", "SentencepieceTokenizeOp"})
+
+
 class UntraceableError(Exception):
     """A function is none of tensors, in a graph of TensorFlow."""
 
@@ -95,7 +100,7 @@ def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
             if node.op.startswith("Assign"):
                 _refuse_side_effect(concrete, node)
         return examples.map(traced, num_parallel_calls=tf.data.AUTOTUNE)
-    keyed = KeyedFunction(concrete, _states(concrete))
+    keyed = KeyedFunction(concrete, _states(concrete, _TOKENIZING))
     of_rows = tf.data.Dataset.from_generator(
         _fresh_secrets, output_signature=tf.TensorSpec([SECRET], tf.int64)
     )
@@ -218,8 +223,13 @@ def _check_outputs(outputs: Any, has_labels: bool) -> None:
             )
 
 
-def _states(concrete: Any) -> dict[tuple[str, str], State]:
-    """Finds what a traced function reads of the states of generators; refuses all other states."""
+def _states(concrete: Any, allowed: frozenset[str] = frozenset()) -> dict[tuple[str, str], State]:
+    """Finds what a traced function reads of the states of generators; refuses all other states.
+
+    Args:
+      concrete: The function.
+      allowed: Types of operations with side effects that it may have all the same.
+    """
     library = Library(concrete)
     writes = []
     for name, node in library.nodes():
@@ -230,6 +240,8 @@ def _states(concrete: Any) -> dict[tuple[str, str], State]:
             _refuse_drawing(concrete, node)
         if node.op.startswith("Assign"):
             writes.append((name, node))
+        elif node.op in allowed:
+            continue
         elif node.op == "PyFuncStateless" or (definition.is_stateful and node.op not in _ALLOWED):
             _refuse_side_effect(concrete, node)
     origins = library.resources()

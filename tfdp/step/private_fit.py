@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdp.data.draw_record import Draws
 from tfdp.step.private_step import PrivateStep
+from tfdp.step.record import lineage
 
 # The message of a failed check of the private step, which numbers of the batch may follow.
 _FAILED = re.compile(r"assertion failed: \[(.*?)\][\s\[]", re.DOTALL)
@@ -25,7 +26,8 @@ def guard_fit(keras: Any) -> None:
     """Checks the arguments of `fit` of models with private optimizers, and shortens errors.
 
     Args:
-      keras: The Keras whose models are meant. Those with other optimizers stay as they are.
+      keras: The Keras whose models are meant. Those with other optimizers stay as they are, but
+        are not trained on batches that were drawn for private training.
     """
     for name in _STEPS:
         own = getattr(keras.Model, name)
@@ -37,6 +39,8 @@ def _guarded(own: Callable, checks: bool) -> Callable:
     def call(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         optimizer = getattr(self, "optimizer", None)
         if not isinstance(optimizer, PrivateStep):
+            if checks and optimizer is not None:
+                _check_is_not_private(self, x)
             return own(self, x, y, *args, **kwargs)
         if checks:
             _check(optimizer, x, kwargs)
@@ -52,6 +56,23 @@ def _guarded(own: Callable, checks: bool) -> Callable:
         raise short
 
     return call
+
+
+def _check_is_not_private(model: Any, x: Any) -> None:
+    """Raises a ValueError if `fit` would train without privacy where privacy was meant.
+
+    `compile` replaces the optimizer: `task.compile(sampler=...)` of KerasHub does, too.
+    """
+    if not isinstance(x, Draws):
+        return
+    if x.is_private or any(one.was_trained for one in lineage.of(model.trainable_variables)):
+        raise ValueError(
+            "Argument `optimizer` of `compile` must be private to train on these batches: they, or "
+            "the model's weights, come from private training. Received: a model compiled with "
+            f"{type(model.optimizer).__name__}, which no ledger counts. Call `make_private`, or "
+            "keep the optimizer when you compile again: `model.compile(optimizer=model.optimizer, "
+            "...)`."
+        )
 
 
 def message_of(error: tf.errors.InvalidArgumentError) -> str | None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
+from tfdp.base.user_warnings import said_by_keras
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
@@ -32,6 +33,7 @@ _NO_STEP = (
     "optimizer that the step uses as `optimizer`."
 )
 _FIT = "Give targets of the shape that the loss takes, or another loss."
+_NUMBERS = "Number the classes, from 0: `[classes.index(label) for label in labels]`."
 _REDUCTION = (
     "Leave the loss's `reduction` at its default: Keras cannot add a weight regularizer to losses "
     "that are not reduced."
@@ -317,12 +319,14 @@ class _Check:
                 return compute(y, predictions, tf.reduce_sum(scale**2) if regularized else None)
 
             error = trace.run(loss, (targets, self._outputs))
+            misfit = None
+            if data is not None and (error is not None or _are_texts(targets)):
+                misfit = _misfit(compute, targets, self._outputs)
+            if misfit is not None:
+                return [Finding("the loss", misfit, _NUMBERS if _are_texts(targets) else _FIT)]
             if error is None:
                 return []
             errors.append(error)
-            misfit = None if data is None else _misfit(compute, targets, self._outputs)
-            if misfit is not None:
-                return [Finding("the loss", misfit, _FIT)]
             if _is_ours(error):
                 break
         error = next(filter(_is_ours, errors), errors[0])
@@ -499,13 +503,27 @@ def _misfit(compute: Callable[..., tf.Tensor], targets: Any, outputs: Any) -> st
         return tf.TensorSpec([5, *spec.shape[1:]], spec.dtype)
 
     specs = tf.nest.map_structure(of_rows, (targets, outputs))
+    traced = tf.function(lambda y, p: compute(y, p, None), autograph=False)
     try:
-        tf.function(lambda y, p: compute(y, p, None), autograph=False).get_concrete_function(*specs)
+        loss = traced.get_concrete_function(*specs)
+        if _are_texts(targets):  # Tracing casts them to numbers; running does not.
+            loss(*tf.nest.map_structure(_of_zeros, specs))
     except Exception as error:  # A loss may raise any type.
+        if _are_texts(targets):
+            return "it cannot be computed of targets that are texts."
         y, p = (", ".join(str(s.shape) for s in tf.nest.flatten(part)) for part in specs)
         said = _text(error).rstrip(".")
         return f"it cannot be computed of targets {y} and outputs {p}: {said}."
     return None
+
+
+def _are_texts(targets: Any) -> bool:
+    return any(spec.dtype == tf.string for spec in tf.nest.flatten(targets))
+
+
+def _of_zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    shape = [size or 1 for size in spec.shape]
+    return tf.fill(shape, "0") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 def _targets(outputs: Any, losses: Any, data: Any) -> list[Any]:
@@ -551,7 +569,7 @@ def _text(error: Exception) -> str:
     if converted is not None:
         said = " ".join(converted.cause_message.split())
         return said.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
-    lines = str(error).strip().splitlines()
+    lines = said_by_keras(error).splitlines()
     if _is_ours(error):
         return " ".join(lines)
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -142,7 +142,7 @@ def prepare(
     chunks = None
     if is_chosen and parameters.get("num_microbatches") is None:  # Microbatches must be whole.
         batches, chunks = _that_fit(keras, model, loss, batches, found, own_step)
-    batches.preprocessor = preprocessor
+    batches.preprocessor, batches.is_private = preprocessor, True
     steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)

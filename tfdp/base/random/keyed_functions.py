@@ -28,6 +28,8 @@ from tfdp.base.tf.function_library import Library, base, data_inputs, functions_
 
 _SEED = "?"  # Among inputs: a seed that is not numbered yet.
 GENERATOR = "RngReadAndSkip"
+# What has no results that are used, and is needed all the same.
+_ACTING = frozenset({"Assert", "LookupTableInsertV2"})
 _NUMBERS = "StatelessRandomUniformFullIntV2"
 _PHILOX = 1
 # What is made of a seed: the inputs of operations with a key, or a seed of the older ones.
@@ -276,8 +278,8 @@ class Rewriting:
         node.attr.pop("_output_shapes", None)
 
     def _asserting(self, function: Any) -> list[str]:
-        """Returns the operations that check something, or call what does."""
-        return [n.name for n in function.node_def if n.op == "Assert" or self._asserts(n)]
+        """Returns the operations that check something or fill a table, or call what does."""
+        return [n.name for n in function.node_def if n.op in _ACTING or self._asserts(n)]
 
     def _asserts(self, call: Any) -> bool:
         by_name = {f.signature.name: f for f in self._made.values()}
