@@ -372,3 +372,27 @@ def test_a_preprocessor_that_fails_says_why():
 
     with pytest.raises(ValueError, match=r"what the task's preprocessor takes.*'a word'"):
         train(in_python(failing), PAIRS)
+
+
+class NumberedAsTheyCome(keras_hub.models.BertTextClassifierPreprocessor):
+    """Keeps in a table how many texts there were when each came."""
+
+    def call(self, x, y=None, sample_weight=None):
+        if not hasattr(self, "seen"):
+            with tf.init_scope():
+                self.seen = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
+        filled = self.seen.insert(x, self.seen.size())
+        with tf.control_dependencies([filled]):
+            number = self.seen.lookup(x)
+        tokens, *rest = super().call(x, y, sample_weight)
+        tokens["token_ids"] += tf.cast(number, tokens["token_ids"].dtype)
+        return (tokens, *rest)
+
+
+def test_tables_that_others_fill_are_refused():
+    """An example's tokens would follow from the texts before it."""
+    task = bert()
+    task.preprocessor = NumberedAsTheyCome(task.preprocessor.tokenizer, LENGTH)
+    assert not tasks._is_of_keras_hub(task) and tasks._is_of_keras_hub(bert())
+    with pytest.raises(ValueError, match="Insert"):
+        train(task, PAIRS)

@@ -88,7 +88,7 @@ def number_of_rows(data: Any) -> int:
     Raises:
       ValueError: They have none, or not all the same.
     """
-    shapes = [np.shape(array) for array in tf.nest.flatten(data)]
+    shapes = [tuple(np.shape(array)) for array in tf.nest.flatten(data)]
     lengths = {shape[0] if shape else None for shape in shapes}
     if len(lengths) != 1 or not (length := lengths.pop()):
         raise ValueError(

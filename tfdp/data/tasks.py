@@ -91,7 +91,7 @@ def prepared(
         number_of_rows(data)
     examples = data if isinstance(data, tf.data.Dataset) else _one_by_one(data)
     try:
-        rows = keyed_rows(task.preprocess_samples, examples)
+        rows = keyed_rows(task.preprocess_samples, examples, _is_of_keras_hub(task))
         batches = rows.batch(_ROWS).as_numpy_iterator()
     except UntraceableError as error:
         batches = _in_python(task, examples, verbose, error)
@@ -164,6 +164,14 @@ def _is_preprocessed(task: Any, spec: Any) -> bool:
 
 def _has_texts(inputs: Any) -> bool:
     return any(spec.dtype == tf.string for spec in tf.nest.flatten(inputs))
+
+
+def _is_of_keras_hub(task: Any) -> bool:
+    """Returns whether all that preprocesses is KerasHub's own code."""
+    function = getattr(task.preprocess_samples, "__func__", None)
+    layers = getattr(task.preprocessor, "_flatten_layers", lambda: [task.preprocessor])()
+    modules = [getattr(function, "__module__", ""), *[type(layer).__module__ for layer in layers]]
+    return all(str(module).startswith("keras_hub.") for module in modules)
 
 
 def _check_kind(preprocessor: Any, spec: Any) -> None:

@@ -64,20 +64,28 @@ def secrets(key: tf.Tensor, rows: tf.Tensor | int) -> tf.Tensor:
 
 
 # What tokenizers of KerasHub do: they look a model of SentencePiece up, or keep what they made of a
-# word, which is the same whichever text it was in.
+# word, which is the same whichever text it was in. (Others could number words as they come, so that
+# an example's result follows from the examples before.)
 _TOKENIZING = frozenset({"LookupTableInsertV2", "SentencepieceOp", "SentencepieceTokenizeOp"})
+
+
+# Python code may keep any state: it runs where that is looked at.
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 class UntraceableError(Exception):
     """A function is none of tensors, in a graph of TensorFlow."""
 
 
-def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
+def keyed_rows(
+    function: Any, examples: tf.data.Dataset, is_of_keras_hub: bool = False
+) -> tf.data.Dataset:
     """Applies a function to each example once, with random numbers that belong to the example.
 
     Args:
       function: Is called with the parts of an example.
       examples: Single examples.
+      is_of_keras_hub: Whether the function is KerasHub's own, whose tables may be filled.
 
     Returns:
       The results, in order. Each depends on its example and on secrets of its own alone.
@@ -95,12 +103,15 @@ def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
     except Exception as error:
         raise UntraceableError(str(error)) from error
     library = Library(concrete)
+    allowed = _TOKENIZING if is_of_keras_hub else frozenset()
     if not any(_is_drawing(library, node) for _, node in library.nodes()):
         for _, node in library.nodes():
-            if node.op.startswith("Assign"):
+            if node.op in _PYTHON:
+                raise UntraceableError(f"It calls Python: {node.op}.")
+            if node.op not in allowed and _has_side_effect(library, node):
                 _refuse_side_effect(concrete, node)
         return examples.map(traced, num_parallel_calls=tf.data.AUTOTUNE)
-    keyed = KeyedFunction(concrete, _states(concrete, _TOKENIZING))
+    keyed = KeyedFunction(concrete, _states(concrete, allowed))
     of_rows = tf.data.Dataset.from_generator(
         _fresh_secrets, output_signature=tf.TensorSpec([SECRET], tf.int64)
     )
@@ -115,6 +126,11 @@ def keyed_rows(function: Any, examples: tf.data.Dataset) -> tf.data.Dataset:
 def _fresh_secrets() -> Iterator[np.ndarray]:
     while True:
         yield np.frombuffer(os.urandom(8 * SECRET), np.int64)
+
+
+def _has_side_effect(library: Library, node: Any) -> bool:
+    is_stateful = library.op_def(node.op).is_stateful and node.op not in _ALLOWED
+    return is_stateful or node.op == "PyFuncStateless" or node.op.startswith("Assign")
 
 
 def _is_drawing(library: Library, node: Any) -> bool:
@@ -233,7 +249,6 @@ def _states(concrete: Any, allowed: frozenset[str] = frozenset()) -> dict[tuple[
     library = Library(concrete)
     writes = []
     for name, node in library.nodes():
-        definition = library.op_def(node.op)
         if node.op in FORMS or node.op == GENERATOR:
             continue
         if _is_drawing(library, node):
@@ -242,7 +257,7 @@ def _states(concrete: Any, allowed: frozenset[str] = frozenset()) -> dict[tuple[
             writes.append((name, node))
         elif node.op in allowed:
             continue
-        elif node.op == "PyFuncStateless" or (definition.is_stateful and node.op not in _ALLOWED):
+        elif _has_side_effect(library, node):
             _refuse_side_effect(concrete, node)
     origins = library.resources()
 
