@@ -139,7 +139,7 @@ SOURCES: dict[str, Callable] = {
     "ArrayRecord": from_array_record,
     "Hugging Face `datasets`": from_hugging_face,
 }
-# Of sources whose examples are dicts.
+# Names of the parts, for sources whose examples are dicts.
 NAMES = {from_hugging_face: {"features": "image", "label": "label"}}
 
 

@@ -37,10 +37,10 @@ FEATURES = (
 VOCABULARY_SIZE = 20_000
 REVIEW_TOKENS = 80
 
-_TEST_FRACTION = 0.2  # of digits, which comes without a test set
+_TEST_FRACTION = 0.2  # Share of digits, which comes without a test set.
 _SPLIT_SEED = 2020  # a constant: all runs and all methods see the same split
-_ANGLES = 8  # Of the scattering transform.
-_FILTERS, _GRID = 512, 4  # Of `tfdp.data.patch_features`; of CIFAR-10:
+_ANGLES = 8  # Angles of the scattering transform.
+_FILTERS, _GRID = 512, 4  # For `tfdp.data.patch_features`. For CIFAR-10:
 _CIFAR_10_FILTERS, _CIFAR_10_GRID = 1024, 3
 _NOISE_IMAGES = 500
 _RIDGE = 0.1

@@ -175,7 +175,7 @@ def train(run: Run, data: datasets.Data) -> Made:
     batch = run.expected_batch_size
     if batch > data.size:
         raise RefusedError(f"--expected_batch_size must be at most {data.size}. Received: {batch}.")
-    tf.keras.utils.set_random_seed(run.seed)  # Of the weights. The noise does not depend on it.
+    tf.keras.utils.set_random_seed(run.seed)  # Seeds the weights, not the noise.
     steps = max(1, data.size // batch)
     batches = tfdp.data.poisson_batches(
         (data.train_x, data.train_y), expected_batch_size=batch, steps_per_epoch=steps

@@ -16,7 +16,7 @@ ACTIVATIONS_OF_KERAS = ("relu", "tanh")
 ACTIVATIONS = (*ACTIVATIONS_OF_KERAS, "tempered_sigmoid")
 HEADS = ("linear", "conv")
 PUBLISHED, RESIDUAL = "published", "residual"
-ARCHITECTURES = (PUBLISHED, RESIDUAL)  # Of networks on images.
+ARCHITECTURES = (PUBLISHED, RESIDUAL)  # Networks on images.
 
 Activation = Callable[[], tf.keras.layers.Layer]
 
@@ -67,7 +67,7 @@ def make_activation(
     keras: Any = tf.keras,
 ) -> Activation:
     """Returns a function that makes layers of the activation `name`, one of `ACTIVATIONS`."""
-    if name == "tempered_sigmoid":  # Of Keras 2.
+    if name == "tempered_sigmoid":  # Keras 2 only.
         return lambda: TemperedSigmoid(scale, temperature, offset)
     if name not in ACTIVATIONS:
         raise ValueError(f"Argument `name` must be one of {ACTIVATIONS}. Received: {name=}.")

@@ -50,7 +50,7 @@ _PREDICTED_AT_ONCE = 1000
 _HELD_OUT = {"digits": 287, "mnist": 10_000}  # Training examples, by --eval_split=validation.
 # Chosen on held-out training examples, one run each of 1, 100, 1000, 4000 and 20000 (teachers).
 _PENALTY = 100.0
-_ROUNDS = 5  # Of a student that labels public images itself.
+_ROUNDS = 5  # Rounds of a student that labels public images itself.
 # Those of digits were found on held-out training examples, a few runs; those of MNIST are the
 # paper's, but for the epochs and the numbers of queries and answers.
 _DEFAULTS = {

@@ -221,8 +221,8 @@ def torch_arrays(content: bytes) -> dict[str, np.ndarray]:
     return {name: tensor.array(numbers) for name, tensor in tensors.items()}
 
 
-# Of EfficientNet-Lite0: kernel, stride, channels of the outputs, repetitions. The first stage does
-# not widen its inputs, the others do, by `_EXPANSION`.
+# Stages of EfficientNet-Lite0: kernel, stride, channels of the outputs, repetitions. The first one
+# does not widen its inputs. The others do, by `_EXPANSION`.
 _STAGES = (
     (3, 1, 16, 1),
     (3, 2, 24, 2),

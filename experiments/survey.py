@@ -37,9 +37,9 @@ from tfdp.schedules import PiecewiseConstantNoise
 _DATASET = "digits"
 _CLIP = 1.0
 _MOMENTUM = 0.9
-_FACTORS = (0.5, 1.0, 2.0, 4.0)  # Of a system's learning rate.
+_FACTORS = (0.5, 1.0, 2.0, 4.0)  # Multiples of a system's learning rate.
 _IMAGES_OF_USER = 4
-_TEST_NOISE = 2.0  # Of DPSUR.
+_TEST_NOISE = 2.0  # Noise of DPSUR's test of updates.
 _TEACHERS, _QUERIES, _STUDENT_STEPS = 100, 100, 500
 
 

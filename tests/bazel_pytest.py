@@ -40,7 +40,7 @@ def main(modules: list[str]) -> int:
     if only:
         options += ["-k", only]
     result = int(pytest.main([*options, *modules]))
-    # Of the modules of a folder, a filter leaves some without a test.
+    # A filter may leave a module without a test.
     return 0 if only and result == pytest.ExitCode.NO_TESTS_COLLECTED else result
 
 

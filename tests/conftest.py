@@ -124,7 +124,7 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
     """Frees what the test has left, once its fixtures are torn down."""
-    global _run  # Of this process.
+    global _run  # Tests that this process has run.
     result = yield
     _run += 1
     module_ends = nextitem is None or nextitem.path != item.path

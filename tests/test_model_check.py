@@ -283,7 +283,7 @@ def test_nothing_of_the_model_changes(front):
     model = small_model(front.keras)
     before = model.get_weights()
     layer = model.layers[-1]
-    own = vars(layer)["call"] = layer.call  # Of another wrapper.
+    own = vars(layer)["call"] = layer.call  # As another wrapper sets it.
     front.tfdp.validate(model, "mse")
     assert not model.losses and getattr(model, "optimizer", None) is None
     assert vars(layer)["call"] is own

@@ -21,7 +21,7 @@ from tfdp.base.validation import error
 __all__ = ["BandedNoise", "CorrelatedNoisePlan", "calibrate_correlated_noise"]
 
 MOST_BANDS = 512
-_MOST_STEPS = 10**6  # Of which the error is computed.
+_MOST_STEPS = 10**6  # Largest number of steps whose error is computed.
 
 
 @dataclasses.dataclass(frozen=True)

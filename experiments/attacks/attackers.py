@@ -19,7 +19,7 @@ from tfdp import auditing
 # Activations and gradients of more numbers are given by norms.
 _MOST_NUMBERS = 1000
 _BATCH = 1000
-_EPOCHS = 50  # Of a network that attacks, at most.
+_EPOCHS = 50  # Most epochs of a network that attacks.
 _LEAST_PROBABILITY = 1e-12
 
 

@@ -80,7 +80,7 @@ class Tables:
         raise RefusedError(f"[[control]] must have {row} on {dataset}.")
 
     def _control(self, name: str, found: dict[str, Any]) -> declarations.Search:
-        # Of the same form as a search, with nothing to choose from.
+        # It has the form of a search with nothing to choose from.
         control = declarations.search(name, found)
         if control.grid or control.epsilons:
             raise RefusedError(f"{name} must have no grid and no epsilons.")
@@ -94,7 +94,7 @@ class Tables:
     def _table(self, name: str, found: dict[str, Any]) -> Table:
         place = f"tables.{name}"
         dataset = declarations.get(found, "dataset", place)
-        # Of the same form as tables of accuracy, with attacks in the place of data sets.
+        # It has the form of tables of accuracy, with attacks in place of data sets.
         table = declarations.table(name, found)
         for attack, rows in table.accuracy.items():
             if attack not in ATTACKS:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from experiments.attacks import attackers
 from experiments.datasets import Data
 
-_EPOCHS = 50  # Of a proxy, at most.
+_EPOCHS = 50  # Most epochs of a proxy.
 # Layers with more inputs are not cut: the proxy's training set would not fit into memory.
 _MOST_NUMBERS = 10_000
 

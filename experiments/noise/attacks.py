@@ -30,7 +30,7 @@ from tfdp.step.secure_noise import add_secure_noise
 _TRIALS = flags.DEFINE_integer("trials", 4000, "Noisy sums of each neighbour.", lower_bound=100)
 _PLOT = flags.DEFINE_string("plot", None, "Picture to write.")
 
-_BITS = 23  # Of the uniform numbers that TensorFlow makes normal numbers of in float32.
+_BITS = 23  # Bits of the uniform numbers from which TensorFlow makes float32 normal numbers.
 _NEAR = range(-2, 3)
 _STDDEV = np.float32(4)  # A power of two: scaling by it is exact.
 _ROWS = (256, 512, 1024, 2048, 4096)

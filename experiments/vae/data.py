@@ -11,7 +11,7 @@ TASKS = ("digits", "mnist", "sparsity", "pinwheel")
 
 SPIRALS = 4
 
-_POINTS = 400  # of the pinwheel, in each of its sets
+_POINTS = 400  # Points of the pinwheel in each of its sets.
 _SEEDS = {"train": 1, "validation": 2, "test": 3}  # constants: all runs see the same points
 _VALIDATION_EXAMPLES = {"digits": 287, "mnist": 10_000, "sparsity": 10_000}
 _PADDING = 2  # pixels on every side of a 28x28 image, which 4x4 strides then halve three times

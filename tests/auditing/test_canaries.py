@@ -81,7 +81,7 @@ CASES = {
 USERS = np.arange(24) // 3
 SCHEDULE = PiecewiseConstantNoise([STEPS // 2], [2.0, 1.25])
 BANDS = tfdp.BandedNoise([1.0, 0.6])
-# Of a random set of two, with 1/4 of the set in a batch.
+# Batches come from two random sets in turn. Each batch has 1/4 of its set.
 CYCLES = {"expected_batch_size": BATCH // 2, "cycle_length": 2}
 CASES |= {
     "schedule": (tfdp.DPSGD, {"noise_multiplier": SCHEDULE}, {}),

@@ -26,4 +26,4 @@ def test_predictions_are_printed(capsys):
 def test_draws_are_timed_for_one_part_and_for_many():
     _, _, *rows = distributed.draws(64, 1).splitlines()
     most = [int(row.split("|")[4].replace(",", "")) for row in rows]
-    assert 64 < most[0] <= most[2] < most[3]  # Of 10^9 examples: one part, and a thousand.
+    assert 64 < most[0] <= most[2] < most[3]  # The last two: 10^9 examples in 1 part and in 1,000.

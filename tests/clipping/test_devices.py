@@ -158,7 +158,7 @@ def test_free_memory_of_the_gpu_that_has_the_least(monkeypatch):
     def usage(device):
         return {"current": {"GPU:0": 3, "GPU:1": 4}[device], "peak": 9}
 
-    name, *_ = devices._memory_limits()  # Of the CPU.
+    name, *_ = devices._memory_limits()  # Name of the CPU.
     limits = {name: 1} | {name.replace("CPU:0", f"GPU:{i}"): 10 for i in (0, 1)}
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     assert devices.available_bytes() is None  # None is there.

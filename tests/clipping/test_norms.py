@@ -197,7 +197,7 @@ def test_with_wide_sums_not_a_bit_more(form, dtype):
     assert longest_of(form, dtype, wide=True) <= 1
 
 
-@pytest.mark.parametrize("form", ["product", "gram"])  # Of others, no valid clip is that short.
+@pytest.mark.parametrize("form", ["product", "gram"])  # Others have no valid clip so short.
 def test_without_the_share_of_underflow_it_would(form, monkeypatch):
     monkeypatch.setattr(norms, "TINY", 0.0)
     assert longest_of(form) > 1.5

@@ -127,7 +127,7 @@ def test_mutants_that_take_batches_have_another_unit_of_privacy(monkeypatch):
     monkeypatch.setattr(checks, "_is_loader", lambda data: False)
     monkeypatch.setattr(checks, "_OPENING", (*checks._OPENING, "Map"))
     for data in (Loader(X, Y), batched.map(lambda x, y: (x / 2, y))):
-        assert poisson(data).sampling.dataset_size == 4  # Of 20 examples.
+        assert poisson(data).sampling.dataset_size == 4  # There are 20 examples.
 
 
 def test_two_arguments():
@@ -142,7 +142,7 @@ def test_batched_datasets_have_other_units_of_privacy(drop_remainder):
     with pytest.raises(ValueError, match=r"single examples, the unit of privacy.* `unbatch\(\)`"):
         poisson(batched)
     with pytest.raises(ValueError, match=r"call `unbatch\(\)`"):
-        poisson(batched.map(lambda x, y: (x / 2, y)))  # Of examples of one shape, it may seem.
+        poisson(batched.map(lambda x, y: (x / 2, y)))  # Each may seem one example.
     with pytest.raises(ValueError, match=r"call `unbatch\(\)`"):
         poisson(batched.concatenate(examples.batch(4)))
     assert poisson(batched.unbatch().map(lambda x, y: (x / 2, y))).sampling.dataset_size == 20

@@ -389,11 +389,11 @@ def test_killed_computation_is_resumed(torn, killed, tmp_path, monkeypatch):
 def assert_is_resumed(torn, killed, tmp_path, monkeypatch):
     images = np.random.default_rng(5).random([9, 8, 8, 1], "float32")  # Those of the process.
     with open(shutil.copy(killed, tmp_path), "ab") as file:
-        file.write(bytes(torn))  # Of a write that was not complete.
+        file.write(bytes(torn))  # Bytes of an incomplete write.
     original, calls = module._normalize, []
     monkeypatch.setattr(module, "_normalize", lambda *args: calls.append(1) or original(*args))
     found = scattering(images, num_groups=27, cache_dir=tmp_path)
-    assert len(calls) == 2  # Of five batches, three were kept.
+    assert len(calls) == 2  # Three of five batches were kept.
     np.testing.assert_array_equal(found, scattering(images, num_groups=27))
 
 

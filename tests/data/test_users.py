@@ -44,7 +44,7 @@ def test_examples_are_those_of_their_user_and_none_is_taken_twice():
 def test_every_subset_of_a_users_examples_is_as_likely():
     indices, _ = chosen(Users.of(IDS, 3, 12), [3], seeds=2000)
     subsets = collections.Counter(frozenset(draw[0]) for draw in indices)
-    assert len(subsets) == 20  # Of 3 of 6.
+    assert len(subsets) == 20  # Subsets of 3 of 6.
     assert scipy.stats.chisquare(list(subsets.values())).pvalue > 1e-4  # Keys are fixed.
 
 
@@ -173,7 +173,7 @@ def test_users_are_sampled_independently_with_their_probability(padding):
 def test_chunks_hold_whole_users():
     batches, found = drawn(draws=50, chunk_size=7)
     steps = batches.sampling.gradient_accumulation_steps
-    assert steps == 3  # Of 5 users at most, 2 at a time.
+    assert steps == 3  # For 5 users at most, 2 at a time.
     assert len(found) == 50 * steps
     assert all(len(x) % 3 == 0 and len(x) <= 6 for x, _, _ in found)
 

@@ -106,8 +106,8 @@ tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((x, y)), folder)
 """
 
 
-# Of four parts of two arrays each: in the first, in the second array of the third, in the last;
-# between a part's arrays and its name; in the first index, and in the last.
+# Places of kills in four parts of two arrays each: the first array, the second array of the third
+# part, the last array; between a part's arrays and its name; the first index, the last index.
 KILLS = [
     *(("array", 1), ("array", 6), ("array", 8)),
     *(("rename", 1), ("rename", 4), ("index", 1), ("index", 2)),

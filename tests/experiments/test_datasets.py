@@ -72,7 +72,7 @@ def test_features_of_examples_are_those_of_each_alone():
 def test_features_are_kept_for_the_next_run(tmp_path, monkeypatch):
     folder = tmp_path / "features"
     first = held_out(features="scattering", features_dir=str(folder))
-    assert len(list(folder.iterdir())) == 2  # Of the training set and of the test set.
+    assert len(list(folder.iterdir())) == 2  # One for the training set, one for the test set.
     # Neither is computed again, for whatever part of them.
     monkeypatch.setattr(tfdp.data.features, "_batches_of_features", None)
     again = held_out(features="scattering", features_dir=str(folder))
@@ -125,7 +125,7 @@ def test_mirrored_features_are_means_of_both(monkeypatch, width, depth):
     assert found.shape == (5, 3, half, depth) and found.dtype == np.float32
     order = datasets._mirrored_channels(depth)
     assert sorted(order) == list(range(depth)) and (order[order] == np.arange(depth)).all()
-    np.testing.assert_array_equal(order // 81, np.arange(depth) // 81)  # Of the same color.
+    np.testing.assert_array_equal(order // 81, np.arange(depth) // 81)  # The same color.
     other = x[:, :, ::-1][..., order]
     np.testing.assert_allclose(found, (x + other)[:, :, :half] / 2, rtol=1e-6)
     np.testing.assert_array_equal(datasets.mirrored(other), found)  # Left is right.

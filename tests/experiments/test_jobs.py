@@ -75,7 +75,7 @@ def test_every_job_gets_a_line_but_one_that_fails(tmp_path, monkeypatch):
     (failure,) = jobs.run_all(todo, places, processes=2)
     assert failure.startswith(f"{HOPELESS.key}: RefusedError: --target_epsilon=0.001 at")
     assert len(records.read(places.record)) == 3
-    assert list(places.runs.iterdir()) == []  # Of runs that ended.
+    assert list(places.runs.iterdir()) == []  # Runs that ended leave nothing.
     assert find(places, NOT_PRIVATE)["epsilon"] is None
     check_what_was_run_and_what_it_cost(find(places, GOOD))
     check_nothing_is_told_of_attempts(find(places, SELECTIVE))

@@ -43,7 +43,7 @@ def test_training_sees_randomized_labels_alone(monkeypatch, mutant):
         monkeypatch.setattr(label_privacy.tfdp.data, "randomized_response_labels", keep)
     with pytest.raises(_Stop):
         label_privacy.train(_run())
-    # Of 10 classes, exp(2) / (exp(2) + 9) = 0.45 are kept: 30 deviations from all.
+    # With 10 classes, exp(2) / (exp(2) + 9) = 0.45 are kept: 30 deviations from all.
     kept = np.mean(seen[0] == datasets.load("digits").train_y)
     assert (0.35 < kept < 0.55) != mutant
 

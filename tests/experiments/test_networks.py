@@ -70,7 +70,7 @@ def test_the_residual_network_is_clipped_in_one_pass():
     y = np.arange(6)
     expected = support.looped_clipped_sum(model, x, y, 0.1)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Of the vectorized engine.
+        warnings.simplefilter("error")  # The vectorized engine warns.
         found = support.ClippedSum(OnePassEngine(0.1), model, x)(x, y)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 

@@ -37,7 +37,7 @@ def state(folder):
     return [*model.get_weights(), *weights], ledger, rows
 
 
-# Of sums whose order threads decide, where TensorFlow's determinism is not switched on.
+# Rounding of sums whose order threads decide, if TensorFlow's determinism is not switched on.
 ROUNDING = 1e-5
 
 
@@ -84,8 +84,8 @@ def run_and_copy_before_the_end(folder, monkeypatch, *arguments):
     assert not (folder / "part" / "result.json").exists()
 
 
-# Of two folders that are its first arguments, the second gets what a kill before the third epoch
-# is saved would leave of the first.
+# The first two arguments are folders. The second gets what a kill before the third epoch is saved
+# would leave in the first.
 RUN = """
 import os, runpy, shutil, sys
 from experiments import training

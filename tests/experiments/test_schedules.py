@@ -25,7 +25,7 @@ def test_linear_falls_from_the_first_step_to_zero_after_the_last():
 
 def test_cooldown_is_constant_and_falls_to_zero_over_the_last_30_percent():
     found = rates("cooldown", 20)
-    # Of 20 steps the last 6 fall: 0.8 at step 14, and a sixth less with each of them.
+    # The last 6 of 20 steps fall: 0.8 at step 14, and a sixth less with each of them.
     expected = [0.8] * 14 + [0.8 * left / 6 for left in (6, 5, 4, 3, 2, 1, 0)] + [0.0]
     np.testing.assert_allclose(found, expected, atol=1e-6)
 

@@ -149,7 +149,7 @@ def _draw(random, family):
         except CannotUse:
             continue
         recipe["blocks"].append(candidate)
-    # Of numbers of their own: the other choices stay what they were.
+    # Draws from a generator of their own, so that the other choices stay what they were.
     other = np.random.default_rng([recipe["seed"], 1])
     recipe["each"] = 1 if family == "streams" else int(other.choice([1, 1, 1, 2, 3]))
     recipe["rows"] *= recipe["each"]

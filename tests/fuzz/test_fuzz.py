@@ -22,7 +22,7 @@ def test_finds_what_a_mechanism_prevents(mutant, runner):
     assert "finding" in [outcome["outcome"] for outcome in outcomes], outcomes
 
 
-# Of what lies around the step: a seed whose first case finds the mutant of its family.
+# For each family around the step: a seed whose first case finds the mutant of the family.
 SEEDS = {"transforms": 3, "updates": 3, "files": 4, "copies": 2}
 
 

@@ -24,7 +24,7 @@ from tfdp.data import tasks
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "backbones.md"
 ROWS = 4
-LARGEST_ERROR = 1e-4  # Of a number, as a share of the largest one, in float32.
+LARGEST_ERROR = 1e-4  # Error of a number as a share of the largest one, in float32.
 ONE_PASS, VECTORIZED, REFUSED = "one pass", "vectorized", "refused"
 _HEADER = """# Backbones of KerasHub
 
@@ -105,7 +105,7 @@ def take_one_step(name: str) -> Result:
     before = support.flat(v.numpy() for v in model.trainable_variables)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of the slower engine.
+            warnings.simplefilter("ignore")  # The engine may be the slower one.
             data = tf.data.Dataset.from_tensor_slices(examples).batch(ROWS)
             keras.Model.fit(model, data, verbose=0)
     except ValueError as error:

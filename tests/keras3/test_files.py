@@ -32,7 +32,7 @@ def merged_lora(folder):
 
 def quantized(folder):
     model = trained(FRONT, network())
-    with warnings.catch_warnings():  # Of Keras, for the input's layer.
+    with warnings.catch_warnings():  # Keras warns of the input's layer.
         warnings.simplefilter("ignore")
         model.quantize("int8")
     return keras.Sequential([keras.Input([4]), *model.layers])  # Without the optimizer.

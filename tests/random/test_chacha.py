@@ -122,7 +122,7 @@ def assert_all_bits_count(words_of):
         drawn.append(words_of(changed))
     drawn.extend(words_of(key, use) for use in (1, 2))
     ones = np.unpackbits(np.array(drawn).view(np.uint8), axis=1)
-    distances = np.sum(ones[1:] != ones[0], axis=1)  # Of 128 bits: 64 +- 5.7 each.
+    distances = np.sum(ones[1:] != ones[0], axis=1)  # 64 +- 5.7 of 128 bits each.
     assert distances.min() > 64 - 7 * 5.7 and distances.max() < 64 + 7 * 5.7
     assert abs(distances.mean() - 64) < 5 * 5.7 / np.sqrt(len(distances))
 

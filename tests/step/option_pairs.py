@@ -202,7 +202,7 @@ class Training:
 
 
 def _noise_of(event: Any) -> float:
-    event = getattr(event, "update", event)  # Of a selective release.
+    event = getattr(event, "update", event)  # Set in a selective release.
     return getattr(event, "event", event).noise_multiplier
 
 
@@ -258,8 +258,8 @@ def measured(names: tuple[str, ...], front: FrontEnd | None = None, steps: int =
     return Training(front, [OPTIONS[name] for name in names], steps).fit()
 
 
-# Of normal numbers, the standard deviation is found to 0.35%: 7 of that, and what secure noise may
-# be larger. 5% is never taken for it: 7 of that, again.
+# The standard deviation of the normal numbers is known to 0.35%. The tolerance is 7 times that, and
+# what secure noise may add. Noise that is off by 5% is caught: it is another 7 times that away.
 TOLERANCE = 0.025 + 0.002
 
 

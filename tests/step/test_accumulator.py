@@ -188,7 +188,7 @@ def assert_whole_draws_are_added(monkeypatch, accumulator, padding="full"):
 
     def train(batches):
         for batch in batches:
-            with contextlib.suppress(tf.errors.InvalidArgumentError):  # Of another thread's draw.
+            with contextlib.suppress(tf.errors.InvalidArgumentError):  # Another thread's draw.
                 step(*batch)
 
     threads = [threading.Thread(target=train, args=[batches]) for batches in data]

@@ -62,7 +62,7 @@ def test_round_numbers_identify_nothing():
     for values in (*ROUND, np.full([100, 100], -0.5), np.zeros([10_000], np.float32)):
         assert known_values.digest(tf.constant(values)) is None
         assert not known_values.digests(tf.constant(values))
-    # Of few entries, rounded ones are not told from those of others.
+    # If there are few entries, rounded ones are not told from those of other tensors.
     assert len(known_values.digests(tf.constant([0.1234567, 0.7654321]))) == 1
     assert len(known_values.digests(tf.constant(VALUES))) == 3
 

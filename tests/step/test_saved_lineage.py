@@ -32,7 +32,7 @@ def save(front, model, folder):
     """Saves a model in every way."""
     model.save(folder / "m.keras")
     model.save_weights(folder / "m.weights.h5")
-    with warnings.catch_warnings():  # Of the old format.
+    with warnings.catch_warnings():  # Keras warns of the old format.
         warnings.simplefilter("ignore")
         model.save(folder / "m.h5")
     tf.train.Checkpoint(variables=variables(front, model)).write(folder / "variables")
@@ -209,7 +209,7 @@ def load_task(front, folder):
 
 @pytest.mark.filterwarnings(
     "ignore:Skipping variable loading"
-)  # Of Keras, for the other optimizer.
+)  # Keras warns of the other optimizer.
 @front_ends.with_both
 def test_a_model_that_comes_back_without_its_optimizer_warns_and_keeps_its_ledger(front, tmp_path):
     with pytest.warns(UserWarning, match="Adam, which is not private: `fit` would train"):

@@ -166,7 +166,7 @@ def test_metrics_of_a_step_of_ones_own_are_left_alone(front):
     sampling = batches.sampling
     model.compile(front.tfdp.DPSGD(1.0, 1.0, learning_rate=RATE, sampling=sampling))
     shown = model.fit(batches, verbose=0).history["mean"][0]
-    share = shown / math.log(3)  # Of the rows that are examples: the loss of each is log 3.
+    share = shown / math.log(3)  # Share of rows that are examples: each has loss log 3.
     assert share * sampling.padded_batch_size == pytest.approx(
         round(share * sampling.padded_batch_size), abs=1e-3
     )

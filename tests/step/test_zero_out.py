@@ -23,7 +23,7 @@ N, B, CLIP = 24, 8, 0.05
 UNIT = 5
 X = np.ones([N, 3], "float32")
 Y = (np.arange(N) == UNIT).astype("int64")
-# Of six users with four examples each, one has all the others' class.
+# Six users have four examples each. One user has a class of its own.
 USERS = np.arange(N) // 4
 USER_Y = (USERS == UNIT).astype("int64")
 

@@ -176,8 +176,8 @@ def test_seeds_of_the_likelihood():
     one, same, other = (model.log_likelihood(X, num_samples=3, seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert not np.any(one == other)
-    # Of 30 floats, each is the same in both by chance once in 1e6, and three of them once in 1e14;
-    # all of them if both get one seed of 32 bits: once in 4e9.
+    # By chance, each of 30 floats is the same in both once in 1e6, and three of them once in 1e14.
+    # All are the same if both get one seed of 32 bits: once in 4e9.
     unseeded, again = (model.log_likelihood(X, num_samples=3) for _ in range(2))
     assert np.sum(unseeded == again) < 3
     assert model.log_likelihood(X[:0]).shape == (0,)
@@ -231,7 +231,7 @@ def test_seeds_of_synthetic_examples():
         )
         np.testing.assert_array_equal(one, same)
         assert not np.any(one == other)
-        # Of 20 floats, each is the same in both by chance once in 1e6: three, once in 1e14 runs.
+        # By chance, each of 20 floats is the same in both once in 1e6, and three once in 1e14 runs.
         assert np.sum(unseeded == again) < 3
 
 

@@ -333,7 +333,7 @@ def test_random_numbers_are_new_in_every_batch():
         assert not np.any(one[name] == other[name])
     _, mask = model._drawn_rows((tf.constant(X), X, tf.constant(MASK.astype("float32"))))
     np.testing.assert_array_equal(mask, MASK)
-    # Of each row and each code its own.
+    # Each row and each code has noise of its own.
     assert len(np.unique(one["noise"])) == N * 4
     drawn = np.concatenate([model._drawn_rows((tf.constant(X), X))[0]["noise"] for _ in range(10)])
     assert scipy.stats.kstest(drawn.ravel(), "norm").pvalue > 1e-4

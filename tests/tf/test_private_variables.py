@@ -150,7 +150,7 @@ def of_replicas(value, in_function=False):
     return made[0]
 
 
-# Of these TensorFlow has the others.
+# Ways that are tested for variables with a part for each replica.
 WAYS_OF_REPLICAS = ["numpy", "array", "deepcopy", "checkpoint", "background"]
 
 

@@ -14,7 +14,7 @@ from tfdp.training import chunk_sizes
 
 X, Y = small_data(300)
 SPEC = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
-ROW = 3 * (4 * 4 + 8)  # Of three copies.
+ROW = 3 * (4 * 4 + 8)  # Bytes of three copies.
 SAMPLING = PoissonSampling(60_000, 1024)
 ROWS = SAMPLING.usual_batch_size
 

@@ -12,9 +12,9 @@ from tfdp.accounting import accountants, mechanisms
 from tfdp.accounting.mechanisms import ApartMechanism
 from tfdp.accounting.observability import CONDITIONAL
 
-# Of delta, for what the accountants know.
+# Largest number of shares of delta that are tried for the accountants.
 _MOST_SHARES = 4
-# Of the Renyi orders, to begin with.
+# Stride between the Renyi orders that are tried first.
 _STRIDE = 8
 
 

@@ -16,10 +16,10 @@ from tfdp.accounting.observability import check_observability
 from tfdp.accounting.rounding import rounded_up
 from tfdp.base import validation
 
-# Relative. The result is at most four times this above the smallest noise multiplier; with rounding
-# to six digits, at most 0.1%.
+# Relative tolerance. The result exceeds the smallest noise multiplier by at most four times this;
+# with rounding to six digits, by at most 0.1%.
 _TOLERANCE = 2.4e-4
-# Below, a single step costs an epsilon of thousands: no guarantee that a number could improve.
+# With less noise, a single step costs an epsilon of thousands, which guarantees nothing.
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
 _MOST_RELEASES = 10**8
@@ -155,7 +155,7 @@ class Budget:
         def gap(noise: float) -> float:
             return min(cost(noise), 2 * self.target) - self.target  # Finite, for the root finder.
 
-        # Not at 1 / (1 / noise), where rounding may change the sign.
+        # Evaluates at the noises themselves: at 1 / (1 / noise), rounding may change the sign.
         ends = {1 / high: gap(high), 1 / low: gap(low)}
 
         def of_inverse(y: float) -> float:
@@ -200,7 +200,7 @@ class Budget:
             noise = less
         if noise == _LEAST_NOISE or cost((1 - 2 * _TOLERANCE) * noise) > self.target:
             return noise
-        # Of an epsilon of 0, the order that is called the best is any one.
+        # If epsilon is 0, any order may be called the best.
         return min(noise, self._least(cost, 1.0))
 
     def _quick_epsilon(self, *new: Release) -> float:

@@ -14,13 +14,13 @@ from tfdp.accounting.dominating_pairs import Pair
 from tfdp.accounting.loss_sum import Directions, LossSum
 from tfdp.accounting.rare_losses import RareLosses
 
-# Below, epsilon counts as infinite.
+# Epsilon counts as infinite at a smaller delta.
 _LEAST_DELTA = 1e-250
-# Above, delta counts as that at this epsilon.
+# Delta at a larger epsilon counts as that at this epsilon.
 _MOST_EPSILON = 1e4
-# Where the errors are a larger share of delta, large losses are taken apart.
+# If the errors are a larger share of delta, large losses are handled apart.
 _LARGE_ERROR = 1e-4
-# Of delta, each at most the square of the one before.
+# Largest number of guesses at epsilon or delta.
 _MOST_GUESSES = 7
 
 Parts = Sequence[tuple[Pair, int]]

@@ -128,7 +128,7 @@ def _differences(
     tail = np.where(right, upper[:-1], lower[1:])
     difference = np.where(right, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
     difference = np.where(across, 1 - lower[:-1] - upper[1:], difference)
-    with np.errstate(invalid="ignore"):  # Of infinite edges, where the tail is 0.
+    with np.errstate(invalid="ignore"):  # The tail is 0 at infinite edges.
         error = relative_error(np.where(right, x[:-1], x[1:])) * tail
     error = np.where(across, _EPS, np.where(tail > 0, error, 0.0))
     return np.maximum(difference, 0.0), 4 * error

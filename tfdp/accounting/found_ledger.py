@@ -40,7 +40,7 @@ def find_ledger(source: Any) -> PrivacyLedger:
 
 def is_model(source: Any) -> bool:
     """Returns whether something is a model of Keras 2 or 3."""
-    # Of Keras 2 or Keras 3; both have other things with trainable variables.
+    # Models of Keras 2, or of Keras 3. Other objects of both have trainable variables, too.
     return hasattr(type(source), "trainable_variables") and (
         hasattr(type(source), "submodules") or hasattr(type(source), "compile_from_config")
     )

@@ -20,7 +20,7 @@ from tfdp.accounting.sampling import EXAMPLE, UNITS
 from tfdp.base import validation
 
 _FORMAT_VERSION = 1
-_FIELDS = {"event", "count", "truncation_probability", "cycle_length"}  # Of a release.
+_FIELDS = {"event", "count", "truncation_probability", "cycle_length"}  # Fields of a release.
 
 
 class PrivacyParametersChangedError(ValueError):

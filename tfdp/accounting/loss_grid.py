@@ -23,9 +23,9 @@ from tfdp.accounting.dominating_pairs import Direction
 _EPS = float(np.finfo(float).eps)
 # Losses of more than so many intervals have knots 1 / _DENSE of themselves apart.
 _DENSE = 1024
-# Above, e^-loss vanishes, and rounding up costs a thousandth at most.
+# For larger losses, e^-loss vanishes, and rounding up costs a thousandth at most.
 HUGE_LOSS = 300.0
-# Of a few operations, absolute of small losses and relative of others.
+# Rounding errors of a few operations: absolute for small losses and relative for others.
 _ROUNDINGS = 16 * _EPS
 # Steps of an iteration.
 _ANCHORINGS = 6
@@ -60,7 +60,7 @@ class Discrete:
         return np.where(np.isnan(result), np.inf, result)
 
 
-# Nearly: logarithms of its moments are finite.
+# Has nearly no outcome: the logarithms of its moments are finite.
 _NO_OUTCOME = Discrete(np.zeros(1), np.full(1, np.finfo(float).tiny), 0.0)
 
 

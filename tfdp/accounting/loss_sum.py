@@ -23,11 +23,11 @@ from tfdp.accounting.dominating_pairs import Direction
 from tfdp.accounting.loss_grid import Discrete, discretize, grid, sums_from
 
 _EPS = float(np.finfo(float).eps)
-# The bounds differ by about so much, relatively.
+# Approximate relative difference between the bounds.
 _PRECISION = 5e-4
-# Epsilons below are as good as zero: the grid is not made finer for them.
+# Smaller epsilons are as good as zero: the grid is not made finer for them.
 _LEAST_EPSILON = 3e-4
-# Tilted probability, at most, that a sum of losses is outside of the window.
+# Largest tilted probability that a sum of losses is outside of the window.
 _OUTSIDE = 1e-14
 _MOST_POINTS = 2**21
 # Intervals, for a lower bound, in the range of nine tenths of the losses of a release.
@@ -36,7 +36,7 @@ _CELLS_OF_SPREAD = 16
 _LEFT_OUT = 1e-4
 # Share of delta that needs not be known.
 _UNLIKELY = 1e-5
-# Of log(tilted characteristic function^count): e^-60 is far below all roundings.
+# The tilted characteristic function^count is neglected below e^-60, far below all roundings.
 _NEGLIGIBLE = 60.0
 
 Directions = list[tuple[Direction, int]]
@@ -226,7 +226,7 @@ def _window(pieces: list[Discrete], counts: np.ndarray, theta: float) -> tuple[f
         at_theta += count * float(piece.log_moments(np.array([theta]))[0])
     unlikely = math.log(_OUTSIDE / 2)
     largest = max(float(np.abs(p.losses).max()) for p in pieces) + _EPS
-    best = math.sqrt(-2 * unlikely / max(variance, 1e-12 * largest**2))  # Of a Gaussian.
+    best = math.sqrt(-2 * unlikely / max(variance, 1e-12 * largest**2))  # The best for a Gaussian.
     steps = np.geomspace(min(best, 1 / largest) / 8, 8 * best, 24)
     tilts = np.concatenate([theta + steps, theta - steps])
     moments = sum(n * p.log_moments(tilts) for p, n in zip(pieces, counts, strict=True)) - at_theta

@@ -19,7 +19,7 @@ _MOST_MEAN = 1e6
 # A draw differs from the stated distribution with a probability far below any delta.
 _UNIFORM_BYTES = 25
 _DIGITS = 80
-# Relative, of the rate: what is drawn has it rounded down, and what is accounted for rounded up.
+# Relative rounding of the rate: down for what is drawn, and up for what is accounted for.
 _ROUNDING = 1e-12
 
 
@@ -224,7 +224,7 @@ class Repetitions:
 
 def _least_delta(orders: np.ndarray, rdp: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
     """Returns deltas at `epsilons` of what has this RDP."""
-    distance = math.sqrt(-math.expm1(-float(rdp[0])))  # Of Bretagnolle and Huber.
+    distance = math.sqrt(-math.expm1(-float(rdp[0])))  # The bound of Bretagnolle and Huber.
     stable = orders > 1.01
     a, r = orders[stable], rdp[stable]
     logs = (a - 1) * (r + np.log1p(-1 / a) - epsilons[:, np.newaxis]) - np.log(a)

@@ -46,16 +46,16 @@ from scipy import special
 
 from tfdp.accounting import dominating_pairs
 
-# The lowest level but zero is that of so many standard deviations, and more of them with selection.
-# Below, losses count as infinite: of a probability of about 1e-23.
+# Standard deviations at the lowest level but zero. With selection there are more. Losses below it,
+# of a probability of about 1e-23, count as infinite.
 _TAIL = 10.0
-# Standard deviations between levels, at first.
+# Standard deviations between the first levels.
 _INTERVAL = 0.25
 # An interval is cut where the polygon is further above what is attained than this share of the
 # hockey-stick divergence, at the epsilon that the slope belongs to, and than this probability.
 _PRECISION = 3e-5
 _NEGLIGIBLE = 1e-30
-# Into so many parts at once, so often, until there are so many intervals.
+# Most parts that an interval is cut into at once, most rounds of cuts, and most intervals.
 _MOST_PARTS = 8
 _MOST_CUTS = 12
 _MOST_INTERVALS = 5000
@@ -63,7 +63,7 @@ _MOST_INTERVALS = 5000
 _PRICE_PRECISION = 0.2
 _MOST_PRICES = 80
 _MOST_NEWTON_STEPS = 100
-# Beyond, likelihood ratios overflow, and rounding is all that is left.
+# With less noise or a larger spread, likelihood ratios overflow, and only rounding is left.
 _LEAST_NOISE = 0.05
 _LARGEST_LOG_SPREAD = 20.0
 _EPS = float(np.finfo(float).eps)
@@ -217,7 +217,7 @@ class _Dual:
         terms = (self.test - power) * upper, -price * (self.test - self.level) * lower
         # Selection moves the lowest level and its price's break, and that of the power.
         furthest = self.setting.furthest(6)
-        # Of a normal probability at z: z^2 times that of z.
+        # The relative error of a normal probability at z is z^2 times that of z.
         rounding = 4 * _EPS * (4 + furthest**2) * sum(np.abs(t).sum(axis=0) for t in terms)
         # Next to a rounded break the wrong line was taken.
         off = _EPS * (1 - self.setting.q + breaks) * (100 + 4 * furthest / self.setting.sigma)
@@ -337,12 +337,12 @@ def _points(
     rise = (right.attained - left.attained) / (right.level - left.level)
     gaps = [np.max(x - left.attained - rise * (y - left.level), axis=0) for y, x in options]
     best = np.where(gaps[0] < gaps[1], options[0], options[1])
-    # Of the hockey-stick divergence at the epsilon that the slope belongs to.
+    # Allowed error: a share of the hockey-stick divergence at the epsilon of the slope.
     allowed = _PRECISION * (left.delta + right.delta) / 2 + _NEGLIGIBLE
     allowed += left.rounding + right.rounding
     # The error falls with the square of the width.
     parts = np.ceil(np.sqrt(np.maximum(np.minimum(*gaps), 0) / allowed))
-    # But for rounding, f is larger than 1 - y on the others.
+    # On the other intervals, f is larger than 1 - y, except for rounding.
     needed = left.level + left.attained < 1 + 1e-9
     best = np.where(needed, best, 0.0)
     return best, np.where(needed, np.clip(parts, 1, _MOST_PARTS), 1).astype(int)

@@ -158,13 +158,13 @@ def selective_truncation_probability(
     """
     tau_t = validation.small_probability("update_truncation", update_truncation)
     tau_v = validation.small_probability("validation_truncation", validation_truncation)
-    if least_acceptance == 0:  # Of a threshold that nothing passes: every update reaches the cap.
+    if least_acceptance == 0:  # Nothing passes the threshold: every update reaches the cap.
         return math.nextafter(1.0, 0.0)
     a = validation.positive_probability("least_acceptance", least_acceptance)
     attempts = default_max_attempts(a) if max_attempts is None else max_attempts
     attempts = validation.positive_integer("max_attempts", attempts)
     capped = math.exp(attempts * math.log1p(-a)) if a < 1 else 0.0
-    # Just below 1, where a ledger takes it; epsilon is infinite long before.
+    # A ledger takes a probability just below 1. Epsilon is infinite long before.
     return min((tau_t + tau_v) / a + capped, math.nextafter(1.0, 0.0))
 
 

@@ -172,7 +172,7 @@ def loss_scores(model: Any, x: Any, y: Any) -> np.ndarray:
             f"`(model, x, y)` that returns a score for each example. Received: loss={loss!r}."
         )
     loss = tf.keras.losses.get(loss) if isinstance(loss, str) else loss
-    function = getattr(loss, "call", loss)  # Of a class of Keras, 2 or 3: before the mean.
+    function = getattr(loss, "call", loss)  # `call` of Keras losses takes no mean.
     outputs = model.predict(x, verbose=0)
     losses = np.asarray(function(tf.convert_to_tensor(y), tf.convert_to_tensor(outputs)))
     return -losses.reshape(len(losses), -1).mean(axis=1)

@@ -31,12 +31,12 @@ def correct_guesses(seen: np.ndarray, unseen: np.ndarray, count: int) -> int:
     Args:
       seen: Scores of canaries that were in, sorted.
       unseen: Scores of canaries that were out, sorted.
-      count: Number of guesses; of an odd one, one more is "in".
+      count: Number of guesses; if it is odd, one more is "in".
     """
     scores = np.concatenate([seen, unseen])
     is_in = np.concatenate([np.ones(seen.size, bool), np.zeros(unseen.size, bool)])
     low, high = count // 2, count - count // 2
-    # Of equal scores, "in" comes first, where "out" is guessed, and "out" last.
+    # Equal scores count as wrong: "in" comes first, where "out" is guessed, and "out" last.
     ordered = is_in[np.lexsort([~is_in, scores])]
     return int(ordered[scores.size - high :].sum() + (~ordered[:low]).sum())
 
@@ -141,7 +141,7 @@ def is_contradicted(
       - Mahloujifar, Melis, Chaudhuri, 2024, Theorem 3.2 and Algorithm 3. (Derived anew, for guesses
         of single coins.)
     """
-    total = np.full(np.shape(mu), significance)  # Of the probabilities so far.
+    total = np.full(np.shape(mu), significance)  # Sum of the probabilities so far.
     right = total * correct / canaries  # The sum of j p_j / m.
     wrong = total * (guesses - correct) / canaries
     for j in range(correct - 1, -1, -1):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-# What tfdp and Keras log that follows from no data, or is covered by epsilon.
+# Logs of tfdp and Keras that follow from no data, or that epsilon covers.
 _PUBLIC = frozenset({"accepted", "accepted_updates", "batch", "epoch", "epsilon"})
 _RATES = frozenset({"learning_rate", "lr"})
 _FILES = frozenset({"CSVLogger", "RemoteMonitor", "TensorBoard"})
@@ -64,7 +64,7 @@ def warn_of(callbacks: list, warn: Callable[[str], None]) -> bool:
 def _all(callbacks: list) -> Iterator[Any]:
     for callback in callbacks:
         yield callback
-        for name in ("callbacks", "_others"):  # Of a list of callbacks, and of an average's.
+        for name in ("callbacks", "_others"):  # Callbacks of a list and of an average.
             nested = getattr(callback, name, None)
             if isinstance(nested, (list, tuple)):
                 yield from _all(list(nested))

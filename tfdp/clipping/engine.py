@@ -282,7 +282,7 @@ class ClippingEngine(abc.ABC):
         factors = tf.ones_like(norms)
         if self.clips:
             factors = self.clipping_rule.random_factors(norms, limit, uniforms)
-            # Of a rule that divides by zero, say: infinity times zero is not zero.
+            # A rule that divides by zero gives infinity, and infinity times zero is not zero.
             finite = finite & tf.reduce_all(tf.math.is_finite(factors), axis=1)
             if self.wide_sums:
                 factors *= 1 - rounding_margin(len(squares))
@@ -364,7 +364,7 @@ class Factors:
     block_of: list[int]
 
     def __post_init__(self) -> None:
-        # Once for all variables, in the graph in which the factors were computed.
+        # Unstacks once for all variables, in the graph in which the factors were computed.
         object.__setattr__(self, "_columns", tf.unstack(self.by_block, axis=1))
 
     def of_variable(self, index: int) -> tf.Tensor:

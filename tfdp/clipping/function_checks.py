@@ -66,7 +66,7 @@ def trace_alone(name: str, function: Callable[..., Any], specs: Sequence[Any]) -
                 f"that uses another tensor, {tensor.name}, which depends on data or on a state: "
                 "pass its rows in `batch`."
             )
-    # Also those that are read by their handles, or by functions that are called.
+    # Includes variables that are read by their handles, or by functions that are called.
     read = [
         batch_state.variable_with(t) for t in captured(graph).values() if t.dtype == tf.resource
     ]
@@ -108,7 +108,7 @@ def check_is_by_row(name: str, tensor: Any) -> None:
     batch, data = loss_reader.data_of(tensor)
     outside = captured(tensor.graph)
     for source in data:
-        if source in outside:  # Of an enclosing function, where it may have been mixed.
+        if source in outside:  # The enclosing function may have mixed it.
             check_is_by_row(name, outside[source])
     if tensor.ref() in data:
         return

@@ -145,7 +145,7 @@ def trace_for_report(engine: Any, model: Any) -> None:
 
 def _parts_of(model: Any) -> tuple[Any, list[tf.Variable]]:
     """Returns specs of the arguments of a model, None if it has none, and what it trains."""
-    if hasattr(model, "save_spec"):  # Of Keras 2.
+    if hasattr(model, "save_spec"):  # Keras 2.
         spec = model.save_spec()
         return spec, [] if spec is None else model.trainable_variables
     from tfdp.base.keras_3 import takes, tf_variable

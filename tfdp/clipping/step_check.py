@@ -85,12 +85,12 @@ _TIE = "functions_that_call_minimize_may_be_called_from_one_outer_function_only"
 
 _NO_BATCH = "that read no batch of their own"
 
-# Of the function in TensorFlow that runs what is to run when a graph is left: the variable that
-# holds what was to run when it was entered again, or None.
+# A local variable of the function in TensorFlow that runs callbacks when a graph is left. If the
+# graph was entered again, it holds the callbacks of the enclosing entry. Otherwise it is None.
 _ENCLOSING_CALLBACKS = "old_scope_exit_callbacks"
 
 _anchors: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_losses: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Their names, for messages.
+_losses: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Names, for messages.
 _data_names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _own_loops: weakref.WeakSet = weakref.WeakSet()
 _watched: weakref.WeakSet = weakref.WeakSet()
@@ -180,8 +180,8 @@ def watch(graph: tf.Graph) -> None:
             enclosing.append(leave)
             return
         _watched.discard(outermost)
-        # Not if tracing failed: then nothing can run, and that error says more. An exception that
-        # was being handled before tracing began was not raised by it.
+        # Skipped if tracing failed: nothing can run then, and its error says more. An exception
+        # that was being handled before tracing began was not raised by it.
         if all(error in handled for error in _being_handled()[:1]):
             check_graph(outermost)
 

@@ -16,16 +16,16 @@ from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables
 from tfdp.data.stored import Weighted
 
-# What leaves every element as it was drawn, and no draw delivered twice.
+# Methods that leave every element as it was drawn, and deliver no draw twice.
 _KEEPING = ("prefetch", "repeat", "skip", "take", "with_options")
 # The functions by which Keras weighs classes: those of Keras 2 and 3.
 _OF_CLASS_WEIGHTS = (
     "_make_class_weight_map_fn.<locals>._class_weights_map_fn",
     "make_class_weight_map_fn.<locals>.class_weights_map_fn",
 )
-# What reads the elements, or says something of them. (`for` in a `tf.function` calls no method.)
+# Members that read or describe the elements. (`for` in a `tf.function` calls no method.)
 _READING = frozenset({"as_numpy_iterator", "cardinality", "element_spec", "options", "name"})
-# What may choose batches by their contents, or stop by them.
+# Methods that may choose batches by their contents, or stop by them.
 _CHOOSING = ("reduce", "scan", "take_while")
 
 
@@ -158,9 +158,9 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
         )
     if source.stored is not None:  # A label without a weight is found when it is drawn.
         return self._make(dataclasses.replace(source, stored=Weighted(source.stored, map_func)))
-    # Of the whole data set, so that a label without a weight is an error before training.
+    # Weighs the whole data set, so that a label without a weight is an error before training.
     try:
-        with tf.device("cpu"):  # Where labels without a weight are found: a GPU looks up zeros.
+        with tf.device("cpu"):  # It finds labels without a weight. A GPU looks up zeros.
             weights = tf.cast(map_func(*source.tensors())[2], tf.float32)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
@@ -173,7 +173,7 @@ def _weighing(self: PoissonBatches, map_func: Any, *args: Any, **kwargs: Any) ->
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def method(self: PoissonBatches, *args: Any, **kwargs: Any) -> NoReturn:
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # Which would split batches.
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # A strategy would split batches.
             raise TypeError(
                 "Under a distribution strategy of several replicas, each replica must sample its "
                 "own part of the data set: use `tfdp.data.distributed_poisson_batches(strategy, "

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp.base.validation import check_unmasked
 
 _CONTAINERS = (dict, list, tuple)
-# Of datasets: what makes batches, and what makes something else of its elements.
+# Datasets that make batches, and datasets that make something else of their elements.
 _BATCHING = ("Batch", "ParallelBatch", "PaddedBatch", "DenseToRagged", "DenseToRaggedBatch")
 _OPENING = ("Unbatch", "FlatMap", "Interleave", "ParallelInterleave", "Window")
 # Classes of Keras 2 and 3 that give batches.
@@ -144,7 +144,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_sparse(value: Any) -> bool:
-    return hasattr(value, "toarray") and hasattr(value, "nnz")  # Of SciPy.
+    return hasattr(value, "toarray") and hasattr(value, "nnz")  # A SciPy array.
 
 
 def _is_arrow_table(value: Any) -> bool:
@@ -202,7 +202,7 @@ def _check_part(part: Any) -> None:
             f"a {type(part).__name__} in it: choose a split, such as `data['train']`, and let its "
             "examples have all the parts."
         )
-    array = part.to_numpy() if hasattr(part, "to_numpy") else part  # Of data frames.
+    array = part.to_numpy() if hasattr(part, "to_numpy") else part  # A data frame.
     kind = array.dtype.kind if isinstance(array, np.ndarray) else ""
     if kind in ("m", "M") or _has_fields(array) or (kind == "O" and not _are_strings(array)):
         remedy = (

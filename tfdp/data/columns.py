@@ -84,7 +84,7 @@ def takes_generators(items: Any) -> bool:
     method: Any = items.__getitems__ if together else getattr(items, "__getitem__", None)
     try:
         return ("rngs" if together else "rng") in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # Of classes that are not written in Python.
+    except (TypeError, ValueError):  # The class is not written in Python.
         return False
 
 
@@ -94,7 +94,7 @@ def names_of(value: Any) -> list[str] | None:
         return None
     if hasattr(value, "keys"):
         return list(value.keys())
-    is_frame = hasattr(value, "columns") and hasattr(value, "to_numpy")  # Of Polars.
+    is_frame = hasattr(value, "columns") and hasattr(value, "to_numpy")  # A Polars frame.
     return list(value.columns) if is_frame else None
 
 

@@ -34,7 +34,7 @@ _ENTRY_BITS, _PLACE_BITS = 13, 15
 _ENTRIES = 2**_ENTRY_BITS
 # Columns of what is known of a draw.
 _SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS, _SEQUENCE = slice(0, 9), 9, 10, 11, 12, 13, 14
-# Of what is known of the sampling.
+# Column of the chunks per draw in what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
 # Uses of one entry, and chunks of one draw, that are told apart.
@@ -52,7 +52,7 @@ def _spread(count: int) -> np.ndarray:
 
 
 _SPREAD = _spread(_ENTRIES)
-# Where in a tensor each entry is, in units of 2^-28 of its size (and below 2^28: in the tensor).
+# Place of each entry in a tensor, in units of 2^-28 of its size (below 2^28, so in the tensor).
 _PLACES = (np.arange(_ENTRIES) << _PLACE_BITS) + (_SPREAD & (2**_PLACE_BITS - 1))
 
 
@@ -283,8 +283,8 @@ class DrawRecord(ProcessLocal):
         found = tf.logical_and(found, tf.reduce_all(all_prints[:, :1] == of_mask, axis=1))
         same = all_prints[:, of_mask.shape[0] :, tf.newaxis] == own
         found = tf.logical_and(found, tf.reduce_all(tf.reduce_any(same, axis=1), axis=1))
-        # Of draws that are equal, what follows; or else of the newest source (an older one with the
-        # same seed may have left some) the oldest.
+        # Chooses among equal draws the one that follows, or else the oldest of the newest source.
+        # (An older source with the same seed may have left some.)
         draws, chunks = facts[:, _DRAW], facts[:, _CHUNK]
         ages = draws * wanted[_STEPS] + chunks - facts[:, _SOURCE] * 2**40
         draw, chunk = following[0], following[1]
@@ -292,7 +292,7 @@ class DrawRecord(ProcessLocal):
         ages = tf.where(tf.logical_and(follows, chunks == chunk), ages - 2**62, ages)
         slot = tf.argmin(tf.where(found, ages, ages.dtype.max))
         facts = tf.gather(facts, slot)  # (A slice would have XLA compile anew for each slot.)
-        # Counted first and read afterwards: of two threads with one batch, none finds it unused.
+        # Counts first and reads afterwards: if two threads have one batch, none finds it unused.
         # (The pipeline never writes `uses`: compiled functions lock what they write.)
         unused = tf.where(tf.reduce_any(found), facts[_ENTRY] * _USES, 0)
         counted = uses.scatter_max(tf.IndexedSlices(unused, slot))

@@ -13,8 +13,8 @@ from tfdp.base.validation import error, positive_integer
 from tfdp.data import cached_features
 
 _BATCH_SIZE = 64  # larger batches exceed the processor's cache and are not faster
-_EPSILON = 1e-5  # of GroupNorm, which adds it to the variance
-_FORMAT_VERSION = 1  # of cached files; a change of what is computed needs a new one
+_EPSILON = 1e-5  # GroupNorm adds it to the variance.
+_FORMAT_VERSION = 1  # Version of cached files. A change of what is computed needs a new one.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp.base.validation import check_unmasked, error, is_integer, is_number
 
 _WORDS = 2**64  # Values of a random word, of which each label takes one.
-_DIGITS = 40  # Of exp(epsilon).
+_DIGITS = 40  # Decimal digits of exp(epsilon).
 _EPSILONS = (1e-3, 20)
 _MOST_CLASSES = 2**20
 _WIDTH = 88

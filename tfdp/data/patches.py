@@ -12,16 +12,16 @@ import tensorflow as tf
 from tfdp.base.validation import error, positive_integer
 from tfdp.data import cached_features
 
-_BATCH_FLOATS = 2**25  # Filter responses that are in memory at once,
-_BATCH_SIZE = 32  # and images that they are of, at most.
+_BATCH_FLOATS = 2**25  # Most filter responses that are in memory at once.
+_BATCH_SIZE = 32  # Most images in memory at once.
 _CONTRAST = 0.003  # Added to the variance of a patch.
-_FORMAT_VERSION = 1  # of cached files; a change of what is computed needs a new one
-_LEAVES = 500  # Random images of up to 64 x 64 pixels; of more, as many pixels,
-_FEWEST_LEAVES = 100  # but not fewer.
+_FORMAT_VERSION = 1  # Version of cached files. A change of what is computed needs a new one.
+_LEAVES = 500  # Random images of up to 64 x 64 pixels. Larger ones have as many pixels in all.
+_FEWEST_LEAVES = 100  # Least number of random images.
 _MOST_FILTERS = 10_000
-_PATCHES = 50_000  # Patches of them whose covariance whitens the filters.
+_PATCHES = 50_000  # Patches of random images. Their covariance whitens the filters.
 _SEED = 0
-_SHRINKAGE_OF_PATCHES = 0.3  # Relative to the mean variance, as the next.
+_SHRINKAGE_OF_PATCHES = 0.3  # Relative to the mean variance, like the next one.
 _SHRINKAGE_OF_FEATURES = 0.1
 _THRESHOLD = 0.25
 
@@ -223,7 +223,7 @@ def _filters(leaves: np.ndarray, parameters: Parameters) -> np.ndarray:
     filters = (patterns @ whitening).reshape(count, size, size, channels)
     if parameters.mirror:
         filters = np.concatenate([filters, filters[:, :, ::-1]])
-    filters -= filters.mean(axis=(1, 2, 3), keepdims=True)  # Of patches whose mean is subtracted.
+    filters -= filters.mean(axis=(1, 2, 3), keepdims=True)  # Ignores the mean of a patch.
     return np.moveaxis(filters, 0, 3).astype(np.float32)
 
 

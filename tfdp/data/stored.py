@@ -14,9 +14,9 @@ from tfdp.data import unchanged
 from tfdp.data.checks import is_source, is_stored
 from tfdp.data.columns import takes_generators
 
-_THREADS = 16  # That read single examples at the same time: they mostly wait.
+_THREADS = 16  # Threads that read single examples at the same time. They mostly wait.
 _SELECTED = 256  # Rows that are selected at a time.
-_READS = 5  # Of the first example, to see that it is the same each time.
+_READS = 5  # Reads of the first example, to check that it is the same each time.
 
 
 class Examples(abc.ABC):
@@ -69,7 +69,7 @@ class Examples(abc.ABC):
         def read(indices: np.ndarray, *secrets: np.ndarray) -> list[np.ndarray]:
             if secrets:  # Equal indices stand for rows that draw other numbers.
                 return list(map(self._checked, self.read(indices, *secrets), specs))
-            increasing = bool(np.all(indices[1:] > indices[:-1]))  # As Poisson samples are.
+            increasing = bool(np.all(indices[1:] > indices[:-1]))  # Poisson samples are.
             ordered, places = (
                 (indices, ...) if increasing else np.unique(indices, return_inverse=True)
             )
@@ -324,7 +324,7 @@ class Weighted(Examples):
         spec = self._examples.element_spec
         tensors = tf.nest.map_structure(tf.constant, tf.nest.pack_sequence_as(spec, rows)[1:])
         given = [tf.cast(weights, tf.float32) for weights in tensors[1:]]
-        with tf.device("cpu"):  # Where labels without a weight are found.
+        with tf.device("cpu"):  # It finds labels without a weight.
             try:
                 weights = self._weigh(None, tensors[0], *given)[2]
             except tf.errors.InvalidArgumentError as error:

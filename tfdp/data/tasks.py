@@ -16,7 +16,7 @@ from tfdp.data.elements import parts_of
 from tfdp.data.transforms import UntraceableError, keyed_rows
 
 _ROWS = 256  # Examples that are stacked at a time.
-_IMAGE_BYTES = 2**30  # Of preprocessed images, that are kept in memory.
+_IMAGE_BYTES = 2**30  # Most bytes of preprocessed images that are kept in memory.
 _TRIED_AGAIN = 8  # Examples that a preprocessor in Python gets again, and must treat alike.
 _REMEDY = (
     "Give `make_private` the task and its texts or images, and train on the batches that it "

@@ -34,7 +34,7 @@ _ALLOWED = frozenset(
         "VariableShape",
     }
 )
-# What begins so draws from the state of a generator.
+# Beginnings of the names of operations that draw from the state of a generator.
 _DRAWING = ("NonDeterministic", "Rng", "Stateful")
 _INTEGERS = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 _SEED = "seed=tf.random.uniform([2], 0, 2**62, tf.int64)"
@@ -201,7 +201,7 @@ def _check_is_function(function: Any, has_labels: bool) -> None:
         raise error("transform", needed, function)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # Of functions that are not written in Python.
+    except (TypeError, ValueError):  # The function is not written in Python.
         return
     try:
         signature.bind(*([None] * (1 + has_labels)))

@@ -104,7 +104,7 @@ class Users:
             last = tf.maximum(counts - self.most, 0) + index
             drawn = numbers[index][:, tf.newaxis] % (last + 1)
             known = tf.reduce_any(found == drawn, axis=1, keepdims=True)
-            # Of few examples all are taken, in their order.
+            # If there are few examples, all are taken, in their order.
             drawn = tf.where(tf.logical_or(known, counts <= self.most), last, drawn)
             return index + 1, tf.where(steps == index, drawn, found)
 

@@ -78,7 +78,7 @@ class ExponentialMovingAverage(Callback):
         self._state: _State | None = None
         self._variables: list[tf.Variable] = []
         self._iterations: int | None = None
-        self._weights: list[np.ndarray] | None = None  # While the average is in the model.
+        self._weights: list[np.ndarray] | None = None  # Set while the average is in the model.
 
     @property
     def average(self) -> list[np.ndarray]:
@@ -108,7 +108,7 @@ class ExponentialMovingAverage(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins with the weights of the model, or resumes."""
-        self._put_weights_back()  # Of an evaluation that failed.
+        self._put_weights_back()  # An evaluation may have failed.
         if self.model.built:
             self._begin()
         self._iterations = None  # Another callback may restore it.

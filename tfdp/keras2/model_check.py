@@ -80,7 +80,7 @@ def _loss(model: Any, losses: Any, weights: Any) -> Callable[[Any, Any, Any], tf
 
 
 def _own_variables(layer: Any) -> list[tf.Variable]:
-    states = tf.nest.flatten(getattr(layer, "states", None))  # Of stateful recurrent layers.
+    states = tf.nest.flatten(getattr(layer, "states", None))  # For stateful recurrent layers.
     own = [*layer._trainable_weights, *layer._non_trainable_weights, *states]
     return [v for v in own if isinstance(v, tf.Variable)]  # Vocabularies, too, are among weights.
 

@@ -24,16 +24,16 @@ _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "signadam": DPSignAdam,
     "signsgd": DPSignSGD,
 }
-# Where none is given; docs/choosing.md says how they were measured.
+# Learning rates if none is given; docs/choosing.md says how they were measured.
 _LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
-# Of a Keras optimizer; those of one kind have the same names in all of Keras 2.
+# Arguments of a Keras optimizer. One kind has the same names in all of Keras 2.
 _OF_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
 _TAKEN_OVER: dict[str, tuple[type[PrivateOptimizerMixin], tuple[str, ...]]] = {
     "Adam": (DPAdam, _OF_ADAM),
     "AdamW": (DPAdam, _OF_ADAM),
     "SGD": (DPSGD, ("momentum", "nesterov")),
 }
-# What other arguments may be, for nothing to get lost.
+# Values of other arguments with which nothing gets lost.
 _WITHOUT_EFFECT = {
     "clipnorm": None,
     "clipvalue": None,
@@ -271,7 +271,7 @@ def _learning_rate(optimizer: Any) -> Any:
     """Returns the learning rate of a Keras optimizer: a schedule, or its value now."""
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
-        rate = optimizer._hyper["learning_rate"]  # Of a legacy one.
+        rate = optimizer._hyper["learning_rate"]  # A legacy optimizer.
     if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         return rate
     return float(tf.keras.backend.get_value(optimizer.learning_rate))

@@ -24,5 +24,5 @@ def update_code(optimizer: Any) -> Code:
     for variable in optimizer._trainable_variables:
         yield from described("constraint", variable.constraint)
     yield from described("optimizer", type(optimizer))
-    for inner in getattr(optimizer, "_inner_optimizers", ()):  # Of a MultiOptimizer.
+    for inner in getattr(optimizer, "_inner_optimizers", ()):  # Set in a MultiOptimizer.
         yield from update_code(inner)

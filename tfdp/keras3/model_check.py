@@ -67,7 +67,7 @@ def _inputs(model: Any, data: Any) -> Any:
         return None
     if data is not None:
         return (data,), {}
-    functional = getattr(model, "_functional", None) or model  # Of a sequential model.
+    functional = getattr(model, "_functional", None) or model  # Set in a Sequential model.
     inputs = getattr(functional, "_inputs_struct", None)
     if inputs is not None:
         return (tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs),), {}
@@ -115,7 +115,7 @@ def _loss(model: Any, losses: Any, weights: Any) -> Callable[[Any, Any, Any], tf
 
 
 def _own_variables(layer: Any) -> list[tf.Variable]:
-    states = keras.tree.flatten(getattr(layer, "states", None))  # Of stateful recurrent layers.
+    states = keras.tree.flatten(getattr(layer, "states", None))  # For stateful recurrent layers.
     states = [state for state in states if isinstance(state, keras.Variable)]
     own = [*layer._trainable_variables, *layer._non_trainable_variables, *states]
     return list(map(tf_variable, own))

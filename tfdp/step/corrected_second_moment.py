@@ -10,7 +10,7 @@ from tfdp.clipping.engine import ClippedSum
 from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_step import PrivateStep
 
-LEAST_SECOND_MOMENT = 0.3  # Of 0.03, 0.3 and 3 the best on held-out digits.
+LEAST_SECOND_MOMENT = 0.3  # The best of 0.03, 0.3 and 3 on held-out digits.
 
 
 class KnownNoise(PrivateStep):

@@ -55,7 +55,7 @@ class PrivacyParameters(PersistentState):
         if self._compression is not None:
             self._compressor = options.module("compression").Compressor(self._compression)
         self._noise = KeyStream(config.noise_seed, "noise")
-        self._accumulators: dict[int, Accumulator] = {}  # Of each replica.
+        self._accumulators: dict[int, Accumulator] = {}  # One for each replica.
         self._warnings: set[str] = set()  # Issued so far.
         self._state_to_load: dict[str, Any] = {}
         self._released = ReleaseRecord(

@@ -41,9 +41,9 @@ def _then(evaluate: Callable, follow: Callable[[Any], None]) -> Callable:
 def _keep_metrics_private(keras: Any, model: Any) -> None:
     if not isinstance(getattr(model, "optimizer", None), PrivateStep):
         return
-    # Those of attributes, too, which Keras 2 does not list.
+    # Includes metrics in attributes, which Keras 2 does not list.
     tracked = [m for m in getattr(model, "submodules", ()) if isinstance(m, keras.metrics.Metric)]
     for metric in [*model.metrics, *tracked]:
         for variable in metric.variables:
-            inner = getattr(variable, "value", None)  # Of a variable of Keras 3.
+            inner = getattr(variable, "value", None)  # Set in a variable of Keras 3.
             keep_private(inner if isinstance(inner, tf.Variable) else variable)

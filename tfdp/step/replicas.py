@@ -17,7 +17,7 @@ from tfdp.clipping.replica_sync import index, merged, once
 __all__ = ["all_if", "check", "count", "index", "once", "own_share", "several_workers", "total"]
 
 _SUM = tf.distribute.ReduceOp.SUM
-# Of a digest: with 24 bits of a float32, 4,096 replicas can add it up.
+# Digits of a digest, and their bits. A float32 has 24 bits: 4,096 replicas can add a digit up.
 _DIGITS, _BITS = 4, 12
 _UNLIKE = (
     "All workers must resume from the same state: the record of releases, the number of steps and "

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdp.clipping.loss_graph import batch_state, loss_reader, reductions
 
-_corrected: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Of a graph, names of writes.
+_corrected: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Names of writes, by graph.
 
 
 def metrics_of_caller(of: Callable[[Any], list[Any] | None]) -> list[Any]:
@@ -103,7 +103,7 @@ def _write(op: tf.Operation) -> _Write | None:
 
 def _handles(variable: Any) -> list[Any]:
     """Returns the handles of a variable of a Keras, or of its parts for replicas."""
-    inner = getattr(variable, "value", None)  # Of a variable of Keras 3.
+    inner = getattr(variable, "value", None)  # Set in a variable of Keras 3.
     variable = inner if isinstance(inner, tf.Variable) else variable
     if isinstance(variable, tf.distribute.DistributedValues):
         return [part.handle for part in variable.values]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from tfdp.base.validation import error
 
 _LARGEST_NUMBER_OF_GROUPS = 32
-_LEAST_CHANNELS = 4  # Of a group.
+_LEAST_CHANNELS = 4  # Least number of channels in a group.
 
 
 class FrontEnd(NamedTuple):

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-_MOST_PLACES = 3  # Of one problem that are named.
+_MOST_PLACES = 3  # Places that are named for one problem.
 
 
 @dataclasses.dataclass(frozen=True)

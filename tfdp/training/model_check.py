@@ -152,7 +152,7 @@ class _Check:
         """Examines settings and the training step that the model has itself."""
         settings = [*self._settings(), *self._keras.settings(self._model)]
         findings = self._of_step(loss, data)
-        if not self._model.trainable_variables:  # Which it may make in its first step.
+        if not self._model.trainable_variables:  # The first step may make them.
             findings.append(_UNTRAINED)
         findings = sorted([*settings, *findings], key=lambda finding: not finding.refused)
         return self._result(findings)
@@ -190,7 +190,7 @@ class _Check:
         """Compiles a model with an optimizer for a while; a loss of None is that which it has."""
         model, attributes = self._model, vars(self._model)
         before, had = dict(attributes), getattr(model, "optimizer", None)
-        # Of a model that was compiled by a `compile` of its own, only the optimizer is replaced.
+        # Only the optimizer is replaced in a model that was compiled by a `compile` of its own.
         compiles = type(model).compile is self._keras.package.Model.compile
         is_compiled = False
         if compiles and (loss is not None or had is None):
@@ -198,7 +198,7 @@ class _Check:
             is_compiled = True
         elif had is None:
             given = {"optimizer": optimizer, **({} if loss is None else {"loss": loss})}
-            with contextlib.suppress(Exception):  # It may take more, or others.
+            with contextlib.suppress(Exception):  # `compile` may take other arguments.
                 inspect.signature(model.compile).bind(**given)
                 model.compile(**given)
                 is_compiled = True
@@ -409,7 +409,7 @@ class _Trace:
 
         try:
             tf.function(step, autograph=False).get_concrete_function(*spec)
-        except Exception as error:  # Also of layers and losses, of whatever type.
+        except Exception as error:  # Layers and losses may raise any type.
             return error
         return None
 
@@ -464,7 +464,7 @@ class _StepTrace(_Trace):
                 tf.function(step).get_concrete_function(spec)
             if not self._steps:
                 raise ValueError(_NO_STEP)
-        except Exception as error:  # Also of the model, of whatever type.
+        except Exception as error:  # The model may raise any type.
             return error
         return None
 
@@ -508,7 +508,7 @@ def _misfit(compute: Callable[..., tf.Tensor], targets: Any, outputs: Any) -> st
         loss = traced.get_concrete_function(*specs)
         if _are_texts(targets):  # Tracing casts them to numbers; running does not.
             loss(*tf.nest.map_structure(_of_zeros, specs))
-    except Exception as error:  # Of a loss, of whatever type.
+    except Exception as error:  # A loss may raise any type.
         if _are_texts(targets):
             return "it cannot be computed of targets that are texts."
         y, p = (", ".join(str(s.shape) for s in tf.nest.flatten(part)) for part in specs)
@@ -565,7 +565,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _text(error: Exception) -> str:
-    converted = getattr(error, "ag_error_metadata", None)  # Of code that AutoGraph has converted.
+    converted = getattr(error, "ag_error_metadata", None)  # Set if AutoGraph converted the code.
     if converted is not None:
         said = " ".join(converted.cause_message.split())
         return said.removeprefix("ValueError: ").removeprefix("RuntimeError: ")

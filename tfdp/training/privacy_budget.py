@@ -23,7 +23,7 @@ from tfdp.schedules import NoiseSchedule
 from tfdp.step.record import record_ledger
 from tfdp.step.selective import SelectiveUpdateMixin
 
-_MOST_STEPS = 10**8  # Of a training without a limit.
+_MOST_STEPS = 10**8  # Steps allowed if epsilon has no limit.
 
 
 class BudgetCallback:
@@ -31,8 +31,8 @@ class BudgetCallback:
 
     model: Any
     params: dict[str, Any]
-    _optimizer_class: Any  # Of the optimizers of this Keras,
-    _package: str  # and of their package.
+    _optimizer_class: Any  # Base class of the optimizers of this Keras.
+    _package: str  # Name of their package.
 
     def _has_metrics(self) -> bool:
         """Returns whether metrics of all rows are shown, also of those that are padding."""
@@ -68,13 +68,13 @@ class BudgetCallback:
                 f"PrivacyBudget needs one of {self._package}'s optimizers in `model.compile`. "
                 f"Received: {type(optimizer).__name__} of {type(optimizer).__module__}."
             )
-        if self.model.built:  # So that it knows what the variables have cost.
+        if self.model.built:  # The optimizer learns what the variables have cost.
             optimizer.build(self.model.trainable_variables)
         self._plan()
         self._is_first = True
         sampling = optimizer.sampling
         padded = sampling is not None and sampling.has_padding
-        selective = isinstance(optimizer, SelectiveUpdateMixin)  # Which shows no metrics.
+        selective = isinstance(optimizer, SelectiveUpdateMixin)  # It shows no metrics.
         if padded and not selective and self._has_metrics():
             warnings.warn(
                 "Keras computes `metrics` over the padding of the batches too. Pass "

@@ -223,7 +223,7 @@ class GANTraining(_Model):
         super().compile(optimizer=critic_optimizer, **kwargs)
         self.generator_optimizer = generator_optimizer
         generator_optimizer.build(self.generator.trainable_variables)
-        # Now, so that the ledger knows at once what the networks have cost before.
+        # Builds now: the ledger then knows at once what the networks have cost before.
         self.optimizer.build(self.critic.trainable_variables)
         self._record_generator()
 
@@ -269,7 +269,7 @@ class GANTraining(_Model):
             for variable in self.critic.trainable_variables:
                 value = self._front_end.tf_variable(variable)
                 value.assign(tf.clip_by_value(value, -bound, bound))
-        # Of a batch that comes in chunks, the last one makes the step.
+        # If a batch comes in chunks, the last one makes the step.
         steps = tf.identity(self.optimizer.iterations)
         due = tf.logical_and(steps > before, steps % self._options["critic_steps"] == 0)
         tf.cond(due, self._generator_step, lambda: tf.constant(False))

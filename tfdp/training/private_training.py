@@ -140,7 +140,7 @@ def prepare(
     pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
     batches, found = _accepted(keras, model, loss, batches, pad if takes_weights else None)
     chunks = None
-    if is_chosen and parameters.get("num_microbatches") is None:  # Which must be whole.
+    if is_chosen and parameters.get("num_microbatches") is None:  # Microbatches must be whole.
         batches, chunks = _that_fit(keras, model, loss, batches, found, own_step)
     batches.preprocessor, batches.is_private = preprocessor, True
     steps = epochs * max(1, round(size / expected))
@@ -349,10 +349,10 @@ def _compile(
         weighted = kept.get("weighted_metrics") or []
         both = isinstance(metrics, list) and isinstance(weighted, list)
         kept["weighted_metrics"], metrics = weighted + metrics if both else metrics, None
-        kept["metrics"] = None  # Not the default of a model with a `compile` of its own.
+        kept["metrics"] = None  # Replaces the default of a `compile` of its own.
     kept |= {name: v for name, v in (("loss", loss), ("metrics", metrics)) if v is not None}
     signature = inspect.signature(model.compile)
-    if "sampler" in signature.parameters and hasattr(model, "sampler"):  # Of a language model.
+    if "sampler" in signature.parameters and hasattr(model, "sampler"):  # For language models.
         kept["sampler"] = model.sampler
     try:
         signature.bind(optimizer=optimizer, **kept)
@@ -396,7 +396,7 @@ def _print(
 
 def _rate(optimizer: Any) -> str:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    parts = getattr(inner, "optimizers", [inner])  # Of a MultiOptimizer, which has no rate itself.
+    parts = getattr(inner, "optimizers", [inner])  # A MultiOptimizer has no rate itself.
     rates = [part.get_config()["learning_rate"] for part in parts]
     shown = [f"{rate:g}" if isinstance(rate, (int, float)) else "by schedule" for rate in rates]
     return " and ".join(dict.fromkeys(shown)) or "by a function"
@@ -410,6 +410,6 @@ def _noise(noise: NoiseMultiplier) -> str:
 
 
 def _name(optimizer: Any) -> str:
-    inner = getattr(optimizer, "inner_optimizer", None)  # Of Keras 3.
+    inner = getattr(optimizer, "inner_optimizer", None)  # Set in Keras 3.
     name = type(optimizer).__name__
     return f"{name} of {type(inner).__name__}" if name == "DPOptimizer" else name

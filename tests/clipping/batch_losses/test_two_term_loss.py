@@ -151,7 +151,7 @@ def test_draws_are_of_their_distribution_and_of_each_row_its_own():
     assert normal.shape == (3000, 2) and exponential.shape == (3000,)
     assert scipy.stats.kstest(np.ravel(normal), scipy.stats.norm(0, 3).cdf).pvalue > 1e-4
     assert scipy.stats.kstest(exponential, scipy.stats.expon(0, 0.5).cdf).pvalue > 1e-4
-    assert len(np.unique(normal)) > 5990  # Of float32 numbers, few are equal by chance.
+    assert len(np.unique(normal)) > 5990  # Few float32 numbers are equal by chance.
     again = draw(x, y, mask, tf.constant([1, 2], tf.int64))[0]
     np.testing.assert_array_equal(normal, again)
     assert not np.any(normal == draw(x, y, mask, tf.constant([1, 3], tf.int64))[0])

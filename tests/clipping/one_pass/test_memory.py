@@ -31,10 +31,10 @@ def test_values_and_gradients_behind_variables_are_kept():
     def model(x):
         return tf.nn.relu(x @ first) @ second
 
-    # Of all, the largest operation: the activation, 8 + 8. The input, the activation; gradients of
-    # both products.
+    # The largest operation is the activation, 8 + 8. The input, the activation and the gradients of
+    # both products are kept.
     assert estimated(model, [first, second], [4]) == 4 * (8 + 8) + 4 * (4 + 8 + 8 + 3)
-    # Of the frozen product nothing is kept.
+    # Nothing of the frozen product is kept.
     assert estimated(model, [second], [4]) == 4 * (8 + 8) + 4 * (8 + 3)
     assert estimated(model, [], [4]) == 4 * (8 + 8)
 
@@ -57,7 +57,7 @@ def test_the_largest_operation_of_a_model_that_nothing_is_proven_of():
 
     spec = tf.TensorSpec([None, 4])
     operations = traced.get_concrete_function(spec).graph.get_operations()
-    # Of 12 and 12 numbers; the sum has no rows of examples.
+    # It has 12 and 12 numbers. The sum has no rows of examples.
     assert memory.largest_operation(operations) == 4 * (12 + 12)
 
 

@@ -116,7 +116,7 @@ def compose(steps):
 
 def check_composition(steps, shape, seed):
     traced = Traced(compose(steps), shape)
-    # Of shapes that do not fit, there is nothing to prove.
+    # If shapes do not fit, there is nothing to prove.
     with contextlib.suppress(tf.errors.InvalidArgumentError):
         traced.check(seed, count=3 if shape[0] is None else None)
 

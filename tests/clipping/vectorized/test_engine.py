@@ -320,7 +320,7 @@ def test_dropout_is_drawn_for_each_example():
     x, y = np.ones([200, 50], "float32"), np.zeros(200, "float32")
     engine = VectorizedEngine(np.inf)
     clipped_sum = support.ClippedSum(engine, model, x, loss=linear_loss, target_dtype=tf.float32)
-    # Of 200 masks, a coordinate survives 100 +- 7 times, each time worth 2. One mask for all
+    # A coordinate survives 100 +- 7 of 200 masks, each time worth 2. One mask for all
     # examples would give 0 or 400. By chance, one of 50 is out of range once in 2e10 runs.
     total = clipped_sum(x, y)
     assert np.all((total > 100) & (total < 300))

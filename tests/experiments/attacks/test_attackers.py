@@ -147,7 +147,7 @@ def last_gradients(model, x, y):
 
 @pytest.mark.parametrize("width", [6, 300])
 def test_internals_are_losses_activations_and_gradients(width, monkeypatch):
-    monkeypatch.setattr(attackers, "_BATCH", 2)  # Of 5 examples.
+    monkeypatch.setattr(attackers, "_BATCH", 2)  # Smaller than the 5 examples.
     model, both = classifier(width), data(5, 1)
     x, y = both.train_x, both.train_y
     rows = attackers.internals(model, x, y)

@@ -18,7 +18,7 @@ _CONSTANTS = {
     4: (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574),
     8: (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574),
 }
-_WORDS = 16  # Of a block, of 32 bits each.
+_WORDS = 16  # Words in a block, of 32 bits each.
 # Words that the quarter rounds mix.
 _COLUMNS = tuple((i, 4 + i, 8 + i, 12 + i) for i in range(4))
 _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
@@ -33,7 +33,7 @@ FURTHER = 2**31
 # The bits of the square root of 1/2.
 _ROOT_OF_HALF = 0x3FE6A09E667F3BCD
 _ONE = 2.0**-32  # The place value of the first word of a number in [0, 1).
-# Blocks that are computed at once: at least, at most, and where their number is not known before.
+# Blocks that are computed at once: least, most, and the number if it is not known before.
 _FEWEST, _MOST, _PART = 2**6, 9 * 2**10, 2**8
 # Blocks from which on one loop pays for normal numbers: it takes longer to compile. (It does not
 # for words alone, and each iteration over batches would prepare its many operations anew.)
@@ -61,7 +61,7 @@ def blocks(key: tf.Tensor, nonce: tf.Tensor, first: tf.Tensor, count: int) -> tf
     initial = tf.split(_initial(key, nonce, first, count), 4)
 
     def double_round(i: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tuple:
-        a, b, c, d = _quarter_rounds(a, b, c, d)  # Of the columns; then of the diagonals.
+        a, b, c, d = _quarter_rounds(a, b, c, d)  # Mixes the columns, then the diagonals.
         b, c, d = _turned(b, 1), _turned(c, 2), _turned(d, 3)
         a, b, c, d = _quarter_rounds(a, b, c, d)
         return i + 1, a, _turned(b, 3), _turned(c, 2), _turned(d, 1)
@@ -195,7 +195,7 @@ def _in_parts(
     size = _PART
     if known is not None:
         needed = int(known) // per_block + 1
-        size = _rounded(-(-needed // -(-needed // _MOST)))  # Of parts that are equally large.
+        size = _rounded(-(-needed // -(-needed // _MOST)))  # Makes all parts equally large.
         if needed <= size:
             return drawing(size)(key, use, zero)[:known]
     draw = drawing(size)

@@ -45,7 +45,7 @@ _PI = 16 * _inverse_tangents(5, _ONE, False) - 4 * _inverse_tangents(239, _ONE, 
 _LOG_2 = _digits(2 * _inverse_tangents(3, _ONE, True) >> 64)
 _COSINE = _coefficients(4 * _PI * _PI // _ONE, _ONE, 2)
 _EXPONENTIAL = _coefficients(_ONE, _ONE, 1)
-# Of log(1 + x): for |x| below 2^-26, what is left out is below 2^-312.
+# Coefficients of log(1 + x). For |x| below 2^-26, the remainder is below 2^-312.
 _LOG = [_digits((-1) ** (k + 1) * (1 << _PLACES) // k if k else 0) for k in range(12)]
 
 

@@ -45,7 +45,7 @@ def untuned_on_devices() -> Iterator[None]:
     """
     try:
         make = private_apis.find(f"{_MODULE}.{_MAKE}")
-    except (AttributeError, ImportError):  # Of another TensorFlow: tuned.
+    except (AttributeError, ImportError):  # Another TensorFlow: it tunes them.
         yield
         return
 

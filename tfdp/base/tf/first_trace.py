@@ -9,9 +9,9 @@ import inspect
 
 import tensorflow as tf
 
-# Of TensorFlow: the function that creates a variable in a first trace, and where it keeps it.
+# TensorFlow's function that creates a variable in a first trace, and its list of them.
 _CREATOR, _CREATED = "variable_capturing_scope", "created_variables"
-_PRIORITY = 50  # Of the creators of functions.
+_PRIORITY = 50  # Priority of the variable creators of functions.
 
 
 def is_discarded() -> bool:

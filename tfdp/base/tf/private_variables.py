@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_KEY = "VARIABLE_VALUE"  # Of a variable's tensor in checkpoints.
+_KEY = "VARIABLE_VALUE"  # Key of a variable's tensor in checkpoints.
 
 
 def keep_private(variable: tf.Variable) -> None:
@@ -25,7 +25,7 @@ def keep_private(variable: tf.Variable) -> None:
     """
     whole = variable
     if not isinstance(variable, tf.distribute.DistributedValues):
-        for holder in (variable, variable.handle):  # By the class of the variable.
+        for holder in (variable, variable.handle):  # One has it, depending on the class.
             of = getattr(holder, "_distributed_container", lambda: None)()
             whole = whole if of is None else of
     if isinstance(whole, tf.distribute.DistributedValues):
@@ -51,7 +51,7 @@ def _set_class(variable: tf.Variable, of: Callable[[Any], type]) -> None:
 def _class_of_one(cls: Any) -> type:
     """Returns the class of private variables that are derived from a class of TensorFlow."""
 
-    # Of this base alone: then Python lets a variable change its class.
+    # Has this base alone: then Python lets a variable change its class.
     class Private(cls):
         _has_private_values = True
 

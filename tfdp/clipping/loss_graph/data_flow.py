@@ -13,12 +13,12 @@ from tfdp.base.tf.plain_variables import holds_data
 from tfdp.clipping.loss_graph import batch_state, own_operations
 
 # What a tensor follows from: values of examples; only their number; a metric, which holds
-# statistics of them. Of a tensor that is RAGGED, the shape follows from values, too. What was
-# released, with noise that is counted, follows from none of these.
+# statistics of them. The shape of a RAGGED tensor follows from values, too. A release, with noise
+# that is counted, follows from none of these.
 DATA, SIZE, METRIC, RAGGED = 1, 2, 4, 8
 PRIVATE = DATA | SIZE | METRIC
 
-# What operations make of resources: readers, writers, and those that hand them on.
+# Operations on resources: those that read them, write them, and hand them on.
 READS = frozenset(
     {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 )
@@ -43,7 +43,7 @@ _HANDED_ON = frozenset({"Identity", "IdentityN"})
 COLLECTIVES = ("Collective",)
 _FROM_DATA = (
     *("Iterator", "OptionalGetValue", "MultiDeviceIterator", "DatasetTo", "ReduceDataset"),
-    *COLLECTIVES,  # Of other workers.
+    *COLLECTIVES,  # Data of other workers.
 )
 SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 # Operations whose output has a shape that follows from the values of all inputs, and of those
@@ -172,7 +172,7 @@ class Flow:
                 return self._branches(op, functions, inputs, control, everything)
             if op.type in op_types.LOOPS:
                 return self._loop(op, inputs, control)
-            for name in functions:  # Of a data set, say, to which elements and states are passed.
+            for name in functions:  # For example, of a dataset, which passes elements and states.
                 graph = function_graph(op.graph, name)
                 self._call(op, name, self._passed_by(op, graph, inputs), control)
             return [Value(everything.colors | DATA)] * count

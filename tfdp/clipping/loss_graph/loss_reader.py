@@ -36,7 +36,7 @@ _HOW_TO_FIX_THE_LOSS = (
     "`optimizer.minimize` takes."
 )
 
-# Of these, the outputs are an element of a data set: other than dense tensors are variants.
+# Operations whose outputs are an element of a dataset. Outputs that are not dense are variants.
 _ELEMENTS = data_flow.ITERATOR_TYPES - {"IteratorGetNextAsOptional"}
 
 
@@ -472,7 +472,7 @@ def data_of(loss: tf.Tensor) -> tuple[list[tf.Tensor], set]:
 
 def _is_data(tensor: tf.Tensor, outside: dict) -> bool:
     """Returns whether a tensor comes from outside as data, rather than state or a constant."""
-    if tensor.ref() in outside:  # Of whatever type: a TensorArray of data is data.
+    if tensor.ref() in outside:  # Any type counts: a TensorArray of data is data.
         outer = outside[tensor.ref()]
         if not tf.is_symbolic_tensor(outer):
             return False  # A constant or a variable.

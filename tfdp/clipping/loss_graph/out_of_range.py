@@ -12,8 +12,8 @@ from tensorflow.python.ops import handle_data_util
 
 from tfdp.clipping.loss_graph.copying import cone
 
-# Of a graph: the name of what stands in for an output of an operation that was guarded, by the
-# output's. (A tensor would keep its graph alive.)
+# For each graph: names of the tensors that replace outputs of guarded operations, by the names of
+# the outputs. (A tensor would keep its graph alive.)
 _guarded: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _SAME_VALUES = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"})
 

@@ -20,7 +20,7 @@ _names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _released: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # For each graph: names of operations of updates, and weak references to their optimizers.
 _updates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_sections = threading.local()  # Of this thread: graphs and where in them `own_operations` began.
+_sections = threading.local()  # Graphs of this thread, and where `own_operations` began.
 
 
 def is_own(op: tf.Operation) -> bool:

@@ -36,7 +36,7 @@ _OF_KEY = {
     "StatelessTruncatedNormal": "StatelessTruncatedNormalV2",
     "TruncatedNormal": "StatelessTruncatedNormalV2",
 }
-# Whether something is drawn, by the name of the operation; but for those that only make keys.
+# Names of operations that draw something, and of those that only make keys.
 _RANDOM = re.compile(
     r"Random|Multinomial|TruncatedNormal|CandidateSampler|SampleDistorted|NonDeterministic|Stateful"
     r"(Standard|Uniform)|Rng"
@@ -48,7 +48,7 @@ _WITH_KEY = frozenset(_OF_KEY.values())
 # Advance of a generator's counter per step: more than any step draws.
 _SKIP = 2**40
 
-# Of a graph: the outputs of the operations that were given a secret key, by name.
+# For each graph: names of the outputs of the operations that were given a secret key.
 _secret: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 

@@ -215,7 +215,7 @@ def _path_to_mask(product: tf.Tensor) -> list[tf.Operation] | None:
         if kept is not None and _same_mask(kept, op.inputs[0]):
             total = _before(op.inputs[1].op.inputs[0])
             return [op] if _is_number_of_entries(total, kept) else None
-    inputs = {t.ref(): t for t in op.inputs}  # Of a square, once.
+    inputs = {t.ref(): t for t in op.inputs}  # A square has the same input twice.
     for tensor in inputs.values() if op.type == "Mul" or op.type in _KEEP_FACTORS else []:
         if (path := _path_to_mask(tensor)) is not None:
             return [op, *path]

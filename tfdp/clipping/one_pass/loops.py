@@ -52,8 +52,9 @@ class Body:
     def __init__(self, op: tf.Operation, analysis: RowAnalysis, sites: Sequence[Site]):
         self.op, self.analysis, self.sites = op, analysis, list(sites)
         self.graph = analysis.graph
-        # Of each site: which of its inputs hold examples; and these, and its output, with where.
+        # For each site: whether each input holds examples.
         self._present: list[list[bool]] = []
+        # For each site: the inputs that hold examples, then the output, and the axes of examples.
         self._tapped: list[list[tuple[tf.Tensor, Rows]]] = []
         for site in sites:
             inputs, output = rows_of(site, analysis)

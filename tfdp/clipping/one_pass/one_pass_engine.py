@@ -214,7 +214,7 @@ class OnePassEngine(ClippingEngine):
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
         of_row = tf.reduce_max([1, *[number for number, _ in terms]])
-        # Of the most examples that there can be: how many there are is private.
+        # The largest possible number of examples, because the actual number is private.
         most = problem.most_examples
         additions = tf.cast(most, tf.float64) * tf.cast(of_row, tf.float64)
         error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))

@@ -21,14 +21,14 @@ from tfdp.clipping.row_analysis.states import Public, Rows, State, Unproven
 from tfdp.clipping.row_analysis.transfer_functions.common import constant_along
 
 _Use = tuple[tf.Tensor | None, tf.Tensor]
-_Tensors = list[Any]  # Of tensors, some None.
-# Pre-activations that close a gate, and that open it, exactly.
+_Tensors = list[Any]  # Tensors, or None.
+# Pre-activations that exactly close a gate, and that exactly open it.
 _SHUT, _OPEN = -1e4, 1e4
-# How far two computations of the same values lie apart, by type.
+# Largest difference between two computations of the same values, by type.
 _TOLERANCE = {tf.float64: 1e-7, tf.float32: 1e-4, tf.float16: 1e-2, tf.bfloat16: 6e-2}
-# Which of five steps count: all, right-padded, left-padded, holes, none.
+# Masks of five steps: all count, right-padded, left-padded, holes, none.
 _MASKS = np.array([[*row] for row in ("11111", "11000", "00111", "10110", "01001", "00000")]) == "1"
-# Of functions, not of their names, which others may have later.
+# Recognized calls, by function. Names would not do: other functions may have them later.
 _recognised: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 

@@ -30,12 +30,12 @@ from tfdp.clipping.row_analysis.states import (
     Unproven,
 )
 
-# From an operation and the states of its inputs to those of its outputs.
+# Maps an operation and the states of its inputs to the states of its outputs.
 Transfer: TypeAlias = Callable[[tf.Operation, list[State]], State | list[State]]
 
 _TRANSFERS: dict[str, Transfer] = {}
 _LIST_TRANSFERS: dict[str, Transfer] = {}
-# Of operations that call a function: as transfer functions, with what is proven of the function.
+# Transfer functions of operations that call a function. They also return its analysis.
 _FUNCTIONS: dict[str, Callable] = {}
 _RAGGED_TRANSFERS: dict[str, Transfer] = {}
 _DRAWING_TYPES = frozenset(
@@ -57,8 +57,8 @@ _USERS: dict[type, frozenset[str]] = {
     RepeatedAxes: frozenset({"Sum"}),
     Statistics: frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"}),
 }
-# Stateful operations whose result no example can have got into. (Of variables, another check
-# refuses what the model writes into them.)
+# Stateful operations whose result cannot depend on an example. (Another check refuses what the
+# model writes into variables.)
 PUBLIC_STATEFUL_TYPES = _DRAWING_TYPES | {
     "If",
     "ParameterizedTruncatedNormal",

@@ -79,8 +79,8 @@ def product(sizes: Iterable[Size]) -> Size:
 
 def compute(op: tf.Operation, inputs: list[Sizes]) -> Sizes:
     """Returns what an operation makes of sizes; None where that is not known."""
-    # Only 64 and 32 bits: no shape overflows those. And of short tensors: most matrices have no
-    # `values`.
+    # Takes integers of 64 and 32 bits alone, which no shape overflows, and short tensors alone:
+    # most matrices have no `values`.
     tensors = [*op.inputs, *op.outputs]
     function = (_OF_TABLES if any(map(_is_table, tensors)) else _FUNCTIONS).get(op.type)
     if function is None or any(t.dtype not in (tf.int32, tf.int64) for t in tensors):
@@ -285,7 +285,7 @@ _FUNCTIONS = {
     "StridedSlice": _slice,
     "Sub": _subtract,
 }
-# Of operations on paddings, some of whose inputs or outputs are tables.
+# Functions for operations on paddings, some of whose inputs or outputs are tables.
 _OF_TABLES: dict[str, Callable[[tf.Operation, list[Sizes]], Sizes]] = {
     "ConcatV2": _columns_side_by_side,
     "Identity": _same,

@@ -66,7 +66,7 @@ class GNMax:
       >>> from tfdp.contrib import pate
       >>> partition = pate.random_partition(1000, num_teachers=100)
       >>> aggregator = pate.GNMax(partition, num_classes=3, noise_stddev=5.0)
-      >>> labels_of_teachers = np.tile([2, 0], [100, 1])  # Of two queries, all teachers agree.
+      >>> labels_of_teachers = np.tile([2, 0], [100, 1])  # All teachers agree on both.
       >>> aggregator.answer(labels_of_teachers)
       array([2, 0])
       >>> print(tfdp.privacy_statement(aggregator, delta=1e-4).splitlines()[0])

@@ -175,8 +175,8 @@ def of(variables: Iterable[Any]) -> list[Lineage]:
     """Returns the lineages of variables, or of their handles; looks for originals of copies."""
     handles = [handle for variable in variables for handle in _handles(variable)]
     found = [_of(handle) for handle in handles if _type_of(handle) is not None]
-    # Originals, too, that no one has read since they were trained. The records are read after all
-    # values: then they count at least what the values have cost.
+    # Includes originals that no one has read since they were trained. The records are read after
+    # all values: then they count at least what the values have cost.
     trained = [lineage for lineage in list(_lineages.values()) if lineage.was_trained]
     looked_at = {id(lineage): lineage for lineage in [*found, *trained]}
     values = {
@@ -338,7 +338,7 @@ def captured_variables() -> Iterator[Any]:
 def _handles(variable: Any) -> list[Any]:
     """Returns the handles of a variable: of each device, if it is mirrored."""
     inner = getattr(variable, "value", None)
-    if isinstance(inner, tf.Variable):  # Of a variable of Keras 3.
+    if isinstance(inner, tf.Variable):  # A variable of Keras 3.
         variable = inner
     if isinstance(variable, tf.distribute.DistributedValues):
         return [part.handle for part in variable.values]

@@ -33,7 +33,7 @@ ROWS = 256
 # selective release, what is left when a table has no room for other parameters, and a Gaussian
 # mechanism on a batch without padding, which is cut off with a smaller probability.
 GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED = 1, 2, 3, 4
-# Below, every integer is a float64.
+# Every smaller integer is a float64.
 LARGEST_UID = 2**52
 _MIX = (-7046029254386353131, -4658895280553007687)
 
@@ -109,7 +109,7 @@ def digest(table: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
 
     def mixed(numbers: tf.Tensor) -> tf.Tensor:
         """Mixes the last axis, of which every number has a multiplier of its own."""
-        mixed = _shifted(tf.bitcast(numbers, tf.int64), 32)  # Of floats, the lower bits are zero.
+        mixed = _shifted(tf.bitcast(numbers, tf.int64), 32)  # The lower bits of floats are zero.
         factors = (np.arange(numbers.shape[-1]) * 2 + 1) * np.int64(_MIX[0])
         return _shifted(tf.reduce_sum(_shifted(mixed * factors, 29) * _MIX[1], axis=-1), 32)
 

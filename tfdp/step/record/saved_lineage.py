@@ -131,7 +131,7 @@ def let_keras_save(saving: str, legacy: str) -> None:
     """
     private_apis.replace(f"{saving}._save_state", _saving_state)
     private_apis.replace(f"{saving}._load_state", _loading_state)
-    for store in ("H5IOStore", "ShardedH5IOStore", "H5Entry"):  # Of some versions.
+    for store in ("H5IOStore", "ShardedH5IOStore", "H5Entry"):  # Each exists in some versions.
         with contextlib.suppress(AttributeError, ImportError):
             if "__setitem__" in vars(private_apis.find(f"{saving}.{store}")):
                 private_apis.replace(f"{saving}.{store}.__setitem__", _storing)
@@ -160,7 +160,7 @@ def _saving_state(save: Callable) -> Callable:
         if not weights_store:
             return save(saveable, weights_store, *args, **kwargs)
         with _writing() as table:
-            with lineage.deriving() as reads:  # Of this part alone.
+            with lineage.deriving() as reads:  # Reads of this part alone.
                 result = save(saveable, weights_store, *args, **kwargs)
             _files.table.add(reads)  # type: ignore[union-attr]
             arrays = {} if table is None else table.arrays()

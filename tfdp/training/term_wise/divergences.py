@@ -22,7 +22,7 @@ class Divergence(abc.ABC):
     `estimate`.
     """
 
-    # Of how few rows there is an estimate; with fewer it is 0.
+    # Least number of rows for an estimate. With fewer rows the estimate is 0.
     least_rows: ClassVar[int] = 1
 
     def __call__(

@@ -105,7 +105,7 @@ def along_axis(op: tf.Operation, rows: Rows, inputs: list[State]) -> State:
     return rows
 
 
-# Of Fourier transforms, over how many of the last axes they work.
+# Number of last axes over which each Fourier transform works.
 _FOURIER = {
     f"{kind}{dimensions}": int(dimensions[:1] or 1)
     for kind in ("FFT", "IFFT", "RFFT", "IRFFT")

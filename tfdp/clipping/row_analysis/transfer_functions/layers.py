@@ -43,7 +43,7 @@ def batch_first(op: tf.Operation, inputs: list[State]) -> State:
             if state.axis != 0 or index not in allowed:
                 return unproven(op, f"{tensor.name} holds the examples where it should not")
         elif index == 0 and index not in allowed:
-            shape = shape_values.known(tensor, state)  # Of a transposed convolution's result.
+            shape = shape_values.known(tensor, state)  # The input is the output's shape.
             if shape is None or not shape_values.are_public(shape[1:]):
                 return unproven(op, f"{tensor.name} may depend on the batch")
             if op.type == "AvgPoolGrad" and shape[0] not in {*found, *lengths} - {None}:

@@ -28,7 +28,7 @@ def matmul(op: tf.Operation, inputs: list[State]) -> State:
     for side, (tensor, state) in enumerate(zip(op.inputs, inputs, strict=True)):
         if isinstance(state, Rows):
             axis = state.axis + rank - tensor.shape.rank
-            if axis >= rank - 2:  # Of the matrices themselves.
+            if axis >= rank - 2:  # An axis of the matrices themselves.
                 axis = (rank - 2) + (axis - (rank - 2) ^ transposed[side])
                 if axis != (rank - 2, rank - 1)[side]:
                     raise mixes(op, "it sums over the batch")
