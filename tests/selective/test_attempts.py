@@ -215,7 +215,7 @@ def fit_within_fit(first, second, other_thread=True):
         else:
             fit()
 
-    callback = first._front_end.keras.callbacks.LambdaCallback(on_train_batch_end=once)
+    callback = first._front_end.package.callbacks.LambdaCallback(on_train_batch_end=once)
     first.fit(batches(), steps_per_epoch=1, verbose=0, callbacks=[callback])
     return raised
 

@@ -58,7 +58,7 @@ def with_states(front):
 
 def generator_state(model):
     dropout = model.base_model.layers[2]
-    if model._front_end.keras is tf.keras:
+    if model._front_end.package is tf.keras:
         return dropout._random_generator._generator.state.numpy()
     return dropout.seed_generator.state.numpy()
 

@@ -35,7 +35,7 @@ def train(model, epochs=1):
 
 def restored(form, first, make, folder):
     """Saves a model one way; returns a new one, or one of `make` that is restored from it."""
-    keras = first._front_end.keras
+    keras = first._front_end.package
     if form == "pickle":
         return pickle.loads(pickle.dumps(first))
     if form in ("keras", "tf"):

@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.keras2.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
+from tfdp.keras2.front_end import KERAS_2
+from tfdp.keras2.keras_2 import check_is_model
 from tfdp.training import batch_normalization
 
 
@@ -46,7 +47,7 @@ def replace_batch_normalization(model: tf.keras.Model, by: str = "group") -> tf.
       - Wu and He, 2018, Group Normalization (https://arxiv.org/abs/1803.08494).
     """
     check_is_model(model)
-    return batch_normalization.replace(_KERAS_2, model, by)
+    return batch_normalization.replace(_FRONT_END, model, by)
 
 
 def _copy(layer: Any) -> Any:
@@ -59,6 +60,4 @@ def _clone(model: Any, copy_layer: Callable[[Any], Any]) -> Any:
     return new
 
 
-_KERAS_2 = batch_normalization.FrontEnd(
-    tf.keras, "tf.keras", BATCH_NORMALIZATION, _copy, _clone, is_called_for_inference
-)
+_FRONT_END = KERAS_2.with_parts(batch_normalization.FrontEnd, copy=_copy, clone=_clone)

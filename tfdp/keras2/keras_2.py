@@ -27,9 +27,7 @@ __all__ = [
     "VectorizedDPKerasAdamOptimizer",
     "VectorizedDPKerasSGDOptimizer",
     "check_is_model",
-    "is_called_for_inference",
     "registered",
-    "takes",
 ]
 
 Callback: TypeAlias = tf.keras.callbacks.Callback
@@ -54,16 +52,3 @@ def check_is_model(model: Any) -> None:
             f"variable TF_USE_LEGACY_KERAS=1. Received: {type(model).__name__} of {module}."
             + (" Models of Keras 3 (`import keras`) have `tfdp.keras3`." if keras_3 else "")
         )
-
-
-def is_called_for_inference(layer: Any) -> bool:
-    """Returns whether all calls of a layer in functional models are with `training=False`."""
-    nodes = getattr(layer, "inbound_nodes", [])
-    called = [node.call_kwargs.get("training") for node in nodes if node.call_args]
-    return bool(called) and all(training is False for training in called)
-
-
-def takes(network: tf.keras.Model) -> Any:
-    """Returns the specs of what a model takes, for any number of rows; None if it is not known."""
-    spec = network.save_spec(dynamic_batch=True)
-    return None if spec is None else spec[0][0]

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.keras2.dp_sgd import DPSGD
-from tfdp.keras2.keras_2 import BATCH_NORMALIZATION, check_is_model, is_called_for_inference
+from tfdp.keras2.front_end import KERAS_2, is_called_for_inference
+from tfdp.keras2.keras_2 import check_is_model
 from tfdp.training import model_check
 from tfdp.training.findings import ModelCheck
 
@@ -48,12 +49,12 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Mo
       (False, "layer 'bn' (BatchNormalization)")
     """
     check_is_model(model)
-    return model_check.check(_KERAS_2, model, loss, data)
+    return model_check.check(_FRONT_END, model, loss, data)
 
 
 def validate_without_loss(model: tf.keras.Model, loss: None, *, data: Any) -> ModelCheck:
     """Finds what is refused of a model that is to be trained without a loss of `compile`."""
-    return model_check.check(_KERAS_2, model, loss, data, has_no_loss=True)
+    return model_check.check(_FRONT_END, model, loss, data, has_no_loss=True)
 
 
 def _inputs(model: Any, data: Any) -> Any:
@@ -108,11 +109,8 @@ def _swap_optimizer(model: Any, optimizer: Any) -> None:
         del model.optimizer
 
 
-_KERAS_2 = model_check.FrontEnd(
-    package=tf.keras,
-    name="tf.keras",
-    part="tfdp",
-    normalizations=BATCH_NORMALIZATION,
+_FRONT_END = KERAS_2.with_parts(
+    model_check.FrontEnd,
     inputs=_inputs,
     compiled_loss=_compiled_loss,
     loss=_loss,

@@ -2,8 +2,9 @@
 
 import tensorflow as tf
 
-from tfdp.keras2.keras_2 import registered, takes
-from tfdp.training.private_gan import FrontEnd, GANTraining
+from tfdp.keras2.front_end import KERAS_2, takes
+from tfdp.keras2.keras_2 import registered
+from tfdp.training.private_gan import GANTraining
 
 
 @registered
@@ -87,14 +88,7 @@ class PrivateGAN(GANTraining, tf.keras.Model):
         for "non_saturating".
     """
 
-    _front_end = FrontEnd(
-        tf.keras,
-        "Keras 2",
-        "tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam",
-        "an ordinary optimizer of Keras (`tf.keras.optimizers`, not `legacy`)",
-        takes,
-        lambda variable: variable,
-    )
+    _front_end = KERAS_2
 
     def _make_saveable(self) -> None:
         self._set_save_spec(takes(self.generator))

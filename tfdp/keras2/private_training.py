@@ -13,6 +13,7 @@ from tfdp.keras2.dp_adam import DPAdam
 from tfdp.keras2.dp_sgd import DPSGD
 from tfdp.keras2.dp_sign_adam import DPSignAdam
 from tfdp.keras2.dp_sign_sgd import DPSignSGD
+from tfdp.keras2.front_end import KERAS_2
 from tfdp.keras2.keras_2 import check_is_model
 from tfdp.keras2.model_check import validate, validate_without_loss
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
@@ -144,14 +145,14 @@ def make_private(
     """
     check_is_model(model)
     return prepare(
-        FrontEnd(
-            tf.keras,
-            _compile_arguments,
-            _choose,
-            _is_built,
-            validate,
-            validate_without_loss,
-            PrivacyBudget,
+        KERAS_2.with_parts(
+            FrontEnd,
+            compiled=_compile_arguments,
+            choose=_choose,
+            is_built=_is_built,
+            validate=validate,
+            validate_without_loss=validate_without_loss,
+            budget=PrivacyBudget,
         ),
         model,
         (data, *others),

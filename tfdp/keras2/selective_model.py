@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.keras2.front_end import KERAS_2
 from tfdp.keras2.keras_2 import registered
 from tfdp.training.selective.front_end import FrontEnd
 from tfdp.training.selective.training import SelectiveTraining
@@ -72,7 +73,9 @@ class SelectiveModel(SelectiveTraining, tf.keras.Model):
         validation batch, and nothing of a rejected attempt stays in the optimizer's slots.)
     """
 
-    _front_end = FrontEnd(tf.keras, "Keras 2", "tfdp", _build, _loss, lambda model: model.variables)
+    _front_end = KERAS_2.with_parts(
+        FrontEnd, build=_build, loss=_loss, variables=lambda model: model.variables
+    )
 
     def __init__(
         self, base_model: tf.keras.Model, non_private_diagnostics: bool = False, **kwargs: Any

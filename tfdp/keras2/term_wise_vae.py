@@ -4,7 +4,8 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdp.keras2.keras_2 import registered, takes
+from tfdp.keras2.front_end import KERAS_2, takes
+from tfdp.keras2.keras_2 import registered
 from tfdp.training.term_wise.front_end import FrontEnd
 from tfdp.training.term_wise.training import TermWiseTraining
 
@@ -85,13 +86,10 @@ class TermWiseVAE(TermWiseTraining, tf.keras.Model):
         `log_likelihood`.
     """
 
-    _front_end = FrontEnd(
-        tf.keras,
-        "Keras 2",
-        "tfdp.DPSGD, DPAdam, DPSignSGD or DPSignAdam",
-        takes,
-        lambda optimizer, loss: loss,
-        lambda model: contextlib.nullcontext(),
+    _front_end = KERAS_2.with_parts(
+        FrontEnd,
+        scaled=lambda optimizer, loss: loss,
+        networks_called=lambda model: contextlib.nullcontext(),
     )
 
     def _make_saveable(self) -> None:

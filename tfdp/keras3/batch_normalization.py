@@ -8,6 +8,7 @@ import keras
 
 from tfdp.base.validation import error
 from tfdp.data.tasks import is_task
+from tfdp.keras3.front_end import KERAS_3
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.training import batch_normalization
 
@@ -51,7 +52,7 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
     check_is_model(model)
     if is_task(model):
         return _of_task(model, by)
-    return batch_normalization.replace(_KERAS_3, model, by)
+    return batch_normalization.replace(_FRONT_END, model, by)
 
 
 def _of_task(task: Any, by: str) -> Any:
@@ -59,7 +60,7 @@ def _of_task(task: Any, by: str) -> Any:
     if by not in ("group", "frozen"):
         raise error("by", "'group' or 'frozen'", by)
     if by == "group":
-        backbone = batch_normalization.replace(_KERAS_3, task.backbone, by)
+        backbone = batch_normalization.replace(_FRONT_END, task.backbone, by)
     else:
         backbone = _same(task.backbone, type(task.backbone).from_config(_config(task.backbone)))
     parts = {"backbone": backbone, "preprocessor": task.preprocessor}
@@ -128,10 +129,4 @@ def _uncompiled(model: Any) -> Iterator[None]:
         model.compiled = compiled
 
 
-def _is_called_for_inference(layer: Any) -> bool:
-    return False  # `fit` calls all layers of a functional model with `training=True`.
-
-
-_KERAS_3 = batch_normalization.FrontEnd(
-    keras, "keras", (keras.layers.BatchNormalization,), _copy, _clone, _is_called_for_inference
-)
+_FRONT_END = KERAS_3.with_parts(batch_normalization.FrontEnd, copy=_copy, clone=_clone)

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.base.keras_3 import tf_variable
+from tfdp.keras3.front_end import KERAS_3
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.named import DPSGD
 from tfdp.training import model_check
@@ -53,12 +54,12 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
       (False, "layer 'bn' (BatchNormalization)")
     """
     check_is_model(model)
-    return model_check.check(_KERAS_3, model, loss, data)
+    return model_check.check(_FRONT_END, model, loss, data)
 
 
 def validate_without_loss(model: keras.Model, loss: None, *, data: Any) -> ModelCheck:
     """Finds what is refused of a model that is to be trained without a loss of `compile`."""
-    return model_check.check(_KERAS_3, model, loss, data, has_no_loss=True)
+    return model_check.check(_FRONT_END, model, loss, data, has_no_loss=True)
 
 
 def _inputs(model: Any, data: Any) -> Any:
@@ -175,11 +176,8 @@ def _swap_optimizer(model: Any, optimizer: Any) -> None:
         attributes["optimizer"] = optimizer
 
 
-_KERAS_3 = model_check.FrontEnd(
-    package=keras,
-    name="keras",
-    part="tfdp.keras3",
-    normalizations=(keras.layers.BatchNormalization,),
+_FRONT_END = KERAS_3.with_parts(
+    model_check.FrontEnd,
     inputs=_inputs,
     compiled_loss=_compiled_loss,
     loss=_loss,

@@ -4,8 +4,9 @@ from typing import Any
 
 import keras
 
-from tfdp.base.keras_3 import takes, tf_variable
-from tfdp.training.private_gan import FrontEnd, GANTraining
+from tfdp.base.keras_3 import takes
+from tfdp.keras3.front_end import KERAS_3
+from tfdp.training.private_gan import GANTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -65,14 +66,7 @@ class PrivateGAN(GANTraining, keras.Model):
       (3, 8)
     """
 
-    _front_end = FrontEnd(
-        keras,
-        "Keras 3",
-        "tfdp.keras3.DPOptimizer, DPSGD, DPAdam, DPSignSGD or DPSignAdam",
-        "an ordinary optimizer of Keras 3 (`keras.optimizers`)",
-        takes,
-        tf_variable,
-    )
+    _front_end = KERAS_3
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Does nothing: networks and optimizers are built. Keras would call the model on `x`."""

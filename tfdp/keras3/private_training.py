@@ -13,6 +13,7 @@ from tfdp.data.columns import Features
 from tfdp.keras3 import several_optimizers
 from tfdp.keras3.callbacks import PrivacyBudget
 from tfdp.keras3.dp_optimizer import DPOptimizer
+from tfdp.keras3.front_end import KERAS_3
 from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.model_check import validate, validate_without_loss
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
@@ -127,14 +128,14 @@ def make_private(
     if devices.has_gpu():
         _let_layers_be_clipped_fast(model)
     return prepare(
-        FrontEnd(
-            keras,
-            _compile_arguments,
-            _choose,
-            lambda model: model.built,
-            validate,
-            validate_without_loss,
-            PrivacyBudget,
+        KERAS_3.with_parts(
+            FrontEnd,
+            compiled=_compile_arguments,
+            choose=_choose,
+            is_built=lambda model: model.built,
+            validate=validate,
+            validate_without_loss=validate_without_loss,
+            budget=PrivacyBudget,
         ),
         model,
         (data, *others),

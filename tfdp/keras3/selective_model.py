@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.base.keras_3 import tf_variable
+from tfdp.keras3.front_end import KERAS_3
 from tfdp.training.selective.front_end import FrontEnd
 from tfdp.training.selective.training import SelectiveTraining
 
@@ -61,7 +62,7 @@ class SelectiveModel(SelectiveTraining, keras.Model):
       6
     """
 
-    _front_end = FrontEnd(keras, "Keras 3", "tfdp.keras3", _build, _loss, _variables)
+    _front_end = KERAS_3.with_parts(FrontEnd, build=_build, loss=_loss, variables=_variables)
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the values of the metrics, which `evaluate` computes; `fit` computes none."""

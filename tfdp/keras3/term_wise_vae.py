@@ -9,6 +9,7 @@ import keras
 from tfdp.base.keras_3 import takes, tf_variable
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss
 from tfdp.clipping.loss_graph import batch_state
+from tfdp.keras3.front_end import KERAS_3
 from tfdp.training.term_wise.front_end import FrontEnd
 from tfdp.training.term_wise.training import TermWiseTraining
 
@@ -75,13 +76,10 @@ class TermWiseVAE(TermWiseTraining, keras.Model):
       ValueError: An argument is out of its range, or does not go with another.
     """
 
-    _front_end = FrontEnd(
-        keras,
-        "Keras 3",
-        "tfdp.keras3.DPOptimizer, DPSGD, DPAdam, DPSignSGD or DPSignAdam",
-        takes,
-        lambda optimizer, loss: optimizer.scale_loss(loss),
-        _networks_called,
+    _front_end = KERAS_3.with_parts(
+        FrontEnd,
+        scaled=lambda optimizer, loss: optimizer.scale_loss(loss),
+        networks_called=_networks_called,
     )
 
     def _private_loss(self, data: Any, aggregation: Aggregation) -> TwoTermLoss:

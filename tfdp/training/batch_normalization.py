@@ -1,33 +1,27 @@
 """Replacement of BatchNormalization in a model, for every Keras."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdp.base.validation import error
+from tfdp.training import front_end
 
 _LARGEST_NUMBER_OF_GROUPS = 32
 _LEAST_CHANNELS = 4  # Least number of channels in a group.
 
 
-class FrontEnd(NamedTuple):
-    """Parts of `replace_batch_normalization` that differ between Keras 2 and Keras 3.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrontEnd(front_end.FrontEnd):
+    """A Keras, and how its layers and models are copied.
 
     Attributes:
-      package: The package, `tf.keras` or `keras`.
-      name: Its name.
-      normalizations: Classes of BatchNormalization.
       copy: Returns a new layer, or another operation, with the config of one.
       clone: Returns a copy of a model, of which a function makes the layers; not compiled.
-      is_called_for_inference: Returns whether a layer is in inference mode in training, because
-        of the functional model that calls it.
     """
 
-    package: Any
-    name: str
-    normalizations: tuple[type, ...]
     copy: Callable[[Any], Any]
     clone: Callable[[Any, Callable[[Any], Any]], Any]
-    is_called_for_inference: Callable[[Any], bool]
 
 
 def replace(keras: FrontEnd, model: Any, by: str) -> Any:

@@ -1,11 +1,12 @@
 """Check of a model, for every Keras: all that private training refuses or does slowly."""
 
 import contextlib
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +20,7 @@ from tfdp.clipping.report import SlowClippingWarning
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
 from tfdp.step.private_step import PrivateStep
+from tfdp.training import front_end
 from tfdp.training.findings import Finding, ModelCheck
 
 _REPLACE = "Use `model = {}.replace_batch_normalization(model)`."
@@ -43,14 +45,11 @@ _REDUCTION = (
 _UNTRAINED = Finding("the model", "it has no trainable variables.", "Set `trainable = True`.")
 
 
-class FrontEnd(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrontEnd(front_end.FrontEnd):
     """Parts of `validate` that differ between Keras 2 and Keras 3.
 
     Attributes:
-      package: The package, `tf.keras` or `keras`.
-      name: Its name.
-      part: The part of tfdp that belongs to it, `tfdp` or `tfdp.keras3`.
-      normalizations: Classes of BatchNormalization.
       inputs: Returns the specs of the arguments and keyword arguments of a model; gets the spec of
         the data, or None. None, if they are not known.
       compiled_loss: Returns the losses and their weights of a compiled model; None for others.
@@ -66,10 +65,6 @@ class FrontEnd(NamedTuple):
       autograph: Whether AutoGraph converts the training steps of models.
     """
 
-    package: Any
-    name: str
-    part: str
-    normalizations: tuple[type, ...]
     inputs: Callable[[Any, Any], Any]
     compiled_loss: Callable[[Any], tuple[Any, Any]]
     loss: Callable[[Any, Any, Any], Callable[[Any, Any, Any], tf.Tensor]]

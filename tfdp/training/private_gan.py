@@ -1,8 +1,8 @@
 """Generative adversarial networks (GANs) whose critic is trained privately, for every Keras."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +11,7 @@ from tfdp.base.validation import error, is_integer, is_number, positive, positiv
 from tfdp.step import replicas
 from tfdp.step.private_step import PrivateStep
 from tfdp.step.selective import SelectiveUpdateMixin
+from tfdp.training.front_end import FrontEnd
 
 if TYPE_CHECKING:
     from tensorflow.keras import Model as _Model
@@ -20,27 +21,6 @@ else:
 _LOSSES = ("wasserstein", "non_saturating")
 # Rows that are generated at the same time.
 _ROWS_AT_A_TIME = 4096
-
-
-class FrontEnd(NamedTuple):
-    """A Keras, and what is done with its models in its own manner.
-
-    Attributes:
-      keras: The package.
-      name: Its name, for messages.
-      optimizers: The private optimizers of the critic, for messages.
-      ordinary: The optimizers of the generator, for messages.
-      takes: Returns the `tf.TensorSpec`s of what a model takes, for any number of rows; None if it
-        was never called.
-      tf_variable: Returns the TensorFlow variable of one of its variables.
-    """
-
-    keras: Any
-    name: str
-    optimizers: str
-    ordinary: str
-    takes: Callable[[Any], Any]
-    tf_variable: Callable[[Any], tf.Variable]
 
 
 class GANTraining(_Model):
@@ -68,11 +48,11 @@ class GANTraining(_Model):
     ):
         super().__init__(**kwargs)
         for name, network in (("generator", generator), ("critic", critic)):
-            is_model = isinstance(network, self._front_end.keras.Model) and network.built
+            is_model = isinstance(network, self._front_end.package.Model) and network.built
             if not is_model or self._front_end.takes(network) is None:
                 raise error(
                     name,
-                    f"a model of {self._front_end.name} that was built, such as by an `Input`",
+                    f"a model of {self._front_end.title} that was built, such as by an `Input`",
                     network,
                 )
         _check_shares_nothing(generator, critic)
@@ -105,7 +85,7 @@ class GANTraining(_Model):
                 f"label]`. Received: a model of {taken}, with num_classes={num_classes}."
             )
         self.latent_dim = int(tf.nest.flatten(taken)[0].shape[-1])
-        self._evaluated = _Evaluated(self._front_end.keras)
+        self._evaluated = _Evaluated(self._front_end.package)
         self.generator_optimizer: Any = None
         self.built = True
         self._make_saveable()
@@ -167,7 +147,7 @@ class GANTraining(_Model):
 
     def _unpack(self, data: Any) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
         """Returns the examples, their labels if they are used, and which rows are examples."""
-        x, y, mask = self._front_end.keras.utils.unpack_x_y_sample_weight(data)
+        x, y, mask = self._front_end.package.utils.unpack_x_y_sample_weight(data)
         if not (tf.is_tensor(x) and x.dtype.is_floating and (x.shape.rank or 0) > 1):
             raise ValueError(
                 "A GAN must be trained on one floating-point tensor of examples, [rows, ...]. "
@@ -210,7 +190,7 @@ class GANTraining(_Model):
                 f"{self._front_end.optimizers}: the critic sees the data",
                 critic_optimizer,
             )
-        generator_optimizer = self._front_end.keras.optimizers.get(generator_optimizer)
+        generator_optimizer = self._front_end.package.optimizers.get(generator_optimizer)
         if isinstance(generator_optimizer, PrivateStep) or not hasattr(
             generator_optimizer, "build"
         ):
@@ -231,7 +211,7 @@ class GANTraining(_Model):
         """Returns the arguments of `compile`."""
         if self.generator_optimizer is None:
             return {}
-        serialize = self._front_end.keras.saving.serialize_keras_object
+        serialize = self._front_end.package.saving.serialize_keras_object
         return {
             "critic_optimizer": serialize(self.optimizer),
             "generator_optimizer": serialize(self.generator_optimizer),
@@ -239,7 +219,7 @@ class GANTraining(_Model):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a model that was loaded."""
-        deserialize = self._front_end.keras.saving.deserialize_keras_object
+        deserialize = self._front_end.package.saving.deserialize_keras_object
         self.compile(**{key: deserialize(value) for key, value in config.items()})
 
     def _record_generator(self) -> None:
@@ -380,8 +360,8 @@ class GANTraining(_Model):
         """Returns the arguments that construct this model."""
         return {
             "name": self.name,
-            "generator": self._front_end.keras.layers.serialize(self.generator),
-            "critic": self._front_end.keras.layers.serialize(self.critic),
+            "generator": self._front_end.package.layers.serialize(self.generator),
+            "critic": self._front_end.package.layers.serialize(self.critic),
             "num_classes": self.num_classes,
             "label_probabilities": self._label_probabilities,
             **self._options,
@@ -391,7 +371,7 @@ class GANTraining(_Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "GANTraining":
         """Returns the model that a config of `get_config` describes."""
         networks = {
-            name: cls._front_end.keras.layers.deserialize(config[name], custom_objects)
+            name: cls._front_end.package.layers.deserialize(config[name], custom_objects)
             for name in ("generator", "critic")
         }
         return cls(**{**config, **networks})

@@ -1,6 +1,7 @@
 """Private training of a model in one call, for every Keras: batches, noise, and `compile`."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -20,7 +21,7 @@ from tfdp.data.batches import PoissonBatches
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 from tfdp.step.record import record_ledger
 from tfdp.step.selective import SelectiveUpdateMixin
-from tfdp.training import chunk_sizes
+from tfdp.training import chunk_sizes, front_end
 from tfdp.training.findings import ModelCheck
 from tfdp.training.model_check import has_own_step
 from tfdp.training.privacy_budget import BudgetCallback
@@ -43,11 +44,11 @@ class PrivateTraining(NamedTuple):
     budget: Any
 
 
-class FrontEnd(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrontEnd(front_end.FrontEnd):
     """Parts of `make_private` that differ between Keras 2 and Keras 3.
 
     Attributes:
-      package: The package, `tf.keras` or `keras`.
       compiled: Returns the arguments of a model's last `compile`; empty if there was none.
       choose: Gets the model; an optimizer, or what stands for one; whether it is that of the
         compiled model; the learning rate, if it is given; and other arguments. Returns a function
@@ -58,7 +59,6 @@ class FrontEnd(NamedTuple):
       budget: The callback's class.
     """
 
-    package: Any
     compiled: Callable[[Any], dict[str, Any]]
     choose: Callable[
         [Any, Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]

@@ -40,10 +40,10 @@ class SelectiveTraining(_Model):
     _front_end: ClassVar[FrontEnd]
 
     def __init__(self, base_model: Any, non_private_diagnostics: bool = False, **kwargs: Any):
-        model_class = self._front_end.keras.Model
+        model_class = self._front_end.package.Model
         if not isinstance(base_model, model_class):
             raise TypeError(
-                f"Argument `base_model` must be a model of {self._front_end.name}. Received: "
+                f"Argument `base_model` must be a model of {self._front_end.title}. Received: "
                 f"base_model={base_model!r}."
             )
         own = [s for s in _STEPS if getattr(type(base_model), s) is not getattr(model_class, s)]
@@ -62,7 +62,7 @@ class SelectiveTraining(_Model):
         self._attempts: Any = None
         self.train_function: Any = None
         self._cap = AttemptsCap()
-        self._shown = EpochMeans(self._front_end.keras, "non_private_attempts", "accepted")
+        self._shown = EpochMeans(self._front_end.package, "non_private_attempts", "accepted")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Returns the base model's output; Keras passes `training` to models that take it."""
@@ -156,7 +156,7 @@ class SelectiveTraining(_Model):
             self.optimizer.show_attempts()
 
     def _callback_list(self, given: list, epochs: int, steps: int, verbose: bool) -> Any:
-        callbacks = self._front_end.keras.callbacks
+        callbacks = self._front_end.package.callbacks
 
         def check_cap(batch: int, logs: Any = None) -> None:
             self._cap.check(self.optimizer.max_attempts)
@@ -232,7 +232,7 @@ class SelectiveTraining(_Model):
                 "SelectiveModel must be trained on one replica: each update is tested on one batch "
                 f"of the whole data set. Received a distribution strategy of {replicas} replicas."
             )
-        known = self._front_end.keras.callbacks
+        known = self._front_end.package.callbacks
         watching = [c for c in callbacks if isinstance(c, (known.ProgbarLogger, known.TensorBoard))]
         if watching and optimizer.selective_release == CONDITIONAL:
             raise ValueError(
@@ -275,12 +275,12 @@ class SelectiveTraining(_Model):
         """Returns the arguments that construct this model."""
         return {
             "name": self.name,
-            "base_model": self._front_end.keras.layers.serialize(self.base_model),
+            "base_model": self._front_end.package.layers.serialize(self.base_model),
             "non_private_diagnostics": self._non_private_diagnostics,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "SelectiveTraining":
         """Returns the model that a config of `get_config` describes."""
-        base_model = cls._front_end.keras.layers.deserialize(config["base_model"], custom_objects)
+        base_model = cls._front_end.package.layers.deserialize(config["base_model"], custom_objects)
         return cls(**{**config, "base_model": base_model})

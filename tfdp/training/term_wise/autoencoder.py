@@ -51,7 +51,7 @@ class Autoencoder(_Model):
     ):
         super().__init__(**kwargs)
         for name, network in (("encoder", encoder), ("decoder", decoder)):
-            if not (isinstance(network, self._front_end.keras.Model) and network.built):
+            if not (isinstance(network, self._front_end.package.Model) and network.built):
                 raise self._not_built(name, network)
         if not (num_classes is None or (is_integer(num_classes) and num_classes >= 1)):
             raise error("num_classes", "a positive integer or None", num_classes)
@@ -283,7 +283,7 @@ class Autoencoder(_Model):
 
     def _not_built(self, name: str, network: Any) -> ValueError:
         how = "that is built (give it an Input layer, or call it once)"
-        return error(name, f"a model of {self._front_end.name} {how}", network)
+        return error(name, f"a model of {self._front_end.title} {how}", network)
 
 
 def _of_full_precision(output: tf.Tensor) -> tf.Tensor:

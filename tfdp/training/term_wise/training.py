@@ -70,7 +70,7 @@ class TermWiseTraining(Autoencoder):
         self.aggregation = self._make_aggregation(
             aggregation, batch_clip, num_groups, split, group_capacity
         )
-        self._evaluated = _Evaluated(self._front_end.keras)
+        self._evaluated = _Evaluated(self._front_end.package)
 
     # The terms of the loss.
 
@@ -113,7 +113,7 @@ class TermWiseTraining(Autoencoder):
 
     def _rows_of(self, data: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """Returns the batch, and which of its rows are examples."""
-        x, y, mask = self._front_end.keras.utils.unpack_x_y_sample_weight(data)
+        x, y, mask = self._front_end.package.utils.unpack_x_y_sample_weight(data)
         return {"x": x} if self.num_classes is None else {"x": x, "y": y}, mask
 
     def _draws(self) -> list[tfd.Distribution]:
@@ -172,7 +172,7 @@ class TermWiseTraining(Autoencoder):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a model that was loaded, as Keras asks for where `compile` has arguments."""
-        self.compile(**self._front_end.keras.saving.deserialize_keras_object(config))
+        self.compile(**self._front_end.package.saving.deserialize_keras_object(config))
         if hasattr(self.optimizer, "build"):
             self.optimizer.build(self.trainable_variables)
 
@@ -246,8 +246,8 @@ class TermWiseTraining(Autoencoder):
         """Returns the arguments that construct this model."""
         return {
             "name": self.name,
-            "encoder": self._front_end.keras.layers.serialize(self.encoder),
-            "decoder": self._front_end.keras.layers.serialize(self.decoder),
+            "encoder": self._front_end.package.layers.serialize(self.encoder),
+            "decoder": self._front_end.package.layers.serialize(self.decoder),
             "prior": priors.serialize(self.prior),
             "likelihood": likelihoods.serialize(self.likelihood),
             "divergence": divergences.serialize(self.divergence),
@@ -262,7 +262,7 @@ class TermWiseTraining(Autoencoder):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TermWiseTraining":
         """Returns the model that a config of `get_config` describes."""
         networks = {
-            name: cls._front_end.keras.layers.deserialize(config[name], custom_objects)
+            name: cls._front_end.package.layers.deserialize(config[name], custom_objects)
             for name in ("encoder", "decoder")
         }
         return cls(**{**config, **networks})
