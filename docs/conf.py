@@ -22,6 +22,7 @@ exclude_patterns = ["_build", "package.md"]  # package.md is for package indexes
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # Notebooks hold their output; `bash run docs --execute` renews it.
+nb_output_stderr = "remove"  # What TensorFlow says of the machine when it is imported.
 suppress_warnings = [
     "mystnb.unknown_mime_type",
     "myst.header",  # results/tables.md is generated, and included in reports of other levels.

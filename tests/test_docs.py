@@ -160,6 +160,7 @@ def test_every_public_name_is_in_the_reference():
                 assert re.search(rf":: {name}\n", listed), f"{package.__name__}.{name}"
 
 
+@needs_keras_3
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["first_model", "fine_tuning", "synthetic_data"])
 def test_tutorials(name, monkeypatch):
