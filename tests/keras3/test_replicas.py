@@ -1,5 +1,7 @@
 """Several replicas take one step with Keras 3, too; tests/step/test_replicas.py has more."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tensorflow as tf
 import tfdp
 from tests.support import flat, mirrored, small_data
 from tfdp.clipping import step_check
+from tfdp.keras3 import dp_optimizer
 
 pytestmark = pytest.mark.rewritten_graphs
 
@@ -98,6 +101,11 @@ def test_sums_that_keras_adds_up_again_are_caught(monkeypatch):
         self.inner_optimizer.build(variables)
 
     monkeypatch.setattr(tfdp.keras3.DPOptimizer, "_build_inner", build)
+    with pytest.raises(ImportError, match="adds up the gradients of all replicas once more"):
+        noise_of_one_step(private(noise=1.3, learning_rate=1.0))
+    counts = itertools.count()
+    kept = type("Calls", (), {"kept": property(lambda self: next(counts))})()
+    monkeypatch.setattr(dp_optimizer, "_calls", kept)
     with pytest.raises(ValueError, match="update must be made of the noisy gradient"):
         noise_of_one_step(private(noise=1.3, learning_rate=1.0))
     monkeypatch.setattr(step_check, "check_graph", lambda graph: None)
