@@ -177,7 +177,7 @@ def test_the_loss_that_is_given_reaches_a_step_that_uses_it(front):
 
 
 def test_the_loss_that_is_given_reaches_it_by_a_compile_of_its_own(front):
-    """As of Hugging Face's classes, which are not compiled by users before."""
+    """Classes of Hugging Face are such models, and users do not compile them before."""
     keras = front.keras
 
     class Custom(keras.Sequential):

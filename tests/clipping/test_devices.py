@@ -144,26 +144,3 @@ def test_what_xla_compiles_and_gpus_do_not_multiply_bfloat16(processor, monkeypa
     assert asked == [False] and devices.multiplies_bfloat16()
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     assert not devices.multiplies_bfloat16()
-
-
-def test_free_memory_of_the_host(monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "has_gpu", lambda: False)
-    monkeypatch.setattr(devices, "_FREE", str(tmp_path / "meminfo"))
-    assert devices.available_bytes() is None
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:       5 kB\n")
-    assert devices.available_bytes() == 5 * 1024
-
-
-def test_free_memory_of_the_gpu_that_has_the_least(monkeypatch):
-    def usage(device):
-        return {"current": {"GPU:0": 3, "GPU:1": 4}[device], "peak": 9}
-
-    name, *_ = devices._memory_limits()  # Name of the CPU.
-    limits = {name: 1} | {name.replace("CPU:0", f"GPU:{i}"): 10 for i in (0, 1)}
-    monkeypatch.setattr(devices, "has_gpu", lambda: True)
-    assert devices.available_bytes() is None  # None is there.
-    monkeypatch.setattr(tf.config.experimental, "get_memory_info", usage)
-    monkeypatch.setattr(devices, "_memory_limits", lambda: limits)
-    assert devices.available_bytes() == 6
-    monkeypatch.delattr(tf.config.experimental, "get_memory_info")
-    assert devices.available_bytes() is None

@@ -418,3 +418,26 @@ def test_bounds_allow_for_the_rounding_of_texts_of_any_length():
     for terms in (3, 64, 1000):
         found = norms._rounding(tf.constant(terms))
         np.testing.assert_allclose(found, norms._rounding(terms), rtol=1e-6)
+
+
+def test_lookups_of_open_length_have_the_bound_of_static_ones(monkeypatch):
+    """Mutant: the bound allows for the rounding of 64 positions, whatever the length."""
+    positions, width = 500, 4
+    same = tf.eye(positions, batch_shape=[2])  # No token comes twice: rounding counts most.
+    g = tf.ones([2, positions, width])
+
+    def squares(*lengths):
+        specs = [tf.TensorSpec([2, *lengths, *lengths]), tf.TensorSpec([2, *lengths, width])]
+        of_lookups = tf.function(lambda s, g: norms.of_lookups(s, g, width), input_signature=specs)
+        return of_lookups(same, g).numpy()
+
+    static = squares(positions)
+    np.testing.assert_allclose(squares(None), static, rtol=1e-6)
+    guard = norms._guard
+    monkeypatch.setattr(norms, "_guard", lambda fan_in, fan_out, _: guard(fan_in, fan_out, 64))
+    assert (squares(None) < static * (1 - 1e-4)).all()
+
+
+@pytest.mark.parametrize("terms", [1, 7, 64, 300, 5000])
+def test_rounding_of_open_lengths_is_that_of_static_ones(terms):
+    assert float(norms._rounding(tf.constant(terms))) == pytest.approx(norms._rounding(terms))

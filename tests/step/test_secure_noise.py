@@ -480,7 +480,7 @@ def test_a_loss_of_two_terms_is_refused():
 
 
 def test_the_noise_covers_what_one_example_moves_the_released_sums_by():
-    """By way of the optimizer: neighbors on the grid, in exact arithmetic."""
+    """The optimizer takes the steps of neighbors on the grid, in exact arithmetic."""
     data = tfdp.data.poisson_batches((X, Y), expected_batch_size=32, padding="full")
     engine = tfdp.DPSGD(0.5, 1.0, sampling=data.sampling, secure_noise=True).clipping
     model = support.small_model()

@@ -58,13 +58,6 @@ def test_a_chunk_has_all_rows_of_an_example():
     assert chunk_sizes.choose(1000, SPEC, PoissonSampling(5, 1), 1).chunk_size == 1
 
 
-def test_what_is_planned_is_free(monkeypatch):
-    monkeypatch.setattr(devices, "memory_budget", lambda: 100)
-    for available, planned in ((None, 100), (300, 100), (120, 60)):
-        monkeypatch.setattr(devices, "available_bytes", lambda n=available: n)
-        assert chunk_sizes.planned_bytes() == planned
-
-
 def private(front, x=X, **kwargs):
     keras = front.keras
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])

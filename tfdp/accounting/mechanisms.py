@@ -20,7 +20,7 @@ _MECHANISMS: dict[type, "Mechanism"] = {}
 
 
 class Mechanism(abc.ABC):
-    """How events of one type are checked and priced.
+    """Checks and prices events of one type.
 
     All prices are upper bounds for both directions of zero-out. Events are frozen
     (`event_codec.freeze`), and `observability` is one of `observability.OBSERVABILITY`.

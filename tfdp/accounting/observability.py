@@ -1,4 +1,4 @@
-"""What an observer sees of mechanisms that try several times, and the events of these."""
+"""Events that cost more if an observer sees their attempts, and what may be seen."""
 
 from typing import Any
 

@@ -310,7 +310,7 @@ def _quantiles(noise_multiplier: float, threshold: float) -> tuple[float, float]
 
 
 class _SelectiveRelease(mechanisms.PairedMechanism):
-    """How accepted updates, or attempts, are priced."""
+    """Prices accepted updates, or attempts."""
 
     parts = (
         "`update` and `selection` of a `SelectiveReleaseDpEvent` must each be a "

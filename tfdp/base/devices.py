@@ -14,8 +14,8 @@ _CPU_BYTES, _GPU_BYTES = 16 * 2**20, 1024 * 2**20
 _CPU_BUDGET, _CPU_PART, _GPU_BUDGET = 2 * 2**30, 4, 8 * 2**30
 # Where Linux tells the groups of a process, and the limits of memory of a group.
 _GROUPS, _LIMITS = "/proc/self/cgroup", "/sys/fs/cgroup"
-# Where Linux tells what the processor has, and what of the memory can be taken.
-_PROCESSOR, _FREE = "/proc/cpuinfo", "/proc/meminfo"
+# Where Linux tells what the processor has.
+_PROCESSOR = "/proc/cpuinfo"
 
 
 def replicas() -> int:
@@ -49,40 +49,6 @@ def memory_budget() -> int:
     if has_gpu():
         return _GPU_BUDGET
     return max(_CPU_BUDGET, _memory() // _CPU_PART)
-
-
-def available_bytes() -> int | None:
-    """Returns the bytes of memory that can be taken: of the host, or of the GPU that has the least.
-
-    Returns:
-      None, where TensorFlow or the system do not tell.
-    """
-    if not has_gpu():
-        return available_host_bytes()
-    with contextlib.suppress(Exception):  # What TensorFlow tells, and how, varies.
-        free = []
-        for name, limit in _memory_limits().items():
-            if ":GPU:" in name:
-                used = tf.config.experimental.get_memory_info(name.rpartition("device:")[2])
-                free.append(limit - used["current"])
-        return min(free, default=None)
-    return None
-
-
-def available_host_bytes() -> int | None:
-    """Returns the bytes of the host's memory that can be taken; None, if they are not known."""
-    try:
-        with open(_FREE) as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-
-
-def _memory_limits() -> dict[str, int]:
-    """Returns the bytes that TensorFlow may use on each of its devices, by name."""
-    with tf.compat.v1.Session(graph=tf.Graph()) as session:  # It shares the devices.
-        return {device.name: device.memory_limit_bytes for device in session.list_devices()}
 
 
 def _memory() -> int:

@@ -246,7 +246,6 @@ INDEX = tuple(
 )
 _BY_NAME = {api.name: api for api in INDEX}
 _missing: dict[str, PrivateApi] = {}
-_warned: set[str] = set()
 
 
 class PrivateApiMissingError(ImportError):
@@ -320,10 +319,9 @@ def replace(name: str, wrapper: Callable[[Callable], Callable]) -> None:
 
 def warn_of_missing() -> None:
     """Warns of what could not be replaced, once each: called before the first private step."""
-    for name, api in _missing.items():
-        if name not in _warned:
-            _warned.add(name)
-            warn_user(f"{_versions()} lacks `{name}`, by which tfdp works. {api.without}")
+    while _missing:
+        name, api = _missing.popitem()
+        warn_user(f"{_versions()} lacks `{name}`, by which tfdp works. {api.without}")
 
 
 def _versions() -> str:

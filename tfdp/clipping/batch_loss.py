@@ -1,4 +1,4 @@
-"""What a private step knows of losses over the batch."""
+"""Base class of losses over the batch, for private steps."""
 
 import abc
 from collections.abc import Sequence

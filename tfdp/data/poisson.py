@@ -17,7 +17,6 @@ from tfdp.accounting.sampling import (
     PoissonSampling,
     padded_batch_size,
 )
-from tfdp.base import devices
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.autotuning import without_autotuning
 from tfdp.base.validation import error
@@ -402,8 +401,12 @@ def _as_far_as_memory(data: tf.data.Dataset) -> Iterator[Any]:
 
 def _available_bytes() -> int:
     """Returns the available memory; where the system does not tell, an unlimited amount."""
-    available = devices.available_host_bytes()
-    return 2**63 if available is None else available
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 2**63
 
 
 def _weights(given: Any) -> tf.Tensor:

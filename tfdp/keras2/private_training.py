@@ -111,7 +111,7 @@ def make_private(
       chunk_size: Rows that are delivered at a time; see `tfdp.data.poisson_batches`. "auto": whole
         batches, if a step of these fits into memory by an estimate of the activations of the model;
         otherwise the largest power of two that does. It follows from the model, the shapes, N,
-        `batch_size` and the memory alone. None: always whole batches.
+        `batch_size` and the machine's memory alone. None: always whole batches.
       features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
       label: Name of the target, of examples that are dicts.
       privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count

@@ -6,15 +6,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.base import devices
 from tfdp.base.validation import error
 from tfdp.data import poisson
 
 AUTO = "auto"
 # Copies of a batch: two that wait, and the one that is trained on.
 _COPIES = 3
-# The part of the memory that is free now, or will be, of which a step may have one.
-_FREE_PART = 2
 
 
 class Choice(NamedTuple):
@@ -43,20 +40,14 @@ def given(chunk_size: Any) -> int | None:
     return None if chunk_size == AUTO else chunk_size
 
 
-def planned_bytes() -> int:
-    """Returns the bytes that a step may take: what an engine may, or half of what is free."""
-    available = devices.available_bytes()
-    budget = devices.memory_budget()
-    return budget if available is None else min(budget, available // _FREE_PART)
-
-
 def choose(
     bytes_per_row: int | None, element_spec: Any, sampling: PoissonSampling, planned: int
 ) -> Choice | None:
     """Returns the largest size of chunks that fit into memory; None, if whole batches fit.
 
     A size is a limit that hardly any chunk comes near to: what must fit is exceeded by 1 in 1,000.
-    The choice depends on public numbers alone: the model, the shapes, the sampling and the memory.
+    The choice depends on public numbers alone: the model, the shapes, the sampling, and the memory
+    that the machine has. (What is free of it follows from how long the texts are that it holds.)
 
     Args:
       bytes_per_row: About how many bytes a step takes for each row; None: not known.

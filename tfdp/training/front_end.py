@@ -1,4 +1,4 @@
-"""What training has to know of a Keras: the one description that both front ends give."""
+"""Description of a Keras, for training: both front ends give one."""
 
 import dataclasses
 from collections.abc import Callable

@@ -278,9 +278,8 @@ def _that_fit(
     own_step: bool,
 ) -> tuple[PoissonBatches, str | None]:
     """Returns batches that fit into memory, in chunks if need be; and why, or None."""
-    planned = chunk_sizes.planned_bytes()
     chosen = chunk_sizes.choose(
-        found.bytes_per_row, batches.element_spec, batches.sampling, planned
+        found.bytes_per_row, batches.element_spec, batches.sampling, devices.memory_budget()
     )
     if chosen is None:
         return batches, None

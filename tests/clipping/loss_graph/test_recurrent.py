@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.one_pass.recurrent import RecurrentCall, recognise
+from tfdp.clipping.one_pass.recurrent import RecurrentCall, recognize
 
 LAYERS = {"lstm": tf.keras.layers.LSTM, "gru": tf.keras.layers.GRU}
 BATCH, TIME, FEATURES, UNITS = 5, 6, 3, 4
@@ -72,7 +72,7 @@ def differentiate(
     def gradients(x, states, mask=None):
         layer(x, mask=mask, initial_state=states or None)
         (op,) = calls()
-        found.append(recognise(op))
+        found.append(recognize(op))
         known = found[0].num_outputs - 1
         upstream = [tf.cos(3 * y + i) for i, y in enumerate(op.outputs[:known])]
         weights = [i for i, t in enumerate(op.inputs) if t.dtype != tf.bool]
@@ -204,7 +204,7 @@ def test_within_a_model(kind):
     def gradients(tokens):
         loss = tf.reduce_sum(tf.sin(model(tokens)))
         handles = [loss.graph.capture(v.handle) for v in weights]
-        found = [(op, recognise(op)) for op in calls()]
+        found = [(op, recognize(op)) for op in calls()]
         for op, call in found:
             op._gradient_function = lambda op, *g, call=call: call.backward(op.inputs, g)[0]
         ours = tf.gradients(loss, handles)
@@ -254,9 +254,9 @@ def test_only_what_computes_the_same_is_recognised(forget_bias, carry_limit, rec
         marked(*tensors)
         unmarked(*tensors)
         first, second = calls()
-        assert (recognise(first) is not None) == recognised
-        assert recognise(second) is None
-        assert recognise(tensors[0].op) is None
+        assert (recognize(first) is not None) == recognised
+        assert recognize(second) is None
+        assert recognize(tensors[0].op) is None
         return tf.constant(0)
 
     trace.get_concrete_function()
@@ -269,7 +269,7 @@ def test_gradients_of_unknown_outputs_are_refused():
     def trace(x):
         y, _ = layer(x)
         (op,) = calls()
-        call = recognise(op)
+        call = recognize(op)
         tf.gradients(y, x)  # Gives the call more outputs.
         extra = op.outputs[call.num_outputs]
         zeros = [None] * call.num_outputs

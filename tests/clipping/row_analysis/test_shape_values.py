@@ -211,6 +211,8 @@ def test_computed_sizes_are_what_is_known_of_them(steps):
         ("StridedSlice", lambda op, inputs: inputs[0][:1], lambda x: tf.shape(x)[2:]),
         ("FloorDiv", lambda op, inputs: inputs[0], lambda x: count(x) // 2),
         ("Sub", lambda op, inputs: (0,), lambda x: 2 * count(x) - count(x)),
+        ("Maximum", lambda op, i: i[0], lambda x: tf.maximum(count(x), 2 * count(x))),
+        ("Minimum", lambda op, i: i[1], lambda x: tf.minimum(count(x), 2 * count(x))),
     ],
 )
 def test_wrong_functions_are_caught(op_type, mutant, function, monkeypatch):

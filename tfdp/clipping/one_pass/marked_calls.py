@@ -22,14 +22,14 @@ def function_of(op: tf.Operation) -> Any | None:
     return None if function is None or _module_of(function) is None else function
 
 
-def recognise(op: tf.Operation) -> Any | None:
+def recognize(op: tf.Operation) -> Any | None:
     """Returns what an operation computes, by the module that knows its layer, or None.
 
     It has `transfer`, `backward` and `num_outputs`, as `recurrent.RecurrentCall`.
     """
     function = function_of(op)
     module = None if function is None else _module_of(function)
-    return None if module is None else importlib.import_module(module).recognise(op)
+    return None if module is None else importlib.import_module(module).recognize(op)
 
 
 def _module_of(function: Any) -> str | None:

@@ -18,7 +18,7 @@ from tfdp.clipping.one_pass import (
 from tfdp.clipping.one_pass.combined_gradients import combine
 from tfdp.clipping.one_pass.example_rows import of_examples
 from tfdp.clipping.one_pass.loops import Body, Taken, body_of
-from tfdp.clipping.one_pass.marked_calls import recognise
+from tfdp.clipping.one_pass.marked_calls import recognize
 from tfdp.clipping.one_pass.per_example_gradients import Contribution, Direct, OuterProducts
 from tfdp.clipping.one_pass.weight_uses import (
     CannotUse,
@@ -69,7 +69,7 @@ class Plan:
             operations = graph.operations()
         self._in_cone = {op.name: op for op in operations}
         calls = [op for op in operations if op.type in op_types.CALLS]
-        found = {op.name: recognise(graph.sources.get(op.name, op)) for op in calls}
+        found = {op.name: recognize(graph.sources.get(op.name, op)) for op in calls}
         self._calls: dict[str, Any] = {k: v for k, v in found.items() if v is not None}
         special = {name: call.transfer for name, call in self._calls.items()}
         given = {} if whole is None else whole.states_of_drawn(graph)

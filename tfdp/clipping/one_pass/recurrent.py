@@ -192,7 +192,7 @@ class RecurrentCall:
         return outputs, final
 
 
-def recognise(op: tf.Operation) -> RecurrentCall | None:
+def recognize(op: tf.Operation) -> RecurrentCall | None:
     """Finds out whether an operation is a call of Keras's LSTM or GRU, and with which options.
 
     Keras marks the functions it makes for them; that only says which calls are worth a closer

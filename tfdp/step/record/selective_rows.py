@@ -1,4 +1,4 @@
-"""What a row of selective release (DPSUR) stands for."""
+"""Releases that rows of selective release (DPSUR) stand for."""
 
 from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
