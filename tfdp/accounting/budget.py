@@ -89,7 +89,6 @@ class Budget:
         Args:
           releases: The releases of n steps, n >= 1; they cost more for a larger n.
         """
-
         known = (self.delta, self.selective_release)
 
         def by_rdp(n: int) -> float:
