@@ -245,5 +245,5 @@ def test_a_damaged_index_is_named(tmp_path, text):
     (tmp_path / "examples.json").write_text(text)
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     for use in (tfdp.data.read_examples, lambda p: tfdp.data.write_examples(dataset, p)):
-        with pytest.raises(ValueError, match="`folder` .* whose examples.json is damaged"):
+        with pytest.raises(ValueError, match=r"`folder` .* whose examples\.json is damaged"):
             use(tmp_path)

@@ -51,7 +51,7 @@ def test_what_is_no_number_in_json_is_not_written(tmp_path):
 def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "record.jsonl"
     path.write_text('{"n": 1}\n{"n": \n{"n": 3}\n')
-    with pytest.raises(ValueError, match="record.jsonl, line 2: not a line of JSON"):
+    with pytest.raises(ValueError, match=r"record\.jsonl, line 2: not a line of JSON"):
         records.read(path)
 
 
