@@ -1,6 +1,8 @@
 """`make_private` with a noise multiplier in place of a budget, and with budgets that are large."""
 
+import inspect
 import math
+import re
 
 import pytest
 
@@ -87,3 +89,13 @@ def test_a_budget_that_limits_nothing_is_told(front, capsys):
 def test_one_of_noise_and_budget_must_be_given(front, arguments, match):
     with pytest.raises(ValueError, match=match):
         private(front, **arguments)
+
+
+@with_both
+def test_the_docstring_names_every_argument_in_order(front):
+    """Both have what they share from one template."""
+    function = front.tfdp.make_private
+    arguments = inspect.getdoc(function).partition("\nArgs:\n")[2].partition("\nReturns:\n")[0]
+    named = re.findall(r"^  (\**\w+): ", arguments, re.MULTILINE)
+    assert [name.lstrip("*") for name in named] == list(inspect.signature(function).parameters)
+    assert "{{" not in function.__doc__

@@ -60,10 +60,6 @@ def test_batches_that_do_not_fit_come_in_chunks(monkeypatch):
 
 
 FORMS = {
-    "texts and labels": (bert, PAIRS, {}),
-    "lists": (bert, (TEXTS.tolist(), LABELS.tolist()), {}),
-    "dataset": (bert, tf.data.Dataset.from_tensor_slices(PAIRS), {}),
-    "names": (bert, {"t": TEXTS, "l": LABELS}, {"features": "t", "label": "l"}),
     "weights": (bert, (*PAIRS, np.ones(EXAMPLES, "float32")), {}),
     "two texts": (bert, ((TEXTS, TEXTS[::-1].copy()), LABELS), {}),
     "masked": (lambda: bert("MaskedLM"), TEXTS, {}),
@@ -83,6 +79,25 @@ FORMS = {
 def test_raw_data_train_a_task(form):
     make, data, arguments = FORMS[form]
     train(make(), data, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("data", "features", "label"),
+    [
+        ((TEXTS.tolist(), LABELS.tolist()), None, None),
+        (tf.data.Dataset.from_tensor_slices(PAIRS), None, None),
+        ({"t": TEXTS, "l": LABELS}, "t", "l"),
+    ],
+    ids=["lists", "dataset", "names"],
+)
+def test_other_forms_of_the_data_are_the_same(data, features, label):
+    task = bert()
+    x, y = tasks.prepared(task, data, features, label, None, False).data
+    expected = task.preprocessor(TEXTS.tolist())
+    assert set(x) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(x[name], values)
+    np.testing.assert_array_equal(y, LABELS)
 
 
 def test_raw_data_after_training():
@@ -288,11 +303,9 @@ def test_groups_in_a_task():
 
 
 IMAGE_FORMS = {
-    "arrays": ((IMAGES, LABELS), {}),
-    "dataset": (tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)), {}),
-    "padded": ((IMAGES, LABELS), {"secure_noise": True}),
-    "augmented": (
-        (IMAGES, LABELS),
+    "arrays, padded": ((IMAGES, LABELS), {"secure_noise": True}),
+    "dataset, augmented": (
+        tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)),
         {"transform": lambda x, y: (tf.image.random_flip_left_right(x), y), "augmentations": 2},
     ),
 }
