@@ -17,12 +17,7 @@ from tfdp.keras2.front_end import KERAS_2
 from tfdp.keras2.keras_2 import check_is_model
 from tfdp.keras2.model_check import validate, validate_without_loss
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
-from tfdp.training.private_training import (
-    FrontEnd,
-    PrivateTraining,
-    prepare,
-    with_shared_arguments,
-)
+from tfdp.training.private_training import FrontEnd, PrivateTraining, prepare
 
 _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "adam": DPAdam,
@@ -88,14 +83,54 @@ def make_private(
       model: A built model of Keras 2. It is compiled in place; its weights are kept. If it was
         compiled, what is not given is taken over: the loss, the metrics, and of Adam, AdamW or SGD
         the learning rate and other parameters.
-      {{data_arguments}}
+      data: `(x, y)`, `(x, y, sample_weight)`, `x` alone, or a `tf.data.Dataset` of single
+        examples; see `tfdp.data.poisson_batches`.
+      *others: Must be empty: `(x, y)` is one argument.
+      epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
+      target_epsilon: Epsilon that may be spent in all, under zero-out. Give either this or
+        `noise_multiplier`.
+      noise_multiplier: The noise, in place of the least for a budget: a number or a schedule. The
+        budget is then what all epochs cost. 0 trains without privacy, to look for faults in a
+        model: epsilon is infinite, and `privacy_statement` says that there is none.
+      delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
+        is below 1 / N.
+      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
+        less.
       optimizer: "adam", "adamw", "sgd", "signadam" or "signsgd"; a class such as
         `tfdp.DPSignAdam`; or an Adam, AdamW or SGD of Keras, whose parameters are taken over. None:
         that of the compiled model, otherwise "adam".
       learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
         taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
         convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
-      {{other_arguments}}
+      l2_norm_clip: Largest l2 norm of an example's gradient.
+      loss: See `model.compile`. None: that of the compiled model, or what the model computes by
+        itself: in `train_step`, in `compute_loss`, or with `add_loss`.
+      metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
+        they become `weighted_metrics` then, which leave out the padding.)
+      transform: See `tfdp.data.poisson_batches`.
+      chunk_size: Rows that are delivered at a time; see `tfdp.data.poisson_batches`. "auto": whole
+        batches, if a step of these fits into memory by an estimate of the activations of the model;
+        otherwise the largest power of two that does. It follows from the model, the shapes, N,
+        `batch_size` and the machine's memory alone. None: always whole batches.
+      features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
+      label: Name of the target, of examples that are dicts.
+      privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count
+        users. See `tfdp.data.poisson_batches`.
+      examples_per_user: Examples that a batch has of a user, at most.
+      augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
+      noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
+        to the budget. None: the noise is the same in all steps.
+      prior: Other releases about the same examples: a `PrivacyLedger`, or several.
+      verbose: Whether to print what was decided, in a line for each.
+      **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
+
+    Returns:
+      The model, its batches and a callback: `model.fit(batches, epochs=..., callbacks=[budget])`,
+      then `tfdp.privacy_statement(model, delta=budget.delta)`.
+
+    Raises:
+      ValueError: An argument is out of its range; the model or its loss would be refused, with all
+        reasons; or the budget is spent.
 
     Example:
       >>> import numpy as np, tensorflow as tf, tfdp
@@ -122,9 +157,6 @@ def make_private(
         ),
         **given,
     )
-
-
-make_private.__doc__ = with_shared_arguments(make_private.__doc__)
 
 
 def _choose(

@@ -28,59 +28,6 @@ from tfdp.training.privacy_budget import BudgetCallback
 
 _CLOSE = 0.95  # The least share of a budget that the least noise for it costs, usually.
 
-# In the docstring of `make_private` of each Keras.
-_DATA_ARGUMENTS = """data: `(x, y)`, `(x, y, sample_weight)`, `x` alone, or a `tf.data.Dataset` of single
-        examples; see `tfdp.data.poisson_batches`.
-      *others: Must be empty: `(x, y)` is one argument.
-      epochs: Epochs that will be trained, of N / `batch_size` steps each (rounded, at least one).
-      target_epsilon: Epsilon that may be spent in all, under zero-out. Give either this or
-        `noise_multiplier`.
-      noise_multiplier: The noise, in place of the least for a budget: a number or a schedule. The
-        budget is then what all epochs cost. 0 trains without privacy, to look for faults in a
-        model: epsilon is infinite, and `privacy_statement` says that there is none.
-      delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
-        is below 1 / N.
-      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
-        less."""
-_OTHER_ARGUMENTS = """l2_norm_clip: Largest l2 norm of an example's gradient.
-      loss: See `model.compile`. None: that of the compiled model, or what the model computes by
-        itself: in `train_step`, in `compute_loss`, or with `add_loss`.
-      metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
-        they become `weighted_metrics` then, which leave out the padding.)
-      transform: See `tfdp.data.poisson_batches`.
-      chunk_size: Rows that are delivered at a time; see `tfdp.data.poisson_batches`. "auto": whole
-        batches, if a step of these fits into memory by an estimate of the activations of the model;
-        otherwise the largest power of two that does. It follows from the model, the shapes, N,
-        `batch_size` and the machine's memory alone. None: always whole batches.
-      features: Names of the inputs, of examples that are dicts; see `tfdp.data.poisson_batches`.
-      label: Name of the target, of examples that are dicts.
-      privacy_unit: The user of each example, for user-level privacy: N and `batch_size` then count
-        users. See `tfdp.data.poisson_batches`.
-      examples_per_user: Examples that a batch has of a user, at most.
-      augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
-      noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
-        to the budget. None: the noise is the same in all steps.
-      prior: Other releases about the same examples: a `PrivacyLedger`, or several.
-      verbose: Whether to print what was decided, in a line for each.
-      **optimizer_arguments: Other arguments of the optimizer, such as `clipping_rule`.
-
-    Returns:
-      The model, its batches and a callback: `model.fit(batches, epochs=..., callbacks=[budget])`,
-      then `tfdp.privacy_statement(model, delta=budget.delta)`.
-
-    Raises:
-      ValueError: An argument is out of its range; the model or its loss would be refused, with all
-        reasons; or the budget is spent."""
-
-
-def with_shared_arguments(docstring: str | None) -> str:
-    """Returns the docstring of a `make_private` with what those of all Kerases say."""
-    shared = {"{{data_arguments}}": _DATA_ARGUMENTS, "{{other_arguments}}": _OTHER_ARGUMENTS}
-    text = str(docstring)
-    for place, arguments in shared.items():
-        text = text.replace(place, arguments)
-    return text
-
 
 class PrivateTraining(NamedTuple):
     """A model that is ready for private training.
