@@ -106,6 +106,7 @@ def test_raw_data_after_training():
     assert len(task.evaluate(TEXTS, LABELS, verbose=0)) == 2
 
 
+@pytest.mark.slow
 def test_a_language_model_keeps_sampler_and_metrics():
     task = gpt2()
     perplexity = keras_hub.metrics.Perplexity(from_logits=True, mask_token_id=1)
@@ -358,6 +359,7 @@ def in_python(change):
     return task
 
 
+@pytest.mark.slow
 def test_a_preprocessor_in_python_runs_once(capsys):
     calls = []
 

@@ -223,6 +223,7 @@ def test_weights_of_tokens_leave_out_rows_of_padding(padding, jit_compile):
     assert np.abs(found).max() > 0.01
 
 
+@pytest.mark.slow
 def test_weights_may_be_bools():
     np.testing.assert_allclose(
         of_all_examples("none", OF_TOKENS > 1),

@@ -73,7 +73,8 @@ OPTIONS = {
 
 # What is used of the noise is compared with what is recorded in trainings without these alone.
 _CHANGES_THE_UPDATE = {"decay", "top k", "masks", "Adam", "SignSGD", "AdamBC"}
-_MOST_OPTIONS = 5
+# What is left out of sets, and how many options they have. Many together, XLA compiles for minutes.
+_SETS = ((_CHANGES_THE_UPDATE | {"xla"}, 5), ({"xla"}, 5), (_CHANGES_THE_UPDATE, 3), (set(), 3))
 
 
 def pairs() -> Iterator[tuple[str, ...]]:
@@ -92,15 +93,16 @@ def sets_of(allowed: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """
     sets: list[tuple[str, ...]] = []
     left = list(allowed)
-    for names in ([name for name in OPTIONS if name not in _CHANGES_THE_UPDATE], list(OPTIONS)):
-        todo = {pair for pair in left if set(pair) <= set(names)}
+    for left_out, most in _SETS:
+        names = set(OPTIONS) - left_out
+        todo = {pair for pair in left if set(pair) <= names}
         while todo:
             chosen = set(min(todo, key=_places))
-            while len(chosen) < _MOST_OPTIONS:
+            while len(chosen) < most:
                 gains = {
                     name: len(new & todo)
-                    for name in names
-                    if name not in chosen
+                    for name in OPTIONS
+                    if name in names - chosen
                     and (new := {_in_order((name, one)) for one in chosen}) <= set(allowed)
                 }
                 best = max(gains, key=gains.__getitem__, default=None)
