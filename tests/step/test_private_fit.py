@@ -41,7 +41,7 @@ def test_other_optimizers_get_arrays(front):
     assert model.fit(X, Y, batch_size=16, verbose=0).history["loss"]
 
 
-@with_one
+@with_both
 def test_training_without_privacy_after_private_training(front):
     """The statement covers the private steps alone: it says so once for each model."""
     model, batches = compiled(front)
@@ -60,6 +60,11 @@ def test_training_without_privacy_after_private_training(front):
     head = front.keras.Sequential([front.keras.Input([4]), copy, front.keras.layers.Dense(3)])
     head.compile("sgd", front.crossentropy())
     head.fit(X, Y, verbose=0)  # What is frozen stays private.
+    model.trainable = True
+    unbuilt = front.keras.Sequential([model, front.keras.layers.Dense(3)])
+    unbuilt.compile("sgd", front.crossentropy())
+    with pytest.warns(UserWarning, match="covers the private steps alone"):
+        unbuilt.fit(X, Y, verbose=0)
 
 
 @with_both

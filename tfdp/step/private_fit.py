@@ -97,7 +97,14 @@ def _warn_of_data(model: Any) -> None:
 
 def _was_trained_privately(model: Any) -> bool:
     """Returns whether private steps went into the values of a model's trainable variables."""
-    return any(len(one.cost()) for one in lineage.of(model.trainable_variables))
+    if not lineage.is_any_known():
+        return False
+    try:
+        variables = model.trainable_variables
+    except ValueError:  # Keras 2, before the model is built: its layers may be trained.
+        layers = [layer for layer in model.layers if layer.built]
+        variables = [v for layer in layers for v in layer.trainable_variables]
+    return any(len(one.cost()) for one in lineage.of(variables))
 
 
 def message_of(error: tf.errors.InvalidArgumentError) -> str | None:
