@@ -137,6 +137,18 @@ def test_data_that_do_not_fit():
             train(bert(), data)
 
 
+def test_texts_that_are_longer_than_the_positions():
+    """The error names the argument and the limit, not operations of TensorFlow."""
+    task = bert()
+    limit = task.backbone.max_sequence_length
+    arrays = {name: np.zeros([4, limit + 1], "int32") for name in task.input}
+    with pytest.raises(ValueError, match=rf"of `token_ids` must be at most {limit}, .* BertBackb"):
+        tfdp.keras3.make_private(task, (arrays, LABELS[:4]), epochs=1, target_epsilon=8.0)
+    task.preprocessor.sequence_length = limit + 1
+    with pytest.raises(ValueError, match=rf"`sequence_length` .* at most {limit}.*: {limit + 1}\."):
+        tfdp.keras3.make_private(task, PAIRS, epochs=1, target_epsilon=8.0)
+
+
 MASKED = {
     "DebertaV3": lambda: _sentence_piece("DebertaV3", *BRACKETS, pad="[PAD]"),
     "Roberta": lambda: _byte_pair("Roberta"),
