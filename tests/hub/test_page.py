@@ -64,7 +64,7 @@ def test_the_tutorial(monkeypatch, tmp_path, capsys):
         if cell["cell_type"] == "code":
             assert cell["execution_count"], "run `bash run docs --execute`"
             assert not [o for o in cell["outputs"] if o["output_type"] == "error"]
-            exec("".join(cell["source"]).replace("EPOCHS = 5", "EPOCHS = 1"), names)
+            exec("".join(cell["source"]).replace("EPOCHS = 20", "EPOCHS = 1"), names)
     assert asked == ["minilm"]
-    assert capsys.readouterr().out.count("Differential privacy: epsilon = ") == 2
-    assert names["again"].num_layers == 3
+    assert capsys.readouterr().out.count("Differential privacy: epsilon = ") == 1
+    assert names["x"].shape == (520, 16) and len(names["head"].trainable_variables) == 2
