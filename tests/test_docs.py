@@ -103,7 +103,7 @@ def test_the_noise_of_a_run_is_what_the_page_shows(capsys):
 
 @needs_keras_3
 def test_the_example_of_the_readme(capsys):
-    (block,) = blocks_of("README.md", shorten=True)
+    (block,) = blocks_of("README.md")
     run_blocks([block])
     assert capsys.readouterr().out.count("epsilon = ") == 1
 
@@ -140,8 +140,38 @@ def test_messages_that_are_quoted_are_those_of_the_code():
     assert missing_parts("Training must go on with the parameters", known)  # Not said so.
 
 
+README = (ROOT / "README.md").read_text()
+
+
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len(README.splitlines()) <= 120
+
+
+def ratios_of_programs(page):
+    """The ratios of private to plain steps, of everyday programs of Keras 3."""
+    table = page.partition("\nKeras 3: `python -m benchmarks.ports")[2].partition("\nKeras 2: ")[0]
+    return [float(ratio) for ratio in re.findall(r"\| \*\*([\d.]+)\*\* \(", table)]
+
+
+def test_the_cost_of_a_step_in_the_readme_is_what_was_measured():
+    ratios = ratios_of_programs((ROOT / "docs/benchmarks.md").read_text())
+    said = f"In {len(ratios)} everyday programs, a private step took"
+    assert f"{said} {min(ratios):.1f} to {max(ratios):.1f} times" in " ".join(README.split())
+
+
+PEERS = {"opacus": r"opacus[ =]+(\d[\w.]*\w)", "jax": r"jax[-_]privacy[ =]+(\d[\w.]*\w)"}
+
+
+def versions_of_peers(texts):
+    return {name: set(re.findall(PEERS[name], " ".join(texts), re.IGNORECASE)) for name in PEERS}
+
+
+def test_all_pages_compare_with_the_same_versions_of_peers():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    found = versions_of_peers(page.read_text() for page in pages)
+    assert [len(versions) for versions in found.values()] == [1, 1], found
+    assert versions_of_peers([README]) == found
+    assert len(versions_of_peers([README, "of Opacus 1.5.4"])["opacus"]) == 2  # It can fail.
 
 
 @needs_keras_3
