@@ -1,11 +1,12 @@
 """The Python blocks of a page of the manual, and a reader's names for them."""
 
+import importlib
 import pathlib
 import re
-
-import tensorflow as tf
+from unittest import mock
 
 from tests import support
+from tfdp.base import compat
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -20,17 +21,20 @@ def blocks_of(path, shorten=False):
     return re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
 
 
-def run_examples(path, shorten=False):
+def run_examples(path, shorten=False, version=3):
     """Runs the Python blocks of a page, one after the other; for KerasHub, tests/hub does it."""
     blocks = blocks_of(path, shorten)
-    return run_blocks([block for block in blocks if "import keras_hub" not in block])
+    return run_blocks([block for block in blocks if "import keras_hub" not in block], version)
 
 
-def run_blocks(blocks):
+def run_blocks(blocks, version=3):
+    """Runs blocks as where `tf.keras` is Keras `version`: `tfdp` has the names for it."""
+    keras = importlib.import_module("keras" if version == 3 else "tf_keras")
     x, y = support.small_data(2000)
     names = {"x_train": x, "y_train": y, "__name__": "examples"}
     names |= {"x_test": x[:50], "y_test": y[:50]}
-    names["model"] = tf.keras.Sequential([tf.keras.layers.Dense(3)])  # The reader's.
-    for block in blocks:
-        exec(block, names)
+    names["model"] = keras.Sequential([keras.layers.Dense(3)])  # The reader's.
+    with mock.patch.object(compat, "keras_of_tensorflow", return_value=version):
+        for block in blocks:
+            exec(block, names)
     return names

@@ -163,7 +163,8 @@ PEERS = {"opacus": r"opacus[ =]+(\d[\w.]*\w)", "jax": r"jax[-_]privacy[ =]+(\d[\
 
 
 def versions_of_peers(texts):
-    return {name: set(re.findall(PEERS[name], " ".join(texts), re.IGNORECASE)) for name in PEERS}
+    text = " ".join(texts)
+    return {name: set(re.findall(PEERS[name], text, re.IGNORECASE)) for name in PEERS}
 
 
 def test_all_pages_compare_with_the_same_versions_of_peers():
