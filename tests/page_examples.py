@@ -21,10 +21,15 @@ def blocks_of(path, shorten=False):
     return re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
 
 
-def run_examples(path, shorten=False, version=3):
+def version_of(path):
+    """Which Keras a page is for: those for Keras 2 import it from TensorFlow."""
+    return 2 if any("tf.keras." in block for block in blocks_of(path)) else 3
+
+
+def run_examples(path, shorten=False):
     """Runs the Python blocks of a page, one after the other; for KerasHub, tests/hub does it."""
-    blocks = blocks_of(path, shorten)
-    return run_blocks([block for block in blocks if "import keras_hub" not in block], version)
+    blocks = [block for block in blocks_of(path, shorten) if "import keras_hub" not in block]
+    return run_blocks(blocks, version_of(path))
 
 
 def run_blocks(blocks, version=3):
