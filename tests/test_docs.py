@@ -152,6 +152,22 @@ def test_messages_that_are_quoted_are_those_of_the_code():
 README = (ROOT / "README.md").read_text()
 
 
+def torn_tables(page):
+    """First lines of tables that have no head, or rows of other lengths."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = [re.sub(r"`[^`]*`|\\\|", "", row).count("|") for row in table.splitlines()]
+        if len(rows) < 2 or set(table.splitlines()[1]) - set("|-: ") or len(set(rows)) > 1:
+            yield table.splitlines()[0]
+
+
+def test_no_table_is_torn():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert [head for page in pages for head in torn_tables(page.read_text())] == []
+    assert list(torn_tables("| a | b |\n| 1 | 2 |\n")) == ["| a | b |"]  # It has no head.
+    assert list(torn_tables("| a | b |\n|---|---|\n| 1 |\n")) == ["| a | b |"]
+
+
 def test_readme_is_short():
     assert len(README.splitlines()) <= 120
 
