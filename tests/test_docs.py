@@ -11,8 +11,8 @@ import types
 import pytest
 
 from tests import forks
-from tests.front_ends import keras, needs_keras_3
-from tests.page_examples import blocks_of, run_blocks, run_examples, shortened
+from tests.front_ends import HAS_KERAS_3, keras, needs_keras_3
+from tests.page_examples import blocks_of, run_blocks, run_examples, shortened, version_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -64,9 +64,8 @@ PAGES = {
 }
 
 
-@needs_keras_3
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", [p for p in PAGES if HAS_KERAS_3 or version_of(p) == 2])
 def test_examples_of_pages(path, capsys):
     run_examples(path)
     assert capsys.readouterr().out.count("epsilon = ") == PAGES[path]
