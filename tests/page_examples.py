@@ -1,12 +1,13 @@
 """The Python blocks of a page of the manual, and a reader's names for them."""
 
+import importlib
 import pathlib
 import re
 from unittest import mock
 
 import tensorflow as tf
 
-from tests import front_ends, support
+from tests import support
 from tfdp.base import compat
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -35,7 +36,8 @@ def run_examples(path, shorten=False):
 
 def run_blocks(blocks, version=3):
     """Runs blocks as where `tf.keras` is Keras `version`: `tfdp` has the names for it."""
-    keras = front_ends.keras if version == 3 and front_ends.HAS_KERAS_3 else tf.keras
+    has_keras = version == 3 and compat.has_keras_3()
+    keras = importlib.import_module("keras") if has_keras else tf.keras
     x, y = support.small_data(2000)
     names = {"x_train": x, "y_train": y, "__name__": "examples"}
     names |= {"x_test": x[:50], "y_test": y[:50]}
