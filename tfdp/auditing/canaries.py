@@ -434,6 +434,7 @@ class _Reading(tf.keras.callbacks.Callback):
             )
         if sampling is not None:
             audit._recording.cycle_length = sampling.cycle_length
+        audit._recording.signs = optimizer.releases_signs
         if optimizer.noise_correlation is not None:
             audit._recording.bands = optimizer.noise_correlation.coefficients
         if isinstance(audit.model, PrivateGAN):

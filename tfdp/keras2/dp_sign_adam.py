@@ -72,6 +72,9 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         sum, whose sensitivity is C, and the sign does not depend on scale.)
     """
 
+    def _moves_by_signs(self) -> bool:
+        return True
+
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         return tf.sign(gradient)
 

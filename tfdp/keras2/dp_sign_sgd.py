@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.validation import is_number
 from tfdp.keras2.base import PrivateOptimizerMixin
 from tfdp.keras2.keras_2 import VectorizedDPKerasSGDOptimizer, registered
 from tfdp.step.arguments import PRIVATE_ARGUMENTS
@@ -79,6 +80,10 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       - Bernstein et al., signSGD: Compressed Optimization for Non-Convex Problems, Algorithm 2
         (Signum).
     """
+
+    def _moves_by_signs(self) -> bool:
+        momentum = self._base_arguments.get("momentum", 0.0)  # A velocity is of noisy numbers.
+        return is_number(momentum) and momentum == 0
 
     def _resource_apply_dense(
         self, grad: tf.Tensor, var: tf.Variable, apply_state: Any = None
