@@ -1,8 +1,8 @@
 """Certificate of the table of `tfdp.accounting.signed_gaussian`, and the command that makes it.
 
 It proves, for all integers k from 2 to 1024, all margins m and all shifts d > 0 (those below 0 are
-the same by symmetry), that log M_k(m, d) <= (t^2 / 2) R(t) with t = sqrt(k (k - 1)) d. The steps are
-those of docs/sign_accounting.md:
+the same by symmetry), that log M_k(m, d) <= (t^2 / 2) R(t) with t = sqrt(k (k - 1)) d. The steps
+are those of docs/sign_accounting.md:
 
 - Small t: a bound in closed form, in one variable.
 - Large |m|: bounds in closed form.
@@ -84,9 +84,9 @@ def _hazards(m: np.ndarray) -> np.ndarray:
 def small_share(t: float) -> float:
     """Proves a bound on log M_k(m, d) / (t^2 / 2) for all k >= 2, m, and d <= t / sqrt(k (k - 1)).
 
-    With the log odds theta of a sign, psi(x) = log(1 + e^x) and D = theta(m + d) - theta(m), log M_k
-    is k (k - 1) D^2 / 2 times a mean of psi'' between theta(m) and theta(m) + k D. There is D <= d
-    max Lambda, with Lambda even, rising in |m|, and of slope at most 1.
+    With the log odds theta of a sign, psi(x) = log(1 + e^x) and D = theta(m + d) - theta(m), log
+    M_k is k (k - 1) D^2 / 2 times a mean of psi'' between theta(m) and theta(m) + k D. There is
+    D <= d max Lambda, with Lambda even, rising in |m|, and of slope at most 1.
     """
     reach = np.sqrt(2) * t  # k d, at most.
     shift = reach / 2  # d, at most.
@@ -113,7 +113,10 @@ def certify(orders: np.ndarray, steps: int = _STEPS) -> float:
       The smallest slack that is left, relative to the bound, at points that were looked at.
     """
     _prove(signed_gaussian.TABLE[0] / 1e5 >= small_share(FIRST), "small shifts")
-    _prove(np.diff(signed_gaussian.TABLE) >= 0, "the table rises")
+    shares = np.array(signed_gaussian.TABLE) / 1e5
+    _prove(np.diff(shares) >= 0, "the table rises")
+    rise = np.diff(shares) / (RATIO - 1) * RATIO  # R' t, at most.
+    _prove(shares[1:] + 2 * rise <= 2.2, "t^2 R(t) / 2 has a small second derivative")
     ratio = RATIO ** (1 / steps)
     count = (len(signed_gaussian.TABLE) - 1) * steps
     slack = np.inf

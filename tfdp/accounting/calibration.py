@@ -41,8 +41,8 @@ def calibrate_noise_multiplier(
       truncation_probability: An upper bound on the probability that a batch is cut off. The default
         holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
         30, give `batches.sampling.truncation_probability`.
-      releases_signs: Whether only the signs of the noisy sums are released, as by `tfdp.DPSignAdam`:
-        `optimizer.releases_signs`. They cost less.
+      releases_signs: Whether only the signs of the noisy sums are released, which cost less:
+        `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Raises:
@@ -92,8 +92,8 @@ def calibrate_noise_schedule(
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: See `calibrate_noise_multiplier`.
-      releases_signs: Whether only the signs of the noisy sums are released, as by `tfdp.DPSignAdam`:
-        `optimizer.releases_signs`. They cost less.
+      releases_signs: Whether only the signs of the noisy sums are released, which cost less:
+        `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Raises:
@@ -151,8 +151,8 @@ def calibrate_steps(
       truncation_probability: An upper bound on the probability that a batch is cut off. The default
         holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
         30, give `batches.sampling.truncation_probability`.
-      releases_signs: Whether only the signs of the noisy sums are released, as by `tfdp.DPSignAdam`:
-        `optimizer.releases_signs`. They cost less.
+      releases_signs: Whether only the signs of the noisy sums are released, which cost less:
+        `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Returns:

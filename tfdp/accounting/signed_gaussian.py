@@ -6,8 +6,8 @@ from two facts about one sign, with margin m and shift d, whose k-th moment is
 
     M_k(m, d) = E[(p_shifted(s) / p(s))^k] = Phi(m)^(1-k) Phi(m+d)^k + Phi(-m)^(1-k) Phi(-m-d)^k:
 
-1. log M_k(m, d) <= v R(sqrt(2 v)) with v = k (k - 1) d^2 / 2, the log moment of the Gaussian itself,
-   and R the table below, which rises from 2 / pi to 1.
+1. log M_k(m, d) <= v R(sqrt(2 v)) with v = k (k - 1) d^2 / 2, the log moment of the Gaussian
+   itself, and R the table below, which rises from 2 / pi to 1.
 2. Moments of independent coordinates multiply. R rises, so that the sum of the log moments over all
    coordinates is at most v R(sqrt(2 v)) of the whole shift, however it is split.
 
@@ -26,8 +26,8 @@ from scipy import special
 from tfdp.accounting import dominating_pairs, mechanisms
 from tfdp.accounting.accountants import sampled_rdp
 
-# R at sqrt(2 v) = FIRST * RATIO^i, times 10^5, from `experiments.accounting.sign_certificate --make`; linear between
-# the points, constant before the first, and 1 after the last.
+# R at sqrt(2 v) = FIRST * RATIO^i, times 10^5; linear between these points, constant before the
+# first, and 1 after the last. From `python -m experiments.accounting.sign_certificate --make`.
 FIRST, RATIO = 0.02, 1.08
 # fmt: off
 TABLE = (
@@ -42,7 +42,7 @@ TABLE = (
     99418, 99497, 99567,
 )
 # fmt: on
-# R is proven for integer moments up to this one. From larger ones the Gaussian's own price is taken.
+# R is proven for integer moments up to this one. Larger ones get the Gaussian's own price.
 LARGEST_MOMENT = 1024
 # Relative error of the logarithms of moments, at most: sums of up to 1024 terms, each known to
 # 1e-11.
@@ -125,13 +125,10 @@ def _rdp_of_signs(q: float, noise_multiplier: float, orders: tuple[float, ...]) 
         return np.full(len(orders), np.inf)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         log_moments = [
-            max(
-                _with_above_without(q, noise_multiplier, a),
-                _without_above_with(q, noise_multiplier, a),
-            )
-            if a <= LARGEST_MOMENT
+            max(direction(q, noise_multiplier, order) for direction in _DIRECTIONS)
+            if order <= LARGEST_MOMENT
             else math.inf
-            for a in orders
+            for order in orders
         ]
     found = np.array(log_moments) / (np.array(orders) - 1)
     return np.where(np.isnan(found), np.inf, found)
@@ -168,7 +165,7 @@ def _without_above_with(q: float, noise: float, order: float) -> float:
     if q == 1:  # The pair the other way round, whose bound is the same.
         return _with_above_without(q, noise, order)
     n = order - 1
-    spread = math.expm1(float(log_moment(2.0, noise)) * (1 + _ROUNDING))
+    spread = float(np.expm1(log_moment(2.0, noise) * (1 + _ROUNDING)))
     # (1 + y)^-n <= 1 - n y + c(z) y^2 for y >= -z, with c(z) = ((1 - z)^-n - 1 - n z) / z^2, and
     # y = q (r - 1), whose mean is 0. Below r0 the difference is at most a multiple of r^-s.
     most = _curvature(q, n)
@@ -176,7 +173,8 @@ def _without_above_with(q: float, noise: float, order: float) -> float:
     s = _RARE_ORDERS
     difference = np.maximum(most - parts, 0) + 2 * _curvature_error(q, n)
     rare = difference * _largest_gap(_RARE, s) * np.exp(log_moment(s + 1, noise))
-    best = min(most * spread, float(np.nanmin(parts * spread + rare)))
+    apart = parts * spread + rare
+    best = float(np.fmin(most * spread, np.where(np.isnan(apart), np.inf, apart).min()))
     return float(np.log1p(best)) * (1 + _ROUNDING)
 
 
@@ -195,6 +193,9 @@ def _largest_gap(r0: np.ndarray, s: np.ndarray) -> np.ndarray:
     b = s * (1 + r0) + 2 * r0 + 1
     r = 2 * s * r0 / (b + np.sqrt(b * b - 4 * (s + 3) * s * r0))
     return (1 - r) ** 2 * (1 - r / r0) * r**s * (1 + 1e-6)
+
+
+_DIRECTIONS = (_with_above_without, _without_above_with)
 
 
 class _Signs(mechanisms.PairedMechanism):
@@ -242,9 +243,8 @@ def _one_sign(q: float, noise: float) -> dominating_pairs.Pair:
         infinite = float(upper[~keep].sum())
         return dominating_pairs.Atoms(upper[keep], lower[keep], error[keep], error[keep], infinite)
 
-    return dominating_pairs.Pair(
-        add=direction(without, with_it), remove=direction(with_it, without)
-    )
+    added, removed = direction(without, with_it), direction(with_it, without)
+    return dominating_pairs.Pair(add=added, remove=removed)
 
 
 mechanisms.register(SignedGaussianDpEvent, _Signs())

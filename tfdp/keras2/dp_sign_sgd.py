@@ -21,8 +21,9 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
         v = momentum * v + g
         w = w - learning_rate * sign(v)
 
-    The sign is post-processing: the privacy is that of the noisy sum, as in `DPSGD`. Every
-    coordinate moves by `learning_rate`, also with momentum. The best learning rate is far smaller
+    Without momentum no more than these signs leaves a step, which costs less privacy than the noisy
+    sum, as in `DPSGD` (see docs/sign_accounting.md). A velocity is made of noisy sums, and costs
+    what they cost. Every coordinate moves by `learning_rate`, also with momentum. The best learning rate is far smaller
     than that of `DPSGD`, and does not depend on epsilon. Gradients of weight regularizers are added
     to g. Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
     `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
@@ -39,7 +40,8 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
     dataset_size` and noise multiplier `noise_multiplier`, under zero-out; `ledger`
-    counts them.
+    counts them, as signs if `releases_signs` (not with momentum, `compression`,
+    `noise_correlation` or an adaptive clip).
 
     Args:
       {{private_arguments}}
