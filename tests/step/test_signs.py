@@ -2,6 +2,7 @@
 
 import importlib
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tests.front_ends import needs_keras_3
 from tfdp import schedules
 from tfdp.accounting.signed_gaussian import SignedGaussianDpEvent
 from tfdp.step import noise, private_step
+from tfdp.step.record import record_ledger, record_table
 
 SIGNS = [
     ("DPSignAdam", {}),
@@ -136,6 +138,20 @@ def test_without_noise_and_with_correlated_noise_no_signs_are_priced(package):
     correlated = tfdp.BandedNoise([1.0, 0.5])
     assert not cls(1.0, 1.0, sampling=cyclic.sampling, noise_correlation=correlated).releases_signs
     assert cls(1.0, 1.0, sampling=cyclic.sampling).releases_signs
+
+
+def test_older_records_keep_their_price():
+    parameters = {"dataset_size": 100.0, "expected_batch_size": 10.0, "noise_multiplier": 1.0}
+    for kind in (record_table.GAUSSIAN, record_table.GAUSSIAN_UNPADDED):
+        event = record_ledger.release_of(kind, parameters).event.event
+        assert type(event) is dp_accounting.GaussianDpEvent
+    kinds = (record_table.GAUSSIAN, record_table.SIGNS)
+    numbers, signs = (record_ledger.release_of(kind, parameters) for kind in kinds)
+    assert type(signs.event.event) is SignedGaussianDpEvent
+    assert signs.truncation_probability == numbers.truncation_probability
+    kinds = (record_table.GAUSSIAN_UNPADDED, record_table.SIGNS_UNPADDED)
+    numbers, signs = (record_ledger.release_of(kind, parameters) for kind in kinds)
+    assert signs.truncation_probability == numbers.truncation_probability
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -20,10 +20,10 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         g = sign(sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2))
 
     No more than these signs leaves a step, which costs less privacy than the noisy sum, as in
-    `DPAdam` (see docs/sign_accounting.md). The signs are +-1, so Adam's second moment is a constant. The update is sign descent with bias-corrected
-    momentum `beta_1`, an average of signs; one slot per variable is enough. (`DPSignSGD` with
-    momentum takes the sign of an average instead.) With `noise_multiplier=0` and
-    `l2_norm_clip=math.inf` this is SignAdam (Algorithm 2).
+    `DPAdam` (see docs/sign_accounting.md). The signs are +-1, so Adam's second moment is a
+    constant. The update is sign descent with bias-corrected momentum `beta_1`, an average of signs;
+    one slot per variable is enough. (`DPSignSGD` with momentum takes the sign of an average
+    instead.) With `noise_multiplier=0` and `l2_norm_clip=math.inf` this is SignAdam (Algorithm 2).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasAdamOptimizer`, and a drop-in optimizer for
     `model.compile`. The loss may be any Keras loss, including a mean.

@@ -23,10 +23,10 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
 
     Without momentum no more than these signs leaves a step, which costs less privacy than the noisy
     sum, as in `DPSGD` (see docs/sign_accounting.md). A velocity is made of noisy sums, and costs
-    what they cost. Every coordinate moves by `learning_rate`, also with momentum. The best learning rate is far smaller
-    than that of `DPSGD`, and does not depend on epsilon. Gradients of weight regularizers are added
-    to g. Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
-    `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
+    what they cost. Every coordinate moves by `learning_rate`, also with momentum. The best learning
+    rate is far smaller than that of `DPSGD`, and does not depend on epsilon. Gradients of weight
+    regularizers are added to g. Without momentum this is the paper's DP-SignSGD; with
+    `noise_multiplier=0` and `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
 
     With momentum it is Signum: the sign is taken of the velocity, in which noise has been averaged
     already. The other order, an average of signs, is `DPSignAdam`. If noise is much larger than the
