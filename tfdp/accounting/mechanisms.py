@@ -79,7 +79,7 @@ def register(event: type, mechanism: Mechanism) -> None:
 def of(event: dp_accounting.DpEvent) -> Mechanism | None:
     """Returns the mechanism of an event; None if it is noise, a composition, or unknown."""
     if isinstance(event, PoissonSampledDpEvent):
-        mechanism = of(event.event)
+        mechanism = _MECHANISMS.get(type(event.event))
         return mechanism if mechanism is not None and mechanism.prices_samples else None
     for cls in type(event).__mro__:
         if cls in _MODULES and cls not in _MECHANISMS:

@@ -20,7 +20,7 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.keras2.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
-from tfdp.step.arguments import check_first_argument, scaling_hint
+from tfdp.step.arguments import check_first_argument, check_hyperparameters, scaling_hint
 from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
@@ -80,6 +80,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
     ):
         config = PrivacyConfig.checked(self._public_name(), locals())
         self._base_arguments = kwargs
+        check_hyperparameters(kwargs)
         self._weight_decay = WeightDecay(weight_decay)
         self._set_privacy(config)
         del self._base_arguments
