@@ -70,7 +70,7 @@ class SignedGaussianDpEvent(dp_accounting.GaussianDpEvent):
       >>> step = dp_accounting.PoissonSampledDpEvent(0.01, SignedGaussianDpEvent(1.0))
       >>> ledger.record(step, count=1000)
       >>> round(ledger.epsilon(1e-5).epsilon, 2)
-      1.56
+      1.65
     """
 
 
@@ -83,7 +83,7 @@ def log_moment(orders: np.ndarray | float, noise_multiplier: float) -> np.ndarra
 
     Example:
       >>> float(log_moment(2.0, 1.0).round(3))  # Of the Gaussian itself, 1.
-      0.667
+      0.662
     """
     k = np.asarray(orders, float)
     doubled = k * (k - 1) / noise_multiplier / noise_multiplier
@@ -111,7 +111,7 @@ def rdp(q: float, noise_multiplier: float, orders: tuple[float, ...]) -> np.ndar
 
     Example:
       >>> rdp(1.0, 1.0, (2.0,)).round(3)  # Of the Gaussian, 1.
-      array([0.667])
+      array([0.662])
     """
     event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise_multiplier))
     return np.minimum(sampled_rdp(event, orders), _rdp_of_signs(q, noise_multiplier, orders))
