@@ -250,7 +250,8 @@ def _gathering(gather: Callable) -> Callable:
         if tf.executing_eagerly():
             table, tensors = FileTable(), result[0]
             for variable in tensors:
-                if isinstance(variable, tf.Variable):
+                inner = getattr(variable, "value", None)  # Of a variable of Keras 3.
+                if isinstance(variable, tf.Variable) or isinstance(inner, tf.Variable):
                     table.add(lineage.cost_of_variable(variable))
             for name, array in table.arrays().items():
                 with tf.device("cpu:0"):
