@@ -218,6 +218,23 @@ class Budget:
         )
 
 
+def default_delta(dataset_size: int) -> float:
+    """Returns the delta of a guarantee for N examples: N^-1.1, rounded down to two digits.
+
+    It is below 1 / N, so that publishing one example in full is not within the guarantee.
+
+    Args:
+      dataset_size: Number of examples, N.
+
+    Example:
+      >>> default_delta(60000)
+      5.5e-06
+    """
+    delta = max(2, dataset_size) ** -1.1
+    digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
+    return float(f"{math.floor(delta / digit) * digit:.1e}")
+
+
 def too_large(delta: float, dataset_sizes: Iterable[int]) -> str | None:
     """Returns a warning if `delta` is not below one over the number of examples, else None."""
     size = max(dataset_sizes, default=0)
