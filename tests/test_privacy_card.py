@@ -70,7 +70,7 @@ def test_the_page_is_well_formed_and_loads_nothing(pages):
 def test_numbers_are_those_of_the_statement(pages):
     statement = statement_of(ledger(), 1e-5)
     stated = statement.to_dict()
-    text = "\n".join(Checked(pages[".html"]).texts)
+    text = "".join(Checked(pages[".html"].replace("<code>", "`").replace("</code>", "`")).texts)
     for page in (text, pages[".md"].replace("\\", "")):
         assert statement.paragraphs[0] in page
         assert f"{stated['epsilon']:g}" in page and f"{stated['epsilon_lower_bound']:g}" in page

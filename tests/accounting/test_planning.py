@@ -69,6 +69,7 @@ def test_the_largest_batch(size, largest, monkeypatch):
         {"delta": 1.0},
         {"delta": float("nan")},
         {"epochs": 0},
+        {"epochs": 10**8},
         {"max_batch_size": 2001},
         {"max_batch_size": 0},
     ],

@@ -78,6 +78,7 @@ BAD = {
     "batch": ([*EPSILON, "--batch-size=2001"], "'--batch-size': must be at most --dataset-size"),
     "largest batch": ([*PLAN, "--max-batch=2001"], "'--max-batch': must be at most"),
     "both": ([*EPSILON, "--steps=5"], "'--steps': must not be given with --epochs"),
+    "many": ([*NOISE, "--epochs=10000000"], "'--epochs': must make at most 100000000 steps"),
     "neither": (NOISE[:-2], "Missing option '--epochs' or '--steps'"),
     "missing": (EPSILON[:1], "Missing option '--dataset-size'"),
     "picture": ([*PLAN, "--plot=x.png"], "'--plot': must end in .svg"),
@@ -97,6 +98,8 @@ def test_wrong_arguments_are_named_in_one_line(case, capsys):
 def test_failures_are_not_errors_of_usage(capsys, tmp_path):
     status, _, errors = ran(capsys, *PLAN, f"--plot={tmp_path}/none/x.svg")
     assert status == 1 and errors.startswith("tfdp: error: '--plot':") and errors.count("\n") == 1
+    status, _, errors = ran(capsys, *EPSILON, "--noise-multiplier=1e-300")
+    assert status == 1 and errors.startswith("tfdp: error: a number is too large or too small")
     few = [*TRAINING, "--epochs=3", "--delta=1e-300"]
     status, _, errors = ran(capsys, "noise", "--epsilon=1", *few)
     assert status == 1 and "Option `--epsilon` must be larger" in errors

@@ -62,6 +62,13 @@ def test_the_table_and_the_record_of_an_optimizer_are_one_past(tmp_path):
     assert ledger_of_file(alone).ledger.steps == 22
 
 
+def test_links_in_a_circle_have_an_end(tmp_path):
+    path = write_h5(tmp_path / "a.h5", ("tfdp_lineage/vars", table(row(1, 20))))
+    with h5py.File(path, "a") as file:
+        file["layers/again"] = file["/"]
+    assert ledger_of_file(path).ledger.steps == 20
+
+
 def test_damaged_tables_are_refused(tmp_path):
     arrays = table(row(1, 20))
     path = write_h5(tmp_path / "a.h5", ("tfdp_lineage", {**arrays, "rows": np.ones([1, 4])}))

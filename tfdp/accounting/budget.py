@@ -22,7 +22,7 @@ _TOLERANCE = 2.4e-4
 # With less noise, a single step costs an epsilon of thousands, which guarantees nothing.
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
-_MOST_RELEASES = 10**8
+MOST_RELEASES = 10**8
 
 _Cost = Callable[..., float]
 _Releases = Callable[[float], Sequence[Release]]
@@ -98,7 +98,7 @@ class Budget:
         # PLD accounting alone is quick, and in most cases the tightest.
         quick = affordable(self._quick_epsilon)
         start = _most(quick, 0, 1) if quick(0) else 0
-        if start == _MOST_RELEASES:
+        if start == MOST_RELEASES:
             return start
         affordable_at_all = affordable(self.epsilon)
         if not affordable_at_all(start + 1):
@@ -289,9 +289,9 @@ def _most(affordable: Callable[[int], bool], low: int, stride: int) -> int:
     """Returns the largest n >= `low`, which is affordable, with n affordable and n + 1 not."""
     high = low + stride
     while affordable(high):
-        if high >= _MOST_RELEASES:
-            return _MOST_RELEASES
-        low, high = high, min(high + 2 * (high - low), _MOST_RELEASES)
+        if high >= MOST_RELEASES:
+            return MOST_RELEASES
+        low, high = high, min(high + 2 * (high - low), MOST_RELEASES)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if affordable(middle) else (low, middle)

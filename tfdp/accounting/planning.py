@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import Any
 
-from tfdp.accounting.budget import default_delta
+from tfdp.accounting.budget import MOST_RELEASES, default_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.base import validation
 
@@ -131,6 +131,10 @@ def plan(
         if largest > size:
             raise validation.error("max_batch_size", f"at most dataset_size={size}", largest)
     batches = sorted({max(1, largest // 2**halved) for halved in range(_ROWS)})
+    if (most := steps_of(size, batches[0], epochs)) > MOST_RELEASES:
+        raise validation.error(
+            "epochs", f"so few that there are at most {MOST_RELEASES} steps, not {most}", epochs
+        )
     rows = tuple(_row(size, target, delta, epochs, batch) for batch in batches)
     chosen, reason = _recommended(rows)
     return Plan(size, target, delta, epochs, rows, chosen, reason)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT = 480, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 36, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 36, 52
 _LINE, _GRID, _TEXT, _MARK = "#1f5fbf", "#dddddd", "#222222", "#c03a2b"
 _MOST_POINT_TICKS = 8
 

@@ -247,10 +247,14 @@ def _steps(dataset_size: int, batch_size: int, epochs: int | None, steps: int | 
     if steps is not None:
         if epochs is not None:
             raise _bad("steps", "must not be given with --epochs", steps)
-        return steps
-    if epochs is None:
+        name, taken = "steps", steps
+    elif epochs is None:
         raise click.UsageError("Missing option '--epochs' or '--steps'.", _context())
-    return planning.steps_of(dataset_size, batch_size, epochs)
+    else:
+        name, taken = "epochs", planning.steps_of(dataset_size, batch_size, epochs)
+    if taken > budget.MOST_RELEASES:
+        raise _bad(name, f"must make at most {budget.MOST_RELEASES} steps", f"{taken} steps")
+    return taken
 
 
 def _delta(delta: float | None, dataset_size: int) -> float:

@@ -123,7 +123,13 @@ def _parameters(
     for name, words in _ARGUMENTS.items():
         value = getattr(optimizer, name, None)
         if value is not None:
-            yield words, f"{value:g}" if isinstance(value, float) else str(value)
+            yield words, _in_words(value)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _by_delta(statement: Statement) -> Points:

@@ -1,5 +1,6 @@
 """A privacy card as HTML: one file, without scripts and without anything from elsewhere."""
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -36,7 +37,7 @@ def page(facts: Facts) -> str:
         _table(words.attack_rows(statement), words.ATTACK_HEADS),
         *_pictures(facts),
         "<h2>What was released, and what is promised</h2>",
-        *(f"<p>{escape(one)}</p>" for one in others),
+        *(f"<p>{_prose(one)}</p>" for one in others),
         "<h2>Not covered</h2>",
         _list(statement.not_covered),
     ]
@@ -49,7 +50,7 @@ def page(facts: Facts) -> str:
         parts += [
             "<h2>Weights</h2>",
             f"<p>SHA-256: <code>{escape(facts.weights_hash)}</code></p>",
-            f"<p>{escape(words.HASH)}</p>",
+            f"<p>{_prose(words.HASH)}</p>",
         ]
     body = "\n".join(parts)
     return (
@@ -85,4 +86,9 @@ def _table(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
 
 
 def _list(items: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_prose(item)}</li>" for item in items) + "</ul>"
+
+
+def _prose(text: str) -> str:
+    """Returns sentences in which `names` are code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

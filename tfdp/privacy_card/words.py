@@ -7,7 +7,7 @@ from tfdp.accounting.statement import Statement
 
 ATTACK_HEADS = ("false positive rate", "true positive rate, at most")
 HASH = (
-    "Of the type, the shape and the bytes of each array of model.get_weights(), in their order. "
+    "Of the type, the shape and the bytes of each array of `model.get_weights()`, in their order. "
     "Weights with another hash are not those that this page is about."
 )
 

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,25 +150,20 @@ def _read_shards(path: Path, found: _Found) -> None:
 
 
 def _read_h5(file: Any, found: _Found) -> None:
+    def look(name: str, item: Any) -> None:
+        last = name.rpartition("/")[2]
+        if isinstance(item, h5py.Group) and last == saved_lineage.GROUP:
+            entry = item.get("vars", item)  # One level deeper in files of Keras's own format.
+            _add_table({key: np.array(entry[key]) for key in entry}, found)
+        elif isinstance(item, h5py.Dataset) and last.startswith(RECORD):
+            _add_record(np.array(item), found)
+
     with h5py.File(file, "r") as opened:
-        for name, item in _walk(opened):
-            if isinstance(item, h5py.Group) and name.split("/")[-1] == saved_lineage.GROUP:
-                entry = item.get("vars", item)  # One level deeper in files of Keras's own format.
-                _add_table({key: np.array(entry[key]) for key in entry}, found)
-            elif isinstance(item, h5py.Dataset) and name.split("/")[-1].startswith(RECORD):
-                _add_record(np.array(item), found)
+        opened.visititems(look)  # Each object once, also where links make a circle.
         config = opened.attrs.get("training_config")
     if config is not None:
         compiled = json.loads(config).get("optimizer_config") or {}
         found.optimizer = str(compiled.get("registered_name") or compiled.get("class_name") or "")
-
-
-def _walk(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key in group:
-        item = group[key]
-        yield f"{prefix}{key}", item
-        if isinstance(item, h5py.Group):
-            yield from _walk(item, f"{prefix}{key}/")
 
 
 def _read_checkpoint(prefix: Path, found: _Found) -> None:
