@@ -6,13 +6,13 @@
 EfficientNet-Lite0, which learned from ImageNet, learns CIFAR-10: a new last layer on its frozen
 features, or its last block as well. MiniLM, which learned from sentences of the web, learns to
 classify the reviews of IMDB: a new last layer on its frozen features, its last block as well,
-low-rank adapters (`enable_lora`) in all blocks, or all of it. For each part and epsilon, each
+low-rank adapters (`enable_lora`) in its blocks, or all of it. For each part and epsilon, each
 learning rate is tried on a part of the training set; the best on the other part is then used on all
 of it, with each seed, and measured on the test set.
 
---layers takes the first layers of MiniLM alone: those after them serve what it was trained for. Its
-last block asks once, by the mean over tokens, and not at each token, so that a step takes little
-time.
+--layers takes the first layers of MiniLM alone: those after them serve what it was trained for. The
+last block that is trained asks once, by the mean over tokens, and not at each token, so that a step
+takes little time. --frozen_layers trains the layers after the first few alone.
 
 The optimizer is DP-SGD with momentum; for more of MiniLM than the head, DP-Adam.
 
@@ -65,6 +65,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("tokens", 64, text, 3, 512, flag_values=values)
     text = "Number of MiniLM's layers that are used, the first ones; 0: all."
     flags.DEFINE_integer("layers", 0, text, 0, 6, flag_values=values)
+    text = "Number of MiniLM's layers that adapters and whole leave as they are, the first ones."
+    flags.DEFINE_integer("frozen_layers", 0, text, 0, 5, flag_values=values)
     flags.DEFINE_integer("rank", 4, "Rank of the adapters.", lower_bound=1, flag_values=values)
     flags.DEFINE_list("epsilons", ["1", "2", "4", "8"], "Budgets.", flag_values=values)
     text = "Learning rates that are tried."
@@ -87,7 +89,7 @@ class Run(tuned_runs.Run):
     """One private training, by all that decides it.
 
     `size` is that of images or, in tokens, of reviews; `rank` is 0 without adapters, and `layers`
-    0 with all layers.
+    0 with all layers. The embeddings are frozen as well where `frozen_layers` is not 0.
     """
 
     weights: str
@@ -97,6 +99,7 @@ class Run(tuned_runs.Run):
     epsilon: float
     delta: float
     layers: int = 0
+    frozen_layers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,17 +143,16 @@ def _first_layers(backbone: Any, layers: int, keras: Any) -> Any:
 
 
 @functools.cache
-def _reviews(part: str, size: int, layers: int, folders: Folders) -> tuple[Any, Any]:
+def _reviews(part: str, size: int, layers: int, frozen: int, folders: Folders) -> tuple[Any, Any]:
     backbone, tokenizer = minilm(folders)
     layers = layers or backbone.num_layers
-    if part == BLOCK:
-        layers -= 1
-    encoder = _first_layers(backbone, layers, front_end(3).keras)
+    computed = {HEAD: layers, BLOCK: layers - 1}.get(part, frozen)
+    encoder = _first_layers(backbone, computed, front_end(3).keras)
     found = []
     for texts, classes in datasets.reviews(folders.data_dir):
         x = public_features.token_ids(texts, tokenizer, size)
-        if part not in (ADAPTERS, WHOLE):
-            x = public_features.token_outputs(x, encoder, layers, folders.features_dir)
+        if part in (HEAD, BLOCK) or frozen:
+            x = public_features.token_outputs(x, encoder, computed, folders.features_dir)
         if part == HEAD:
             x = public_features.means_over_tokens(x, folders.features_dir)
         found.append((x, classes.astype(np.int64)))
@@ -158,10 +160,12 @@ def _reviews(part: str, size: int, layers: int, folders: Folders) -> tuple[Any, 
 
 
 @functools.cache
-def _examples(weights: str, part: str, size: int, layers: int, folders: Folders) -> tuple[Any, Any]:
+def _examples(
+    weights: str, part: str, size: int, layers: int, frozen: int, folders: Folders
+) -> tuple[Any, Any]:
     """Returns the training and the test set: what the trained part gets, and classes."""
     if weights == "minilm":
-        return _reviews(part, size, layers, folders)
+        return _reviews(part, size, layers, frozen, folders)
     data = datasets.load(DATASETS[weights], data_dir=folders.data_dir)
     trunk, top = _lite0(size, folders)
     found = []
@@ -174,7 +178,7 @@ def _examples(weights: str, part: str, size: int, layers: int, folders: Folders)
 
 
 def _data(run: Run, folders: Folders) -> datasets.Data:
-    train, test = _examples(run.weights, run.part, run.size, run.layers, folders)
+    train, test = _examples(run.weights, run.part, run.size, run.layers, run.frozen_layers, folders)
     return datasets.split(DATASETS[run.weights], train, test, run.split, run.validation_examples)
 
 
@@ -187,54 +191,68 @@ def classifier(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -
       folders: Where public weights are.
       keras: The package.
     """
-    below = {HEAD: _nothing, BLOCK: _last_block, ADAPTERS: _encoder, WHOLE: _encoder}[run.part]
+    normal = run.weights == "minilm" and run.part != HEAD  # The outputs have one length.
     return keras.Sequential(
         [
             keras.Input(shape),
-            *below(run, shape, folders, keras),
+            *([] if run.part == HEAD else [_trained(run, shape, folders, keras)]),
             # Features of one length: clipping then treats examples alike.
-            *([] if _is_normal(run) else [keras.layers.UnitNormalization()]),
+            *([] if normal else [keras.layers.UnitNormalization()]),
             keras.layers.Dense(_CLASSES[run.weights], kernel_initializer="zeros"),
         ]
     )
 
 
-def _is_normal(run: Run) -> bool:
-    """Says that a layer of normalization gave features of one length."""
-    return run.weights == "minilm" and run.part == BLOCK
-
-
-def _nothing(*_: Any) -> list[Any]:
-    return []
-
-
-def _last_block(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
-    """Returns a copy of the last block with public weights, which is left as it is."""
+def _trained(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> Any:
+    """Returns a copy of the trained part with public weights, which are left as they are."""
     if run.weights == "minilm":
-        return [_block_of_minilm(run, shape, folders, keras)]
+        return _layers_of_minilm(run, shape, folders, keras)
     top = keras.models.clone_model(_lite0(run.size, folders)[1])
     top.set_weights(_lite0(run.size, folders)[1].get_weights())
-    return [top]
+    return top
 
 
-def _block_of_minilm(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> Any:
-    """Returns a model of `token_outputs`: a block that asks once, by the mean over tokens."""
+def _layers_of_minilm(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> Any:
+    """Returns a model of token ids or, after frozen layers, of `token_outputs`.
+
+    Its last block asks once, by the mean over tokens.
+    """
     backbone, _ = minilm(folders)
-    block = backbone.transformer_layers[(run.layers or backbone.num_layers) - 1]
-    tokens = keras.Input(shape)
-    mean = keras.layers.GlobalAveragePooling1D()(tokens, mask=_is_token(tokens, keras))
-    x = _attended(mean, tokens, block._self_attention_layer, keras)
-    x = block._self_attention_layer_norm(x + mean)
-    y = block._feedforward_output_dense(block._feedforward_intermediate_dense(x))
-    x = block._feedforward_layer_norm(x + y)
-    return keras.Model(tokens, x)
+    if run.part == ADAPTERS:
+        backbone.enable_lora(run.rank)
+    layers = run.layers or backbone.num_layers
+    frozen = layers - 1 if run.part == BLOCK else run.frozen_layers
+    *blocks, last = backbone.transformer_layers[frozen:layers]
+    if len(shape) == 1:
+        inputs = keras.Input(shape, dtype="int32")
+        x, mask = _embedded(inputs, backbone, keras), keras.ops.not_equal(inputs, 0)
+    else:
+        x = inputs = keras.Input(shape)
+        mask = _is_token(inputs, keras)
+    for block in blocks:
+        x = block(x, padding_mask=mask)
+    mean = keras.layers.GlobalAveragePooling1D()(x, mask=mask)
+    x = _attended(mean, x, mask, last._self_attention_layer, keras)
+    x = last._self_attention_layer_norm(x + mean)
+    y = last._feedforward_output_dense(last._feedforward_intermediate_dense(x))
+    x = last._feedforward_layer_norm(x + y)
+    return keras.Model(inputs, x)
+
+
+def _embedded(ids: Any, backbone: Any, keras: Any) -> Any:
+    inputs = {
+        "token_ids": ids,
+        "segment_ids": keras.ops.zeros_like(ids),
+        "padding_mask": keras.ops.cast(keras.ops.not_equal(ids, 0), "int32"),
+    }
+    return _first_layers(backbone, 0, keras)(inputs)["sequence_output"]
 
 
 def _is_token(tokens: Any, keras: Any) -> Any:
     return keras.ops.any(keras.ops.not_equal(tokens, 0), axis=2)
 
 
-def _attended(asking: Any, tokens: Any, attention: Any, keras: Any) -> Any:
+def _attended(asking: Any, tokens: Any, mask: Any, attention: Any, keras: Any) -> Any:
     """Returns what `attention(asking, tokens)` gives, without keys and values of all tokens.
 
     With the query q of a head, a token x and the kernels K and V, it is q (K x) = (q K) x, and the
@@ -243,8 +261,10 @@ def _attended(asking: Any, tokens: Any, attention: Any, keras: Any) -> Any:
 
     Args:
       asking: The vector that asks, `[batch, width]`.
-      tokens: The outputs of tokens, `[batch, length, width]`, zeros where a text is padded.
-      attention: A built layer `MultiHeadAttention`, whose weights are copied.
+      tokens: The outputs of tokens, `[batch, length, width]`.
+      mask: False where a text is padded, `[batch, length]`.
+      attention: A built layer `MultiHeadAttention`, whose weights are copied, and what of them is
+        trainable.
       keras: The package.
     """
     dense, ops = keras.layers.EinsumDense, keras.ops
@@ -254,36 +274,20 @@ def _attended(asking: Any, tokens: Any, attention: Any, keras: Any) -> Any:
         equation: str, shape: tuple[int, ...], bias: str | None, source: Any, x: Any
     ) -> Any:
         layer = dense(equation, shape, bias_axes=bias)
-        found = layer(x)
-        layer.set_weights(source.get_weights()[: len(layer.weights)])
-        return found
+        layer.build(x.shape)
+        layer.set_weights([np.asarray(w) for w in (source.kernel, source.bias)][: 1 + bool(bias)])
+        layer.trainable = source.trainable
+        if source.lora_enabled:
+            layer.enable_lora(source.lora_rank)
+        return layer(x)
 
     query = applied("bd,dnh->bnh", (heads, size), "nh", attention._query_dense, asking)
     key = applied("bnh,dnh->bnd", (heads, width), None, attention._key_dense, query)
     scores = ops.einsum("bnd,btd->bnt", key, tokens) / size**0.5
-    unmasked = _is_token(tokens, keras)[:, None, :]
-    shares = ops.softmax(ops.where(unmasked, scores, -1e9), axis=2)
+    shares = ops.softmax(ops.where(mask[:, None, :], scores, -1e9), axis=2)
     seen = ops.einsum("bnt,btd->bnd", shares, tokens)
     value = applied("bnd,dnh->bnh", (heads, size), "nh", attention._value_dense, seen)
     return applied("bnh,nhd->bd", (width,), "d", attention._output_dense, value)
-
-
-def _encoder(run: Run, shape: tuple[int, ...], folders: Folders, keras: Any) -> list[Any]:
-    """Returns MiniLM and the mean over tokens, as one model of token ids."""
-    backbone, _ = minilm(folders)
-    if run.part == ADAPTERS:
-        backbone.enable_lora(run.rank)
-    ids = keras.Input(shape, dtype="int32")
-    mask = keras.ops.not_equal(ids, 0)
-    inputs = {
-        "token_ids": ids,
-        "segment_ids": keras.ops.zeros_like(ids),
-        "padding_mask": keras.ops.cast(mask, "int32"),
-    }
-    outputs = _first_layers(backbone, run.layers or backbone.num_layers, keras)(inputs)[
-        "sequence_output"
-    ]
-    return [keras.Model(ids, keras.layers.GlobalAveragePooling1D()(outputs, mask=mask))]
 
 
 def train(run: Run, folders: Folders) -> tuple[float, float]:
@@ -300,9 +304,15 @@ def train(run: Run, folders: Folders) -> tuple[float, float]:
 def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tuned]:
     """Does the runs that are left; returns what was found, by part and epsilon."""
     weights = values.weights
-    if values.layers and weights != "minilm":
+    for name in ("layers", "frozen_layers"):
+        if values[name].value and weights != "minilm":
+            raise RefusedError(
+                f"--{name} must be 0 with --weights={weights}. Received: {values[name].value}."
+            )
+    if values.frozen_layers >= (values.layers or 6):
         raise RefusedError(
-            f"--layers must be 0 with --weights={weights}. Received: {values.layers}."
+            f"--frozen_layers must be below --layers={values.layers or 6}. Received: "
+            f"{values.frozen_layers}."
         )
     for part in values.parts:
         if part not in PARTS[weights]:
@@ -325,6 +335,7 @@ def compare(values: flags.FlagValues) -> dict[tuple[str, float], tuned_runs.Tune
                 part=part,
                 epsilon=epsilon,
                 rank=values.rank if part == ADAPTERS else 0,
+                frozen_layers=values.frozen_layers if part in (ADAPTERS, WHOLE) else 0,
                 **given,
             ),
             rates,

@@ -4,7 +4,12 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).absolute().parents[1]
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "tests/BUILD").exists(), reason="Bazel gives a test no BUILD files"
+)
 # What the libraries of the other packages bring along.
 _WITH = {
     "//benchmarks": {"//benchmarks", "//experiments", "//tfdp"},
@@ -69,6 +74,17 @@ def test_every_target_has_the_modules_of_all_packages_of_tests():
     (listed,) = re.findall(r"packages = \[(.*?)\]", (ROOT / "tests/BUILD").read_text(), re.DOTALL)
     named = {f"//{package.relative_to(ROOT).as_posix()}" for package in packages}
     assert set(re.findall(r'"(.*?)"', listed)) == named
+
+
+def test_targets_have_the_files_of_the_root_that_they_read():
+    read = {
+        name
+        for path in MODULES
+        for name in re.findall(r'ROOT / "(\w+\.\w+)"', path.read_text())
+        if (ROOT / name).exists()
+    }
+    assert {"CONTRIBUTING.md", "README.md"} <= read
+    assert read <= set(re.findall(r'"(.*?)"', (ROOT / "BUILD").read_text()))
 
 
 def test_mutant_without_a_dependency_is_found(monkeypatch):

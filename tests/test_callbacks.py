@@ -156,7 +156,13 @@ def test_without_padding_metrics_are_right():
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((0.0, 1e-5), "target_epsilon"), ((-1, 1e-5), "target_epsilon"), ((1.0, 0.0), "delta")],
+    [
+        ((0.0, 1e-5), "target_epsilon"),
+        ((-1, 1e-5), "target_epsilon"),
+        (("x", 1e-5), "target_epsilon"),
+        ((1.0, 0.0), "delta"),
+        ((1.0, "x"), "delta"),
+    ],
 )
 def test_bad_arguments(arguments, name):
     with pytest.raises(ValueError, match=f"Argument `{name}` must"):

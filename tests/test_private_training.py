@@ -1,11 +1,13 @@
 """`make_private` with a noise multiplier in place of a budget, and with budgets that are large."""
 
+import inspect
 import math
+import re
 
 import pytest
 
 import tfdp
-from tests.front_ends import with_both, with_one
+from tests.front_ends import FRONT_ENDS, needs_keras_3, with_both, with_one
 from tests.support import small_data
 from tfdp.accounting import event_codec
 
@@ -87,3 +89,22 @@ def test_a_budget_that_limits_nothing_is_told(front, capsys):
 def test_one_of_noise_and_budget_must_be_given(front, arguments, match):
     with pytest.raises(ValueError, match=match):
         private(front, **arguments)
+
+
+def parts_of(docstring):
+    """The guarantee, each argument, what is returned and what is raised."""
+    text = inspect.cleandoc(docstring).partition("\nGuarantees:")[2].partition("\nExample:")[0]
+    head, *others = re.split(r"^(?:  )?(?=\**\w+: |Returns:$|Raises:$)", text, flags=re.MULTILINE)
+    return {"Guarantees": head} | {one.partition(":")[0]: one for one in others}
+
+
+@needs_keras_3
+def test_both_kerases_say_the_same_of_the_arguments_that_they_share():
+    functions = [front.tfdp.make_private for front in FRONT_ENDS]
+    first, second = (parts_of(function.__doc__) for function in functions)
+    assert {"Guarantees", "Returns", "Raises"} < set(first) == set(second)
+    differ = {name for name in first if first[name] != second[name]}
+    assert differ == {"model", "optimizer", "learning_rate"}
+    named = [name.lstrip("*") for name in first if name[0] == "*" or name[0].islower()]
+    for function in functions:
+        assert named == list(inspect.signature(function).parameters)

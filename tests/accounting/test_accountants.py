@@ -175,3 +175,48 @@ def test_refuses_impossible_arguments():
     for orders in ([], [1], [2, 0.5], [math.nan]):
         with pytest.raises(ValueError, match="Argument `orders` must be"):
             RdpAccountant(orders)
+
+
+@pytest.mark.parametrize("noise", [1e-300, 1e-160, 1e-20, 1e-7])
+@pytest.mark.parametrize("q", [1.0, 0.01, 1e-300])
+def test_noise_that_hides_nothing_costs_infinitely_much(noise, q):
+    for accountant in (RdpAccountant(), PldAccountant()):
+        accountant.compose(sampled_gaussian(q, noise), 1000)
+        assert accountant.get_epsilon(1e-5) == math.inf
+    assert PldAccountant().compose(dp_accounting.LaplaceDpEvent(noise)).get_epsilon(0.1) == math.inf
+
+
+@pytest.mark.parametrize("noise", [1e13, 1e160, 1e300])
+def test_noise_beyond_all_numbers_costs_no_less_than_much(noise):
+    for accountant in (RdpAccountant(), PldAccountant()):
+        accountant.compose(sampled_gaussian(0.01, noise), 1000).compose(Gaussian(noise))
+        assert 0 <= accountant.get_epsilon(1e-5) < 1e-3
+
+
+@pytest.mark.parametrize("count", [10**15 + 1, 10**30, 10**400])
+@pytest.mark.parametrize("q", [1.0, 1e-4])
+def test_releases_beyond_all_numbers_cost_infinitely_much(count, q):
+    for accountant in (RdpAccountant(), PldAccountant()):
+        accountant.compose(sampled_gaussian(q, 1.0), count)
+        assert accountant.get_epsilon(1e-5) == math.inf
+        nested = dp_accounting.SelfComposedDpEvent(sampled_gaussian(q, 1.0), count)
+        assert type(accountant)().compose(nested, 3).get_epsilon(1e-5) == math.inf
+
+
+def test_releases_in_parts_cost_as_much_as_at_once():
+    step = sampled_gaussian(1e-6, 100.0)
+    accountant = PldAccountant()
+    for _ in range(3):
+        accountant.compose(step, 4 * 10**8)
+    assert accountant.get_epsilon(1e-5) == math.inf  # Too many for the grid: nothing is known.
+    assert RdpAccountant().compose(step, 12 * 10**8).get_epsilon(1e-5) < 0.1
+
+
+def test_who_is_hardly_ever_sampled_hardly_leaks():
+    ever = 1 - 0.99**100
+    accountant = PldAccountant().compose(sampled_gaussian(0.01, 0.01), 100)
+    assert accountant.get_epsilon(1.001 * ever) == 0
+    assert accountant.get_epsilon(0.98 * ever) > 0
+    assert accountant.get_delta(0.0) == pytest.approx(ever, rel=1e-6)
+    # One release of everybody is enough to leak.
+    assert accountant.compose(Gaussian(0.5)).get_epsilon(1.001 * ever) > 0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, bounds
+from tfdp.accounting import budget as budget_module
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget, default_delta, sampling_probability
 from tfdp.accounting.event_codec import sampled_gaussian
@@ -158,3 +159,23 @@ def test_default_delta(size):
     delta = default_delta(size)
     assert 0 < delta < 1 / size
     assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("most", [1, 17, 12_345, 99_999_999])
+def test_few_numbers_of_releases_are_asked_for(power, most):
+    asked = []
+
+    def cost(n):
+        asked.append(n)
+        return (n / (most + 0.5)) ** power
+
+    found = budget_module._most(cost, 1.0, most // 2, max(1, most // 8))
+    assert found == most
+    assert len(asked) <= 16
+
+
+def test_a_cost_with_steps_is_searched_to_its_edge():
+    cost = lambda n: math.inf if n > 5_000_000 else 0.0  # noqa: E731
+    assert budget_module._most(cost, 1.0, 0, 1) == 5_000_000
+    assert budget_module._most(lambda n: 0.0, 1.0, 0, 1) == 10**8

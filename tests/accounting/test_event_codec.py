@@ -102,3 +102,27 @@ def test_decoding_refuses_impossible_parameters():
     for threshold in (math.nan, math.inf, "1", None):
         with pytest.raises(ValueError, match="threshold"):
             event_codec.check_event(SelectiveReleaseDpEvent(Gaussian(1), Gaussian(1), threshold))
+
+
+def _nested(levels, leaf, wrap):
+    for _ in range(levels):
+        leaf = wrap(leaf)
+    return leaf
+
+
+def test_refuses_events_that_are_nested_too_deeply():
+    wrap = lambda event: dp_accounting.ComposedDpEvent([event])  # noqa: E731
+    event = _nested(49, dp_accounting.GaussianDpEvent(1.0), wrap)
+    assert event_codec.decode(event_codec.encode(event)) == event_codec.freeze(event)
+    with pytest.raises(ValueError, match="`event` must be nested at most 50"):
+        event_codec.check_event(_nested(5000, dp_accounting.GaussianDpEvent(1.0), wrap))
+    data = {"class": "dp_accounting.dp_event.GaussianDpEvent", "fields": {"noise_multiplier": 1.0}}
+    name = "dp_accounting.dp_event.ComposedDpEvent"
+    deep = _nested(5000, data, lambda d: {"class": name, "fields": {"events": [d]}})
+    with pytest.raises(ValueError, match="`event` must be nested at most 50"):
+        event_codec.decode(deep)
+
+
+def test_refuses_integers_beyond_all_floats():
+    with pytest.raises(ValueError, match="`noise_multiplier`"):
+        event_codec.check_event(dp_accounting.GaussianDpEvent(10**400))

@@ -1,5 +1,7 @@
 """Bounds are valid on mechanisms of known epsilon, and about as strong as they can be."""
 
+import math
+
 import numpy as np
 import pytest
 from dp_accounting import pld
@@ -127,6 +129,9 @@ def test_epsilon_of_mu_is_that_of_a_gaussian_mechanism():
         expected = other.get_epsilon_for_delta(DELTA)
         assert epsilon_of_mu(mu, DELTA) == pytest.approx(expected, abs=2e-3)
     assert epsilon_of_mu(0.0, DELTA) == 0.0
+    for mu in (math.nan, -1.0, "x"):
+        with pytest.raises(ValueError, match="Argument `mu` must be"):
+            epsilon_of_mu(mu, DELTA)
     assert epsilon_of_mu(1e-6, 0.01) == 0.0
     assert epsilon_of_mu(1.0, 0.0) == np.inf
 

@@ -123,3 +123,10 @@ def test_rules_without_chance_need_no_numbers():
         if not rule.is_random:
             norms = tf.constant([[0.5]])
             assert rule.random_factors(norms, 1.0, None) == rule.factors(norms, 1.0)
+
+
+@pytest.mark.parametrize("name", ["target_quantile", "learning_rate", "count_noise"])
+@pytest.mark.parametrize("value", ["x", [1], math.nan, -1.0])
+def test_arguments_of_the_adaptive_clip_are_named(name, value):
+    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+        AdaptiveQuantileClipping(**{name: value})

@@ -387,7 +387,9 @@ def test_the_range_of_clips(clip):
     assert OnePassEngine(math.inf).l2_norm_clip == math.inf
 
 
-@pytest.mark.parametrize("stability", [0.0, LEAST_CLIP / 2, 2 * LARGEST_CLIP, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "stability", [0.0, LEAST_CLIP / 2, 2 * LARGEST_CLIP, math.inf, math.nan, "x", None, [1]]
+)
 def test_the_range_of_stabilities(stability):
     with pytest.raises(ValueError, match=r"`stability` must be .*1e-15 to 1e\+10.*Received"):
         AutomaticClipping(stability)

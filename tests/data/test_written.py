@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -215,3 +216,34 @@ def test_a_folder_of_another_data_set_is_not_taken_for_this_one(tmp_path):
     other = tf.data.Dataset.from_tensor_slices((X[:20], Y[:20]))
     with pytest.raises(ValueError, match="holds 90 examples, and a dataset of 20"):
         tfdp.data.write_examples(other, tmp_path)
+
+
+def test_several_writers_of_one_folder_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(written_module, "_PART_BYTES", 24 * 20)
+    dataset, failed = tf.data.Dataset.from_tensor_slices((X, Y)), []
+
+    def write():
+        try:
+            tfdp.data.write_examples(dataset, tmp_path, verbose=False)
+        except Exception as error:
+            failed.append(error)
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert not failed
+    found = tfdp.data.read_examples(tmp_path)
+    assert len(found) == N
+    assert all(np.array_equal(found[i][0], X[i]) and found[i][1] == Y[i] for i in range(N))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"rows": 3}', "\x00"])
+def test_a_damaged_index_is_named(tmp_path, text):
+    written(tmp_path)
+    (tmp_path / "examples.json").write_text(text)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    for use in (tfdp.data.read_examples, lambda p: tfdp.data.write_examples(dataset, p)):
+        with pytest.raises(ValueError, match=r"`folder` .* whose examples\.json is damaged"):
+            use(tmp_path)

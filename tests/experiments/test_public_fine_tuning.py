@@ -41,6 +41,10 @@ class _Block:
         self._feedforward_output_dense = keras.layers.Dense(8)
         self._feedforward_layer_norm = keras.layers.LayerNormalization()
 
+    def __call__(self, x, padding_mask):
+        attention, mask = self._self_attention_layer, padding_mask[:, None]
+        return self._self_attention_layer_norm(x + attention(x, x, attention_mask=mask))
+
 
 class _Backbone(keras.Model if keras else object):
     """In the place of MiniLM."""
@@ -51,20 +55,20 @@ class _Backbone(keras.Model if keras else object):
         names = ("token_ids", "segment_ids", "padding_mask")
         inputs = {name: keras.Input([None], dtype="int32", name=name) for name in names}
         x = keras.layers.Embedding(200, 8, name="embeddings_dropout")(inputs["token_ids"])
-        x = keras.layers.Dense(8, name="query")(x)
         for i in range(2):
             x = keras.layers.Rescaling(1.0, 1.0, name=f"transformer_layer_{i}")(x)
         super().__init__(inputs, {"sequence_output": x})
-
-    @property
-    def transformer_layers(self):
-        return [_Block(), _Block()]
+        self.transformer_layers = [_Block(), _Block()]
 
     def enable_lora(self, rank):
         for layer in self.layers:
             layer.trainable = False
-        self.get_layer("query").trainable = True
-        self.get_layer("query").enable_lora(rank)
+        for block in self.transformer_layers:
+            for layer in vars(block).values():
+                layer.trainable = False
+            query = block._self_attention_layer._query_dense
+            query.trainable = True
+            query.enable_lora(rank)
 
 
 @pytest.fixture
@@ -103,9 +107,10 @@ def test_attention_of_one_vector_is_that_of_keras(public):
     for weight in attention.weights:
         weight.assign(random.normal(size=weight.shape))
     expected = attention(asking[:, None], tokens, attention_mask=tokens.any(2)[:, None])[:, 0]
-    inputs = keras.Input([8]), keras.Input([6, 8])
+    inputs = keras.Input([8]), keras.Input([6, 8]), keras.Input([6], dtype="bool")
     model = keras.Model(inputs, public_fine_tuning._attended(*inputs, attention, keras))
-    np.testing.assert_allclose(model([asking, tokens]), expected, rtol=1e-4, atol=1e-5)
+    found = model([asking, tokens, tokens.any(2)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_first_layers(public):
@@ -122,10 +127,13 @@ def test_the_first_layers(public):
 
 
 @pytest.mark.parametrize(
-    ("part", "layers", "expected"),
-    [(HEAD, 0, 2), (HEAD, 1, 1), (BLOCK, 0, 1), (BLOCK, 2, 1), (BLOCK, 1, 0)],
+    ("part", "layers", "frozen", "expected"),
+    [
+        *[(HEAD, 0, 0, [2]), (HEAD, 1, 0, [1]), (BLOCK, 0, 0, [1]), (BLOCK, 2, 0, [1])],
+        *[(BLOCK, 1, 0, [0]), (ADAPTERS, 0, 1, [1]), (WHOLE, 2, 1, [1]), (WHOLE, 2, 0, [])],
+    ],
 )
-def test_what_of_reviews_is_computed_once(public, monkeypatch, part, layers, expected):
+def test_what_of_reviews_is_computed_once(public, monkeypatch, part, layers, frozen, expected):
     """All layers below the trained part."""
     asked = []
     features = public_fine_tuning.public_features
@@ -134,13 +142,13 @@ def test_what_of_reviews_is_computed_once(public, monkeypatch, part, layers, exp
     monkeypatch.setattr(features, "means_over_tokens", lambda x, _: x)
     half = ([b"a"] * 4, np.arange(4) % 2)
     monkeypatch.setattr(public_fine_tuning.datasets, "reviews", lambda _: (half, half))
-    public_fine_tuning._reviews.__wrapped__(part, 3, layers, _FOLDERS)
-    assert asked == [expected] * 2
+    public_fine_tuning._reviews.__wrapped__(part, 3, layers, frozen, _FOLDERS)
+    assert asked == expected * 2
 
 
 @pytest.mark.parametrize(
     ("part", "shape", "variables"),
-    [(HEAD, [8], 2), (BLOCK, [2, 2, 4], 4), (ADAPTERS, [6], 5), (WHOLE, [6], 5)],
+    [(HEAD, [8], 2), (BLOCK, [2, 2, 4], 4), (ADAPTERS, [6], 2 * 3 + 2), (WHOLE, [6], 1 + 25 + 2)],
 )
 def test_what_is_trained(public, part, shape, variables):
     model = public_fine_tuning.classifier(_run(part), shape, _FOLDERS, keras)
@@ -149,6 +157,15 @@ def test_what_is_trained(public, part, shape, variables):
     assert ("lora_kernel_a" in names) == (part == ADAPTERS)
     assert ("embeddings" in names) == (part == WHOLE)
     assert not model.layers[-1].kernel.numpy().any()
+
+
+@pytest.mark.parametrize(("part", "variables"), [(ADAPTERS, 3 + 2), (WHOLE, 15 + 2)])
+def test_frozen_layers_are_not_trained(public, part, variables):
+    """With adapters, the last block has those of the block that it is a copy of."""
+    model = public_fine_tuning.classifier(_run(part, frozen_layers=1), [6, 8], _FOLDERS, keras)
+    assert len(model.trainable_variables) == variables
+    names = [v.path.split("/")[-1] for v in model.variables]
+    assert "embeddings" not in names and ("lora_kernel_a" in names) == (part == ADAPTERS)
 
 
 def test_public_weights_are_left_as_they_are(public):
@@ -195,7 +212,10 @@ def test_a_line_for_each_part_and_no_run_twice(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--parts=adapters", "--parts=tail", "--epsilons=0", "--learning_rates=x", "--layers=4"],
+    [
+        *["--parts=adapters", "--parts=tail", "--epsilons=0", "--learning_rates=x", "--layers=4"],
+        "--frozen_layers=2",
+    ],
 )
 def test_what_cannot_be_is_refused(flag, tmp_path):
     values = _parse(flag, f"--record={tmp_path / 'record'}")

@@ -60,10 +60,6 @@ def test_batches_that_do_not_fit_come_in_chunks(monkeypatch):
 
 
 FORMS = {
-    "texts and labels": (bert, PAIRS, {}),
-    "lists": (bert, (TEXTS.tolist(), LABELS.tolist()), {}),
-    "dataset": (bert, tf.data.Dataset.from_tensor_slices(PAIRS), {}),
-    "names": (bert, {"t": TEXTS, "l": LABELS}, {"features": "t", "label": "l"}),
     "weights": (bert, (*PAIRS, np.ones(EXAMPLES, "float32")), {}),
     "two texts": (bert, ((TEXTS, TEXTS[::-1].copy()), LABELS), {}),
     "masked": (lambda: bert("MaskedLM"), TEXTS, {}),
@@ -85,12 +81,32 @@ def test_raw_data_train_a_task(form):
     train(make(), data, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("data", "features", "label"),
+    [
+        ((TEXTS.tolist(), LABELS.tolist()), None, None),
+        (tf.data.Dataset.from_tensor_slices(PAIRS), None, None),
+        ({"t": TEXTS, "l": LABELS}, "t", "l"),
+    ],
+    ids=["lists", "dataset", "names"],
+)
+def test_other_forms_of_the_data_are_the_same(data, features, label):
+    task = bert()
+    x, y = tasks.prepared(task, data, features, label, None, False).data
+    expected = task.preprocessor(TEXTS.tolist())
+    assert set(x) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(x[name], values)
+    np.testing.assert_array_equal(y, LABELS)
+
+
 def test_raw_data_after_training():
     task = train(bert(), PAIRS)
     assert task.predict(TEXTS[:5], verbose=0).shape == (5, 3)
     assert len(task.evaluate(TEXTS, LABELS, verbose=0)) == 2
 
 
+@pytest.mark.slow
 def test_a_language_model_keeps_sampler_and_metrics():
     task = gpt2()
     perplexity = keras_hub.metrics.Perplexity(from_logits=True, mask_token_id=1)
@@ -119,6 +135,18 @@ def test_data_that_do_not_fit():
     ):
         with pytest.raises(ValueError, match=match):
             train(bert(), data)
+
+
+def test_texts_that_are_longer_than_the_positions():
+    """The error names the argument and the limit, not operations of TensorFlow."""
+    task = bert()
+    limit = task.backbone.max_sequence_length
+    arrays = {name: np.zeros([4, limit + 1], "int32") for name in task.input}
+    with pytest.raises(ValueError, match=rf"of `token_ids` must be at most {limit}, .* BertBackb"):
+        tfdp.keras3.make_private(task, (arrays, LABELS[:4]), epochs=1, target_epsilon=8.0)
+    task.preprocessor.sequence_length = limit + 1
+    with pytest.raises(ValueError, match=rf"`sequence_length` .* at most {limit}.*: {limit + 1}\."):
+        tfdp.keras3.make_private(task, PAIRS, epochs=1, target_epsilon=8.0)
 
 
 MASKED = {
@@ -252,8 +280,8 @@ def test_what_was_spent_is_in_files_and_presets(tmp_path):
 
 
 @pytest.mark.slow
-def test_three_trainings_in_a_process():
-    for rank in (0, 2, 0):
+def test_two_trainings_in_a_process():
+    for rank in (2, 0):
         task = gpt2()
         if rank:
             task.backbone.enable_lora(rank)
@@ -288,11 +316,9 @@ def test_groups_in_a_task():
 
 
 IMAGE_FORMS = {
-    "arrays": ((IMAGES, LABELS), {}),
-    "dataset": (tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)), {}),
-    "padded": ((IMAGES, LABELS), {"secure_noise": True}),
-    "augmented": (
-        (IMAGES, LABELS),
+    "arrays, padded": ((IMAGES, LABELS), {"secure_noise": True}),
+    "dataset, augmented": (
+        tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)),
         {"transform": lambda x, y: (tf.image.random_flip_left_right(x), y), "augmentations": 2},
     ),
 }
@@ -323,13 +349,17 @@ class OfSeveralSizes:
 
 
 def test_images_of_several_sizes():
-    train(vit(), OfSeveralSizes())
     examples = tf.data.Dataset.from_generator(
         lambda: iter([OfSeveralSizes()[i] for i in range(EXAMPLES)]),
         output_signature=(tf.TensorSpec([None, None, 3], tf.uint8), tf.TensorSpec([], tf.int64)),
     )
-    arrays = tasks.prepared(vit(), examples, None, None, None, False).data
-    assert arrays[0].shape == (EXAMPLES, 32, 32, 3)
+    forms = (OfSeveralSizes(), examples)
+    (x, y), (of_dataset, _) = (
+        tasks.prepared(vit(), form, None, None, None, False).data for form in forms
+    )
+    assert x.shape == (EXAMPLES, 32, 32, 3)
+    np.testing.assert_array_equal(of_dataset, x)
+    np.testing.assert_array_equal(y, LABELS)
 
 
 def in_python(change):
@@ -341,6 +371,7 @@ def in_python(change):
     return task
 
 
+@pytest.mark.slow
 def test_a_preprocessor_in_python_runs_once(capsys):
     calls = []
 
@@ -363,7 +394,7 @@ def test_a_preprocessor_in_python_keeps_no_state(monkeypatch):
         train(in_python(counting), PAIRS)
     # Mutant: nothing is tried again.
     monkeypatch.setattr(tasks, "_TRIED_AGAIN", 0)
-    train(in_python(counting), PAIRS)
+    tasks.prepared(in_python(counting), PAIRS, None, None, None, False)
 
 
 def test_a_preprocessor_that_fails_says_why():

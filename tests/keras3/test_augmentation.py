@@ -27,6 +27,7 @@ def trained(in_front=(), **kwargs):
     return optimizer
 
 
+@pytest.mark.slow
 def test_posterization_is_in_one_pass():
     report = trained([layers.RandomPosterization((2, 6), value_range=(0, 1))]).clipping.report()
     assert report.fallback is None and all(entry.fast for entry in report.entries)

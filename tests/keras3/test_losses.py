@@ -215,8 +215,7 @@ def of_all_examples(padding, weights, **kwargs):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("padding", ["buckets", "full"])
+@pytest.mark.parametrize(("padding", "jit_compile"), [("buckets", False), ("full", True)])
 def test_weights_of_tokens_leave_out_rows_of_padding(padding, jit_compile):
     weights = np.where(SENTENCES > 0, OF_TOKENS, 0)  # The last example has none.
     found = of_all_examples(padding, weights, jit_compile=jit_compile)
@@ -224,6 +223,7 @@ def test_weights_of_tokens_leave_out_rows_of_padding(padding, jit_compile):
     assert np.abs(found).max() > 0.01
 
 
+@pytest.mark.slow
 def test_weights_may_be_bools():
     np.testing.assert_allclose(
         of_all_examples("none", OF_TOKENS > 1),

@@ -42,6 +42,7 @@ def test_layers_that_keep_a_statistic_are_refused():
     assert model.optimizer.ledger.steps == 0
 
 
+@pytest.mark.slow
 def test_any_optimizer_and_layers_that_draw_random_numbers():
     model = with_layer(lambda: layers.Dropout(0.5, seed=1))
     critic_optimizer = tfdp.keras3.DPOptimizer(

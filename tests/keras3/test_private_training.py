@@ -50,6 +50,7 @@ def test_for_a_gpu_batches_have_few_sizes_and_metrics_leave_out_what_fills_them(
     assert make(small_model(), chunk_size=20, verbose=False).batches.sampling.padding == "full"
 
 
+@pytest.mark.slow
 def test_for_a_gpu_what_takes_no_weights_gets_none(monkeypatch):
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     model = OwnStep([keras.Input([4]), keras.layers.Dense(5), keras.layers.Dense(3)])
@@ -61,6 +62,7 @@ def test_for_a_gpu_what_takes_no_weights_gets_none(monkeypatch):
     assert model.optimizer.ledger.steps == 4 and not model.jit_compile
 
 
+@pytest.mark.slow
 def test_for_a_gpu_recurrent_layers_are_not_left_to_cudnn(monkeypatch):
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     lstm = keras.layers.Bidirectional(keras.layers.LSTM(2))

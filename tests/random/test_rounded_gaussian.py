@@ -1,5 +1,7 @@
 """Rounded normal numbers: their distribution, and decisions that float64 cannot make."""
 
+import functools
+
 import mpmath
 import numpy as np
 import pytest
@@ -125,6 +127,7 @@ def test_normal_numbers_of_float32_are_caught(monkeypatch):
 # What float64 leaves open.
 
 
+@functools.cache
 def next_to_halves(count=60):
     """Words of numbers that are 2^-190 to either side of a half, and which side it is."""
     rng = np.random.default_rng(1)
@@ -178,10 +181,13 @@ def wrong_numbers(round_exactly, off=0):
     return wrong
 
 
+traced = tf.function(rounded_exactly)  # Once, for all that is rounded.
+
+
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("off", [-3, -1, 0, 1, 2])
 def test_numbers_next_to_a_half_are_those_of_exact_arithmetic(off):
-    assert wrong_numbers(tf.function(rounded_exactly), off) == 0
+    assert wrong_numbers(traced, off) == 0
 
 
 def by_float64(words, further, is_sine, scale, about):
@@ -213,9 +219,10 @@ def test_a_radius_of_which_float64_loses_all_is_rounded_exactly():
         _, exact = exact_pair(*uniforms_of(words[:, 0], further))
         expected = [int(mpmath.nint(mpmath.mpf(2) ** 39 * z)) for z in exact]
     assert min(expected) > 50
+    about = tf.constant(0.0, tf.float64)
     found = [
-        float(rounded_exactly(words[:, 0], further, tf.constant(is_sine), scale, np.float64(0)))
-        for is_sine in (False, True)
+        float(traced(tf.constant(words[:, 0]), tf.constant(further), is_sine, scale, about))
+        for is_sine in tf.constant([False, True])
     ]
     assert found == expected
 

@@ -76,7 +76,7 @@ def test_under_xla_some_updates_are_rejected(front):
     assert 0 < history["accepted"][0] < 1
 
 
-@with_both
+@with_one
 @pytest.mark.slow
 def test_compiled_anew_it_uses_what_it_was_given(front):
     cls = front.tfdp.DPSURSGD

@@ -52,12 +52,15 @@ def restored(form, first, make, folder):
     return model
 
 
-# A way of saving for each optimizer.
-FORMS = ["keras", "tf", "checkpoint", "checkpoint", "keras", "pickle", "weights", "checkpoint"]
+# Each way of saving, and each optimizer but DPSURSignSGD, which has no state but that of all.
+FORMS = ["keras", "tf", None, "checkpoint", "keras", "pickle", None, "weights"]
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize(("cls", "form"), list(zip(CLASSES_OF_BOTH, FORMS, strict=False)))
+@pytest.mark.parametrize(
+    ("cls", "form"),
+    [(cls, form) for cls, form in zip(CLASSES_OF_BOTH, FORMS, strict=False) if form],
+)
 def test_training_resumes_bit_for_bit(cls, form, tmp_path):
     more = {"momentum": 0.9} if "SGD" in cls.__name__ else {}
 

@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 
 import tfdp
@@ -36,3 +39,32 @@ def test_models_of_keras_3_are_refused_with_advice():
         model.compile(optimizer, "mse")
     with pytest.raises(ValueError, match=r"Keras 3 .* need an optimizer of `tfdp\.keras3`"):
         arguments.check_variables(model.trainable_variables)
+
+
+@with_both
+@pytest.mark.parametrize("name", ["DPSGD", "DPAdam", "DPSignSGD", "DPSignAdam"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, "x", [0.1], 1j, True, np.float32("nan")])
+def test_hyperparameters_that_are_no_numbers_are_named(front, name, value):
+    for argument in ("learning_rate", "weight_decay"):
+        with pytest.raises(ValueError, match=f"`{argument}` (must|should) be"):
+            getattr(front.tfdp, name)(1.0, 1.1, 16, **{argument: value})
+    with pytest.raises(ValueError, match="`learning_rate`"):
+        getattr(front.tfdp, name)(1.0, 1.1, 16, learning_rate=None)
+
+
+@needs_keras_3
+def test_hyperparameters_of_inner_optimizers_are_looked_at():
+    for inner in (
+        keras.optimizers.SGD(0.1, momentum=math.nan),
+        keras.optimizers.Adam(math.inf),
+        keras.optimizers.RMSprop(0.1, rho=math.nan),
+    ):
+        with pytest.raises(ValueError, match="must be a finite number"):
+            tfdp.keras3.DPOptimizer(inner, 1.0, 1.1, 16)
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    tfdp.keras3.DPOptimizer(keras.optimizers.AdamW(schedule, weight_decay=0.1), 1.0, 1.1, 16)
+
+
+def test_descriptions_of_a_sampling_are_named():
+    with pytest.raises(ValueError, match="Argument `sampling` must be what `get_config` wrote"):
+        tfdp.keras3.DPSGD(1.0, 1.1, sampling={})

@@ -1,5 +1,7 @@
 """What is counted is what is drawn, whatever two options a training has."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +18,7 @@ from tests.step.option_pairs import (
     front_of,
     measured,
     pairs,
+    sets_of,
 )
 from tfdp.step import adaptive_clip, noise, private_step
 from tfdp.step.accumulator import Accumulator
@@ -78,17 +81,28 @@ def assert_refused(names: tuple[str, ...], message: str) -> None:
     assert training is None or not any(training.optimizer.released_steps())
 
 
+MEASURED = [pair for pair in pairs() if pair not in REFUSED]
+# Those that mutants train with, alone; and all pairs.
+ALONE = [("schedule",), ("cycles",), ("adaptive",), ("chunks",)]
+TOGETHER = sets_of(MEASURED)
+
+
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("names", list(pairs()), ids=" and ".join)
-def test_each_pair_is_measured_or_refused(names):
-    if names in REFUSED:
-        assert_refused(names, REFUSED[names])
-    else:
-        assert_as_stated(measured(names))
+@pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids=" and ".join)
+def test_the_noise_of_options_together_is_as_stated(names):
+    assert_as_stated(measured(names))
 
 
-def test_all_refused_pairs_are_pairs():
-    assert set(REFUSED) <= set(pairs())
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("names", REFUSED, ids=" and ".join)
+def test_pairs_that_do_not_go_together_are_refused(names):
+    assert_refused(names, REFUSED[names])
+
+
+def test_each_pair_is_measured_or_refused():
+    found = {pair for names in TOGETHER for pair in itertools.combinations(names, 2)}
+    assert found == set(MEASURED) and found.isdisjoint(REFUSED)
+    assert found | set(REFUSED) == set(pairs())
 
 
 @with_both

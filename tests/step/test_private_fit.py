@@ -42,6 +42,32 @@ def test_other_optimizers_get_arrays(front):
 
 
 @with_both
+def test_training_without_privacy_after_private_training(front):
+    """The statement covers the private steps alone: it says so once for each model."""
+    model, batches = compiled(front)
+    model.fit(batches.take(1), verbose=0)
+    copy = front.keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    untrained = front.keras.models.clone_model(model)
+    for one in (model, copy):
+        one.compile("sgd", front.crossentropy())
+        with pytest.warns(UserWarning, match=r"with SGD, .* only if the data of this `fit` are"):
+            one.fit(X, Y, verbose=0)
+        one.fit(X, Y, verbose=0)
+    untrained.compile("sgd", front.crossentropy())
+    untrained.fit(X, Y, verbose=0)
+    copy.trainable = False
+    head = front.keras.Sequential([front.keras.Input([4]), copy, front.keras.layers.Dense(3)])
+    head.compile("sgd", front.crossentropy())
+    head.fit(X, Y, verbose=0)  # What is frozen stays private.
+    model.trainable = True
+    unbuilt = front.keras.Sequential([model, front.keras.layers.Dense(3)])
+    unbuilt.compile("sgd", front.crossentropy())
+    with pytest.warns(UserWarning, match="covers the private steps alone"):
+        unbuilt.fit(X, Y, verbose=0)
+
+
+@with_both
 def test_validation_split_is_refused_and_held_examples_are_the_remedy(front):
     model, batches = compiled(front)
     with pytest.raises(ValueError, match=r"`validation_split`.*validation_data=\(x_held, y_held\)"):

@@ -198,8 +198,8 @@ class GeneratorSeesData:
         return tf.constant(True)
 
 
-@with_both
-@pytest.mark.quick_cases(4)
+@with_one
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("mutant", "message"),
     [
@@ -284,7 +284,7 @@ def test_optimizers_are_checked(front):
         model.compile("adam")
 
 
-@with_both
+@with_one
 @pytest.mark.slow
 def test_weights_are_clipped_after_each_step(front):
     model = gan(front, gradient_penalty=None, weight_clip=0.05, non_private_diagnostics=True)

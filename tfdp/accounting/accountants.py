@@ -39,6 +39,13 @@ _RDP_ROUNDING = 1e-12
 # The quadrature's grid grows as one over the square of the noise.
 _LEAST_NOISE_FOR_QUADRATURE = 0.05
 
+# Less noise counts as none: one step has an epsilon of 5 * 10^7. More counts as this much.
+_LEAST_NOISE, _MOST_NOISE = 1e-4, 1e12
+# More releases of one event count as if they hid nothing.
+_MOST_RELEASES = 10**15
+# The grid of losses of more sampled releases does not fit in memory, or takes minutes.
+_MOST_SAMPLED_RELEASES = 10**9
+
 
 class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     """Renyi-DP accountant for zero-out.
@@ -91,6 +98,7 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        event, count = _priceable(event, count)
         if isinstance(event, dp_accounting.LaplaceDpEvent) and event.noise_multiplier == 0:
             event = dp_accounting.NonPrivateDpEvent()  # dp_accounting divides by zero.
         if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -161,6 +169,8 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
         """Returns an upper bound on epsilon at `target_delta`."""
         if self._contains_non_dp_event:
             return math.inf
+        if self._ever_sampled() <= target_delta:
+            return 0.0  # The total variation distance is at most that.
         return composition.epsilon(self._parts(_upper_pairs), target_delta)
 
     def get_least_epsilon(self, target_delta: float) -> float:
@@ -179,7 +189,19 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
         """Returns an upper bound on delta at `target_epsilon` >= 0."""
         if self._contains_non_dp_event:
             return 1.0
-        return composition.delta(self._parts(_upper_pairs), target_epsilon)
+        delta = composition.delta(self._parts(_upper_pairs), target_epsilon)
+        return min(delta, self._ever_sampled())
+
+    def _ever_sampled(self) -> float:
+        """Returns the probability, at most, that an example is in one of the samples at all."""
+        if self._precision > 0:
+            return 1.0
+        never = 0.0
+        for event, count in self._counts.items():
+            sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
+            q = event.sampling_probability if sampled else 1.0
+            never += count * math.log1p(-q) if q < 1 else -math.inf
+        return -math.expm1((1 + 1e-9) * never)
 
     def _parts(
         self,
@@ -198,6 +220,7 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        event, count = _priceable(event, count)
         if isinstance(event, dp_accounting.ComposedDpEvent):
             problems = (self._maybe_compose(part, count, do_compose) for part in event.events)
             return next((problem for problem in problems if problem is not None), None)
@@ -237,15 +260,37 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
 
     def _add(self, event: dp_accounting.DpEvent, count: int) -> None:
         event = event_codec.freeze(event)
-        if _upper_pairs(event, self._observability) is None:
+        count += self._counts.get(event, 0)
+        if count > _MOST_SAMPLED_RELEASES or _upper_pairs(event, self._observability) is None:
             self._contains_non_dp_event = True
         else:
-            self._counts[event] = self._counts.get(event, 0) + count
+            self._counts[event] = count
 
 
 def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:
     if relation is not _ADD_OR_REMOVE_ONE:
         raise validation.error("neighboring_relation", "ADD_OR_REMOVE_ONE", relation)
+
+
+def _priceable(event: dp_accounting.DpEvent, count: int) -> tuple[dp_accounting.DpEvent, int]:
+    """Returns releases that cost no less, of noise and a number that floats can handle."""
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return event, 1
+    if count > _MOST_RELEASES:
+        return dp_accounting.NonPrivateDpEvent(), 1
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        if event.sampling_probability == 0:
+            return dp_accounting.NoOpDpEvent(), 1
+        noise, _ = _priceable(event.event, 1)
+        if noise is not event.event:
+            event = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, noise)
+    elif isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.LaplaceDpEvent):
+        noise = event.noise_multiplier
+        if 0 < noise < _LEAST_NOISE:
+            event = type(event)(0.0)
+        elif noise > _MOST_NOISE:
+            event = type(event)(_MOST_NOISE)
+    return event, count
 
 
 def _unsupported_part(

@@ -127,7 +127,7 @@ def epsilon_interval(
     Source: `tfdp.accounting.composition`.
     """
     most = tightest_epsilon(releases, delta, selective_release).epsilon
-    least = min(most, _least_epsilon(releases, delta, selective_release, most))
+    least = most and min(most, _least_epsilon(releases, delta, selective_release, most))
     return EpsilonInterval(least, most, delta)
 
 
@@ -255,7 +255,8 @@ def _epsilon(
 
 def _truncation(releases: Sequence[Release]) -> float:
     """Returns the probability, at most, that one of the releases was truncated."""
-    return math.fsum(r.count * r.truncation_probability for r in releases)
+    # So many releases that no float holds their number cost an infinite epsilon anyway.
+    return math.fsum(min(r.count, 10**300) * r.truncation_probability for r in releases)
 
 
 def _composed(accountant: Any, releases: Sequence[Release]) -> Any:

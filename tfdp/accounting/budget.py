@@ -89,21 +89,22 @@ class Budget:
         Args:
           releases: The releases of n steps, n >= 1; they cost more for a larger n.
         """
+        known = (self.delta, self.selective_release)
 
-        def affordable(cost: _Cost) -> Callable[[int], bool]:
-            return lambda n: cost(*(releases(n) if n else [])) <= self.target
+        def by_rdp(n: int) -> float:
+            try:
+                return bounds.rdp_epsilon((*self.past, *(releases(n) if n else [])), *known)
+            except dp_accounting.UnsupportedEventError:
+                return math.inf
 
-        if not affordable(self.epsilon)(0):
+        def tightest(n: int) -> float:
+            return self.epsilon(*(releases(n) if n else []))
+
+        if tightest(0) > self.target:
             return 0
-        # PLD accounting alone is quick, and in most cases the tightest.
-        quick = affordable(self._quick_epsilon)
-        start = _most(quick, 0, 1) if quick(0) else 0
-        if start == MOST_RELEASES:
-            return start
-        affordable_at_all = affordable(self.epsilon)
-        if not affordable_at_all(start + 1):
-            return start
-        return _most(affordable_at_all, start + 1, max(1, start // 8))
+        # RDP accounting takes as long for many steps as for a few.
+        start = _most(by_rdp, self.target, 0, 1) if by_rdp(0) <= self.target else 0
+        return _most(tightest, self.target, start, max(1, start // 8))
 
     def least_noise(self, releases: _Releases) -> float:
         """Returns the least noise multiplier for which `releases(noise multiplier)` are affordable.
@@ -285,14 +286,39 @@ def sampling_probability(
     return batch / size
 
 
-def _most(affordable: Callable[[int], bool], low: int, stride: int) -> int:
-    """Returns the largest n >= `low`, which is affordable, with n affordable and n + 1 not."""
-    high = low + stride
-    while affordable(high):
+def _most(cost: Callable[[int], float], target: float, low: int, stride: int) -> int:
+    """Returns an n >= `low`, which is affordable, with n affordable and n + 1 not; at most 10^8.
+
+    Args:
+      cost: Epsilon of a number of releases.
+      target: The largest that is affordable.
+      low: A number that is affordable.
+      stride: The first distance to search.
+    """
+
+    def gap(n: int) -> float:
+        return min(cost(n), 2 * target) - target  # Finite.
+
+    at_low, high = -target, low
+    while True:
         if high >= MOST_RELEASES:
             return MOST_RELEASES
-        low, high = high, min(high + 2 * (high - low), MOST_RELEASES)
+        high = min(high + stride, MOST_RELEASES)
+        at_high = gap(high)
+        if at_high > 0:
+            break
+        low, at_low, stride = high, at_high, 2 * stride
+    # Interpolates, but halves the interval at every third guess, so that few are needed.
+    guesses = 0
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if affordable(middle) else (low, middle)
+        guesses += 1
+        share = 0.5 if guesses % 3 == 0 else at_low / (at_low - at_high)
+        middle = min(max(low + math.floor(share * (high - low)), low + 1), high - 1)
+        at_middle = gap(middle)
+        if at_middle > 0:
+            high, at_high = middle, at_middle
+            at_low = at_low / 2 if guesses % 3 else at_low
+        else:
+            low, at_low = middle, at_middle
+            at_high = at_high / 2 if guesses % 3 else at_high
     return low

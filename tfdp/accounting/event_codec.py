@@ -14,6 +14,8 @@ from tfdp.base import validation
 
 # Decoding imports the class that a file names, so only classes of these packages are looked up.
 _TRUSTED_PACKAGES = ("dp_accounting", "tfdp")
+# Events within events. The library nests five at most; Python's stack ends at about a thousand.
+_MOST_NESTED = 50
 
 
 def sampled_gaussian(
@@ -64,8 +66,14 @@ def check_event(event: dp_accounting.DpEvent) -> None:
       ValueError: `event` is not a DpEvent; a field is not of its type; a number in it is NaN; a
         `noise_multiplier` is negative or infinite; a `sampling_probability` is not in [0, 1]; a
         `threshold` is non-finite; a `count` is not positive; a RepeatAndSelectDpEvent is not of a
-        distribution of `Repetitions`.
+        distribution of `Repetitions`; events are nested too deeply.
     """
+    _check_event(event, _MOST_NESTED)
+
+
+def _check_event(event: Any, levels: int) -> None:
+    if levels == 0:
+        raise _nested_too_deeply()
     if not isinstance(event, dp_accounting.DpEvent):
         raise validation.error("event", "a dp_accounting.DpEvent", event)
     mechanism = mechanisms.of(event)
@@ -78,7 +86,7 @@ def check_event(event: dp_accounting.DpEvent) -> None:
             raise validation.error("event", f"one whose `{name}` has type {kind}", event)
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dp_accounting.DpEvent):
-                check_event(part)
+                _check_event(part, levels - 1)
             elif isinstance(part, float | np.floating) and math.isnan(part):
                 raise validation.error("event", f"without NaN in `{name}`", event)
         number = value if validation.is_number(value) else math.nan
@@ -90,6 +98,12 @@ def check_event(event: dp_accounting.DpEvent) -> None:
             raise validation.error("event", f"of finite `{name}`", event)
         if name == "count" and not (validation.is_integer(value) and value > 0):
             raise validation.error("event", f"of positive integer `{name}`", event)
+
+
+def _nested_too_deeply() -> ValueError:
+    return ValueError(
+        f"Argument `event` must be nested at most {_MOST_NESTED} events deep. Received: more."
+    )
 
 
 def _is_of_type(value: Any, declared: Any) -> bool:
@@ -145,6 +159,12 @@ def decode(data: Any) -> dp_accounting.DpEvent:
       ValueError: `data` is not of that form, names a class that is not an attrs DpEvent of
         dp_accounting or tfdp, or has other fields than the class.
     """
+    return _decode_event(data, 2 * _MOST_NESTED)  # Lists of events are a level of their own.
+
+
+def _decode_event(data: Any, levels: int) -> dp_accounting.DpEvent:
+    if levels == 0:
+        raise _nested_too_deeply()
     if not (isinstance(data, dict) and set(data) == {"class", "fields"}):
         raise validation.error("event", "a dict with the keys `class` and `fields`", data)
     cls = _find_class(data["class"])
@@ -155,17 +175,22 @@ def decode(data: Any) -> dp_accounting.DpEvent:
     names = {field.name for field in attr.fields(cls)}
     if not isinstance(data["fields"], dict) or set(data["fields"]) != names:
         raise validation.error("fields", f"a dict with the keys {sorted(names)}", data["fields"])
-    return freeze(cls(**{name: _decode(value) for name, value in data["fields"].items()}))
+    fields = {name: _decode(value, levels) for name, value in data["fields"].items()}
+    return freeze(cls(**fields))
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, levels: int) -> Any:
     if isinstance(value, dict):
         if set(value) != {"float"}:
-            return decode(value)
+            return _decode_event(value, levels - 1)
         if value["float"] not in ("inf", "-inf"):
             raise validation.error("float", "'inf' or '-inf'", value["float"])
         return float(value["float"])
-    return tuple(_decode(v) for v in value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        if levels == 0:
+            raise _nested_too_deeply()
+        return tuple(_decode(v, levels - 1) for v in value)
+    return value
 
 
 def _find_class(name: Any) -> type | None:

@@ -139,7 +139,10 @@ class LossSum:
             return math.inf if self._sign > 0 else self._shifted(self._knots[last])
         error = self._error(self._knots[last], last)
         excess = self._upper[last + 1] + self._sign * error - target
-        inside = math.log(excess / self._lower[last + 1]) if excess > 0 else -math.inf
+        lower = self._lower[last + 1]
+        inside = float(np.log(excess) - np.log(lower)) if excess > 0 else -math.inf
+        if math.isinf(lower) and self._sign > 0 and excess > 0:
+            inside = math.inf  # Nothing is known of an overflow.
         return self._shifted(float(np.clip(inside, self._knots[last], self._knots[last + 1])))
 
     def delta(self, epsilon: float) -> float:
@@ -171,8 +174,8 @@ class LossSum:
     def _deltas(self, places: np.ndarray, above: np.ndarray) -> np.ndarray:
         """Bounds on delta at `places`, over e^log_scale, given the indices of the knots above."""
         upper, paid = self._upper[above], np.exp(places) * self._lower[above]
-        # Nothing is known of an overflow times zero.
-        paid = np.where(np.isnan(paid), 0.0 if self._sign > 0 else upper, paid)
+        # Nothing is known of an overflow, nor of one times zero.
+        paid = np.where(np.isfinite(paid), paid, 0.0 if self._sign > 0 else upper)
         return np.maximum(upper - paid, 0.0) + self._sign * self._error(places, above)
 
     def _error(self, places: Any, above: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special, stats
 
 from tfdp.auditing import one_run
-from tfdp.base.validation import between_zero_and_one, error, small_probability
+from tfdp.base.validation import between_zero_and_one, error, is_number, small_probability
 
 METHODS = ("clopper_pearson", "gaussian", "one_run", "one_run_f_dp")
 # False positive (or negative) rates near which thresholds lie. For a Gaussian trade-off curve any
@@ -199,6 +199,9 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
       mu: Sensitivity over standard deviation, not negative.
       delta: In [0, 1).
 
+    Raises:
+      ValueError: `mu` is negative or NaN, or `delta` is not in [0, 1).
+
     Example:
       >>> round(epsilon_of_mu(1.0, 1e-5), 2)
       4.38
@@ -206,7 +209,10 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     References:
       - Dong, Roth, Su, 2022, Gaussian Differential Privacy, Corollary 1.
     """
-    if mu <= 0:
+    if not (is_number(mu) and mu >= 0):
+        raise error("mu", "a number >= 0", mu)
+    delta = small_probability("delta", delta)
+    if mu == 0:
         return 0.0
     if delta == 0 or math.isinf(mu):
         return math.inf

@@ -18,8 +18,16 @@ def error(name: str, requirement: str, value: Any) -> ValueError:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether `value` is a real number other than NaN; booleans are not numbers."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
+    """Returns whether `value` is a real number that a float can hold, other than NaN.
+
+    Booleans are not numbers.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # An integer beyond all floats.
+        return False
 
 
 def is_integer(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 import tensorflow as tf
 
 from tfdp.base.named import Named
-from tfdp.base.validation import error
+from tfdp.base.validation import error, is_number, non_negative, positive
 
 Clip: TypeAlias = float | tf.Tensor
 # The squares of shorter gradients vanish in float32: their norms are not known.
@@ -139,7 +139,7 @@ class AutomaticClipping(ClippingRule):
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        if not LEAST_CLIP <= self.stability <= LARGEST_CLIP:
+        if not (is_number(self.stability) and LEAST_CLIP <= self.stability <= LARGEST_CLIP):
             raise error(
                 "stability", f"a number from {LEAST_CLIP} to {LARGEST_CLIP:g}", self.stability
             )
@@ -181,17 +181,11 @@ class AdaptiveQuantileClipping(FlatClipping):
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        checks = {
-            "target_quantile": (0 <= self.target_quantile <= 1, "in [0, 1]"),
-            "learning_rate": (0 < self.learning_rate < float("inf"), "positive and finite"),
-            "count_noise": (
-                self.count_noise is None or 0 <= self.count_noise < float("inf"),
-                "None, or not negative and finite",
-            ),
-        }
-        for name, (holds, requirement) in checks.items():
-            if not holds:
-                raise error(name, requirement, getattr(self, name))
+        if not (is_number(self.target_quantile) and 0 <= self.target_quantile <= 1):
+            raise error("target_quantile", "in [0, 1]", self.target_quantile)
+        positive("learning_rate", self.learning_rate)
+        if self.count_noise is not None:
+            non_negative("count_noise", self.count_noise)
 
     def noise(self, noise_multiplier: float, expected_batch_size: int) -> tuple[float, float]:
         """Returns how the noise is divided between the two parts of the mechanism.

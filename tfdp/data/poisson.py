@@ -32,6 +32,8 @@ from tfdp.data.transforms import Transform
 from tfdp.data.users import Users
 
 _sources = itertools.count()
+# More rows of one example than fit in any memory, or in an int32.
+_MOST_AUGMENTATIONS = 10**6
 
 
 def poisson_batches(
@@ -140,6 +142,8 @@ def poisson_batches(
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
     check_integer("augmentations", augmentations, 1, None)
+    if augmentations > _MOST_AUGMENTATIONS:
+        raise error("augmentations", f"at most {_MOST_AUGMENTATIONS}", augmentations)
     source = source_of(data, others, seed, transform, features, label)
     source = _of_units(source, data, privacy_unit, examples_per_user, augmentations)
     dataset_size = source.dataset_size

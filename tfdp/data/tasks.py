@@ -18,6 +18,8 @@ from tfdp.data.transforms import UntraceableError, keyed_rows
 _ROWS = 256  # Examples that are stacked at a time.
 _IMAGE_BYTES = 2**30  # Most bytes of preprocessed images that are kept in memory.
 _TRIED_AGAIN = 8  # Examples that a preprocessor in Python gets again, and must treat alike.
+# Arguments of preprocessors.
+_LENGTHS = ("sequence_length", "encoder_sequence_length", "decoder_sequence_length")
 _REMEDY = (
     "Give `make_private` the task and its texts or images, and train on the batches that it "
     "returns; or preprocess before: `x, y, *weights = task.preprocessor(texts)`, "
@@ -77,15 +79,21 @@ def prepared(
 
     Raises:
       ValueError: The data are none, or of another kind than the preprocessor takes; the results
-        have several shapes; or the preprocessor runs in Python, and draws random numbers or keeps
-        a state.
+        have several shapes, or are longer than the backbone's table of positions; or the
+        preprocessor runs in Python, and draws random numbers or keeps a state.
     """
     check_data(data, ())
     data = chosen(data, features, label)
     if not isinstance(data, tf.data.Dataset):
         data = arrays_of(_stacked(data))
     if _is_preprocessed(task, _spec(data)):
+        for name, spec in parts_of(_spec(data))[0].items():
+            if name.endswith("token_ids") and spec.shape.rank:
+                _check_length(task, f"Argument `data`: the length of `{name}`", spec.shape[0])
         return Prepared(data, transform)
+    for name in _LENGTHS:
+        length = getattr(task.preprocessor, name, None)
+        _check_length(task, f"Argument `{name}` of the task's preprocessor", length)
     _check_kind(task.preprocessor, _spec(data))
     if not isinstance(data, tf.data.Dataset) and not is_source(data):
         number_of_rows(data)
@@ -164,6 +172,22 @@ def _is_preprocessed(task: Any, spec: Any) -> bool:
 
 def _has_texts(inputs: Any) -> bool:
     return any(spec.dtype == tf.string for spec in tf.nest.flatten(inputs))
+
+
+def _check_length(task: Any, name: str, length: Any) -> None:
+    """Raises a ValueError if texts are longer than the table of positions of a backbone."""
+    backbone = getattr(task, "backbone", None)
+    layers = backbone._flatten_layers() if hasattr(backbone, "_flatten_layers") else ()
+    positions = [
+        layer.sequence_length for layer in layers if type(layer).__name__ == "PositionEmbedding"
+    ]
+    if positions and isinstance(length, int) and length > max(positions):
+        raise ValueError(
+            f"{name} must be at most {max(positions)}, the number of positions that the "
+            f"{type(backbone).__name__} knows. Received: {length}. Give the "
+            f"{type(task.preprocessor).__name__} a smaller `sequence_length`, or make the backbone "
+            "with a larger `max_sequence_length`."
+        )
 
 
 def _is_of_keras_hub(task: Any) -> bool:

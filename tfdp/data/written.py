@@ -1,5 +1,7 @@
 """Folders of examples in memory-mapped arrays, part by part."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -69,22 +71,29 @@ def write_examples(
         "structure": _encoded(dataset.element_spec),
         "rows": max(1, _PART_BYTES // max(1, row)),
     }
-    path = place / _INDEX
-    if path.exists():
-        known = json.loads(path.read_text())
+    with _locked(place):
+        _write_rest(dataset, place, index, total, verbose)
+
+
+def _write_rest(
+    dataset: tf.data.Dataset, place: pathlib.Path, index: dict[str, Any], total: int, verbose: bool
+) -> None:
+    """Writes the parts that are not there yet."""
+    known = _read_index(place)
+    if known:
         if known["structure"] != index["structure"]:
             raise ValueError(
                 f"Argument `folder` must be empty or hold a part of these examples. Received "
-                f"{str(folder)!r}, which holds examples of {known['structure']}."
+                f"{str(place)!r}, which holds examples of {known['structure']}."
             )
         index = known
     else:
-        _write_text(path, json.dumps(index))
+        _write_text(place / _INDEX, json.dumps(index))
     if index.get("complete"):
         if 0 <= total != (length := len(read_examples(place))):
             raise ValueError(
                 "Argument `folder` must be empty or hold a part of these examples. Received "
-                f"{str(folder)!r}, which holds {length} examples, and a dataset of {total}."
+                f"{str(place)!r}, which holds {length} examples, and a dataset of {total}."
             )
         return
     done = len(_part_folders(place))
@@ -97,7 +106,7 @@ def write_examples(
         _write_part(place / f"{number:05d}", tf.nest.flatten(batch))
         written += len(tf.nest.flatten(batch)[0])
         bar.update(written)
-    _write_text(path, json.dumps({**index, "complete": True}))
+    _write_text(place / _INDEX, json.dumps({**index, "complete": True}))
 
 
 def read_examples(folder: str | os.PathLike) -> Examples:
@@ -113,7 +122,7 @@ def read_examples(folder: str | os.PathLike) -> Examples:
       ValueError: There is no such folder, or it is not complete.
     """
     place = pathlib.Path(folder)
-    index = json.loads((place / _INDEX).read_text()) if (place / _INDEX).exists() else {}
+    index = _read_index(place)
     if not index.get("complete"):
         raise ValueError(
             "Argument `folder` must be one that `tfdp.data.write_examples` has completed. "
@@ -128,6 +137,32 @@ def read_examples(folder: str | os.PathLike) -> Examples:
     if not parts:
         raise ValueError(f"Argument `folder` must hold examples. Received: {str(folder)!r}: none.")
     return Parts(parts)
+
+
+@contextlib.contextmanager
+def _locked(place: pathlib.Path) -> Iterator[None]:
+    """Lets one process at a time write to a folder; others wait."""
+    folder = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _read_index(place: pathlib.Path) -> dict[str, Any]:
+    """Returns what a folder says of its examples; nothing if it is new."""
+    path = place / _INDEX
+    if not path.exists():
+        return {}
+    with contextlib.suppress(ValueError):  # Not JSON, or no text.
+        index = json.loads(path.read_text())
+        if isinstance(index, dict) and {"structure", "rows"} <= set(index):
+            return index
+    raise ValueError(
+        "Argument `folder` must be one that `tfdp.data.write_examples` wrote. Received "
+        f"{str(place)!r}, whose {path.name} is damaged: remove the folder, and write it again."
+    )
 
 
 def _checked_specs(dataset: tf.data.Dataset) -> list[tf.TensorSpec]:

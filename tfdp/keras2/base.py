@@ -20,7 +20,7 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.keras2.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
-from tfdp.step.arguments import check_first_argument, scaling_hint
+from tfdp.step.arguments import check_first_argument, check_hyperparameters, scaling_hint
 from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
@@ -79,6 +79,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         **kwargs: Any,
     ):
         config = PrivacyConfig.checked(self._public_name(), locals())
+        check_hyperparameters(kwargs)
         self._weight_decay = WeightDecay(weight_decay)
         self._set_privacy(config)
         kwargs.setdefault("name", type(self).__name__)

@@ -143,6 +143,7 @@ def make_private(
       >>> model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
       True
     """
+    given = dict(locals())
     check_is_model(model)
     return prepare(
         KERAS_2.with_parts(
@@ -154,29 +155,7 @@ def make_private(
             validate_without_loss=validate_without_loss,
             budget=PrivacyBudget,
         ),
-        model,
-        (data, *others),
-        epochs=epochs,
-        target_epsilon=target_epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        l2_norm_clip=l2_norm_clip,
-        loss=loss,
-        metrics=metrics,
-        transform=transform,
-        chunk_size=chunk_size,
-        features=features,
-        label=label,
-        privacy_unit=privacy_unit,
-        examples_per_user=examples_per_user,
-        augmentations=augmentations,
-        noise_schedule=noise_schedule,
-        prior=prior,
-        verbose=verbose,
-        optimizer_arguments=optimizer_arguments,
+        **given,
     )
 
 

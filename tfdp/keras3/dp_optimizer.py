@@ -22,7 +22,7 @@ from tfdp.clipping.update_error import Code, described
 from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step import replicas
-from tfdp.step.arguments import PRIVATE_ARGUMENTS, scaling_hint
+from tfdp.step.arguments import PRIVATE_ARGUMENTS, check_hyperparameters, scaling_hint
 from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
@@ -438,6 +438,10 @@ def _check_inner(inner: Any) -> None:
         )
     for part in (inner, *several_optimizers.parts(inner)):
         _check_part(part)
+        rate = getattr(part, "_learning_rate", 0.0)
+        if isinstance(rate, keras.Variable):
+            rate = float(rate.numpy())
+        check_hyperparameters({**vars(part), "learning_rate": rate})
 
 
 class _Calls(threading.local):

@@ -11,7 +11,11 @@ from tfdp.keras3.corrected_adam import CorrectedAdam
 from tfdp.keras3.dp_optimizer import DPOptimizer
 from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.schedules import NoiseMultiplier
-from tfdp.step.arguments import PRIVATE_ARGUMENTS, check_first_argument
+from tfdp.step.arguments import (
+    PRIVATE_ARGUMENTS,
+    check_first_argument,
+    check_hyperparameters,
+)
 from tfdp.step.corrected_second_moment import KnownNoise
 from tfdp.step.privacy_config import taken
 
@@ -49,6 +53,7 @@ class _NamedOptimizer(DPOptimizer):
         name: str | None = None,
         **kwargs: Any,
     ):
+        check_hyperparameters(kwargs)
         inner = self._make_inner(noise_multiplier, kwargs)
         super().__init__(inner, name=name, **taken(locals()))
 

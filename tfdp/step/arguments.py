@@ -1,13 +1,15 @@
 """Checks of the arguments of private optimizers."""
 
 import math
+import numbers
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp import schedules
@@ -65,6 +67,46 @@ ENGINES: dict[str, type[ClippingEngine]] = {
     "one_pass": OnePassEngine,
     "vectorized": VectorizedEngine,
 }
+
+
+# Hyperparameters of Keras's optimizers that are numbers.
+_HYPERPARAMETERS = (
+    "learning_rate",
+    "momentum",
+    "beta_1",
+    "beta_2",
+    "rho",
+    "epsilon",
+    "weight_decay",
+    "ema_momentum",
+)
+
+
+def check_hyperparameters(values: Mapping[str, Any]) -> None:
+    """Refuses hyperparameters with which the weights would become NaN, or the step would fail.
+
+    Args:
+      values: Arguments of an optimizer, by name. What is no Python or NumPy value, such as a
+        schedule or a variable, is not looked at.
+
+    Raises:
+      ValueError: A hyperparameter is no finite number; the learning rate is None.
+    """
+    for name in _HYPERPARAMETERS:
+        value = values.get(name, 0.0)
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value.item()
+        allowed = "a finite number, a schedule or a callable"
+        if name != "learning_rate":
+            allowed = "a finite number"
+            if value is None:
+                continue
+        elif callable(value):
+            continue
+        number = is_number(value) and math.isfinite(value)
+        plain = isinstance(value, numbers.Number | np.ndarray | str | list | tuple | set | None)
+        if plain and not number:
+            raise error(name, allowed, value)
 
 
 def required(
@@ -239,7 +281,10 @@ def sampling_of(
         steps = 1 if gradient_accumulation_steps is None else gradient_accumulation_steps
         return expected_batch_size, steps, None
     if isinstance(sampling, dict):
-        sampling = PoissonSampling(**sampling)
+        try:
+            sampling = PoissonSampling(**sampling)
+        except TypeError as problem:  # Unknown keys, or some are missing.
+            raise error("sampling", "what `get_config` wrote of one", sampling) from problem
     if not isinstance(sampling, PoissonSampling):
         raise error(
             "sampling",

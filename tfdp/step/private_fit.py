@@ -6,12 +6,14 @@ the traceback of the graph, and ends with the message.
 
 import functools
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp.base.user_warnings import warn_user
 from tfdp.data.draw_record import Draws
 from tfdp.step.private_step import PrivateStep
 from tfdp.step.record import lineage
@@ -20,6 +22,7 @@ from tfdp.step.record import lineage
 _FAILED = re.compile(r"assertion failed: \[(.*?)\][\s\[]", re.DOTALL)
 _OF_THE_STEP = re.compile(r"\{\{node [^}]*/clipped_sum/")
 _STEPS = ("fit", "train_on_batch")
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()  # Models.
 
 
 def guard_fit(keras: Any) -> None:
@@ -27,7 +30,8 @@ def guard_fit(keras: Any) -> None:
 
     Args:
       keras: The Keras whose models are meant. Those with other optimizers stay as they are, but
-        are not trained on batches that were drawn for private training.
+        are not trained on batches that were drawn for private training, and a warning says so
+        where their weights come from private training.
     """
     for name in _STEPS:
         own = getattr(keras.Model, name)
@@ -64,8 +68,9 @@ def _check_is_not_private(model: Any, x: Any) -> None:
     `compile` replaces the optimizer: `task.compile(sampler=...)` of KerasHub does, too.
     """
     if not isinstance(x, Draws):
+        _warn_of_data(model)
         return
-    if x.is_private or any(one.was_trained for one in lineage.of(model.trainable_variables)):
+    if x.is_private or _was_trained_privately(model):
         raise ValueError(
             "Argument `optimizer` of `compile` must be private to train on these batches: they, or "
             "the model's weights, come from private training. Received: a model compiled with "
@@ -73,6 +78,33 @@ def _check_is_not_private(model: Any, x: Any) -> None:
             "keep the optimizer when you compile again: `model.compile(optimizer=model.optimizer, "
             "...)`."
         )
+
+
+def _warn_of_data(model: Any) -> None:
+    """Warns once if `fit` changes weights that private training made, without privacy."""
+    if hasattr(type(model.optimizer), "ledger") or model in _warned:
+        return
+    if _was_trained_privately(model):
+        _warned.add(model)
+        warn_user(
+            "The model's weights were trained with a private optimizer, and `fit` now trains them "
+            f"with {type(model.optimizer).__name__}, which is not private. The privacy statement "
+            "covers the private steps alone: from now on it holds only if the data of this `fit` "
+            "are public. For private data, call `make_private`, or compile the model with an "
+            "optimizer of tfdp."
+        )
+
+
+def _was_trained_privately(model: Any) -> bool:
+    """Returns whether private steps went into the values of a model's trainable variables."""
+    if not lineage.is_any_known():
+        return False
+    try:
+        variables = model.trainable_variables
+    except ValueError:  # Keras 2, before the model is built: its layers may be trained.
+        layers = [layer for layer in model.layers if layer.built]
+        variables = [v for layer in layers for v in layer.trainable_variables]
+    return any(len(one.cost()) for one in lineage.of(variables))
 
 
 def message_of(error: tf.errors.InvalidArgumentError) -> str | None:

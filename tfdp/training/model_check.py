@@ -42,7 +42,12 @@ _REDUCTION = (
 )
 
 
-_UNTRAINED = Finding("the model", "it has no trainable variables.", "Set `trainable = True`.")
+_UNTRAINED = Finding(
+    "the model",
+    "it has no trainable variables.",
+    "Set `trainable = True`. If `enable_lora` of a backbone found no layers, name them: "
+    "`enable_lora(rank, target_layer_names=[...])`.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from tfdp.accounting.ledger import (
     compose_ledgers,
 )
 from tfdp.accounting.sampling import EXAMPLE
-from tfdp.base.validation import error
+from tfdp.base.validation import between_zero_and_one, error, is_number
 from tfdp.schedules import NoiseSchedule
 from tfdp.step.record import record_ledger
 from tfdp.step.selective import SelectiveUpdateMixin
@@ -44,12 +44,10 @@ class BudgetCallback:
 
     def __init__(self, target_epsilon: float, delta: float, prior: Ledgers | None = None):
         super().__init__()
-        if not target_epsilon > 0:
-            raise error("target_epsilon", "positive", target_epsilon)
-        if not 0 < delta < 1:
-            raise error("delta", "in (0, 1)", delta)
+        if not (is_number(target_epsilon) and target_epsilon > 0):
+            raise error("target_epsilon", "a positive number", target_epsilon)
         self.target_epsilon = target_epsilon
-        self.delta = delta
+        self.delta = between_zero_and_one("delta", delta)
         self._prior = as_ledgers(prior)
         self._last_release = 0
         self._reason: str | None = None  # Why training is stopped.

@@ -72,9 +72,10 @@ class FrontEnd(front_end.FrontEnd):
 
 def prepare(
     keras: FrontEnd,
-    model: Any,
-    data: tuple,
     *,
+    model: Any,
+    data: Any,
+    others: tuple,
     epochs: int,
     target_epsilon: float | None,
     noise_multiplier: NoiseMultiplier | None,
@@ -92,7 +93,8 @@ def prepare(
     optimizer_arguments: dict[str, Any],
     **data_arguments: Any,
 ) -> PrivateTraining:
-    """Does what `make_private` of each Keras says; `data` has all its positional arguments."""
+    """Does what `make_private` of each Keras says, of whose arguments it gets all."""
+    data = (data, *others)
     positive_integer("epochs", epochs)
     _check_goal(target_epsilon, noise_multiplier, noise_schedule)
     if batch_size is not None:

@@ -171,6 +171,11 @@ def changed() -> None:
     _changes = next(_count_of_changes)
 
 
+def is_any_known() -> bool:
+    """Returns whether any values of this process have cost something, or are being trained."""
+    return bool(known) or any(lineage.was_trained for lineage in list(_lineages.values()))
+
+
 def of(variables: Iterable[Any]) -> list[Lineage]:
     """Returns the lineages of variables, or of their handles; looks for originals of copies."""
     handles = [handle for variable in variables for handle in _handles(variable)]
