@@ -98,11 +98,16 @@ def test_wrong_arguments_are_named_in_one_line(case, capsys):
 def test_failures_are_not_errors_of_usage(capsys, tmp_path):
     status, _, errors = ran(capsys, *PLAN, f"--plot={tmp_path}/none/x.svg")
     assert status == 1 and errors.startswith("tfdp: error: '--plot':") and errors.count("\n") == 1
-    status, _, errors = ran(capsys, *EPSILON, "--noise-multiplier=1e-300")
-    assert status == 1 and errors.startswith("tfdp: error: a number is too large or too small")
     few = [*TRAINING, "--epochs=3", "--delta=1e-300"]
     status, _, errors = ran(capsys, "noise", "--epsilon=1", *few)
     assert status == 1 and "Option `--epsilon` must be larger" in errors
+
+
+def test_no_guarantee_is_said(capsys):
+    status, output, _ = ran(capsys, *EPSILON, "--noise-multiplier=1e-300")
+    assert status == 0 and "epsilon, upper bound  inf\n" in output
+    facts = json.loads(ran(capsys, *EPSILON, "--noise-multiplier=1e-300", "--format=json")[1])
+    assert facts["epsilon"] is None and facts["attack_advantage"] == 1
 
 
 def test_a_delta_that_guarantees_nothing_is_warned_of(capsys):

@@ -61,9 +61,6 @@ def run(command: click.Command, arguments: list[str] | None = None) -> int:
         except click.ClickException as error:
             click.echo(f"tfdp: error: {_one_line(error.format_message())}", err=True)
             return 1
-        except ArithmeticError as error:
-            click.echo(f"tfdp: error: a number is too large or too small: {error}", err=True)
-            return 1
         except click.Abort:
             click.echo("tfdp: interrupted", err=True)
             return 1

@@ -176,7 +176,7 @@ def _has_texts(inputs: Any) -> bool:
 
 def _check_length(task: Any, name: str, length: Any) -> None:
     """Raises a ValueError if texts are longer than the table of positions of a backbone."""
-    backbone = getattr(task, "backbone", None)
+    backbone: Any = getattr(task, "backbone", None)
     layers = backbone._flatten_layers() if hasattr(backbone, "_flatten_layers") else ()
     positions = [
         layer.sequence_length for layer in layers if type(layer).__name__ == "PositionEmbedding"
