@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 
-from scipy import stats  # An attribute: the command line loads it when it is used.
+import scipy.stats
 
 from tfdp.base import validation
 
@@ -80,7 +80,7 @@ def truncation_probability(rows: int, dataset_size: int, sampling_probability: f
       0.32
     """
     sizes = [dataset_size, dataset_size + 1]
-    return float(stats.binom.sf(rows, sizes, sampling_probability).max())
+    return float(scipy.stats.binom.sf(rows, sizes, sampling_probability).max())
 
 
 @functools.cache

@@ -5,26 +5,35 @@ The exit status is 0, 1 for a failure, or 2 for arguments that are wrong.
 
 import importlib.util
 import sys
+import types
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 
+class _Lazy(types.ModuleType):
+    """A module that is loaded when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        self.__class__ = types.ModuleType  # type: ignore[assignment]
+        self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
+        return getattr(self, name)
+
+
 def _load_lazily(*names: str) -> None:
-    """Has modules imported when they are first used.
+    """Has modules loaded when they are first used.
 
     dp_accounting imports them for what tfdp does not use, which takes half of a short command.
+    (`importlib.util.LazyLoader` would load them at the next `import` of the same module.)
     """
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
+        if spec is not None:
             module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            spec.loader.exec_module(module)
-            # `from scipy import signal` takes the attribute, and would load a module without one.
+            module.__class__ = _Lazy
             package, _, last = name.rpartition(".")
+            sys.modules[name] = module
             setattr(sys.modules[package], last, module)
 
 
