@@ -8,7 +8,7 @@ Recipes, and the trials on held-out training examples from which they were chose
 experiments/tables/recipes.toml. Each run is a line of JSON in --record, whose "row" says whether it
 is a "trial" or, on the test set, a "run"; what is found there is not run again, and neither is what
 the record of the papers' tables has with the same settings. Then the tables of docs/recipes.md and
-README.md are made of the record.
+the picture of README.md, docs/accuracy.png, are made of the records.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -24,10 +24,10 @@ from typing import Any
 from absl import flags, logging
 
 from experiments import cli, datasets, jobs, records
-from experiments.output import markdown
+from experiments.output import markdown, save
 from experiments.settings import RefusedError, positive_numbers
-from experiments.tables import declarations, grid
-from experiments.tables.runs import TITLES
+from experiments.tables import declarations, figures, grid
+from experiments.tables.runs import TITLES, cells
 
 FILE = Path(__file__).parent / "tables" / "recipes.toml"
 RECORD = "docs/results/recipes.jsonl"
@@ -35,7 +35,9 @@ TABLES_RECORD = "docs/results/runs.jsonl"
 RUN, TRIAL = "run", "trial"
 SEEDS = 3
 BEGIN, END = "<!-- made by experiments.recipes: {} -->", "<!-- end -->"
-PAGES = {"docs/recipes.md": ("recipes", "commands"), "README.md": ("short",)}
+PAGE = "docs/recipes.md"
+PICTURE = "docs/accuracy.png"
+PICTURED = {"cifar10": "Photos: CIFAR-10", "imdb_reviews": "Movie reviews: IMDB"}
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -93,6 +95,30 @@ class Recipe:
             grid.Job(self.dataset, RUN, self.epsilon, grid.settings_of({**given, "seed": seed}))
             for seed in range(SEEDS)
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """Number of a paper that is not one of those whose tables are reproduced.
+
+    Attributes:
+      dataset: The data set.
+      epsilon: The epsilon.
+      published: The accuracy in percent.
+      by: Who has it, in Markdown.
+      data: Other data that were used.
+    """
+
+    dataset: str
+    epsilon: float
+    published: float
+    by: str
+    data: str
+
+
+def elsewhere(path: str | Path = FILE) -> list[Elsewhere]:
+    """Returns the numbers of other papers that a file declares."""
+    return [Elsewhere(**each) for each in declarations.parsed(path).get("elsewhere", [])]
 
 
 def declared(path: str | Path = FILE) -> tuple[list[Recipe], list[grid.Job]]:
@@ -176,8 +202,10 @@ def outcome(recipe: Recipe, lines: Sequence[dict[str, Any]]) -> Outcome | None:
     return Outcome(accuracies, minutes, len(settings), len(trials))
 
 
-def tables(recipes: Sequence[Recipe], lines: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Returns the tables of the pages, by name: recipes whose runs are in the record."""
+def tables(
+    recipes: Sequence[Recipe], lines: Sequence[dict[str, Any]], others: Sequence[Elsewhere] = ()
+) -> dict[str, str]:
+    """Returns the tables of the page, by name: recipes whose runs are in the record."""
     found = [(recipe, outcome(recipe, lines)) for recipe in recipes]
     ended = [(recipe, each) for recipe, each in found if each is not None]
     rows = [
@@ -192,30 +220,59 @@ def tables(recipes: Sequence[Recipe], lines: Sequence[dict[str, Any]]) -> dict[s
         for recipe, each in ended
     ]
     titles = ["data set", "ε", "test accuracy, %", "best published, %", "minutes", "further trials"]
-    cells = {
-        (recipe.dataset, recipe.epsilon): f"{each.mean:.1f} ({recipe.published:.1f})"
-        for recipe, each in ended
-    }
-    epsilons = sorted({epsilon for _, epsilon in cells})
-    short = [
-        [TITLES.get(name, name), *(cells.get((name, epsilon), "–") for epsilon in epsilons)]
-        for name in dict.fromkeys(name for name, _ in cells)
+    means = {(recipe.dataset, recipe.epsilon): f"{each.mean:.1f}" for recipe, each in ended}
+    beside = [
+        [
+            TITLES.get(each.dataset, each.dataset),
+            f"{each.epsilon:g}",
+            f"{each.published:.1f}",
+            each.by,
+            each.data,
+            means.get((each.dataset, each.epsilon), "no recipe"),
+        ]
+        for each in others
     ]
+    others_titles = ["data set", "ε", "published, %", "by", "other data", "tfdp, %"]
     return {
         "recipes": markdown(titles, rows),
         "commands": "\n".join(["```", *(recipe.command for recipe, _ in ended), "```"]),
-        "short": markdown(["", *(f"ε = {e:g}" for e in epsilons)], short),
+        "elsewhere": markdown(others_titles, beside),
     }
 
 
-def rendered(text: str, made: dict[str, str], names: Sequence[str]) -> str:
+def panels(
+    recipes: Sequence[Recipe],
+    lines: Sequence[dict[str, Any]],
+    tables_lines: Sequence[dict[str, Any]],
+    others: Sequence[Elsewhere],
+) -> list[figures.Panel]:
+    """Returns what the picture shows, of the data sets that it is about."""
+    public = cells([line for line in tables_lines if line["target_epsilon"] is None])
+    shown = []
+    for dataset, title in PICTURED.items():
+        here = [recipe for recipe in recipes if recipe.dataset == dataset]
+        found = [(recipe, outcome(recipe, lines)) for recipe in here]
+        ours = {recipe.epsilon: each.mean for recipe, each in found if each is not None}
+        without = [cell.mean for (data, *_), cell in public.items() if data == dataset]
+        if ours and without:
+            best = {r.epsilon: r.published for r in here if r.epsilon in ours}
+            more = {o.epsilon: o.published for o in others if _is_shown(o, dataset, ours)}
+            shown.append(figures.Panel(title, ours, best, more, max(without)))
+    return shown
+
+
+def _is_shown(other: Elsewhere, dataset: str, ours: dict[float, float]) -> bool:
+    return other.dataset == dataset and other.epsilon in ours and other.data != "none"
+
+
+def rendered(text: str, made: dict[str, str]) -> str:
     """Returns a page with its tables made again, each between its markers."""
-    for name in names:
+    for name, table in made.items():
         before, begin, rest = text.partition(BEGIN.format(name))
         _, end, after = rest.partition(END)
         if not (begin and end):
             raise RefusedError(f"The page must have {BEGIN.format(name)} and {END}.")
-        text = f"{before}{begin}\n\n{made[name]}\n\n{end}{after}"
+        text = f"{before}{begin}\n\n{table}\n\n{end}{after}"
     return text
 
 
@@ -248,11 +305,12 @@ def run(values: flags.FlagValues) -> list[str]:
         failures = jobs.run_all(
             asked, places, processes=values.processes, budget_minutes=values.budget_minutes
         )
-    made = tables(recipes, records.read(record))
-    for page, names in PAGES.items():
-        path = Path(page)
-        path.write_text(rendered(path.read_text(), made, names))
-        print(path)
+    lines, others, page = records.read(record), elsewhere(values.recipes), Path(PAGE)
+    page.write_text(rendered(page.read_text(), tables(recipes, lines, others)))
+    print(page)
+    pictured = panels(recipes, lines, records.read(values.tables_record), others)
+    if pictured:
+        save(figures.draw_overview(pictured), PICTURE)
     return failures
 
 

@@ -1,11 +1,14 @@
 """The Python blocks of a page of the manual, and a reader's names for them."""
 
+import importlib
 import pathlib
 import re
+from unittest import mock
 
 import tensorflow as tf
 
 from tests import support
+from tfdp.base import compat
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -20,17 +23,26 @@ def blocks_of(path, shorten=False):
     return re.findall(r"```python\n(.*?)```", shortened(text) if shorten else text, re.DOTALL)
 
 
+def version_of(path):
+    """Which Keras a page is for: those for Keras 2 import it from TensorFlow."""
+    return 2 if any("tf.keras." in block for block in blocks_of(path)) else 3
+
+
 def run_examples(path, shorten=False):
     """Runs the Python blocks of a page, one after the other; for KerasHub, tests/hub does it."""
-    blocks = blocks_of(path, shorten)
-    return run_blocks([block for block in blocks if "import keras_hub" not in block])
+    blocks = [block for block in blocks_of(path, shorten) if "import keras_hub" not in block]
+    return run_blocks(blocks, version_of(path))
 
 
-def run_blocks(blocks):
+def run_blocks(blocks, version=3):
+    """Runs blocks as where `tf.keras` is Keras `version`: `tfdp` has the names for it."""
+    has_keras = version == 3 and compat.has_keras_3()
+    keras = importlib.import_module("keras") if has_keras else tf.keras
     x, y = support.small_data(2000)
     names = {"x_train": x, "y_train": y, "__name__": "examples"}
     names |= {"x_test": x[:50], "y_test": y[:50]}
-    names["model"] = tf.keras.Sequential([tf.keras.layers.Dense(3)])  # The reader's.
-    for block in blocks:
-        exec(block, names)
+    names["model"] = keras.Sequential([keras.layers.Dense(3)])  # The reader's.
+    with mock.patch.object(compat, "keras_of_tensorflow", return_value=version):
+        for block in blocks:
+            exec(block, names)
     return names

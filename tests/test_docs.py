@@ -9,11 +9,10 @@ import re
 import types
 
 import pytest
-import tensorflow as tf
 
 from tests import forks
-from tests.front_ends import HAS_KERAS_3, needs_keras_3
-from tests.page_examples import blocks_of, run_blocks, run_examples, shortened
+from tests.front_ends import HAS_KERAS_3, keras, needs_keras_3
+from tests.page_examples import blocks_of, run_blocks, run_examples, shortened, version_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -50,10 +49,12 @@ PAGES = {
     "docs/from_opacus.md": 0,
     "docs/from_tf_privacy.md": 1,
     "docs/gan.md": 1,
-    "docs/keras3.md": 2,
+    "docs/keras2.md": 1,
+    "docs/keras3.md": 1,
     "docs/label_privacy.md": 1,
     "docs/noise_schedules.md": 0,
     "docs/relation.md": 0,
+    "docs/own_steps.md": 2,
     "docs/private_selection.md": 1,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
@@ -63,13 +64,8 @@ PAGES = {
 }
 
 
-OF_KERAS_2 = {"docs/from_tf_privacy.md"}
-# The programs are the same in both Kerases. All run where `tf.keras` is Keras 3, as by default.
-ALSO_WITH_KERAS_2 = ["docs/data.md", "docs/gan.md", "docs/quickstart.md", "docs/user_level.md"]
-
-
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("path", [*OF_KERAS_2, *ALSO_WITH_KERAS_2] if HAS_KERAS_3 else PAGES)
+@pytest.mark.parametrize("path", [p for p in PAGES if HAS_KERAS_3 or version_of(p) == 2])
 def test_examples_of_pages(path, capsys):
     run_examples(path)
     assert capsys.readouterr().out.count("epsilon = ") == PAGES[path]
@@ -79,37 +75,42 @@ WITH_KERAS_3 = """
 import sys
 import tensorflow as tf
 from tests import page_examples
-for path in sys.argv[1:]:
-    page_examples.run_examples(path)
-    print("\\nran", path)
+page_examples.run_examples(sys.argv[1])
 assert tf.keras.__version__.startswith("3.")
 """
 
 
 @needs_keras_3
 @pytest.mark.slow
-def test_examples_of_pages_where_tf_keras_is_keras_3():
-    """`tfdp` has the names for it."""
-    paths = [path for path in PAGES if path not in OF_KERAS_2]
-    without = ["TF_USE_LEGACY_KERAS"]
-    (ended,) = forks.run_each(WITH_KERAS_3, [paths], "import tfdp", without=without)
-    assert ended.status == 0, ended.errors[-3000:]
-    parts = re.split(r"^ran (.*)\n", ended.output, flags=re.MULTILINE)
-    printed = dict(
-        zip(parts[1::2], (text.count("epsilon = ") for text in parts[::2]), strict=False)
+def test_examples_where_tf_keras_is_keras_3():
+    """There, nothing stands in for the names of `tfdp`."""
+    (ended,) = forks.run_each(
+        WITH_KERAS_3, [["docs/quickstart.md"]], "import tfdp", without=["TF_USE_LEGACY_KERAS"]
     )
-    assert printed == {path: PAGES[path] for path in paths}
+    assert ended.status == 0, ended.errors[-3000:]
+    assert ended.output.count("epsilon = ") == PAGES["docs/quickstart.md"]
+
+
+def texts_of(path):
+    return "".join(re.findall(r"```text\n(.*?)```", (ROOT / path).read_text(), re.DOTALL))
 
 
 def test_the_noise_of_a_run_is_what_the_page_shows(capsys):
     run_examples("docs/choosing.md")
-    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "docs/choosing.md").read_text(), re.DOTALL)
-    assert capsys.readouterr().out == shown
+    assert capsys.readouterr().out == texts_of("docs/choosing.md")
+
+
+@needs_keras_3
+def test_privacy_in_numbers_is_what_the_page_shows(capsys):
+    run_examples("docs/privacy_in_numbers.md")
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 10 and texts_of("docs/privacy_in_numbers.md").startswith(printed)
 
 
 @needs_keras_3
 def test_the_example_of_the_readme(capsys):
-    (block,) = blocks_of("README.md", shorten=True)
+    (block,) = blocks_of("README.md")
+    assert blocks_of("docs/index.md") == [block]
     run_blocks([block])
     assert capsys.readouterr().out.count("epsilon = ") == 1
 
@@ -117,6 +118,7 @@ def test_the_example_of_the_readme(capsys):
 def test_every_page_with_examples_is_run():
     """Pages of other tests are named below; the package's page is run from the wheel."""
     others = {"accounting", "auditing", "choosing", "guarantee", "survey", "vae", "package"}
+    others |= {"index", "privacy_in_numbers"}
     run = {pathlib.Path(path).stem for path in PAGES} | others
     # scaling.md needs several devices: tests/step/test_replicas.py; others show excerpts.
     excerpts = {"scaling", "noise"}
@@ -146,8 +148,55 @@ def test_messages_that_are_quoted_are_those_of_the_code():
     assert missing_parts("Training must go on with the parameters", known)  # Not said so.
 
 
+README = (ROOT / "README.md").read_text()
+
+
+def torn_tables(page):
+    """First lines of tables that have no head, or rows of other lengths."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = [re.sub(r"`[^`]*`|\\\|", "", row).count("|") for row in table.splitlines()]
+        if len(rows) < 2 or set(table.splitlines()[1]) - set("|-: ") or len(set(rows)) > 1:
+            yield table.splitlines()[0]
+
+
+def test_no_table_is_torn():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert [head for page in pages for head in torn_tables(page.read_text())] == []
+    assert list(torn_tables("| a | b |\n| 1 | 2 |\n")) == ["| a | b |"]  # It has no head.
+    assert list(torn_tables("| a | b |\n|---|---|\n| 1 |\n")) == ["| a | b |"]
+
+
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len(README.splitlines()) <= 120
+
+
+def ratios_of_programs(page):
+    """The ratios of private to plain steps, of everyday programs of Keras 3."""
+    table = page.partition("\nKeras 3: `python -m benchmarks.ports")[2].partition("\nKeras 2: ")[0]
+    return [float(ratio) for ratio in re.findall(r"\| \*\*([\d.]+)\*\* \(", table)]
+
+
+def test_the_cost_of_a_step_in_the_readme_is_what_was_measured():
+    ratios = ratios_of_programs((ROOT / "docs/benchmarks.md").read_text())
+    said = f"In {len(ratios)} everyday programs, a private step took"
+    assert f"{said} {min(ratios):.1f} to {max(ratios):.1f} times" in " ".join(README.split())
+
+
+PEERS = {"opacus": r"opacus[ =]+(\d[\w.]*\w)", "jax": r"jax[-_]privacy[ =]+(\d[\w.]*\w)"}
+
+
+def versions_of_peers(texts):
+    text = " ".join(texts)
+    return {name: set(re.findall(PEERS[name], text, re.IGNORECASE)) for name in PEERS}
+
+
+def test_all_pages_compare_with_the_same_versions_of_peers():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    found = versions_of_peers(page.read_text() for page in pages)
+    assert [len(versions) for versions in found.values()] == [1, 1], found
+    assert versions_of_peers([README]) == found
+    assert len(versions_of_peers([README, "of Opacus 1.5.4"])["opacus"]) == 2  # It can fail.
 
 
 @needs_keras_3
@@ -184,6 +233,7 @@ def test_tutorials(name, monkeypatch):
             exec(shortened("".join(cell["source"])), names)
 
 
+@needs_keras_3
 @pytest.mark.slow
 def test_examples_of_batch_wise_losses(capsys):
     names = run_examples("docs/vae.md")
@@ -196,6 +246,7 @@ def test_examples_of_accounting(capsys):
     assert capsys.readouterr().out.startswith("EpsilonInterval(lower=1.828")
 
 
+@needs_keras_3
 @pytest.mark.slow
 def test_examples_of_the_guarantee(capsys):
     names = run_examples("docs/guarantee.md")
@@ -210,7 +261,7 @@ def test_examples_of_the_guarantee(capsys):
 def test_examples_of_auditing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of("docs/auditing.md", shorten=True)
-    names = run_blocks([block.replace("models=8", "models=4") for block in blocks])
+    names = run_blocks([block.replace("models=8", "models=4") for block in blocks], version=2)
     printed = capsys.readouterr().out
     assert "8.0 1000 {'clopper_pearson': 2.13" in printed
     assert printed.count("Attack on 4 models") == 3
@@ -221,14 +272,15 @@ def test_examples_of_auditing(capsys, monkeypatch, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"audit.png", "audit.md", "lira.png"}
 
 
+@needs_keras_3
 @pytest.mark.slow
 def test_examples_of_the_survey(capsys):
-    tf.keras.utils.set_random_seed(0)  # Initial weights; keys are those of the test.
+    keras.utils.set_random_seed(0)  # Initial weights; keys are those of the test.
     names = run_examples("docs/survey.md")
     printed = capsys.readouterr().out
     assert "as counted: epsilon = 4.11\none draw a step: epsilon = 329.44\n" in printed
     assert names["sparse"].evaluate(names["x_test"], names["y_test"], verbose=0)[1] > 0.6
-    trained = sum(v.shape.num_elements() for v in names["sparse"].trainable_variables)
+    trained = names["sparse"].count_params() - 64 * 128
     assert trained == 64 * 128 // 10 + 128 * 10 + 10
     assert names["student"].evaluate(names["x_rest"], names["y_rest"], verbose=0)[1] > 0.6
     assert names["auc"] > 0.9

@@ -4,6 +4,7 @@ Runs are those of experiments/tables/runs.py. Both functions raise a ValueError 
 not count: see `check` there.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MultipleLocator
 
 from experiments.tables.runs import (
     TITLES,
@@ -28,6 +30,61 @@ _COLORS = ("C0", "C3", "C2", "C1", "C4", "C5", "C8", "C9", "C6", "0.3")
 _MARKERS = "os^vDPX*<>"
 # How far apart neighboring points of one epsilon lie, at most: a difference of logarithms.
 _DODGE = 0.035
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """What `draw_overview` shows of a data set: accuracies in percent.
+
+    Attributes:
+      title: Above the panel.
+      ours: The accuracy for each epsilon.
+      published: The best published accuracy for each epsilon.
+      pretrained: Published accuracy of a network that was pretrained on other data, by epsilon.
+      not_private: The accuracy without privacy.
+    """
+
+    title: str
+    ours: Mapping[float, float]
+    published: Mapping[float, float]
+    pretrained: Mapping[float, float]
+    not_private: float
+
+
+def draw_overview(panels: Sequence[Panel]) -> Figure:
+    """Accuracy against epsilon for readers who know neither the methods nor the papers."""
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        end = len(panel.ours) - 1
+        axis.axhline(panel.not_private, color="0.35", linestyle=(0, (4, 3)), linewidth=1.2)
+        axis.text(end, panel.not_private + 0.4, "no privacy", color="0.35", ha="right", fontsize=10)
+        for numbers, color, width, name, below in (
+            (panel.published, "0.55", 2.0, "published", True),
+            (panel.ours, "#0b62a4", 2.8, "tfdp", False),
+        ):
+            values = [numbers[epsilon] for epsilon in panel.ours]
+            axis.plot(values, color=color, linewidth=width, marker="o", markersize=6, label=name)
+            place = {"xytext": (0, -24 if below else 9), "textcoords": "offset points"}
+            axis.annotate(name, (end, values[-1]), **place, color=color, ha="right", fontsize=11)
+        for place, epsilon in enumerate(panel.ours):
+            if epsilon in panel.pretrained:
+                number = panel.pretrained[epsilon]
+                axis.plot(place, number, "D", color="0.55", markersize=7, markerfacecolor="white")
+                text = "published,\npretrained on\nrandom images"
+                where = {"xytext": (6, 6), "textcoords": "offset points", "va": "bottom"}
+                axis.annotate(text, (place, number), **where, color="0.45", fontsize=9)
+        axis.set_xticks(range(end + 1), [f"{epsilon:g}" for epsilon in panel.ours])
+        axis.set_xlim(-0.2, end + 0.2)
+        lowest = min(*panel.published.values(), *panel.ours.values())
+        axis.set_ylim(lowest - 3, panel.not_private + 3)
+        axis.yaxis.set_major_locator(MultipleLocator(5))
+        axis.set_title(panel.title, fontsize=12)
+        axis.set_xlabel("epsilon (smaller protects more)", fontsize=10)
+        axis.grid(axis="y", alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("test accuracy, %", fontsize=10)
+    return figure
 
 
 def draw_accuracy(

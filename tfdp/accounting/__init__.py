@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         acceptance_bounds,
         parameters_for_acceptance,
     )
+    from tfdp.accounting.signed_gaussian import SignedGaussianDpEvent
     from tfdp.accounting.statement import epsilon_interval, privacy_statement
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "RdpFilter",
     "Repetitions",
     "SelectiveReleaseDpEvent",
+    "SignedGaussianDpEvent",
     "acceptance_bounds",
     "calibrate_noise_multiplier",
     "calibrate_noise_schedule",
@@ -71,6 +73,7 @@ __getattr__, __dir__ = lazy.attributes(
         "RdpFilter": "tfdp.accounting.privacy_filter",
         "Repetitions": "tfdp.accounting.repetitions",
         "SelectiveReleaseDpEvent": "tfdp.accounting.selective_release",
+        "SignedGaussianDpEvent": "tfdp.accounting.signed_gaussian",
         "acceptance_bounds": "tfdp.accounting.selective_release",
         "calibrate_noise_multiplier": "tfdp.accounting.calibration",
         "calibrate_noise_schedule": "tfdp.accounting.calibration",

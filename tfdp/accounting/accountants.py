@@ -101,12 +101,16 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         event, count = _priceable(event, count)
         if isinstance(event, dp_accounting.LaplaceDpEvent) and event.noise_multiplier == 0:
             event = dp_accounting.NonPrivateDpEvent()  # dp_accounting divides by zero.
-        if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        mechanism = mechanisms.of(event)
+        if (
+            mechanism is None
+            and do_compose
+            and isinstance(event, dp_accounting.PoissonSampledDpEvent)
+        ):
             self._rdp = self._rdp + count * sampled_rdp(
                 event_codec.freeze(event), tuple(self._orders)
             )
             return None
-        mechanism = mechanisms.of(event)
         if mechanism is None:
             return super()._maybe_compose(event, count, do_compose)
         problem = _unsupported_part(mechanism, event)

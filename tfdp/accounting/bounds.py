@@ -226,7 +226,11 @@ def _near_best_orders(
     few = accountants.RdpAccountant(orders[::_STRIDE], selective_release=selective_release)
     _, order = _composed(few, releases).get_epsilon_and_optimal_order(delta)
     best = orders.index(order)
-    return orders[max(best - _STRIDE + 1, 0) : best + _STRIDE]
+    near = orders[max(best - _STRIDE + 1, 0) : best + _STRIDE]
+    priced = [mechanisms.of(release.event) for release in releases]
+    if not any(mechanism is not None and mechanism.best_at_integers for mechanism in priced):
+        return near
+    return tuple(sorted({*near, *map(float, range(math.ceil(near[0]), math.ceil(near[-1])))}))
 
 
 @functools.lru_cache(maxsize=1024)

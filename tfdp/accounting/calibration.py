@@ -20,6 +20,7 @@ def calibrate_noise_multiplier(
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    releases_signs: bool = False,
     prior: Ledgers | None = None,
 ) -> float:
     """Returns the smallest noise multiplier with which training stays within a privacy budget.
@@ -40,6 +41,8 @@ def calibrate_noise_multiplier(
       truncation_probability: An upper bound on the probability that a batch is cut off. The default
         holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
         30, give `batches.sampling.truncation_probability`.
+      releases_signs: Whether only the signs of the noisy sums are released, which cost less:
+        `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Raises:
@@ -56,7 +59,7 @@ def calibrate_noise_multiplier(
     tau = validation.small_probability("truncation_probability", truncation_probability)
     steps = validation.positive_integer("steps", steps)
     return left.least_noise(
-        lambda noise: [Release(event_codec.sampled_gaussian(q, noise), steps, tau)]
+        lambda noise: [Release(event_codec.sampled_gaussian(q, noise, releases_signs), steps, tau)]
     )
 
 
@@ -70,6 +73,7 @@ def calibrate_noise_schedule(
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    releases_signs: bool = False,
     prior: Ledgers | None = None,
 ) -> schedules.NoiseSchedule:
     """Scales a schedule of the noise multiplier so that training stays within a privacy budget.
@@ -88,6 +92,8 @@ def calibrate_noise_schedule(
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: See `calibrate_noise_multiplier`.
+      releases_signs: Whether only the signs of the noisy sums are released, which cost less:
+        `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Raises:
@@ -109,7 +115,9 @@ def calibrate_noise_schedule(
     steps = validation.positive_integer("steps", steps)
     least = min(noise for noise, _ in schedule.stages().groups(0, steps))
     noise = left.least_noise(
-        lambda x: _scheduled_releases(schedule.scaled(x / least).stages(), steps, q, tau)
+        lambda x: _scheduled_releases(
+            schedule.scaled(x / least).stages(), steps, q, tau, releases_signs
+        )
     )
     return schedule.scaled(noise / least)
 
@@ -123,6 +131,7 @@ def calibrate_steps(
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    releases_signs: bool = False,
     prior: Ledgers | None = None,
 ) -> int:
     """Returns the most steps that a privacy budget allows.
@@ -142,6 +151,8 @@ def calibrate_steps(
       truncation_probability: An upper bound on the probability that a batch is cut off. The default
         holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
         30, give `batches.sampling.truncation_probability`.
+      releases_signs: Whether only the signs of the noisy sums are released, which cost less:
+        `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
     Returns:
@@ -159,7 +170,7 @@ def calibrate_steps(
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = validation.small_probability("truncation_probability", truncation_probability)
     stages = schedules.stages_of(schedules.get(noise_multiplier))
-    return left.most(lambda steps: _scheduled_releases(stages, steps, q, tau))
+    return left.most(lambda steps: _scheduled_releases(stages, steps, q, tau, releases_signs))
 
 
 def most_steps(
@@ -194,10 +205,16 @@ def most_steps(
 
 
 def _scheduled_releases(
-    stages: schedules.Stages, steps: int, q: float, truncation_probability: float
+    stages: schedules.Stages,
+    steps: int,
+    q: float,
+    truncation_probability: float,
+    releases_signs: bool,
 ) -> list[Release]:
     """Returns the releases of the first steps of a schedule, one for each stage."""
     return [
-        Release(event_codec.sampled_gaussian(q, noise), count, truncation_probability)
+        Release(
+            event_codec.sampled_gaussian(q, noise, releases_signs), count, truncation_probability
+        )
         for noise, count in stages.groups(0, steps)
     ]

@@ -19,17 +19,19 @@ _MOST_NESTED = 50
 
 
 def sampled_gaussian(
-    sampling_probability: float, noise_multiplier: float
+    sampling_probability: float, noise_multiplier: float, releases_signs: bool = False
 ) -> dp_accounting.PoissonSampledDpEvent:
     """Returns the event of one private step: a Gaussian mechanism on a Poisson-sampled batch.
 
     Args:
       sampling_probability: Probability q, in (0, 1], that an example is in the batch.
       noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+      releases_signs: Whether only the signs of the noisy sum are released.
     """
-    return dp_accounting.PoissonSampledDpEvent(
-        sampling_probability, dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
+    cls = dp_accounting.GaussianDpEvent
+    if releases_signs:  # Not imported by others: its module needs the accountants.
+        cls = importlib.import_module("tfdp.accounting.signed_gaussian").SignedGaussianDpEvent
+    return dp_accounting.PoissonSampledDpEvent(sampling_probability, cls(noise_multiplier))
 
 
 def freeze(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:

@@ -10,7 +10,7 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.dp_event import PoissonSampledDpEvent, RepeatAndSelectDpEvent
 
 from tfdp.accounting.dominating_pairs import Pair
 
@@ -27,9 +27,13 @@ class Mechanism(abc.ABC):
 
     Attributes:
       parts: What the parts of such an event must be, for errors.
+      prices_samples: Whether it gets a PoissonSampledDpEvent of such an event, too.
+      best_at_integers: Whether its RDP is tight at integer orders alone.
     """
 
     parts = ""
+    prices_samples = False
+    best_at_integers = False
 
     def check(self, event: Any) -> None:  # noqa: B027  # Most have nothing more to check.
         """Raises a ValueError if a parameter is wrong that `event_codec.check_event` accepts."""
@@ -74,6 +78,9 @@ def register(event: type, mechanism: Mechanism) -> None:
 
 def of(event: dp_accounting.DpEvent) -> Mechanism | None:
     """Returns the mechanism of an event; None if it is noise, a composition, or unknown."""
+    if isinstance(event, PoissonSampledDpEvent):
+        mechanism = _MECHANISMS.get(type(event.event))
+        return mechanism if mechanism is not None and mechanism.prices_samples else None
     for cls in type(event).__mro__:
         if cls in _MODULES and cls not in _MECHANISMS:
             importlib.import_module(_MODULES[cls])

@@ -26,6 +26,8 @@ from tfdp.base import validation
 
 _WIDTH = 88
 NOT_COVERED = "Not covered by this guarantee:"
+# Of `signed_gaussian`, which is imported where there are such events.
+_SIGNS = "SignedGaussianDpEvent"
 
 _NOT_COVERED = (
     "the choice of hyperparameters, architecture or stopping time by looking at the private data, "
@@ -288,7 +290,7 @@ def _runs(releases: Iterable[Release]) -> list[list[Release]]:
         )
         if not scheduled:
             return f"alone: {number}"
-        return event.sampling_probability, numbered[1].cycle_length
+        return type(event.event), event.sampling_probability, numbered[1].cycle_length
 
     return [
         [release for _, release in run]
@@ -312,15 +314,21 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
         noises = ", then ".join(
             f"{one.event.event.noise_multiplier:.6g} ({_number(one.count, noun)})" for one in run
         )
-        mechanism = f"of the Gaussian mechanism with noise multipliers {noises}"
+        mechanism = f"of {_gaussian(event.event)} with noise multipliers {noises}"
     elif isinstance(event.event, dp_accounting.GaussianDpEvent):
         mechanism = (
-            f"of the Gaussian mechanism with noise multiplier {event.event.noise_multiplier:.6g}"
+            f"of {_gaussian(event.event)} with noise multiplier {event.event.noise_multiplier:.6g}"
         )
     else:
         mechanism = f"of {event.event!r}"
     sampling = _describe_sampling(event.sampling_probability, dataset_size, ledger.unit, cycle)
     return f"{steps} {mechanism}, on {sampling}"
+
+
+def _gaussian(event: dp_accounting.GaussianDpEvent) -> str:
+    if type(event).__name__ == _SIGNS:
+        return "the signs of the Gaussian mechanism (one for each coordinate, and no magnitude)"
+    return "the Gaussian mechanism"
 
 
 def _describe_selective(

@@ -28,8 +28,9 @@ class CanaryAudit:
     whose gradient, once clipped, is the clip at its own coordinate, and zero for all else. A secret
     coin decides for each canary whether it is in the data set or a row without any gradient is in
     its place. Training is your own, on `audit.model` and `audit.data`. The attacker sees the noisy
-    sums at the coordinates, step by step, and guesses the coins. What it achieves went through the
-    real sampling, clipping, accumulation, noise, and selection of updates.
+    sums at the coordinates, step by step (their signs, of an optimizer that `releases_signs`), and
+    guesses the coins. What it achieves went through the real sampling, clipping, accumulation,
+    noise, and selection of updates.
 
     Besides, the coordinates of canaries that are out show the noise alone: whether it has the size
     that the ledger assumes in each step, and never comes twice. And the coordinates' trajectory
@@ -434,6 +435,7 @@ class _Reading(tf.keras.callbacks.Callback):
             )
         if sampling is not None:
             audit._recording.cycle_length = sampling.cycle_length
+        audit._recording.signs = optimizer.releases_signs
         if optimizer.noise_correlation is not None:
             audit._recording.bands = optimizer.noise_correlation.coefficients
         if isinstance(audit.model, PrivateGAN):

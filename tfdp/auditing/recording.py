@@ -52,6 +52,7 @@ class Recording:
         all were.
       bands: Coefficients of the correlation of the noise, from the first.
       cycle_length: Steps in which a canary has one chance to be sampled.
+      signs: Whether signs alone are released: the attacker sees no more.
       weight_clip: Bound on the variable's absolute values after each step; None: there is none.
     """
 
@@ -63,6 +64,7 @@ class Recording:
     kept: list[np.ndarray] = dataclasses.field(default_factory=list)
     bands: Sequence[float] = (1.0,)
     cycle_length: int = 1
+    signs: bool = False
     weight_clip: float | None = None
 
     def noise_units(self) -> np.ndarray:
@@ -116,7 +118,12 @@ class Recording:
         signal = np.array([s.clip / s.stddev for s in settings])[:, np.newaxis]
         with np.errstate(divide="ignore"):  # At q = 1.
             absent, present = np.log1p(-sampling_probability), np.log(sampling_probability)
-        ratios = np.logaddexp(absent, present + signal * matched - signal**2 * squares / 2)
+        if self.signs:
+            seen = np.where(sums >= 0, signal, -signal)
+            loss = special.log_ndtr(seen) - special.log_ndtr(0.0)
+        else:
+            loss = signal * matched - signal**2 * squares / 2
+        ratios = np.logaddexp(absent, present + loss)
         return self._of_any_set(np.where(trained, ratios, 0))
 
     def _of_any_set(self, ratios: np.ndarray) -> np.ndarray:

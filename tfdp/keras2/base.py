@@ -79,9 +79,11 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         **kwargs: Any,
     ):
         config = PrivacyConfig.checked(self._public_name(), locals())
+        self._base_arguments = kwargs
         check_hyperparameters(kwargs)
         self._weight_decay = WeightDecay(weight_decay)
         self._set_privacy(config)
+        del self._base_arguments
         kwargs.setdefault("name", type(self).__name__)
         # TF-Privacy's own noise, which is never used, has no schedules.
         super().__init__(l2_norm_clip, self._stages.values[0], num_microbatches, **kwargs)

@@ -19,11 +19,11 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
 
         g = sign(sum_i clip_C(grad L_i) + N(0, (noise_multiplier * C)^2))
 
-    The sign is post-processing: the privacy is that of the noisy sum, as in `DPAdam`. The signs are
-    +-1, so Adam's second moment is a constant. The update is sign descent with bias-corrected
-    momentum `beta_1`, an average of signs; one slot per variable is enough. (`DPSignSGD` with
-    momentum takes the sign of an average instead.) With `noise_multiplier=0` and
-    `l2_norm_clip=math.inf` this is SignAdam (Algorithm 2).
+    No more than these signs leaves a step, which costs less privacy than the noisy sum, as in
+    `DPAdam` (see docs/sign_accounting.md). The signs are +-1, so Adam's second moment is a
+    constant. The update is sign descent with bias-corrected momentum `beta_1`, an average of signs;
+    one slot per variable is enough. (`DPSignSGD` with momentum takes the sign of an average
+    instead.) With `noise_multiplier=0` and `l2_norm_clip=math.inf` this is SignAdam (Algorithm 2).
 
     It is a subclass of TF-Privacy's `VectorizedDPKerasAdamOptimizer`, and a drop-in optimizer for
     `model.compile`. The loss may be any Keras loss, including a mean.
@@ -31,7 +31,8 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
     dataset_size` and noise multiplier `noise_multiplier`, under zero-out; `ledger`
-    counts them.
+    counts them, as signs if `releases_signs` (not with `compression`, `noise_correlation` or an
+    adaptive clip).
 
     Args:
       {{private_arguments}}
@@ -71,6 +72,9 @@ class DPSignAdam(PrivateOptimizerMixin, VectorizedDPKerasAdamOptimizer):
         Networks, Algorithm 4. (It prints noise on the mean of the batch; noise belongs on the
         sum, whose sensitivity is C, and the sign does not depend on scale.)
     """
+
+    def _moves_by_signs(self) -> bool:
+        return True
 
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         return tf.sign(gradient)

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp.base.validation import is_number
 from tfdp.keras2.base import PrivateOptimizerMixin
 from tfdp.keras2.keras_2 import VectorizedDPKerasSGDOptimizer, registered
 from tfdp.step.arguments import PRIVATE_ARGUMENTS
@@ -20,11 +21,12 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
         v = momentum * v + g
         w = w - learning_rate * sign(v)
 
-    The sign is post-processing: the privacy is that of the noisy sum, as in `DPSGD`. Every
-    coordinate moves by `learning_rate`, also with momentum. The best learning rate is far smaller
-    than that of `DPSGD`, and does not depend on epsilon. Gradients of weight regularizers are added
-    to g. Without momentum this is the paper's DP-SignSGD; with `noise_multiplier=0` and
-    `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
+    Without momentum no more than these signs leaves a step, which costs less privacy than the noisy
+    sum, as in `DPSGD` (see docs/sign_accounting.md). A velocity is made of noisy sums, and costs
+    what they cost. Every coordinate moves by `learning_rate`, also with momentum. The best learning
+    rate is far smaller than that of `DPSGD`, and does not depend on epsilon. Gradients of weight
+    regularizers are added to g. Without momentum this is the paper's DP-SignSGD; with
+    `noise_multiplier=0` and `l2_norm_clip=math.inf` it is SignSGD (Algorithm 1).
 
     With momentum it is Signum: the sign is taken of the velocity, in which noise has been averaged
     already. The other order, an average of signs, is `DPSignAdam`. If noise is much larger than the
@@ -38,7 +40,8 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
     Formal guarantee: on batches of `tfdp.data.poisson_batches`, T steps are T adaptively composed
     Poisson-sampled Gaussian mechanisms with sampling probability `expected_batch_size /
     dataset_size` and noise multiplier `noise_multiplier`, under zero-out; `ledger`
-    counts them.
+    counts them, as signs if `releases_signs` (not with momentum, `compression`,
+    `noise_correlation` or an adaptive clip).
 
     Args:
       {{private_arguments}}
@@ -79,6 +82,10 @@ class DPSignSGD(PrivateOptimizerMixin, VectorizedDPKerasSGDOptimizer):
       - Bernstein et al., signSGD: Compressed Optimization for Non-Convex Problems, Algorithm 2
         (Signum).
     """
+
+    def _moves_by_signs(self) -> bool:
+        momentum = self._base_arguments.get("momentum", 0.0)  # A velocity is of noisy numbers.
+        return is_number(momentum) and momentum == 0
 
     def _resource_apply_dense(
         self, grad: tf.Tensor, var: tf.Variable, apply_state: Any = None

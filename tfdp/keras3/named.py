@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
+from tfdp.base.validation import is_number
 from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.keras3.corrected_adam import CorrectedAdam
 from tfdp.keras3.dp_optimizer import DPOptimizer
@@ -132,6 +133,10 @@ class DPSignSGD(_NamedOptimizer):
 
     _inner_class = SignSGD
 
+    def _moves_by_signs(self) -> bool:
+        momentum = self.inner_optimizer.momentum  # A velocity is of noisy numbers.
+        return is_number(momentum) and momentum == 0
+
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPSignAdam(_NamedOptimizer):
@@ -143,6 +148,9 @@ class DPSignAdam(_NamedOptimizer):
         if noise_multiplier == 0:  # A sign can be zero, and the second moment is no constant.
             return keras.optimizers.Adam(**arguments)
         return SignAdam(**arguments)
+
+    def _moves_by_signs(self) -> bool:
+        return True
 
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         return tf.sign(gradient)

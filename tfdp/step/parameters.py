@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import dp_accounting
 import tensorflow as tf
 
+from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.accounting.sampling import FULL, NONE, UNITS, PoissonSampling
@@ -34,6 +35,7 @@ class PrivacyParameters(PersistentState):
     def _set_privacy(self, config: PrivacyConfig) -> None:
         """Takes over the arguments, and makes the parts of the step that they ask for."""
         self._config = config
+        self._releases_signs = config.allows_signs and self._moves_by_signs()
         self._stages = config.stages
         self._has_noise = config.most_noise > 0
         self._sampled = config.sampling
@@ -76,6 +78,22 @@ class PrivacyParameters(PersistentState):
         return engine
 
     # What the optimizer is.
+
+    def _moves_by_signs(self) -> bool:
+        """Returns whether an update uses the signs of the noisy mean gradient, and no magnitude.
+
+        It is asked before the base class has its arguments.
+        """
+        return False
+
+    @property
+    def releases_signs(self) -> bool:
+        """True if steps release the signs of the noisy sums alone, which cost less privacy.
+
+        The update then gets +1 or -1 for each coordinate, and the ledger counts
+        `tfdp.accounting.SignedGaussianDpEvent`: see docs/sign_accounting.md.
+        """
+        return self._releases_signs
 
     def _public_name(self) -> str:
         """Returns the name of the class as users import it, for messages."""
@@ -228,11 +246,14 @@ class PrivacyParameters(PersistentState):
     @property
     def event(self) -> dp_accounting.DpEvent:
         """The Gaussian mechanism that the next logical step applies to its batch."""
-        return dp_accounting.GaussianDpEvent(self._stages.values[self._next_stage()])
+        noise = self._stages.values[self._next_stage()]
+        return event_codec.sampled_gaussian(1.0, noise, self._releases_signs).event
 
     def _kind(self) -> int:
         """Returns what a step is, as `record_table` says it."""
         unpadded = self._sampled is not None and self._sampled.padding == NONE
+        if self._releases_signs:
+            return record_table.SIGNS_UNPADDED if unpadded else record_table.SIGNS
         return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
 
     def _observability(self) -> str:

@@ -109,6 +109,16 @@ class PrivacyConfig:
         return max(self.stages.values)
 
     @property
+    def allows_signs(self) -> bool:
+        """Whether the signs of noisy sums can be all that leaves a step, and have a price.
+
+        Not where the noise of a step depends on that of others, where numbers are kept for later
+        steps (compression), where a count leaves as well (a clip that moves), or without noise.
+        """
+        alone = self.noise_correlation is None and self.compression is None
+        return alone and self.adaptive_clip() is None and min(self.stages.values) > 0
+
+    @property
     def rows_per_example(self) -> int:
         """Consecutive rows of a batch that belong to one example."""
         return 1 if self.sampling is None else self.sampling.rows_per_example

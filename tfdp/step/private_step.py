@@ -396,14 +396,21 @@ class PrivateStep(StepWarnings):
           name: Name of the operation.
         """
         noisy = self._add_noise(total, step)
+        if self._releases_signs:  # No number leaves: not to the update, and to no variable.
+            means = self._means(noisy, total, step)
+            signs = [
+                mean if private is None else sign_of(mean)
+                for mean, private in zip(means, noisy, strict=True)
+            ]
+            step_check.mark_released(signs)
+            with step_check.update_operations(self):
+                return self._update(self._updates(signs, step), name)
         step_check.mark_released(noisy)
         with step_check.update_operations(self):  # Replicas meet in it.
-            return self._update(self._mean_gradients(noisy, total, step), name)
+            return self._update(self._updates(self._means(noisy, total, step), step), name)
 
-    def _mean_gradients(
-        self, noisy: list, total: ClippedSum, step: _Step
-    ) -> list[tuple[tf.Tensor | None, tf.Variable]]:
-        """Returns the mean gradients that the update is made of, with their variables."""
+    def _means(self, noisy: list, total: ClippedSum, step: _Step) -> list[tf.Tensor | None]:
+        """Returns the mean gradients, those of regularizers included."""
         # A public constant: the size of the batch that was drawn is private.
         divisor = self._clipping.num_microbatches or self._expected_batch_size
         means: list[tf.Tensor | None] = []
@@ -417,6 +424,12 @@ class PrivateStep(StepWarnings):
             means.append(None if not parts else parts[0] if len(parts) == 1 else tf.add_n(parts))
         if self._compressor is not None:
             means = self._compressor.compress(means, step.variables, step.masks)
+        return means
+
+    def _updates(
+        self, means: list[tf.Tensor | None], step: _Step
+    ) -> list[tuple[tf.Tensor | None, tf.Variable]]:
+        """Returns what the update is made of, with the variables."""
         gradients = []
         for mean, v in zip(means, step.variables, strict=True):
             update = None if mean is None else self._transform_private_gradient(mean)
@@ -475,6 +488,15 @@ class PrivateStep(StepWarnings):
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Processes the noisy gradient before the update."""
         return gradient
+
+
+def sign_of(mean: tf.Tensor) -> tf.Tensor:
+    """Returns the signs of a noisy mean, +1 or -1; +1 of zero, so that there are two outcomes.
+
+    It is one threshold: at zero, at a regularizer's gradient, or in the middle between two points
+    of a grid to which noise was rounded.
+    """
+    return tf.where(mean >= 0, tf.ones_like(mean), -tf.ones_like(mean))
 
 
 def _check_first_use(loss: Any) -> None:

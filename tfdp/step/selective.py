@@ -306,6 +306,9 @@ class SelectiveUpdateMixin(_PrivateOptimizer):
     def _kind(self) -> int:
         return record_table.SELECTIVE
 
+    def _moves_by_signs(self) -> bool:
+        return False  # A candidate counts as a Gaussian mechanism.
+
     def _check_max_attempts(self, max_attempts: int | None) -> int:
         if max_attempts is None:
             chance, _ = acceptance_bounds(self.validation_noise_multiplier, self.threshold)

@@ -159,6 +159,9 @@ def prepare(
         "prior": spent,
     }
     noise: NoiseMultiplier
+    if noise_multiplier is None:  # One that is not used tells, with the least noise.
+        probe = make(l2_norm_clip, 0.01, sampling=batches.sampling, **parameters)
+        budgeted["releases_signs"] = probe.releases_signs
     if noise_multiplier is not None:
         noise = noise_multiplier
     elif noise_schedule is None:

@@ -25,12 +25,7 @@ FORMATS = (
     "a `.keras`, `.weights.h5`, `.weights.json` or `.h5` file, a checkpoint of TensorFlow (its "
     "prefix, index file or folder), or the folder of a SavedModel"
 )
-_KINDS = (
-    record_table.GAUSSIAN,
-    record_table.SELECTIVE,
-    record_table.MIXED,
-    record_table.GAUSSIAN_UNPADDED,
-)
+_KINDS = range(record_table.GAUSSIAN, record_table.SIGNS_UNPADDED + 1)
 _UNKNOWN_PAST = (
     "training of these weights without a private optimizer, before it or after it: a file does not "
     "show it"

@@ -19,6 +19,8 @@ from tfdp.step.record.record_table import (
     NOT_POISSON,
     SELECTIVE,
     SHOWN,
+    SIGNS,
+    SIGNS_UNPADDED,
     STEPS,
 )
 
@@ -56,16 +58,18 @@ def release_of(kind: int, parameters: dict[str, float]) -> Release:
     """Returns what one step of these privacy parameters (or one cycle of steps) releases.
 
     Args:
-      kind: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
+      kind: `GAUSSIAN`, `GAUSSIAN_UNPADDED`, `SIGNS`, `SIGNS_UNPADDED` or `SELECTIVE` of
+        `record_table`.
       parameters: The privacy parameters by the names of their arguments.
     """
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
-    padding = NONE if kind == GAUSSIAN_UNPADDED else FULL
+    padding = NONE if kind in (GAUSSIAN_UNPADDED, SIGNS_UNPADDED) else FULL
     cycle = max(1, int(parameters.get("cycle_length", 1)))
     update = PoissonSampling(
         size, int(parameters["expected_batch_size"]), padding=padding, cycle_length=cycle
     )
-    event = event_codec.sampled_gaussian(update.sampling_probability, noise)
+    signs = kind in (SIGNS, SIGNS_UNPADDED)
+    event = event_codec.sampled_gaussian(update.sampling_probability, noise, signs)
     release = Release(event, 1, cycle * update.truncation_probability, cycle)
     if kind not in _OTHER_KINDS:
         return release

@@ -42,7 +42,7 @@ class ReleaseRecord:
     that nothing restores. When both differ, a checkpoint was restored.
 
     Args:
-      kind: Kind of step: `GAUSSIAN`, `GAUSSIAN_UNPADDED` or `SELECTIVE` of `record_table`.
+      kind: Kind of step, as `record_table` has them.
       parameters: The privacy parameters by the names of their arguments.
       fixed_seed: Whether the noise has a seed that is known.
       stages: Stages of the noise multiplier; None: it is the one of `parameters`.
