@@ -12,6 +12,7 @@ from tests.front_ends import keras, needs_keras_3
 from tests.support import small_data
 from tests.without_keras_2 import needs_keras_2
 from tfdp.base import file_hooks
+from tfdp.step.record import lineage
 
 pytestmark = needs_keras_3
 X, Y = small_data(64)
@@ -29,6 +30,17 @@ if sys.argv[2] == "weights":
 print(type(model.optimizer).__module__, type(model.optimizer).__name__)
 steps, not_poisson = model.optimizer.released_steps()
 print(steps, not_poisson, len(model.optimizer.variables))
+"""
+
+
+# The weights alone, into a model that was never compiled.
+RESTORE = """
+import sys
+import keras, tfdp
+import tensorflow as tf
+model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+tf.train.Checkpoint(model=model).restore(sys.argv[1]).expect_partial()
+print("Released: 2 steps" in tfdp.privacy_statement(model, 1e-5))
 """
 
 
@@ -76,6 +88,22 @@ def test_models_are_loaded_with_what_they_have_cost(order, files):
         assert counts.startswith("2 0 "), (path, how)
         if path.endswith(".keras") and how == "compiled":  # The other kind has no slots.
             assert counts == f"2 0 {variables}", path
+
+
+def test_weights_of_a_checkpoint_of_keras_3_have_cost_what_they_had(files, tmp_path, monkeypatch):
+    model = keras.models.load_model(next(iter(files)))
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    (ended,) = forks.run_each(RESTORE, [[path]], "import keras, tfdp")
+    assert ended.output == "True\n", ended.errors[-2000:]
+    # Mutant: as if there were no variables but TensorFlow's own.
+    cost_of = lineage.cost_of_variable
+    monkeypatch.setattr(
+        lineage,
+        "cost_of_variable",
+        lambda variable: cost_of(variable) if isinstance(variable, tf.Variable) else [],
+    )
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "mutant"))
+    assert not tf.train.load_checkpoint(path).has_tensor("tfdp_lineage/rows")
 
 
 # Read before a name of a front end is used: weights cost what they did.

@@ -1,5 +1,6 @@
 """The wheel and the source distribution hold the package, and what is installed works."""
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -104,13 +105,13 @@ def test_the_example_of_the_package_page_runs_from_the_wheel(legacy, built, tmp_
 
 def test_links_of_the_package_page_are_absolute():
     """A package index shows this page, where links to files of the repository would break."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = project_file()
     assert project["readme"] == "docs/package.md"
     assert "](" not in (ROOT / project["readme"]).read_text().replace("](https://", "")
 
 
 def test_the_version_is_in_one_place():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = project_file()
     assert "version" not in project and "version" in project["dynamic"]
     for name in ("CITATION.cff", "docs/package.md", "README.md"):
         assert tfdp.__version__ not in (ROOT / name).read_text(), name
@@ -170,7 +171,7 @@ def check_names(lines):
         assert error.startswith(f"ModuleNotFoundError tensorflow_privacy `tfdp.{name}` is for")
         assert f"{version} without tensorflow_privacy" in error
         if sys.version_info < (3, 12):
-            assert "`pip install tf-keras tensorflow-privacy==0.9.0`" in error
+            assert "`pip install 'tfdp[keras2]'`" in error
         else:
             assert "Python 3.10 or 3.11" in error
     assert "is for models of Keras 2" in imported
@@ -212,6 +213,41 @@ def check_modules(lines):
     assert {"tfdp.keras2.dp_sgd", "tfdp.keras2.private_gan", "tfdp.keras2.callbacks"} <= raised
 
 
+WITHOUT_TENSORFLOW_PROBABILITY = """
+import sys
+sys.modules["tensorflow_probability"] = None
+import tfdp, tfdp.keras3
+"""
+OF_VAE = """
+import operator, pydoc
+names = ("TermWiseVAE", "priors", "likelihoods", "divergences")
+for name in [name for one in names for name in (one, f"keras3.{one}")]:
+    try:
+        operator.attrgetter(name)(tfdp)
+    except ImportError as error:
+        print(error.name, error)
+print(sorted({*names, "DPSGD"} & {*dir(tfdp)}), sorted({*names, "DPSGD"} & {*dir(tfdp.keras3)}))
+print(tfdp.DPSGD(1.0, 1.0, 16), "TermWiseVAE" in pydoc.render_doc(tfdp.keras3))
+"""
+
+
+@needs_keras_3
+def test_without_tensorflow_probability_names_that_need_it_say_what_to_install():
+    (ended,) = forks.run_each(
+        "import tfdp\n" + OF_VAE,
+        [[]],
+        WITHOUT_TENSORFLOW_PROBABILITY,
+        without=["TF_USE_LEGACY_KERAS"],
+    )
+    assert ended.status == 0, ended.errors[-3000:]
+    *errors, listed, others = ended.output.splitlines()
+    assert len(errors) == 8 and len(set(errors)) == 1
+    assert errors[0].startswith("tensorflow_probability `TermWiseVAE`, `divergences`")
+    assert "`pip install 'tfdp[vae]'`" in errors[0]
+    assert listed == "['DPSGD'] ['DPSGD']"
+    assert others.startswith("<tfdp.keras3.DPSGD") and others.endswith(" False")
+
+
 @pytest.mark.slow
 @needs_keras_3
 def test_without_tensorflow_privacy_keras_3_trains():
@@ -244,16 +280,55 @@ print(tf.keras.layers.Dense.__module__)
     assert module.startswith("keras.src")
 
 
-def test_each_python_gets_one_version_of_each_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def project_file():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def required(minor, *extras):
+    """Returns what an environment of Python 3.`minor` gets, by name: the ranges of each package."""
+    project = project_file()
+    lists = [project["dependencies"], *(project["optional-dependencies"][e] for e in extras)]
+    python, found = {"python_version": f"3.{minor}"}, {}
+    for requirement in (Requirement(text) for texts in lists for text in texts):
+        if requirement.marker is None or requirement.marker.evaluate(python):
+            found[requirement.name] = found.get(requirement.name, SpecifierSet()) & (
+                requirement.specifier
+            )
+    return found
+
+
+MINORS = (10, 11, 12, 13)
+
+
+def test_the_pythons_that_are_listed_are_those_that_are_allowed():
+    project = project_file()
     minors = [int(text[-2:]) for text in project["classifiers"] if "Python :: 3." in text]
     allowed = SpecifierSet(project["requires-python"])
-    assert minors == [minor for minor in range(20) if f"3.{minor}" in allowed]
-    requirements = [Requirement(text) for text in project["dependencies"]]
-    for minor in minors:
-        python = {"python_version": f"3.{minor}"}
-        names = [r.name for r in requirements if r.marker is None or r.marker.evaluate(python)]
-        assert len(set(names)) == len(names)
-        has_keras_2 = (3, minor) < compat._FIRST_WITHOUT_KERAS_2
-        assert ("tensorflow-privacy" in names) == has_keras_2
-        assert set(names) | {"tensorflow-privacy"} == {r.name for r in requirements}
+    assert minors == [minor for minor in range(20) if f"3.{minor}" in allowed] == [*MINORS]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_package_alone_is_for_todays_versions(minor):
+    alone = required(minor)
+    assert "2.3.0" in alone["numpy"] and "0.6.0" in alone["dp-accounting"]
+    assert "0.4.3" in alone["dp-accounting"] and "0.5.0" not in alone["dp-accounting"]
+    for name in ("tensorflow-privacy", "tf-keras", "tensorflow-probability"):
+        assert name not in alone
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_keras_2_brings_the_versions_that_tensorflow_privacy_asks_for(minor):
+    both = required(minor, "keras2", "vae")
+    has_keras_2 = (3, minor) < compat._FIRST_WITHOUT_KERAS_2
+    assert ("tensorflow-privacy" in both) == has_keras_2
+    assert "tf-keras" in both
+    assert ("2.3.0" in both["numpy"]) == (not has_keras_2) and "1.26.4" in both["numpy"]
+    assert ("0.6.0" in both["dp-accounting"]) == (not has_keras_2)
+    assert ("0.25.0" in both["tensorflow-probability"]) == (not has_keras_2)
+    assert "0.22.1" in both["tensorflow-probability"]
+
+
+def test_the_command_is_an_entry_point():
+    (entry,) = project_file()["scripts"].items()
+    module, _, name = entry[1].partition(":")
+    assert entry[0] == "tfdp" and callable(getattr(importlib.import_module(module), name))

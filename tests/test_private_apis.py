@@ -1,6 +1,8 @@
 """Private parts of other packages: the index is complete, and each guard acts when one is gone."""
 
+import importlib.metadata
 import importlib.util
+import warnings
 
 import pytest
 
@@ -105,3 +107,21 @@ def test_versions_without_a_part_are_refused_or_warned_of_once():
         assert f"lacks `{name.replace(':', '.')}`" in first and "give it as `prior`" in first
         assert second == ""
     assert whole.status == 0 and whole.output.strip() == "", whole.output + whole.errors[-2000:]
+
+
+def warnings_of(monkeypatch, **versions):
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        private_apis.warn_of_versions.__wrapped__()
+    return [str(one.message) for one in caught]
+
+
+def test_versions_outside_the_range_are_warned_of(monkeypatch):
+    tested = {"tensorflow": "2.21.0", "keras": "3.15.1", "tf-keras": "2.21.0"}
+    assert not warnings_of(monkeypatch, **tested)
+    assert not warnings_of(monkeypatch, **tested | {"tensorflow": "2.15.0", "keras": "2.15.0"})
+    for wrong in ({"tensorflow": "2.22.0rc1"}, {"keras": "3.16.0"}, {"tensorflow": "2.14.1"}):
+        (message,) = warnings_of(monkeypatch, **tested | wrong)
+        (version,) = wrong.values()
+        assert version in message and "tfdp is tested with TensorFlow 2.15 to 2.21" in message

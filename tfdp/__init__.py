@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         calibrate_noise_multiplier,
         calibrate_noise_schedule,
         calibrate_steps,
+        plan,
         privacy_statement,
     )
     from tfdp.correlated_noise import BandedNoise, calibrate_correlated_noise
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         replace_batch_normalization,
         validate,
     )
+    from tfdp.privacy_card.card import report
 
 __version__ = "0.1.0"
 
@@ -87,9 +89,11 @@ __all__ = [
     "keras3",
     "likelihoods",
     "make_private",
+    "plan",
     "priors",
     "privacy_statement",
     "replace_batch_normalization",
+    "report",
     "schedules",
     "validate",
 ]
@@ -107,7 +111,9 @@ _of_rooms, _listed = lazy.attributes(
         "calibrate_noise_multiplier": "tfdp.accounting",
         "calibrate_noise_schedule": "tfdp.accounting",
         "calibrate_steps": "tfdp.accounting",
+        "plan": "tfdp.accounting",
         "privacy_statement": "tfdp.accounting",
+        "report": "tfdp.privacy_card.card",
     },
     unlisted=lambda: () if compat.has_keras_3() else ("keras3",),
 )

@@ -3,12 +3,13 @@
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 
 from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, bounds
 from tfdp.accounting import budget as budget_module
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.budget import Budget, sampling_probability
+from tfdp.accounting.budget import Budget, default_delta, sampling_probability
 from tfdp.accounting.event_codec import sampled_gaussian
 
 _STEP = sampled_gaussian(0.01, 1.0)
@@ -151,6 +152,13 @@ def test_sampling_probability_of_either_description():
     ):
         with pytest.raises(ValueError, match=f"Argument `{name}`"):
             sampling_probability(*arguments, names)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])
+def test_default_delta(size):
+    delta = default_delta(size)
+    assert 0 < delta < 1 / size
+    assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 3.0])

@@ -224,13 +224,6 @@ def test_two_arguments():
         tfdp.make_private(model("adam"), X, Y, epochs=2, target_epsilon=2.0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000, 60_000, 100_000, 10**7])
-def test_default_delta(size):
-    delta = private_training.default_delta(size)
-    assert 0 < delta < 1 / size
-    assert np.isclose(delta, max(2, size) ** -1.1, rtol=0.1)
-
-
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("jit_compile", "chunk_size"), [(False, None), (True, 20)])
 def test_secure_noise_gets_batches_of_one_size(jit_compile, chunk_size):

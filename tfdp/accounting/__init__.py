@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         calibrate_steps,
     )
     from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
+    from tfdp.accounting.planning import Plan, PlanRow, plan
     from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
     from tfdp.accounting.repetitions import Repetitions
     from tfdp.accounting.run_selection import calibrate_private_selection, private_selection
@@ -31,6 +32,8 @@ __all__ = [
     "BudgetExceededError",
     "EpsilonBound",
     "EpsilonInterval",
+    "Plan",
+    "PlanRow",
     "PldAccountant",
     "PoissonSampling",
     "PrivacyLedger",
@@ -48,6 +51,7 @@ __all__ = [
     "calibrate_steps",
     "epsilon_interval",
     "parameters_for_acceptance",
+    "plan",
     "privacy_statement",
     "private_selection",
 ]
@@ -59,6 +63,8 @@ __getattr__, __dir__ = lazy.attributes(
         "BudgetExceededError": "tfdp.accounting.privacy_filter",
         "EpsilonBound": "tfdp.accounting.bounds",
         "EpsilonInterval": "tfdp.accounting.bounds",
+        "Plan": "tfdp.accounting.planning",
+        "PlanRow": "tfdp.accounting.planning",
         "PldAccountant": "tfdp.accounting.accountants",
         "PoissonSampling": "tfdp.accounting.sampling",
         "PrivacyLedger": "tfdp.accounting.ledger",
@@ -76,6 +82,7 @@ __getattr__, __dir__ = lazy.attributes(
         "calibrate_steps": "tfdp.accounting.calibration",
         "epsilon_interval": "tfdp.accounting.statement",
         "parameters_for_acceptance": "tfdp.accounting.selective_release",
+        "plan": "tfdp.accounting.planning",
         "privacy_statement": "tfdp.accounting.statement",
         "private_selection": "tfdp.accounting.run_selection",
     },

@@ -191,6 +191,25 @@ def pld_epsilon(
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
 
+def pld_delta(
+    releases: Sequence[Release], epsilon: float, selective_release: str = CONDITIONAL
+) -> float:
+    """Returns delta at `epsilon` by the PLD accountant alone: an upper bound.
+
+    Truncation adds (1 + e^epsilon) tau to delta: see `tightest_epsilon`.
+
+    Raises:
+      dp_accounting.UnsupportedEventError: An event has no dominating pair.
+    """
+    apart = [r.event for r in releases if isinstance(mechanisms.of(r.event), ApartMechanism)]
+    if apart:
+        raise dp_accounting.UnsupportedEventError(f"No dominating pair is known for {apart[0]!r}.")
+    accountant = accountants.PldAccountant(selective_release=selective_release)
+    delta = float(_composed(accountant, releases).get_delta(epsilon))
+    delta += (1 + math.exp(min(epsilon, 700.0))) * _truncation(releases)
+    return min(delta, 1.0) if delta >= 0 else 1.0  # NaN counts as 1.
+
+
 @functools.lru_cache(maxsize=1024)
 def _rdp_epsilon(releases: tuple[Release, ...], delta: float, selective_release: str) -> float:
     near = _near_best_orders(releases, delta, selective_release)

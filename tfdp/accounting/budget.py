@@ -22,7 +22,7 @@ _TOLERANCE = 2.4e-4
 # With less noise, a single step costs an epsilon of thousands, which guarantees nothing.
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
-_MOST_RELEASES = 10**8
+MOST_RELEASES = 10**8
 
 _Cost = Callable[..., float]
 _Releases = Callable[[float], Sequence[Release]]
@@ -219,6 +219,23 @@ class Budget:
         )
 
 
+def default_delta(dataset_size: int) -> float:
+    """Returns the delta of a guarantee for N examples: N^-1.1, rounded down to two digits.
+
+    It is below 1 / N, so that publishing one example in full is not within the guarantee.
+
+    Args:
+      dataset_size: Number of examples, N.
+
+    Example:
+      >>> default_delta(60000)
+      5.5e-06
+    """
+    delta = max(2, dataset_size) ** -1.1
+    digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
+    return float(f"{math.floor(delta / digit) * digit:.1e}")
+
+
 def too_large(delta: float, dataset_sizes: Iterable[int]) -> str | None:
     """Returns a warning if `delta` is not below one over the number of examples, else None."""
     size = max(dataset_sizes, default=0)
@@ -284,9 +301,9 @@ def _most(cost: Callable[[int], float], target: float, low: int, stride: int) ->
 
     at_low, high = -target, low
     while True:
-        if high >= _MOST_RELEASES:
-            return _MOST_RELEASES
-        high = min(high + stride, _MOST_RELEASES)
+        if high >= MOST_RELEASES:
+            return MOST_RELEASES
+        high = min(high + stride, MOST_RELEASES)
         at_high = gap(high)
         if at_high > 0:
             break

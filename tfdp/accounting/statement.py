@@ -1,15 +1,18 @@
 """A privacy guarantee in words and numbers."""
 
+import dataclasses
+import functools
 import itertools
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp.accounting import bounds
+from tfdp.accounting.attacks import AttackRates, attack_rates
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.found_ledger import find_ledger, is_model
@@ -17,11 +20,12 @@ from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_l
 from tfdp.accounting.observability import CONDITIONAL, PER_ATTEMPT, contains_attempts
 from tfdp.accounting.relation import stated_constants, stated_relation
 from tfdp.accounting.repetitions import Repetitions
-from tfdp.accounting.rounding import rounded_up
+from tfdp.accounting.rounding import rounded_down, rounded_up
 from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, parameters, unsupported_part
 from tfdp.base import validation
 
 _WIDTH = 88
+NOT_COVERED = "Not covered by this guarantee:"
 # Of `signed_gaussian`, which is imported where there are such events.
 _SIGNS = "SignedGaussianDpEvent"
 
@@ -90,7 +94,94 @@ def privacy_statement(
       >>> print(privacy_statement(ledger, delta=1e-5).splitlines()[0])
       Differential privacy: epsilon = 1.82833 at delta = 1e-05.
     """
-    not_covered = _other_optimizer(ledger) + _NOT_COVERED
+    return str(statement_of(ledger, delta, dataset_size, prior))
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A privacy statement in its parts; `str` puts them together.
+
+    Attributes:
+      bound: The guarantee.
+      ledger: What was released.
+      paragraphs: Sentences about the guarantee, the headline first.
+      not_covered: What it does not cover.
+    """
+
+    bound: EpsilonBound
+    ledger: PrivacyLedger
+    paragraphs: tuple[str, ...]
+    not_covered: tuple[str, ...]
+
+    @functools.cached_property
+    def lower(self) -> float:
+        """No smaller epsilon is a guarantee."""
+        return epsilon_interval(self.ledger, self.bound.delta).lower
+
+    @functools.cached_property
+    def attacks(self) -> AttackRates:
+        """What any attack on one unit of privacy can reach, at most."""
+        return attack_rates(self.ledger)
+
+    def __str__(self) -> str:
+        text = "\n\n".join(_fill(part) for part in (*self.paragraphs, NOT_COVERED))
+        text += "".join("\n" + _fill(item, "- ") for item in self.not_covered)
+        if self.ledger.notes:
+            text += "\n\nNotes:" + "".join("\n" + _fill(n, "- ") for n in self.ledger.notes)
+        return text + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statement as a dict that JSON can hold.
+
+        Epsilons are rounded as in the text, upper bounds up and lower bounds down; None stands for
+        an infinite one.
+        """
+        attacks = self.attacks
+        return {
+            "epsilon": _finite(rounded_up(self.bound.epsilon)),
+            "epsilon_lower_bound": _finite(rounded_down(self.lower)),
+            "delta": self.bound.delta,
+            "accountant": self.bound.accountant,
+            "epsilon_by_accountant": {
+                name: _finite(rounded_up(one)) for name, one in self.bound.by_accountant.items()
+            },
+            "neighboring_relation": self.ledger.relation,
+            "privacy_unit": self.ledger.unit,
+            "dataset_sizes": list(self.ledger.dataset_sizes),
+            "steps": self.ledger.steps,
+            "attack_advantage": rounded_up(attacks.advantage),
+            "attack_true_positive_rates": {
+                f"{rate:g}": rounded_up(most) for rate, most in attacks.true_positive_rates.items()
+            },
+            "statement": list(self.paragraphs),
+            "not_covered": list(self.not_covered),
+            "notes": list(self.ledger.notes),
+            "ledger": self.ledger.to_dict(),
+        }
+
+
+def statement_of(
+    ledger: Any,
+    delta: float,
+    dataset_size: int | None = None,
+    prior: Ledgers | None = None,
+    not_covered: Sequence[str] = (),
+) -> Statement:
+    """Returns what `privacy_statement` says, in parts.
+
+    Args:
+      ledger: As for `privacy_statement`.
+      delta: The delta of the guarantee, in (0, 1).
+      dataset_size: As for `privacy_statement`.
+      prior: As for `privacy_statement`.
+      not_covered: What else the guarantee does not cover.
+
+    Raises:
+      TypeError: There is no ledger in `ledger`.
+      ValueError: Another argument is out of its range.
+      dp_accounting.UnsupportedEventError: No accountant supports what was released.
+    """
+    not_covered = (*_other_optimizer(ledger), *not_covered, *_NOT_COVERED)
     ledger = compose_ledgers([find_ledger(ledger), *as_ledgers(prior)])
     sizes = ledger.dataset_sizes
     if dataset_size is not None:
@@ -113,12 +204,7 @@ def privacy_statement(
     warning = too_large(bound.delta, sizes)
     if warning is not None:
         paragraphs.append(f"Warning: {warning}")
-    paragraphs.append("Not covered by this guarantee:")
-    text = "\n\n".join(_fill(paragraph) for paragraph in paragraphs)
-    text += "".join("\n" + _fill(item, "- ") for item in not_covered)
-    if ledger.notes:
-        text += "\n\nNotes:" + "".join("\n" + _fill(note, "- ") for note in ledger.notes)
-    return text + "\n"
+    return Statement(bound, ledger, tuple(paragraphs), not_covered)
 
 
 def epsilon_interval(
@@ -321,6 +407,10 @@ def _accounting(bound: EpsilonBound, ledger: PrivacyLedger) -> str:
 def _round_up(epsilon: float) -> str:
     """Formats `epsilon` with six significant digits, rounded up."""
     return f"{rounded_up(epsilon):.6g}"
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _fill(text: str, bullet: str = "") -> str:

@@ -35,6 +35,9 @@ _VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_2 = ("tf_keras", "tensorflow_privacy")  # The packages that its front end needs.
 # Public names without a counterpart in `tfdp.keras3`.
 _ONLY_IN_KERAS_2 = {"CanaryAudit", "ExponentialMovingAverage"}
+# Packages that `TermWiseVAE` and its distributions need, and the public names that need them.
+_VAE = ("tensorflow_probability", "tf_keras")
+OF_VAE = frozenset({"TermWiseVAE", "divergences", "likelihoods", "priors"})
 _FIRST_WITHOUT_KERAS_2 = (3, 12)  # The first Python that TensorFlow Privacy does not support.
 _ESTIMATOR_MODULES = (
     "tensorflow_privacy.privacy.estimators.dnn",
@@ -82,6 +85,7 @@ def prepare_tensorflow() -> None:
     with quiet_stderr() if quiet else contextlib.nullcontext():
         importlib.import_module("tensorflow")
     _exempt_from_autograph()
+    private_apis.warn_of_versions()
 
 
 @functools.cache
@@ -129,7 +133,7 @@ def missing_for_keras_2() -> list[str]:
 def _no_keras_2(missing: list[str], name: str = "") -> ImportError:
     version = sys.version_info[:2]
     if version < _FIRST_WITHOUT_KERAS_2:
-        remedy = "`pip install tf-keras tensorflow-privacy==0.9.0`."
+        remedy = "`pip install 'tfdp[keras2]'`."
     else:
         remedy = "Python 3.10 or 3.11, as TensorFlow Privacy supports no newer one."
     return ModuleNotFoundError(
@@ -183,7 +187,7 @@ def check_keras_3() -> None:
     try:
         keras: Any = importlib.import_module("keras")
     except ImportError as error:
-        raise ImportError("tfdp.keras3 needs Keras 3: `pip install keras`.") from error
+        raise ImportError("tfdp.keras3 needs Keras 3: `pip install 'keras>=3'`.") from error
     if not keras.__version__.startswith("3."):
         raise _is_keras_2(keras.__version__)
     if keras.backend.backend() != "tensorflow":
@@ -203,7 +207,17 @@ def _is_keras_2(version: str) -> ImportError:
 
 
 def import_tensorflow_probability() -> None:
-    """Imports TensorFlow Probability, whatever `tf.keras` is, and leaves `tf.keras` as it was."""
+    """Imports TensorFlow Probability, whatever `tf.keras` is, and leaves `tf.keras` as it was.
+
+    Raises:
+      ImportError: It is missing, or tf-keras, which it imports.
+    """
+    if missing := missing_for_vae():
+        raise ModuleNotFoundError(
+            f"{_quoted(OF_VAE)} need TensorFlow Probability and tf-keras: `pip install "
+            f"'tfdp[vae]'`. Received: an environment without {' and '.join(missing)}.",
+            name=missing[0],
+        )
     spec = importlib.util.find_spec("tensorflow_probability")
     folder = os.path.join(os.path.dirname(str(spec and spec.origin)), "python", "internal")
     seen_by_it: Any = importlib.import_module("tensorflow.compat.v2")
@@ -216,6 +230,16 @@ def import_tensorflow_probability() -> None:
         importlib.import_module("tensorflow_probability.python.distributions")
     finally:
         seen_by_it.keras = before
+
+
+def missing_for_vae() -> list[str]:
+    """Returns the packages that are missing for the names of `OF_VAE`."""
+    return [name for name in _VAE if not _has(name)]
+
+
+def _quoted(names: frozenset[str]) -> str:
+    *first, last = [f"`{name}`" for name in sorted(names)]
+    return f"{', '.join(first)} and {last}"
 
 
 def _has(package: str) -> bool:

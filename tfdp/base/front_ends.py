@@ -51,9 +51,10 @@ def attribute(name: str) -> Any:
 def available() -> set[str]:
     """Returns the names of `NAMES` that `attribute` finds."""
     version = compat.keras_of_tensorflow()
+    of_vae = compat.OF_VAE if compat.missing_for_vae() else frozenset()
     if version == 2 and compat.missing_for_keras_2():
-        return {*_SHARED}
-    return {name for name in NAMES if _OF_ONE.get(name, version) == version}
+        return {*_SHARED} - of_vae
+    return {name for name in NAMES if _OF_ONE.get(name, version) == version} - of_vae
 
 
 def _package(version: int) -> Any:

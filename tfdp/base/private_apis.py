@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ IMPORT, USE = "import", "use"
 _REPLACED = "_tfdp_replaced"
 _SUPPORTED = "TensorFlow 2.15 to 2.21, Keras 3.0 to 3.15 and tf-keras 2.15 to 2.21"
 _PACKAGES = ("tensorflow", "keras", "tf-keras")
+# Versions that tfdp is tested with: from the first, and before the second.
+_RANGES = {"tensorflow": ((2, 15), (2, 22)), "keras": ((2, 15), (3, 16))}
 
 _FILES = (
     "Files of models do not hold what their weights have cost. Keep the ledger by hand "
@@ -292,6 +295,23 @@ def check(*packages: str) -> None:
             f"Received: {_versions()}, without {' and '.join(missing)}. Install one of these "
             "versions, or a newer tfdp."
         )
+
+
+@functools.cache
+def warn_of_versions() -> None:
+    """Warns, once, of a TensorFlow or Keras that tfdp is not tested with."""
+    for package, (first, end) in _RANGES.items():
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # Built in another way, as `tf-nightly`.
+            continue
+        found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if not first <= found < end:
+            warn_user(
+                f"tfdp is tested with {_SUPPORTED}. Received: {_versions()}. What it promises may "
+                "not hold: install one of these versions, or a newer tfdp."
+            )
+            return
 
 
 def replace(name: str, wrapper: Callable[[Callable], Callable]) -> None:

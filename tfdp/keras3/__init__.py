@@ -79,4 +79,6 @@ __all__ = [
     "validate",
 ]
 
-__getattr__, __dir__ = lazy.attributes(__name__, _MODULES)
+__getattr__, __dir__ = lazy.attributes(
+    __name__, _MODULES, unlisted=lambda: compat.OF_VAE if compat.missing_for_vae() else ()
+)

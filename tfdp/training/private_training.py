@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdp.accounting.budget import default_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.relation import RELATION, stated_constants
@@ -222,23 +223,6 @@ def _why_this_noise(target_epsilon: float | None, planned: float) -> str:
         f"with which epsilon will be {planned:.4g}: no less is chosen for so large a budget, as no "
         "bound is known to be both finite and near it"
     )
-
-
-def default_delta(dataset_size: int) -> float:
-    """Returns the delta of a guarantee for N examples: N^-1.1, rounded down to two digits.
-
-    It is below 1 / N, so that publishing one example in full is not within the guarantee.
-
-    Args:
-      dataset_size: Number of examples, N.
-
-    Example:
-      >>> default_delta(60000)
-      5.5e-06
-    """
-    delta = max(2, dataset_size) ** -1.1
-    digit = 10.0 ** (math.floor(math.log10(delta)) - 1)
-    return float(f"{math.floor(delta / digit) * digit:.1e}")
 
 
 def _accepted(

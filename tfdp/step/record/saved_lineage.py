@@ -82,8 +82,26 @@ def read(arrays: Mapping[str, Any]) -> bool:
     Raises:
       ValueError: It is not of this form.
     """
-    if not all(name in arrays for name in (_HASHES, _COSTS, _ROWS)):
+    checked = table_of(arrays)
+    if checked is None:
         return False
+    hashes, costs, rows = checked
+    tables: dict[bytes, np.ndarray] = {}
+    for hashed, cost in zip(np.ascontiguousarray(hashes).view("<u8")[:, 0], costs, strict=True):
+        table = tables.setdefault(cost.tobytes(), rows[cost > 0].astype(np.float64))
+        lineage.known.note([int(hashed)], table, certain=True)
+    lineage.changed()
+    return bool(len(hashes))
+
+
+def table_of(arrays: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Returns hashes, costs and rows of a file's table: see `FileTable.arrays`; None without one.
+
+    Raises:
+      ValueError: They are not of this form.
+    """
+    if not all(name in arrays for name in (_HASHES, _COSTS, _ROWS)):
+        return None
     hashes, costs, rows = (np.asarray(arrays[name]) for name in (_HASHES, _COSTS, _ROWS))
     columns = record_table.COLUMNS
     if (
@@ -100,12 +118,7 @@ def read(arrays: Mapping[str, Any]) -> bool:
             f"{hashes.shape}, {rows.shape} and {costs.shape}. The file was saved by another "
             "version of tfdp, or is damaged."
         )
-    tables: dict[bytes, np.ndarray] = {}
-    for hashed, cost in zip(np.ascontiguousarray(hashes).view("<u8")[:, 0], costs, strict=True):
-        table = tables.setdefault(cost.tobytes(), rows[cost > 0].astype(np.float64))
-        lineage.known.note([int(hashed)], table, certain=True)
-    lineage.changed()
-    return bool(len(hashes))
+    return hashes, costs, rows
 
 
 # Files of Keras.
@@ -250,7 +263,8 @@ def _gathering(gather: Callable) -> Callable:
         if tf.executing_eagerly():
             table, tensors = FileTable(), result[0]
             for variable in tensors:
-                if isinstance(variable, tf.Variable):
+                inner = getattr(variable, "value", None)  # Of a variable of Keras 3.
+                if isinstance(variable, tf.Variable) or isinstance(inner, tf.Variable):
                     table.add(lineage.cost_of_variable(variable))
             for name, array in table.arrays().items():
                 with tf.device("cpu:0"):

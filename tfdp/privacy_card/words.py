@@ -1,0 +1,34 @@
+"""What both forms of a privacy card say in the same words."""
+
+from collections.abc import Iterable, Iterator
+
+from tfdp.accounting.attacks import percent
+from tfdp.accounting.statement import Statement
+
+ATTACK_HEADS = ("false positive rate", "true positive rate, at most")
+HASH = (
+    "Of the type, the shape and the bytes of each array of `model.get_weights()`, in their order. "
+    "Weights with another hash are not those that this page is about."
+)
+
+
+def attack(statement: Statement) -> str:
+    """Returns a sentence on the best attack."""
+    rates = statement.attacks
+    return (
+        "An attacker who knows all else, and guesses from what was released whether one "
+        f"{rates.unit} was there, is right at most {percent(rates.accuracy)} of the time (chance "
+        "is 50%)."
+    )
+
+
+def attack_rows(statement: Statement) -> Iterator[tuple[str, str]]:
+    """Yields false positive rates, and the largest true positive rate at each."""
+    for rate, most in statement.attacks.true_positive_rates.items():
+        yield percent(rate), percent(most)
+
+
+def points(given: Iterable[tuple[float, float]]) -> Iterator[tuple[str, str]]:
+    """Yields points as text."""
+    for x, epsilon in given:
+        yield f"{x:g}", f"{epsilon:g}"
