@@ -25,7 +25,6 @@ FORMATS = (
     "a `.keras`, `.weights.h5`, `.weights.json` or `.h5` file, a checkpoint of TensorFlow (its "
     "prefix, index file or folder), or the folder of a SavedModel"
 )
-_KINDS = range(record_table.GAUSSIAN, record_table.SIGNS_UNPADDED + 1)
 _UNKNOWN_PAST = (
     "training of these weights without a private optimizer, before it or after it: a file does not "
     "show it"
@@ -181,7 +180,7 @@ def _is_record(rows: np.ndarray) -> bool:
     counts = rows[:, : record_table.SHOWN + 1]
     used = rows[rows[:, record_table.UID] > 0]
     whole = bool(np.all(counts == np.floor(counts)) and np.all(counts >= 0))
-    return whole and len(used) > 0 and set(used[:, record_table.KIND]) <= set(_KINDS)
+    return whole and len(used) > 0 and set(used[:, record_table.KIND]) <= set(record_table.KINDS)
 
 
 def _add_table(arrays: dict[str, np.ndarray], found: _Found) -> None:

@@ -33,7 +33,8 @@ ROWS = 256
 # selective release, what is left when a table has no room for other parameters, and a Gaussian
 # mechanism on a batch without padding, which is cut off with a smaller probability; and, with and
 # without padding, the signs of a Gaussian mechanism, which older versions take for one.
-GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = range(1, 7)
+KINDS = range(1, 7)
+GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = KINDS
 # Every smaller integer is a float64.
 LARGEST_UID = 2**52
 _MIX = (-7046029254386353131, -4658895280553007687)
