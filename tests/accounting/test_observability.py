@@ -58,6 +58,7 @@ _TAKERS = {
     "tfdp.accounting.bounds.rdp_epsilon_at": lambda v: bounds.rdp_epsilon_at(2.0, [], 0.1, v),
     "tfdp.accounting.bounds.rdp_order": lambda v: bounds.rdp_order([], 0.1, v),
     "tfdp.accounting.bounds.pld_epsilon": lambda v: bounds.pld_epsilon([], 0.1, v),
+    "tfdp.accounting.bounds.pld_delta": lambda v: bounds.pld_delta([], 1.0, v),
     "tfdp.accounting.budget.Budget": lambda v: Budget(1.0, 0.1, (), v),
     "tfdp.accounting.ledger.PrivacyLedger": lambda v: PrivacyLedger(selective_release=v),
     "tfdp.accounting.ledger.as_seen": lambda v: ledger.as_seen(EVENT, v, PrivacyLedger()),
