@@ -63,7 +63,7 @@ class Ended:
 def run_each(
     program: str,
     arguments: Sequence[Sequence[object]],
-    prelude: str = "import tfdp",
+    prelude: str = "import tensorflow, tfdp.data",
     environments: Sequence[dict[str, str]] | None = None,
     without: Collection[str] = (),
     together: bool = False,
