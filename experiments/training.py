@@ -147,7 +147,11 @@ class Training:
         steps = self.settings.epochs * self.steps_per_epoch
         try:
             if not self.settings.selective:
-                return tfdp.calibrate_noise_multiplier(**budget, steps=steps)
+                sampling = PoissonSampling(self.data.size, self.settings.expected_batch_size)
+                probe = self._private_optimizer(sampling, noise_multiplier=1.0)
+                return tfdp.calibrate_noise_multiplier(
+                    **budget, steps=steps, releases_signs=probe.releases_signs
+                )
             return tfdp.accounting.calibrate_selective_release(
                 **budget,
                 updates=steps,
@@ -210,7 +214,7 @@ class Training:
             self.batches = self._poisson_batches()
             metrics = "weighted_metrics" if self.batches.sampling.has_padding else "metrics"
             self.model.compile(
-                optimizer=self._private_optimizer(self.batches.sampling),
+                optimizer=self._private_optimizer(self.batches.sampling, self.noise_multiplier),
                 loss=loss(from_logits=True, reduction="none"),
                 jit_compile=False,
                 **{metrics: ["accuracy"]},
@@ -235,7 +239,7 @@ class Training:
             self._keras.keras,
         )
 
-    def _private_optimizer(self, sampling: PoissonSampling) -> Any:
+    def _private_optimizer(self, sampling: PoissonSampling, noise_multiplier: float) -> Any:
         method = self.settings.method
         momentum = "beta_1" if "adam" in method else "momentum"
         names = SELECTIVE_FLAGS if self.settings.selective else ()
@@ -244,7 +248,7 @@ class Training:
             selection["clipping_rule"] = tfdp.contrib.ImportanceSamplingClipping()
         return getattr(self._keras.private, _PRIVATE_OPTIMIZERS[method])(
             l2_norm_clip=self.settings.l2_norm_clip,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=noise_multiplier,
             num_microbatches=self.settings.num_microbatches,
             learning_rate=self._learning_rate(),
             # Apart from the seed of the sampling, which must not tell anything about the noise.

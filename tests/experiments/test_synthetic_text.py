@@ -107,7 +107,9 @@ def test_runs_stay_within_the_budget(monkeypatch, tmp_path):
     assert 7.6 < spent <= 8.0
     (kept,) = tmp_path.iterdir()
     lines = kept.read_text().splitlines()
-    assert len(lines) == 80 and lines[1].startswith("1\tw")
+    assert len(lines) == 80
+    assert [line[:2] for line in lines[:4]] == ["0\t", "1\t", "0\t", "1\t"]
+    assert sum("\tw" in line for line in lines) > 60  # A text may have no words.
 
 
 def test_no_run_is_done_twice(tmp_path, monkeypatch):
