@@ -57,7 +57,7 @@ def report(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     report(ledger, f"{folder}/card.md", delta=1e-5)
-      ...     print(open(f"{folder}/card.md").readline().strip())
+      ...     print(Path(folder, "card.md").read_text().splitlines()[0])
       # Privacy card
     """
     path = Path(path)
