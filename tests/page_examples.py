@@ -24,7 +24,7 @@ def blocks_of(path, shorten=False):
 
 
 def version_of(path):
-    """Which Keras a page is for: those for Keras 2 import it from TensorFlow."""
+    """Returns the Keras that a page is for: pages for Keras 2 import it from TensorFlow."""
     return 2 if any("tf.keras." in block for block in blocks_of(path)) else 3
 
 

@@ -34,7 +34,7 @@ _DODGE = 0.035
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What `draw_overview` shows of a data set: accuracies in percent.
+    """Accuracies in percent that `draw_overview` shows of a data set.
 
     Attributes:
       title: Above the panel.

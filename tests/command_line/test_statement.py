@@ -51,7 +51,7 @@ def write_h5(path, *groups, record=None):
 
 
 def test_the_table_and_the_record_of_an_optimizer_are_one_past(tmp_path):
-    """What both know of is counted once, by the larger count."""
+    """A release that both know of counts once, by the larger count."""
     group = "tfdp_lineage/vars", table(row(1, 20), row(2, 5))
     path = write_h5(tmp_path / "a.h5", group, record=np.array([row(1, 22), row(0, 0)]))
     found = ledger_of_file(path)

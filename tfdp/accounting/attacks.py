@@ -1,4 +1,4 @@
-"""What an attacker can reach: bounds on attacks that follow from what was released.
+"""Bounds on the attacks that are possible after what was released.
 
 The attack tells, from all that was released, whether an example was trained on. Its false positive
 rate is the probability that it says so of an example that contributed nothing, its true positive
@@ -26,7 +26,7 @@ _DELTAS = (0.1, 0.01, 1e-3)
 
 @dataclasses.dataclass(frozen=True)
 class AttackRates:
-    """What any attack on one example can reach, at most.
+    """Upper bounds on what any attack on one unit of privacy can reach.
 
     Attributes:
       advantage: True positive rate minus false positive rate.
@@ -43,16 +43,22 @@ class AttackRates:
         """The share of right answers if the example was there with probability 1/2."""
         return (1 + self.advantage) / 2
 
+    @property
+    def sentence(self) -> str:
+        """The accuracy in words."""
+        return (
+            "An attacker who knows all else, and guesses from what was released whether one "
+            f"{self.unit} was there, is right at most {percent(self.accuracy)} of the time (chance "
+            "is 50%)."
+        )
+
     def __str__(self) -> str:
         rates = ", ".join(
             f"{percent(most)} at {'a false positive rate of ' * (not number)}{percent(rate)}"
             for number, (rate, most) in enumerate(self.true_positive_rates.items())
         )
-        return (
-            "Attacks: an attacker who knows all else, and guesses from what was released whether "
-            f"one {self.unit} was there, is right at most {percent(self.accuracy)} of the time "
-            f"(chance is 50%). True positive rate, at most: {rates}."
-        )
+        sentence = self.sentence[0].lower() + self.sentence[1:]
+        return f"Attacks: {sentence} True positive rate, at most: {rates}."
 
 
 def attack_rates(ledger: PrivacyLedger) -> AttackRates:

@@ -127,7 +127,9 @@ def epsilon_interval(
     Source: `tfdp.accounting.composition`.
     """
     most = tightest_epsilon(releases, delta, selective_release).epsilon
-    least = most and min(most, _least_epsilon(releases, delta, selective_release, most))
+    if most == 0:
+        return EpsilonInterval(0.0, 0.0, delta)
+    least = min(most, _least_epsilon(releases, delta, selective_release, most))
     return EpsilonInterval(least, most, delta)
 
 

@@ -23,7 +23,7 @@ _MOST_STEPS = 1500
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """What a training with one batch size takes.
+    """Steps and noise of a training with one batch size.
 
     Attributes:
       batch_size: Expected number of examples in a batch, B.

@@ -82,7 +82,7 @@ def log_moment(orders: np.ndarray | float, noise_multiplier: float) -> np.ndarra
       noise_multiplier: Standard deviation of the noise over the sensitivity, positive.
 
     Example:
-      >>> float(log_moment(2.0, 1.0).round(3))  # Of the Gaussian itself, 1.
+      >>> float(log_moment(2.0, 1.0).round(3))  # The Gaussian's is 1.
       0.662
     """
     k = np.asarray(orders, float)
@@ -110,7 +110,7 @@ def rdp(q: float, noise_multiplier: float, orders: tuple[float, ...]) -> np.ndar
     Source: docs/sign_accounting.md.
 
     Example:
-      >>> rdp(1.0, 1.0, (2.0,)).round(3)  # Of the Gaussian, 1.
+      >>> rdp(1.0, 1.0, (2.0,)).round(3)  # The Gaussian's is 1.
       array([0.662])
     """
     event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise_multiplier))

@@ -26,7 +26,7 @@ from tfdp.base import validation
 
 _WIDTH = 88
 NOT_COVERED = "Not covered by this guarantee:"
-# Of `signed_gaussian`, which is imported where there are such events.
+# Name of the class in `signed_gaussian`, a module that is imported where there are such events.
 _SIGNS = "SignedGaussianDpEvent"
 
 _NOT_COVERED = (
@@ -120,7 +120,7 @@ class Statement:
 
     @functools.cached_property
     def attacks(self) -> AttackRates:
-        """What any attack on one unit of privacy can reach, at most."""
+        """Upper bounds on what any attack on one unit of privacy can reach."""
         return attack_rates(self.ledger)
 
     def __str__(self) -> str:

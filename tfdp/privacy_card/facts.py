@@ -1,4 +1,4 @@
-"""What a privacy card shows."""
+"""Facts that a privacy card shows."""
 
 import dataclasses
 import hashlib
@@ -34,7 +34,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a privacy card shows.
+    """Facts that a privacy card shows.
 
     Attributes:
       name: The model's name; empty if it has none.

@@ -7,19 +7,9 @@ from tfdp.accounting.statement import Statement
 
 ATTACK_HEADS = ("false positive rate", "true positive rate, at most")
 HASH = (
-    "Of the type, the shape and the bytes of each array of `model.get_weights()`, in their order. "
+    "The hash covers type, shape and bytes of each array of `model.get_weights()`, in their order. "
     "Weights with another hash are not those that this page is about."
 )
-
-
-def attack(statement: Statement) -> str:
-    """Returns a sentence on the best attack."""
-    rates = statement.attacks
-    return (
-        "An attacker who knows all else, and guesses from what was released whether one "
-        f"{rates.unit} was there, is right at most {percent(rates.accuracy)} of the time (chance "
-        "is 50%)."
-    )
 
 
 def attack_rows(statement: Statement) -> Iterator[tuple[str, str]]:

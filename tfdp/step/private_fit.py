@@ -82,9 +82,9 @@ def _check_is_not_private(model: Any, x: Any) -> None:
 
 def _warn_of_data(model: Any) -> None:
     """Warns once if `fit` changes weights that private training made, without privacy."""
-    if hasattr(type(model.optimizer), "ledger") or model in _warned:
+    if hasattr(type(model.optimizer), "ledger") or not _was_trained_privately(model):
         return
-    if _was_trained_privately(model):
+    if model not in _warned:
         _warned.add(model)
         warn_user(
             "The model's weights were trained with a private optimizer, and `fit` now trains them "

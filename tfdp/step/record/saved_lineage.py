@@ -263,7 +263,7 @@ def _gathering(gather: Callable) -> Callable:
         if tf.executing_eagerly():
             table, tensors = FileTable(), result[0]
             for variable in tensors:
-                inner = getattr(variable, "value", None)  # Of a variable of Keras 3.
+                inner = getattr(variable, "value", None)  # Variables of Keras 3 hold one.
                 if isinstance(variable, tf.Variable) or isinstance(inner, tf.Variable):
                     table.add(lineage.cost_of_variable(variable))
             for name, array in table.arrays().items():
