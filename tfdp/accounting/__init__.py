@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
     from tfdp.accounting.planning import Plan, PlanRow, plan
     from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
+    from tfdp.accounting.random_allocation import RandomAllocationDpEvent
     from tfdp.accounting.repetitions import Repetitions
     from tfdp.accounting.run_selection import calibrate_private_selection, private_selection
     from tfdp.accounting.sampling import PoissonSampling
@@ -38,6 +39,7 @@ __all__ = [
     "PoissonSampling",
     "PrivacyLedger",
     "PrivacyParametersChangedError",
+    "RandomAllocationDpEvent",
     "RdpAccountant",
     "RdpFilter",
     "Repetitions",
@@ -69,6 +71,7 @@ __getattr__, __dir__ = lazy.attributes(
         "PoissonSampling": "tfdp.accounting.sampling",
         "PrivacyLedger": "tfdp.accounting.ledger",
         "PrivacyParametersChangedError": "tfdp.accounting.ledger",
+        "RandomAllocationDpEvent": "tfdp.accounting.random_allocation",
         "RdpAccountant": "tfdp.accounting.accountants",
         "RdpFilter": "tfdp.accounting.privacy_filter",
         "Repetitions": "tfdp.accounting.repetitions",

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import attr
 import dp_accounting
 import numpy as np
 
@@ -291,9 +292,9 @@ def _priceable(event: dp_accounting.DpEvent, count: int) -> tuple[dp_accounting.
     elif isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.LaplaceDpEvent):
         noise = event.noise_multiplier
         if 0 < noise < _LEAST_NOISE:
-            event = type(event)(0.0)
+            event = attr.evolve(event, noise_multiplier=0.0)
         elif noise > _MOST_NOISE:
-            event = type(event)(_MOST_NOISE)
+            event = attr.evolve(event, noise_multiplier=_MOST_NOISE)
     return event, count
 
 

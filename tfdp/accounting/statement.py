@@ -28,6 +28,7 @@ _WIDTH = 88
 NOT_COVERED = "Not covered by this guarantee:"
 # Name of the class in `signed_gaussian`, a module that is imported where there are such events.
 _SIGNS = "SignedGaussianDpEvent"
+_ALLOCATED = "RandomAllocationDpEvent"
 
 _NOT_COVERED = (
     "the choice of hyperparameters, architecture or stopping time by looking at the private data, "
@@ -288,6 +289,7 @@ def _runs(releases: Iterable[Release]) -> list[list[Release]]:
         scheduled = isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
             event.event, dp_accounting.GaussianDpEvent
         )
+        scheduled = scheduled and type(event.event).__name__ != _ALLOCATED
         if not scheduled:
             return f"alone: {number}"
         return type(event.event), event.sampling_probability, numbered[1].cycle_length
@@ -305,6 +307,9 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
         return _describe_selective(release.count, event, dataset_size, ledger)
     if isinstance(event, RepeatAndSelectDpEvent):
         return _describe_selection(release, dataset_size, ledger)
+    sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
+    if type(event.event if sampled else event).__name__ == _ALLOCATED:
+        return _describe_epochs(release, dataset_size, ledger)
     cycle = release.cycle_length
     noun = "step" if cycle == 1 else "cycle"
     steps = _number(sum(one.count for one in run), noun)
@@ -323,6 +328,23 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
         mechanism = f"of {event.event!r}"
     sampling = _describe_sampling(event.sampling_probability, dataset_size, ledger.unit, cycle)
     return f"{steps} {mechanism}, on {sampling}"
+
+
+def _describe_epochs(release: Release, dataset_size: int | None, ledger: PrivacyLedger) -> str:
+    event, epoch, q = release.event, release.event, 1.0
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        epoch, q = event.event, event.sampling_probability
+    text = (
+        f"{_number(release.count, 'epoch')} of {_number(epoch.steps, 'step')} each of the Gaussian "
+        f"mechanism with noise multiplier {epoch.noise_multiplier:.6g}, by random allocation: each "
+        f"{ledger.unit} is in the batch of one step of an epoch, drawn anew for each epoch"
+    )
+    if q < 1:
+        text += f", with probability q = {q:.6g}, or else of none"
+    if dataset_size is not None:
+        expected = q * dataset_size / epoch.steps
+        text += f" (of {dataset_size} {ledger.unit}s, {expected:g} expected per batch)"
+    return text
 
 
 def _gaussian(event: dp_accounting.GaussianDpEvent) -> str:
