@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.data.cycle import Cycle
+from tfdp.data.cycle import Cycle, RedrawnCycle
 
 N = 60
 
@@ -106,3 +106,58 @@ def test_lengths_that_cannot_be(length):
 def test_parts_of_replicas_have_no_cycles():
     with pytest.raises(ValueError, match="`cycle_length` must be 1 with several parts"):
         PoissonSampling(100, 10, parts=2, cycle_length=2)
+
+
+def key_of(number, secret=7):
+    return tf.constant([secret, 1, 2, 3, number], tf.int64)
+
+
+@pytest.mark.parametrize("padding", ["none", "full"])
+def test_redrawn_sets_hold_every_example_once_in_a_cycle(padding):
+    options = {"expected_batch_size": 10, "cycle_length": 6, "padding": padding}
+    batches = drawn(18, redraw_sets=True, **options)
+    cycles = [batches[i : i + 6] for i in (0, 6, 12)]
+    for cycle in cycles:
+        rows = np.concatenate([one for one in cycle if len(one) != 1 or one[0] != 0])
+        assert len(rows) == len(set(rows)) >= N - 1  # No draw, or that of example 0, may be a 0.
+    assert len({tuple(sorted(cycle[0])) for cycle in cycles}) == 3
+
+
+def test_redrawn_sets_are_even_and_independent():
+    """Of each other example, of the other cycles, and of other objects."""
+    cycle = RedrawnCycle(20_000, 4)
+    sets = np.full([3, 20_000], -1)
+    for number in range(12):
+        members = cycle.members(key_of(number)).numpy()
+        assert (sets[number // 4, members] == -1).all()
+        sets[number // 4, members] = number % 4
+    assert (sets >= 0).all()
+    for one, other in ((sets[0], sets[1]), (sets[1], sets[2]), (sets[0, 1:], sets[0, :-1])):
+        table = np.histogram2d(one, other, bins=4)[0]
+        assert scipy.stats.chi2_contingency(table).pvalue > 1e-9
+        assert scipy.stats.chisquare(table.sum(axis=0)).pvalue > 1e-9
+    others = cycle.members(key_of(0, secret=8)).numpy()
+    assert np.isin(others, np.flatnonzero(sets[0] == 0)).mean() < 0.3
+
+
+def test_batches_in_chunks_share_no_sets_with_those_before():
+    x = np.arange(400)
+    batches = tfdp.data.poisson_batches(
+        (x, x), expected_batch_size=100, cycle_length=4, redraw_sets=True
+    )
+    others = tfdp.data.poisson.in_chunks(batches, 400)
+    first, second = (set(next(iter(each))[0].numpy().tolist()) for each in (batches, others))
+    assert len(first & second) < 0.6 * len(first)
+
+
+def test_an_added_example_moves_no_other_where_sets_are_redrawn():
+    for number in range(8):
+        few, many = (RedrawnCycle(size, 4).members(key_of(number)).numpy() for size in (N, N + 1))
+        assert set(few) == set(many) - {N}
+
+
+def test_sets_cannot_be_redrawn_without_a_cycle():
+    with pytest.raises(ValueError, match="redraws_sets"):
+        PoissonSampling(100, 10, redraws_sets=True)
+    with pytest.raises(ValueError, match="redraws_sets"):
+        PoissonSampling(100, 10, cycle_length=5, redraws_sets=1)

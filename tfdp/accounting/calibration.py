@@ -7,7 +7,7 @@ from tfdp.accounting import budget, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
-from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY, PoissonSampling
 from tfdp.base import validation
 
 
@@ -22,6 +22,7 @@ def calibrate_noise_multiplier(
     truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
     releases_signs: bool = False,
     prior: Ledgers | None = None,
+    sampling: PoissonSampling | None = None,
 ) -> float:
     """Returns the smallest noise multiplier with which training stays within a privacy budget.
 
@@ -35,7 +36,7 @@ def calibrate_noise_multiplier(
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps that will be taken.
       sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
-        this or both of the next two.
+        this, or both of the next two, or `sampling`.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: An upper bound on the probability that a batch is cut off. The default
@@ -44,6 +45,8 @@ def calibrate_noise_multiplier(
       releases_signs: Whether only the signs of the noisy sums are released, which cost less:
         `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
+      sampling: `batches.sampling`, in place of the four arguments on sampling: also of batches with
+        `cycle_length`. The steps then begin a cycle.
 
     Raises:
       ValueError: An argument is out of its range, or the budget is spent.
@@ -54,6 +57,15 @@ def calibrate_noise_multiplier(
       >>> round(sigma, 2)
       0.96
     """
+    if sampling is not None:
+        given = sampling_probability, dataset_size, expected_batch_size
+        if given != (None, None, None) or not isinstance(sampling, PoissonSampling):
+            raise validation.error(
+                "sampling", "a PoissonSampling without other arguments on sampling", sampling
+            )
+        steps = validation.positive_integer("steps", steps)
+        left = Budget.check(target_epsilon, delta, prior, dataset_size=sampling.dataset_size)
+        return left.least_noise(lambda noise: [_cycles_of(sampling, noise, steps, releases_signs)])
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = validation.small_probability("truncation_probability", truncation_probability)
@@ -202,6 +214,19 @@ def most_steps(
       1202
     """
     return Budget.check(target_epsilon, delta, prior).most(releases)
+
+
+def _cycles_of(
+    sampling: PoissonSampling, noise: float, steps: int, releases_signs: bool
+) -> Release:
+    """Returns the releases of the cycles that steps from the first of one begin."""
+    q, cycle = sampling.sampling_probability, sampling.cycle_length
+    if sampling.redraws_sets:
+        event = event_codec.allocated_gaussian(q, noise, cycle)
+    else:
+        event = event_codec.sampled_gaussian(q, noise, releases_signs)
+    tau = cycle * sampling.truncation_probability
+    return Release(event, -(-steps // cycle), tau, cycle)
 
 
 def _scheduled_releases(

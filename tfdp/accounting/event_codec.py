@@ -34,6 +34,21 @@ def sampled_gaussian(
     return dp_accounting.PoissonSampledDpEvent(sampling_probability, cls(noise_multiplier))
 
 
+def allocated_gaussian(
+    sampling_probability: float, noise_multiplier: float, steps: int
+) -> dp_accounting.DpEvent:
+    """Returns the event of one epoch by random allocation: see `RandomAllocationDpEvent`.
+
+    Args:
+      sampling_probability: Probability q, in (0, 1], that an example takes part in the epoch.
+      noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+      steps: Steps of the epoch.
+    """
+    module = importlib.import_module("tfdp.accounting.random_allocation")
+    event = module.RandomAllocationDpEvent(noise_multiplier, steps)
+    return dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
+
+
 def freeze(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Returns `event` with lists replaced by tuples and NumPy scalars by Python's.
 

@@ -110,7 +110,8 @@ class PoissonSampling:
 
     With a `cycle_length` of c > 1, each example is in one of c sets, each with probability 1 / c.
     Step t samples set t mod c, with q = c B / N: cyclic Poisson sampling. An example can be in one
-    of any c batches in a row.
+    of any c batches in a row. With `redraws_sets`, the sets are drawn anew for each cycle: random
+    allocation (`tfdp.accounting.RandomAllocationDpEvent`).
 
     Attributes:
       dataset_size: Number of training examples, N. Treated as public.
@@ -125,6 +126,7 @@ class PoissonSampling:
         chosen examples of a user. The gradient of their mean loss is clipped.
       unit: The unit of privacy, in one of which neighboring data sets differ: "example" or "user".
       cycle_length: Steps in which every example has one chance to be sampled, c <= N / B.
+      redraws_sets: Whether each cycle of c > 1 steps has new random sets.
     """
 
     dataset_size: int
@@ -136,6 +138,7 @@ class PoissonSampling:
     rows_per_example: int = 1
     unit: str = EXAMPLE
     cycle_length: int = 1
+    redraws_sets: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("dataset_size", "expected_batch_size", "rows_per_example")
@@ -167,6 +170,10 @@ class PoissonSampling:
             )
         if self.cycle_length > 1 and self.parts > 1:
             raise validation.error("cycle_length", "1 with several parts", self.cycle_length)
+        if not isinstance(self.redraws_sets, bool):
+            raise validation.error("redraws_sets", "True or False", self.redraws_sets)
+        if self.redraws_sets and self.cycle_length == 1:
+            raise validation.error("redraws_sets", "False with cycle_length=1", self.redraws_sets)
 
     @property
     def sampling_probability(self) -> float:

@@ -433,6 +433,10 @@ class _Reading(tf.keras.callbacks.Callback):
                 f"`audit.data`, of {size} {'rows' if users is None else 'users'}",
                 optimizer.dataset_size,
             )
+        if sampling is not None and sampling.redraws_sets:
+            raise error(
+                "optimizer", "one whose sampling has no sets that are drawn anew", optimizer
+            )
         if sampling is not None:
             audit._recording.cycle_length = sampling.cycle_length
         audit._recording.signs = optimizer.releases_signs

@@ -33,7 +33,9 @@ _SLOTS = 1024
 _ENTRY_BITS, _PLACE_BITS = 13, 15
 _ENTRIES = 2**_ENTRY_BITS
 # Columns of what is known of a draw.
-_SAMPLING, _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS, _SEQUENCE = slice(0, 9), 9, 10, 11, 12, 13, 14
+_FACTS = 10
+_SAMPLING = slice(0, _FACTS)
+_DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS, _SEQUENCE = range(_FACTS, _FACTS + 6)
 # Column of the chunks per draw in what is known of the sampling.
 _STEPS = 2
 _NOTHING = -1
@@ -316,7 +318,8 @@ def _facts(sampling: PoissonSampling, part: int) -> tuple[int, ...]:
     sizes = sampling.dataset_size, sampling.expected_batch_size
     steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
     unit = sampling.rows_per_example, UNITS.index(sampling.unit)
-    return *sizes, steps, padding, sampling.parts, part, *unit, sampling.cycle_length
+    cycle = sampling.cycle_length, int(sampling.redraws_sets)
+    return *sizes, steps, padding, sampling.parts, part, *unit, *cycle
 
 
 def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -24,7 +24,7 @@ from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import arrays_of, check_data, number_of_rows
 from tfdp.data.columns import Features, chosen
-from tfdp.data.cycle import Cycle
+from tfdp.data.cycle import Cycle, RedrawnCycle
 from tfdp.data.elements import check_padding, has_labels, parts_of
 from tfdp.data.source import PoissonSource, Rows, in_variables
 from tfdp.data.stored import stored
@@ -52,6 +52,7 @@ def poisson_batches(
     examples_per_user: int | None = None,
     augmentations: int = 1,
     cycle_length: int = 1,
+    redraw_sets: bool = False,
 ) -> PoissonBatches:
     """Returns batches that contain each example independently, with probability q = B / N.
 
@@ -124,6 +125,9 @@ def poisson_batches(
         c > 1 each example is in one of c sets, at random, from which batches are sampled in turns,
         with q = c B / N. For noise that is correlated from step to step: `tfdp.BandedNoise`. With
         c = N / B each step takes the whole of a set, and nothing is sampled.
+      redraw_sets: With `cycle_length`, whether each cycle draws new sets, for independent noise:
+        epochs by random allocation, which cost less than Poisson batches: see
+        docs/random_allocation.md. False: the sets stay, as correlated noise requires.
 
     Returns:
       A `tf.data.Dataset` that cannot be mapped, cached or shuffled; see `PoissonBatches`.
@@ -161,9 +165,12 @@ def poisson_batches(
         rows_per_example=source.rows_per_example,
         unit=EXAMPLE if source.users is None else USER,
         cycle_length=cycle_length,
+        redraws_sets=redraw_sets,
     )
     if sampling.cycle_length > 1:
-        source = dataclasses.replace(source, cycle=Cycle(dataset_size, sampling.cycle_length, seed))
+        size, length = dataset_size, sampling.cycle_length
+        cycle = RedrawnCycle(size, length) if redraw_sets else Cycle(size, length, seed)
+        source = dataclasses.replace(source, cycle=cycle)
     check_integer("chunk_size", chunk_size, source.rows_per_example, None, optional=True)
     if chunk_size is not None:
         sampling = sampling_in_chunks(sampling, chunk_size)

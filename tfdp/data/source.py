@@ -12,7 +12,7 @@ from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.base import devices
 from tfdp.base.random import chacha
 from tfdp.base.tf.plain_variables import plain_variables
-from tfdp.data.cycle import Cycle
+from tfdp.data.cycle import Cycle, RedrawnCycle
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.stored import Examples
 from tfdp.data.transforms import Transform, secrets
@@ -70,7 +70,7 @@ class PoissonSource:
     stored: Examples | None = None
     augmentations: int = 1
     users: Users | None = None
-    cycle: Cycle | None = None
+    cycle: Cycle | RedrawnCycle | None = None
 
     @property
     def dataset_size(self) -> int:
@@ -147,7 +147,8 @@ class PoissonSource:
         if self.cycle is None:
             indices = draw_indices(key, sampling, self.dataset_size)
         else:
-            indices = self.cycle.draw(key[-1], lambda size: draw_indices(key, sampling, size))
+            which = key if isinstance(self.cycle, RedrawnCycle) else key[-1]
+            indices = self.cycle.draw(which, lambda size: draw_indices(key, sampling, size))
         weights = None
         if self.users is not None:
             indices, weights = self.users.choose(key, indices)

@@ -203,6 +203,13 @@ def check_correlation(
     """Raises a ValueError if noise cannot be correlated, or not in this way."""
     if correlation is None:
         return
+    if sampling is not None and sampling.redraws_sets:
+        raise ValueError(
+            "Argument `noise_correlation` must be given with `sampling` of sets that stay the "
+            "same: random allocation requires independent noise. Received: "
+            "sampling.redraws_sets=True. Write "
+            "`tfdp.data.poisson_batches(..., redraw_sets=False)`."
+        )
     length = 0 if sampling is None else sampling.cycle_length
     if length < correlation.bands:
         raise ValueError(

@@ -52,7 +52,7 @@ class PrivacyParameters(PersistentState):
             self._memory = options.module("noise_memory").NoiseMemory(self._correlation)
         self._cycles: CycleCount | None = None
         if self._sampled is not None and self._sampled.cycle_length > 1:
-            self._cycles = CycleCount(self._sampled.cycle_length)
+            self._cycles = CycleCount(self._sampled.cycle_length, self._sampled.redraws_sets)
         self._compressor: Compressor | None = None
         if self._compression is not None:
             self._compressor = options.module("compression").Compressor(self._compression)
@@ -252,6 +252,8 @@ class PrivacyParameters(PersistentState):
     def _kind(self) -> int:
         """Returns what a step is, as `record_table` says it."""
         unpadded = self._sampled is not None and self._sampled.padding == NONE
+        if self._sampled is not None and self._sampled.redraws_sets:
+            return record_table.ALLOCATED_UNPADDED if unpadded else record_table.ALLOCATED
         if self._releases_signs:
             return record_table.SIGNS_UNPADDED if unpadded else record_table.SIGNS
         return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN

@@ -27,12 +27,17 @@ class CycleCount(ProcessLocal):
     the run carries to its other steps: whatever an example's chance in the cycle, it is hidden by
     the noise that was counted.
 
+    Where the sets are drawn anew for each cycle of draws, numbers c k to c k + c - 1, a step also
+    begins a cycle if its draw is the first of one. A run that starts within such a cycle counts it
+    as a whole one: parts of one random allocation, counted or not, cost no more than all of it.
+
     Args:
       length: Steps of a cycle, c.
+      redraws: Whether sets are drawn anew for each cycle of draws.
     """
 
-    def __init__(self, length: int):
-        self._length = length
+    def __init__(self, length: int, redraws: bool = False):
+        self._length, self._redraws = length, redraws
         with plain_variables():
             # Number of the source, of the draw that continues the run, and of its first draw; and
             # the stage of its last cycle.
@@ -62,9 +67,12 @@ class CycleCount(ProcessLocal):
         run = self._run.read_value()
         own = tf.stack([source, sequence])
         continues = tf.reduce_all(run[: _NEXT + 1] == own)
-        start = tf.where(continues, run[_START], sequence)
+        # With sets that are drawn anew, a run begins where the cycle of its first draw does.
+        first_draw = sequence - sequence % self._length if self._redraws else sequence
+        start = tf.where(continues, run[_START], first_draw)
+        begins = tf.logical_or((sequence - start) % self._length == 0, tf.logical_not(continues))
         with tf.control_dependencies([run]):
-            added, stage = add((sequence - start) % self._length == 0, run[_STAGE])
+            added, stage = add(begins, run[_STAGE])
         # Last: a step that ends before it was counted is not one of the run.
         held = tf.zeros_like(start) if stage is None else stage
         following = tf.stack([source, sequence + 1, start, held])
@@ -79,6 +87,8 @@ class CycleCount(ProcessLocal):
           steps: Number of steps, of which each takes the draw that follows.
           anew: Whether they begin a run, whatever was before.
         """
+        if anew and self._redraws:  # The first may be the last of its cycle.
+            return min(steps, 1) + max(0, -(-(steps - 1) // self._length))
         done = 0 if anew else self._run_now()[0]
         return -(-(done + steps) // self._length) - -(-done // self._length)
 
@@ -97,7 +107,7 @@ class CycleCount(ProcessLocal):
         return 0 if run[_SOURCE] < 0 else run[_NEXT] - run[_START], run[_STAGE]
 
     def _arguments(self) -> tuple:
-        return (self._length,)
+        return self._length, self._redraws
 
     def begin_anew(self) -> None:
         """Has the next step begin a run."""

@@ -13,6 +13,8 @@ from tfdp.accounting.observability import CONDITIONAL, OBSERVABILITY
 from tfdp.accounting.sampling import EXAMPLE, FULL, NONE, UNITS, PoissonSampling
 from tfdp.step.record import lineage, record_table
 from tfdp.step.record.record_table import (
+    ALLOCATED,
+    ALLOCATED_UNPADDED,
     FIXED_SEED,
     GAUSSIAN_UNPADDED,
     KIND,
@@ -58,18 +60,23 @@ def release_of(kind: int, parameters: dict[str, float]) -> Release:
     """Returns what one step of these privacy parameters (or one cycle of steps) releases.
 
     Args:
-      kind: `GAUSSIAN`, `GAUSSIAN_UNPADDED`, `SIGNS`, `SIGNS_UNPADDED` or `SELECTIVE` of
+      kind: `SELECTIVE`, or `GAUSSIAN`, `SIGNS`, `ALLOCATED` or one of these with `_UNPADDED`, of
         `record_table`.
       parameters: The privacy parameters by the names of their arguments.
     """
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
-    padding = NONE if kind in (GAUSSIAN_UNPADDED, SIGNS_UNPADDED) else FULL
+    unpadded = kind in (GAUSSIAN_UNPADDED, SIGNS_UNPADDED, ALLOCATED_UNPADDED)
+    padding = NONE if unpadded else FULL
     cycle = max(1, int(parameters.get("cycle_length", 1)))
     update = PoissonSampling(
         size, int(parameters["expected_batch_size"]), padding=padding, cycle_length=cycle
     )
     signs = kind in (SIGNS, SIGNS_UNPADDED)
-    event = event_codec.sampled_gaussian(update.sampling_probability, noise, signs)
+    event: dp_accounting.DpEvent
+    if kind in (ALLOCATED, ALLOCATED_UNPADDED):
+        event = event_codec.allocated_gaussian(update.sampling_probability, noise, cycle)
+    else:
+        event = event_codec.sampled_gaussian(update.sampling_probability, noise, signs)
     release = Release(event, 1, cycle * update.truncation_probability, cycle)
     if kind not in _OTHER_KINDS:
         return release

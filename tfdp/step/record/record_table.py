@@ -32,9 +32,11 @@ ROWS = 256
 # Kinds of releases: a Gaussian mechanism on a padded batch (in the oldest files, on any), a
 # selective release, what is left when a table has no room for other parameters, and a Gaussian
 # mechanism on a batch without padding, which is cut off with a smaller probability; and, with and
-# without padding, the signs of a Gaussian mechanism, which older versions take for one.
-KINDS = range(1, 7)
-GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = KINDS
+# without padding, the signs of a Gaussian mechanism, which older versions take for one;
+# likewise, an epoch of Gaussian mechanisms (or of their signs) by random allocation.
+KINDS = range(1, 9)
+GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = KINDS[:6]
+ALLOCATED, ALLOCATED_UNPADDED = KINDS[6:]
 # Every smaller integer is a float64.
 LARGEST_UID = 2**52
 _MIX = (-7046029254386353131, -4658895280553007687)
