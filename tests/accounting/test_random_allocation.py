@@ -171,7 +171,7 @@ def test_a_direction_left_out_is_found(monkeypatch):
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("seed", range(25))
 def test_held_out_settings(seed):
-    """Below one Gaussian step an epoch, RDP above PLD, near Poisson batches, and above its sum."""
+    """Below a Gaussian an epoch, RDP above PLD, below Poisson batches, near what is attained."""
     rng = np.random.default_rng([78, seed])
     sigma, steps = 10 ** rng.uniform(-0.3, 0.7), int(10 ** rng.uniform(0.3, 2.3))
     epochs, delta = int(10 ** rng.uniform(0, 1.7)), 10 ** rng.uniform(-9, -4)
@@ -181,9 +181,9 @@ def test_held_out_settings(seed):
     assert found.by_accountant["PLD"] <= found.by_accountant["RDP"] * (1 + 1e-6)
     assert found.epsilon <= bounds.tightest_epsilon([gaussians], delta).epsilon
     poisson = Release(event_codec.sampled_gaussian(1 / steps, sigma), steps * epochs)
-    assert found.epsilon <= 1.02 * bounds.tightest_epsilon([poisson], delta).epsilon
+    assert found.epsilon <= 1.001 * bounds.tightest_epsilon([poisson], delta).epsilon
     interval = bounds.epsilon_interval([release], delta)
-    assert 0 <= interval.lower <= interval.upper == found.epsilon
+    assert 0.98 * found.epsilon <= interval.lower <= interval.upper == found.epsilon
     fewer = Release(RandomAllocationDpEvent(sigma, max(1, steps // 2)), epochs)
     assert found.epsilon <= bounds.tightest_epsilon([fewer], delta).epsilon * 1.002
 

@@ -44,6 +44,9 @@ _LOW_TAIL, _HIGH_TAIL = 1e-110, 1e-31
 # More than all products of masses that vanish, below 1e-307, times their values. Its fourth power
 # is more than these products.
 _VANISHED = 1e-60
+# For a distribution that is smaller: its cells are so many times as wide, its normal numbers within
+# so many deviations, and less likely values are left out.
+_COARSER, _WITHIN, _UNLIKELY = 2.5, 9.0, 1e-20
 # Nodes of the quadrature in a cell, at most half a standard deviation wide: its relative error is
 # below 1e-20.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -263,3 +266,50 @@ def _trimmed(total: Sum) -> Sum:
         zero=total.zero + low,
         infinite=total.infinite + moved,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def ratio_below(noise_multiplier: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a distribution that is smaller in convex order than R, but for lost masses.
+
+    Outcomes of nearly equal values are taken together: their mean is smaller in convex order. The
+    relative errors of masses and values are below (t + 10) 1e-11: 1e-12 for each sum of up to
+    10,000 numbers, which add up.
+
+    Args:
+      noise_multiplier: sigma, from 0.1 on.
+      steps: t, the number of steps of an epoch.
+
+    Returns:
+      Values of R, and their masses [values].
+    """
+    one = total = _merged(*_cells(noise_multiplier), noise_multiplier, 1)
+    count = 1
+    for bit in bin(steps)[3:]:
+        for part in (total, one)[: 1 + int(bit)]:
+            count += count if part is total else 1
+            values = np.add.outer(total[0], part[0]).ravel()
+            masses = np.multiply.outer(total[1], part[1]).ravel()
+            total = _merged(values, masses, noise_multiplier, count)
+    return total[0] / steps, total[1]
+
+
+def _cells(sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the means of cells of Y_1, and their masses."""
+    edges = np.linspace(-_WITHIN, _WITHIN + 1 / sigma, 1 + math.ceil(100 * (_WITHIN + 1 / sigma)))
+    without, with_it = (
+        np.where(x[:-1] > 0, special.ndtr(-x[:-1]) - special.ndtr(-x[1:]), np.diff(special.ndtr(x)))
+        for x in (edges, edges - 1 / sigma)
+    )
+    return with_it / without, without
+
+
+def _merged(
+    values: np.ndarray, masses: np.ndarray, sigma: float, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Takes the outcomes in each cell of a grid together, and leaves out unlikely ones."""
+    places = np.floor(np.log(values) / (_COARSER * _interval(sigma, count))).astype(np.int64)
+    places -= places.min()
+    mass, mean = np.bincount(places, masses), np.bincount(places, masses * values)
+    keep = (mass > _UNLIKELY) | (mean > _UNLIKELY * count)
+    return mean[keep] / mass[keep], mass[keep]

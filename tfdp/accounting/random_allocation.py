@@ -212,6 +212,27 @@ def pair(q: float, noise_multiplier: float, steps: int) -> dominating_pairs.Pair
     )
 
 
+@functools.lru_cache(maxsize=64)
+def pair_below(q: float, noise_multiplier: float, steps: int) -> dominating_pairs.Pair:
+    """Returns a pair that an example attains whose gradient is the same in each step.
+
+    Args:
+      q: Probability that an example takes part in the epoch at all, in (0, 1].
+      noise_multiplier: Standard deviation of the noise over the sensitivity, positive.
+      steps: Steps of the epoch.
+    """
+    few = _LEAST_NOISE <= noise_multiplier <= _MOST_NOISE and steps <= _MOST_STEPS
+    if steps == 1 or not few:  # The sum of all releases is enough.
+        return dominating_pairs.sampled_gaussian(q, noise_multiplier * math.sqrt(steps))
+    ratios, without = allocation_ratio.ratio_below(noise_multiplier, steps)
+    with_it = without * (1 - q + q * ratios)
+    errors = [2e-11 * (steps + 10) * probabilities for probabilities in (without, with_it)]
+    return dominating_pairs.Pair(
+        add=dominating_pairs.Atoms(without, with_it, *errors),
+        remove=dominating_pairs.Atoms(with_it, without, *errors[::-1]),
+    )
+
+
 class _RandomAllocation(mechanisms.PairedMechanism):
     """Prices epochs, and epochs on a Poisson sample."""
 
@@ -241,11 +262,8 @@ class _RandomAllocation(mechanisms.PairedMechanism):
     def attained_pairs(
         self, event: dp_accounting.DpEvent, observability: str
     ) -> tuple[dominating_pairs.Pair, ...]:
-        # The sum of all releases of an example whose gradient is the same in each step.
         q, noise, steps = _parameters(event)
-        if q == 0 or noise == 0:
-            return ()
-        return (dominating_pairs.sampled_gaussian(q, noise * math.sqrt(steps)),)
+        return () if q == 0 or noise == 0 else (pair_below(q, noise, steps),)
 
 
 def _parameters(event: dp_accounting.DpEvent) -> tuple[float, float, int]:
