@@ -61,7 +61,7 @@ def test_plan_is_that_of_python(capsys, tmp_path):
     assert (status, output) == (0, f"{planned}\n")
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     facts = json.loads(ran(capsys, *PLAN, "--format=json")[1])
-    assert [row["batch_size"] for row in facts["rows"]] == [12, 25, 50, 100, 200]
+    assert [row["batch_size"] for row in facts["rows"]] == [8, 16, 32, 64, 128]
 
 
 BAD = {
