@@ -12,6 +12,7 @@ run that ended is a line of the record, and is not done again: several processes
 
 import argparse
 import dataclasses
+import math
 import re
 import statistics
 import time
@@ -28,7 +29,7 @@ from experiments import records
 
 DEFAULT, PLAIN = "default", "not private"
 CONSTANT, LINEAR = "constant", "linear"
-_BATCHES = (256, 1024, 4096)
+_STEPS = (150, 500, 1500)  # About, for the batch sizes of the grid, which are powers of two.
 _RATES = {"adam": (0.002, 0.005, 0.01, 0.02, 0.04), "sgd": (0.1, 0.3, 1.0)}
 _GOAL, _LEAST = 1.0, 2.5  # Points below the grid's best.
 
@@ -65,9 +66,9 @@ class Setting:
         return {**given, "learning_rate": rate, **momentum}
 
 
-def grid(size: int) -> list[Setting]:
-    """Returns the settings for a data set of `size` examples: 40, fewer for a small one."""
-    batches = dict.fromkeys(min(batch, size // 4) for batch in _BATCHES)
+def grid(size: int, epochs: int) -> list[Setting]:
+    """Returns 39 settings for `size` training examples: three batch sizes, rates, schedules."""
+    batches = [2 ** round(math.log2(size * epochs / steps)) for steps in _STEPS]
     return [
         Setting(optimizer, batch, rate, schedule)
         for optimizer, rates in _RATES.items()
@@ -130,7 +131,11 @@ def train(
 
 
 def runs(
-    size: int, epsilons: Sequence[float], seeds: Sequence[int], settings: str = ""
+    size: int,
+    epochs: int,
+    epsilons: Sequence[float],
+    seeds: Sequence[int],
+    settings: str = "",
 ) -> Iterator[tuple[float | None, Setting | None, int]]:
     """Yields the budget, setting and seed of each run of a task of `size` training examples.
 
@@ -140,7 +145,7 @@ def runs(
         for epsilon in epsilons:
             yield epsilon, None, seed
     yield None, None, seeds[0]
-    for setting in grid(size):
+    for setting in grid(size, epochs):
         if re.search(settings, setting.name):
             for epsilon in epsilons:
                 yield epsilon, setting, seeds[0]
@@ -202,7 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         for name in options.tasks.split(","):
             task, data = TASKS[name], TASKS[name].load(options.data_dir)
-            planned = runs(len(data[0]), epsilons, seeds, options.settings)
+            planned = runs(len(data[0]), task.epochs, epsilons, seeds, options.settings)
             _run(task, data, options.record, planned)
     print(table(records.read(options.record)))
 

@@ -47,12 +47,12 @@ def test_scores_are_percent():
     assert accuracy(np.array([0, 1, 1]), np.eye(3)) == pytest.approx(200 / 3)
 
 
-def test_a_grid_has_39_settings_and_fewer_on_few_examples():
+def test_the_grid_has_39_settings_around_500_steps():
     from benchmarks import defaults
 
-    assert len(set(defaults.grid(60_000))) == 39
-    small = defaults.grid(400)
-    assert {setting.batch_size for setting in small} == {100} and len(small) == 13
+    for size, epochs, batches in ((60_000, 5, {256, 512, 2048}), (400, 30, {8, 32, 64})):
+        settings = set(defaults.grid(size, epochs))
+        assert len(settings) == 39 and {one.batch_size for one in settings} == batches
 
 
 @pytest.mark.slow
@@ -63,12 +63,12 @@ def test_a_run_that_ended_is_not_done_again(tmp_path, capsys):
     record = tmp_path / "record.jsonl"
     given = ["--tasks=breast_cancer", "--epsilons=8", "--seeds=1", f"--record={record}"]
     for _ in range(2):
-        defaults.main([*given, "--settings=^adam, 100, 0.01, linear$"])
+        defaults.main([*given, "--settings=^adam, 32, 0.01, linear$"])
     lines = records.read(record)
     assert [line["setting"] for line in lines] == [
         "default",
         "not private",
-        "adam, 100, 0.01, linear",
+        "adam, 32, 0.01, linear",
     ]
     assert all(60 < line["score"] <= 100 for line in lines)
     assert "| breast_cancer | 8 |" in capsys.readouterr().out

@@ -105,9 +105,9 @@ def make_private(
         `tfdp.DPSignAdam`; or an Adam, AdamW or SGD of Keras, whose parameters are taken over. None:
         that of the compiled model, otherwise "adam".
       learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
-        taken over; otherwise a rate that falls linearly to zero over the planned steps, whose peak
-        follows from their number (docs/choosing.md): of DPAdam, DPSGD and the sign optimizers. The
-        optimizer's own for others.
+        taken over, but for a rate that Keras set by itself, such as Adam's 0.001. In its place, and
+        for names and classes of private optimizers: a rate that falls linearly to zero over the
+        planned steps, whose peak follows from their number (docs/choosing.md).
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: See `model.compile`. None: that of the compiled model, or what the model computes by
         itself: in `train_step`, in `compute_loss`, or with `add_loss`.
@@ -174,6 +174,9 @@ def _choose(
     if learning_rate is not None:
         parameters["learning_rate"] = learning_rate
     planned = None if "learning_rate" in parameters else _RATES.get(private_class)
+    if is_from_compile and learning_rate is None and "learning_rate" not in arguments:
+        kind, rate = type(given).__name__, parameters.get("learning_rate")
+        planned = planned or learning_rates.instead_of(kind, rate, is_task=False)
     if not isinstance(given, tf.keras.optimizers.Optimizer):  # Legacy ones have no weight decay.
         return Chosen(private_class, parameters, planned)
     names = getattr(given, "_exclude_from_weight_decay_names", [])

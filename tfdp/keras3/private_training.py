@@ -1,6 +1,5 @@
 """Private training of a Keras 3 model in one call: batches, noise for a budget, and `compile`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import keras
 from tfdp.accounting.ledger import Ledgers
 from tfdp.base import devices
 from tfdp.base.validation import error
+from tfdp.data import tasks
 from tfdp.data.columns import Features
 from tfdp.keras3 import several_optimizers
 from tfdp.keras3.callbacks import PrivacyBudget
@@ -85,10 +85,11 @@ def make_private(
       optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.keras3.DPSignAdam`;
         or any optimizer of Keras 3, which `tfdp.keras3.DPOptimizer` makes private. None: that of
         the compiled model, otherwise "adam".
-      learning_rate: A number or schedule. None: that of the Keras optimizer that is given, if one
-        is; otherwise a rate that falls linearly to zero over the planned steps, whose peak
-        follows from their number (docs/choosing.md): of DPAdam, DPSGD and the sign optimizers. The
-        optimizer's own for others.
+      learning_rate: A number or schedule. None: that of the Keras optimizer that is given, or that
+        the model was compiled with, but for a rate that Keras or KerasHub set by themselves, such
+        as Adam's 0.001. In its place, and for names and classes of private optimizers: a rate that
+        falls linearly to zero over the planned steps, whose peak follows from their number
+        (docs/choosing.md); the optimizer's own for kinds that have no such rule.
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: See `model.compile`. None: that of the compiled model, or what the model computes by
         itself: in `train_step`, in `compute_loss`, or with `add_loss`.
@@ -165,7 +166,7 @@ def _choose(
     model: Any, given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
 ) -> Chosen:
     """Returns the optimizer that an argument stands for; see `FrontEnd.choose`."""
-    parameters = dict(arguments)
+    parameters, is_name = dict(arguments), isinstance(given, str)
     if isinstance(given, str) and given.lower() in _BY_NAME and not is_from_compile:
         given = _BY_NAME[given.lower()]
     elif isinstance(given, str):
@@ -183,10 +184,22 @@ def _choose(
             f"Received: {given!r}."
         )
     inner = several_optimizers.fresh(given, model.trainable_variables)
-    if learning_rate is not None:
-        if several_optimizers.is_multi(inner):
+
+    def make(*args: Any, learning_rate: Any = None, **kwargs: Any) -> DPOptimizer:
+        if learning_rate is not None:
+            inner.learning_rate = learning_rate
+        return DPOptimizer(inner, *args, **kwargs)
+
+    if several_optimizers.is_multi(inner):
+        if learning_rate is not None:
             raise error(
                 "learning_rate", "None for a MultiOptimizer, whose parts have rates", learning_rate
             )
-        inner.learning_rate = learning_rate
-    return Chosen(functools.partial(DPOptimizer, inner), parameters)
+        return Chosen(make, parameters)
+    if learning_rate is not None:
+        return Chosen(make, {**parameters, "learning_rate": learning_rate})
+    if not (is_from_compile or is_name):
+        return Chosen(make, parameters)
+    rate = inner.get_config().get("learning_rate")
+    is_task = tasks.preprocessor_of(model) is not None
+    return Chosen(make, parameters, learning_rates.instead_of(type(inner).__name__, rate, is_task))

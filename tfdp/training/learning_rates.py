@@ -6,6 +6,7 @@ steps must be long ones to arrive anywhere. docs/choosing.md has the measurement
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from tfdp.base.validation import is_number
@@ -50,3 +51,34 @@ class Kind:
 ADAM = Kind(0.6, 0.04)
 SIGN = Kind(0.25, 0.02)
 SGD = Kind(60.0, 4.0, follows_gradient=True)
+# Public weights are changed little: large steps would lose what they know.
+FINE_TUNING = Kind(0.03, 0.002)
+
+# Rates that Keras and KerasHub set where none is given, for gradients without noise.
+_KERAS = {
+    **dict.fromkeys(("Adam", "AdamW", "Adamax", "Nadam", "RMSprop"), (0.001, ADAM)),
+    "SGD": (0.01, SGD),
+}
+_KERAS_HUB = {"Adam": (1e-5, 2e-5, 5e-5), "AdamW": (5e-5,)}
+
+
+def instead_of(optimizer: str, rate: Any, is_task: bool) -> Kind | None:
+    """Returns the rule that replaces a rate of a compiled model, if nobody chose that rate.
+
+    Args:
+      optimizer: Name of the optimizer's class.
+      rate: Its learning rate, a number or a schedule.
+      is_task: Whether the model is a task of KerasHub, which compiles itself.
+
+    Example:
+      >>> instead_of("Adam", 0.001, False) is ADAM, instead_of("Adam", 0.002, False)
+      (True, None)
+    """
+    if not is_number(rate):
+        return None
+    if is_task and any(
+        math.isclose(rate, known, rel_tol=1e-6) for known in _KERAS_HUB.get(optimizer, ())
+    ):
+        return FINE_TUNING
+    known, kind = _KERAS.get(optimizer, (math.nan, None))
+    return kind if math.isclose(rate, known, rel_tol=1e-6) else None
