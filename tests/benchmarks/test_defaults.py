@@ -19,14 +19,15 @@ def test_the_best_is_chosen_on_one_half_and_measured_on_the_other():
         line("default", 0, 82.0),
         line("a", 90.0, 83.5),
         line("b", 89.0, 99.0),
+        line(defaults.FIXED, 10.0, 79.0),
         line("default", 0, 70.0, task="breast_cancer"),
         line("a", 50.0, 70.5, task="breast_cancer"),
         line("not private", 0, 97.0, epsilon=None),
         line("a", 90.0, 83.5, epsilon=8.0),  # Has no default.
     ]
     rows = defaults.table(lines).splitlines()
-    assert "| digits_mlp* | 2 | 81.0 | 83.5 | 2.5 | a | 2 | 97.0 |" in rows
-    assert "| breast_cancer | 2 | 70.0 | 70.5 | 0.5 | a | 1 |  |" in rows
+    assert "| digits_mlp* | 2 | 79.0 | 81.0 | 83.5 | 2.5 | a | 3 | 97.0 |" in rows
+    assert "| breast_cancer | 2 |  | 70.0 | 70.5 | 0.5 | a | 1 |  |" in rows
     assert rows[-3].endswith(
         "within 1 point in 0 of 1 cells; the largest gap is 2.5, and 0 are above 2.5."
     )
@@ -47,12 +48,12 @@ def test_scores_are_percent():
     assert accuracy(np.array([0, 1, 1]), np.eye(3)) == pytest.approx(200 / 3)
 
 
-def test_the_grid_has_39_settings_around_500_steps():
+def test_the_grid_has_40_settings_around_500_steps():
     from benchmarks import defaults
 
-    for size, epochs, batches in ((60_000, 5, {256, 512, 2048}), (400, 30, {8, 32, 64})):
+    for size, epochs, batches in ((60_000, 5, {256, 512, 2048}), (400, 30, {8, 32, 40, 64})):
         settings = set(defaults.grid(size, epochs))
-        assert len(settings) == 39 and {one.batch_size for one in settings} == batches
+        assert len(settings) == 40 and {one.batch_size for one in settings} == batches
 
 
 @pytest.mark.slow
