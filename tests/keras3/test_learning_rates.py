@@ -100,3 +100,13 @@ def test_a_rate_of_an_argument_is_a_choice():
     given = compiled("sgd", optimizer=keras.optimizers.Adam(0.001)).inner_optimizer
     assert peak(given) == (pytest.approx(0.001),) * 2
     assert peak(compiled("sgd", learning_rate=0.01).inner_optimizer) == (pytest.approx(0.01),) * 2
+
+
+def test_a_callback_that_sets_the_rate_is_told_how_to():
+    model, batches, budget = make()
+    halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    with pytest.raises(TypeError, match="`make_private`, the argument `learning_rate`, a number"):
+        model.fit(batches, epochs=2, callbacks=[budget, halving], verbose=0)
+    model, batches, budget = make(learning_rate=0.4)
+    model.fit(batches, epochs=2, callbacks=[budget, halving], verbose=0)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
