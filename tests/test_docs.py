@@ -53,6 +53,7 @@ PAGES = {
     "docs/keras3.md": 1,
     "docs/label_privacy.md": 1,
     "docs/noise_schedules.md": 0,
+    "docs/random_allocation.md": 0,
     "docs/relation.md": 0,
     "docs/own_steps.md": 2,
     "docs/private_selection.md": 1,

@@ -61,7 +61,7 @@ class RandomAllocationDpEvent(dp_accounting.GaussianDpEvent):
       >>> ledger = PrivacyLedger()
       >>> ledger.record(RandomAllocationDpEvent(1.0, steps=100), count=10)
       >>> round(ledger.epsilon(1e-5).epsilon, 2)
-      2.11
+      1.7
     """
 
     steps: int = 1
