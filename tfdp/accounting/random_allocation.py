@@ -226,7 +226,8 @@ def pair_below(q: float, noise_multiplier: float, steps: int) -> dominating_pair
         return dominating_pairs.sampled_gaussian(q, noise_multiplier * math.sqrt(steps))
     ratios, without = allocation_ratio.ratio_below(noise_multiplier, steps)
     with_it = without * (1 - q + q * ratios)
-    errors = [2e-11 * (steps + 10) * probabilities for probabilities in (without, with_it)]
+    share = 2e-11 * (steps + 10)
+    errors = share * without, share * with_it
     return dominating_pairs.Pair(
         add=dominating_pairs.Atoms(without, with_it, *errors),
         remove=dominating_pairs.Atoms(with_it, without, *errors[::-1]),
