@@ -227,10 +227,10 @@ def pair_below(q: float, noise_multiplier: float, steps: int) -> dominating_pair
     ratios, without = allocation_ratio.ratio_below(noise_multiplier, steps)
     with_it = without * (1 - q + q * ratios)
     share = 2e-11 * (steps + 10)
-    errors = share * without, share * with_it
+    none, some = share * without, share * with_it
     return dominating_pairs.Pair(
-        add=dominating_pairs.Atoms(without, with_it, *errors),
-        remove=dominating_pairs.Atoms(with_it, without, *errors[::-1]),
+        add=dominating_pairs.Atoms(without, with_it, none, some),
+        remove=dominating_pairs.Atoms(with_it, without, some, none),
     )
 
 
