@@ -87,6 +87,7 @@ def compiled(by_compile, **kwargs):
         (lambda: keras.optimizers.Adam(), (0.04, 0.0)),
         (lambda: "rmsprop", (0.04, 0.0)),
         (lambda: "sgd", (4.0, 0.0)),
+        (lambda: keras.optimizers.SGD(momentum=0.9), (0.4, 0.0)),
         (lambda: keras.optimizers.Adam(0.002), (pytest.approx(0.002),) * 2),
         (lambda: keras.optimizers.Adam(5e-5), (pytest.approx(5e-5),) * 2),  # Not a task.
         (lambda: "lion", (pytest.approx(0.001),) * 2),

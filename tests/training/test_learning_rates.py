@@ -21,9 +21,19 @@ def test_the_steps_of_sgd_are_as_long_with_momentum_and_another_clip():
     assert sgd.peak(900, 0.1, {}) == pytest.approx(10 * rate)
 
 
+def instead_of(optimizer, rate, is_task=True, **config):
+    return learning_rates.instead_of(optimizer, {"learning_rate": rate, **config}, is_task)
+
+
 def test_tasks_take_smaller_steps():
-    tuned = learning_rates.instead_of("Adam", float(np.float32(2e-5)), is_task=True)
+    tuned = instead_of("Adam", float(np.float32(2e-5)))
     assert tuned is learning_rates.FINE_TUNING and tuned.peak(900, 1.0, {}) == 0.001
-    assert learning_rates.instead_of("Adam", float(np.float32(0.001)), True) is learning_rates.ADAM
-    assert learning_rates.instead_of("Lion", 2e-5, is_task=True) is None
-    assert learning_rates.instead_of("Adam", {"a": "schedule"}, True) is None
+    assert instead_of("Adam", float(np.float32(0.001))) is learning_rates.ADAM
+    assert instead_of("Lion", 2e-5) is instead_of("Adam", {"a": "schedule"}) is None
+    assert instead_of("Adam", 2e-5, is_task=False) is None
+
+
+def test_momentum_that_is_kept_counts():
+    with_momentum = instead_of("SGD", 0.01, momentum=0.9).peak(10**4, 1.0, {})
+    assert with_momentum == pytest.approx(0.1 * learning_rates.SGD.peak(10**4, 1.0, {}))
+    assert instead_of("RMSprop", 0.001, momentum=0.9) is learning_rates.ADAM

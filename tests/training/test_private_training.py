@@ -227,6 +227,7 @@ def test_a_rate_that_nobody_chose_is_replaced():
         return pytest.approx(rate)
 
     assert rates("adam") == rates("sgd", optimizer="adam") == (0.04, 0.0)
+    assert rates(KERAS.SGD(momentum=0.9)) == (0.4, 0.0)
     assert rates("adam", learning_rate=0.3) == 0.3
     assert rates(KERAS.Adam(0.002)) == 0.002
     assert rates("sgd", optimizer=KERAS.Adam()) == 0.001  # An argument is a choice.

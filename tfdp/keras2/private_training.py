@@ -175,8 +175,8 @@ def _choose(
         parameters["learning_rate"] = learning_rate
     planned = None if "learning_rate" in parameters else _RATES.get(private_class)
     if is_from_compile and learning_rate is None and "learning_rate" not in arguments:
-        kind, rate = type(given).__name__, parameters.get("learning_rate")
-        planned = planned or learning_rates.instead_of(kind, rate, is_task=False)
+        rate = {"learning_rate": parameters.get("learning_rate")}
+        planned = planned or learning_rates.instead_of(type(given).__name__, rate, is_task=False)
     if not isinstance(given, tf.keras.optimizers.Optimizer):  # Legacy ones have no weight decay.
         return Chosen(private_class, parameters, planned)
     names = getattr(given, "_exclude_from_weight_decay_names", [])

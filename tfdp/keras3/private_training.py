@@ -200,6 +200,5 @@ def _choose(
         return Chosen(make, {**parameters, "learning_rate": learning_rate})
     if not (is_from_compile or is_name):
         return Chosen(make, parameters)
-    rate = inner.get_config().get("learning_rate")
-    is_task = tasks.preprocessor_of(model) is not None
-    return Chosen(make, parameters, learning_rates.instead_of(type(inner).__name__, rate, is_task))
+    name, is_task = type(inner).__name__, tasks.preprocessor_of(model) is not None
+    return Chosen(make, parameters, learning_rates.instead_of(name, inner.get_config(), is_task))

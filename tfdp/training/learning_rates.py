@@ -38,14 +38,19 @@ class Kind:
           >>> ADAM.peak(900, 1.0, {})
           0.02
         """
-        rate = min(self.largest, self.scale / steps**0.5)
-        momentum = arguments.get("momentum", 0.0)
+        kind = self.with_momentum(arguments.get("momentum"))
+        rate = min(kind.largest, kind.scale / steps**0.5)
         # What is out of range is refused when the optimizer is made.
-        if self.follows_gradient and is_number(momentum) and 0 <= momentum < 1:
-            rate *= 1 - momentum
         if self.follows_gradient and is_number(l2_norm_clip) and l2_norm_clip > 0:
             rate /= l2_norm_clip
         return float(f"{rate:.2g}")
+
+    def with_momentum(self, momentum: Any) -> "Kind":
+        """Returns the rule for an optimizer that sums what it gets with this momentum."""
+        if not (self.follows_gradient and is_number(momentum) and 0 <= momentum < 1):
+            return self
+        left = 1 - momentum
+        return dataclasses.replace(self, scale=left * self.scale, largest=left * self.largest)
 
 
 ADAM = Kind(0.6, 0.04)
@@ -62,23 +67,29 @@ _KERAS = {
 _KERAS_HUB = {"Adam": (1e-5, 2e-5, 5e-5), "AdamW": (5e-5,)}
 
 
-def instead_of(optimizer: str, rate: Any, is_task: bool) -> Kind | None:
+def instead_of(optimizer: str, config: dict[str, Any], is_task: bool) -> Kind | None:
     """Returns the rule that replaces a rate of a compiled model, if nobody chose that rate.
 
     Args:
       optimizer: Name of the optimizer's class.
-      rate: Its learning rate, a number or a schedule.
+      config: Its arguments: `learning_rate`, a number or a schedule, and others that it keeps.
       is_task: Whether the model is a task of KerasHub, which compiles itself.
 
     Example:
-      >>> instead_of("Adam", 0.001, False) is ADAM, instead_of("Adam", 0.002, False)
-      (True, None)
+      >>> instead_of("Adam", {"learning_rate": 0.001}, False) is ADAM
+      True
+      >>> instead_of("Adam", {"learning_rate": 0.002}, False)
     """
+    rate: Any = config.get("learning_rate")
     if not is_number(rate):
         return None
-    if is_task and any(
-        math.isclose(rate, known, rel_tol=1e-6) for known in _KERAS_HUB.get(optimizer, ())
-    ):
+    if is_task and any(_is(rate, known) for known in _KERAS_HUB.get(optimizer, ())):
         return FINE_TUNING
     known, kind = _KERAS.get(optimizer, (math.nan, None))
-    return kind if math.isclose(rate, known, rel_tol=1e-6) else None
+    if kind is None or not _is(rate, known):
+        return None
+    return kind.with_momentum(config.get("momentum"))
+
+
+def _is(rate: Any, known: float) -> bool:
+    return math.isclose(rate, known, rel_tol=1e-6)  # Rates are kept in float32.
