@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import schedules
-from tfdp.accounting.sampling import FULL, PoissonSampling
+from tfdp.accounting.sampling import FULL, MOST_EXAMPLES, PoissonSampling
 from tfdp.base import devices
-from tfdp.base.validation import error, is_integer, is_number
+from tfdp.base.validation import error, integer, is_integer, is_number, one_of
 from tfdp.clipping.clipping_rules import LEAST_CLIP, AdaptiveQuantileClipping, ClippingRule
 from tfdp.clipping.engine import ClippingEngine, check_clip
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
@@ -99,7 +99,7 @@ def check_hyperparameters(values: Mapping[str, Any]) -> None:
         allowed = "a finite number, a schedule or a callable"
         if name != "learning_rate":
             allowed = "a finite number"
-            if value is None:
+            if value is None and name != "momentum":
                 continue
         elif callable(value):
             continue
@@ -107,6 +107,8 @@ def check_hyperparameters(values: Mapping[str, Any]) -> None:
         plain = isinstance(value, numbers.Number | np.ndarray | str | list | tuple | set | None)
         if plain and not number:
             raise error(name, allowed, value)
+        if name == "momentum" and plain and not 0 <= value <= 1:
+            raise error(name, "a number in [0, 1]", value)
 
 
 def required(
@@ -150,10 +152,7 @@ def check_privacy_arguments(
         ("num_microbatches", num_microbatches),
         ("gradient_accumulation_steps", gradient_accumulation_steps),
     ):
-        optional = name == "num_microbatches"
-        if (value is None and optional) or (is_integer(value) and int(value or 0) >= 1):
-            continue
-        raise error(name, f"a positive integer{' or None' if optional else ''}", value)
+        integer(name, value, 1, MOST_EXAMPLES, optional=name == "num_microbatches")
     if num_microbatches is not None and gradient_accumulation_steps > 1:
         raise ValueError(
             "Argument `num_microbatches` must be None with gradient accumulation: where an "
@@ -311,8 +310,7 @@ def check_clipping_arguments(
     num_microbatches: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that does not go with the others."""
-    if engine not in ENGINES:
-        raise error("engine", f"one of {sorted(ENGINES)}", engine)
+    one_of("engine", engine, sorted(ENGINES))
     if isinstance(rule, AdaptiveQuantileClipping) and math.isinf(l2_norm_clip):
         raise error("l2_norm_clip", "finite for an adaptive clip to begin with", l2_norm_clip)
     if isinstance(rule, AdaptiveQuantileClipping) and num_microbatches is not None:

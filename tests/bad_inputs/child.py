@@ -1,0 +1,54 @@
+"""The process that makes the calls: one line in for each case, one line of JSON out.
+
+It may end at any of them, or hang.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+
+_MEMORY = 8 * 2**30
+
+
+def main():
+    limit = float(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    from tests.bad_inputs import evil, outcomes, public_names, valid_calls
+    from tests.bad_inputs.cases import OTHER, Case
+
+    def too_long(*_):
+        raise outcomes.TookTooLong
+
+    signal.signal(signal.SIGALRM, too_long)
+
+    def answer(something):
+        out.write(json.dumps(something) + "\n")
+        out.flush()
+
+    for line in sys.stdin:
+        question = json.loads(line)
+        if question is None:
+            calls = {name: list(make().varied) for name, make in valid_calls.CALLS.items()}
+            missing = public_names.without_call(valid_calls.CALLS, valid_calls.WITHOUT_CALL)
+            answer({"calls": calls, "values": list(evil.VALUES), "missing": missing})
+            continue
+        case = Case(*question)
+        begin = time.process_time()
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        try:
+            kind, detail = outcomes.outcome(case)
+        except outcomes.TookTooLong:
+            kind, detail = OTHER, "hang"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        detail = detail.encode("utf-8", "backslashreplace").decode()
+        answer([kind, detail, time.process_time() - begin])
+
+
+if __name__ == "__main__":
+    main()
