@@ -6,8 +6,15 @@ import warnings
 from tests.bad_inputs import evil, valid_calls
 from tests.bad_inputs.cases import ACCEPTED, NAMED, OTHER
 
-# Errors of what was given, a function or a sequence: they reach its author as they are.
-_OWN = ("The function fails.", "The sequence is broken.", "_no_arguments()", "_five_arguments()")
+# Errors of what was given, a function or a sequence, which reach its author as they are; and the
+# list of a model's findings, which says what does not fit.
+_OWN = (
+    "The model cannot be trained privately as it is:",
+    "The function fails.",
+    "The sequence is broken.",
+    "_no_arguments()",
+    "_five_arguments()",
+)
 
 
 class TookTooLong(BaseException):
