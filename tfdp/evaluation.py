@@ -181,7 +181,8 @@ def subgroup_report(
     requirement = "an array with the label of each example"
     with validation.using("y", y, requirement):
         labels = np.asarray(y)
-    if not labels.ndim or labels.dtype.kind not in "biufSU":
+    odd = bool(labels.dtype.names) or (metric is None and labels.dtype.kind in "cmM")
+    if not labels.ndim or odd:
         raise error("y", requirement, y)
     names = _names(groups)
     with validation.using("x", x, "inputs of the model"):

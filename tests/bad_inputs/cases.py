@@ -17,17 +17,11 @@ class Case:
         return f"{self.call}({self.argument}={self.value})"
 
 
-def of(known, names=None):
-    """Returns cases, in their order.
-
-    Args:
-      known: Result of `Runner.known`.
-      names: Parts of the names of calls; None: all calls.
-    """
+def of(known):
+    """Returns all cases of what `Runner.known` returned, in their order."""
     return [
         Case(call, argument, value)
         for call, arguments in known["calls"].items()
-        if names is None or any(name in call for name in names)
         for argument in arguments
         for value in known["values"]
     ]

@@ -18,7 +18,7 @@ def main():
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
-    from tests.bad_inputs import evil, outcomes, public_names, valid_calls
+    from tests.bad_inputs import evil, outcomes, public_names, valid_calls, without_call
     from tests.bad_inputs.cases import OTHER, Case
 
     def too_long(*_):
@@ -32,9 +32,14 @@ def main():
 
     for line in sys.stdin:
         question = json.loads(line)
-        if question is None:
-            calls = {name: list(make().varied) for name, make in valid_calls.CALLS.items()}
-            missing = public_names.without_call(valid_calls.CALLS, valid_calls.WITHOUT_CALL)
+        if isinstance(question, dict):
+            calls = {
+                name: list(make().varied)
+                for name, make in valid_calls.CALLS.items()
+                if any(part in name for part in question["parts"])
+                and not any(part in name for part in question["without"])
+            }
+            missing = public_names.missing(valid_calls.CALLS, without_call.WITHOUT_CALL)
             answer({"calls": calls, "values": list(evil.VALUES), "missing": missing})
             continue
         case = Case(*question)

@@ -41,7 +41,7 @@ def public_names():
     return found
 
 
-def without_call(calls, reasons):
+def missing(calls, reasons):
     """Returns the public names that have neither a call nor a reason, and names that are gone.
 
     Args:
@@ -51,7 +51,7 @@ def without_call(calls, reasons):
     public = public_names()
     with_call = {name.partition(" of ")[0].partition(" and ")[0] for name in calls}
     last = {name.rsplit(".", 1)[-1] for name in with_call}
-    missing = [
+    found = [
         name
         for name in public
         if name not in with_call and name not in reasons and name.rsplit(".", 1)[-1] not in last
@@ -61,4 +61,4 @@ def without_call(calls, reasons):
         for name in reasons
         if name.rsplit(".", 1)[-1] not in {public_name.rsplit(".", 1)[-1] for public_name in public}
     ]
-    return missing + [f"{name} (gone)" for name in gone]
+    return found + [f"{name} (gone)" for name in gone]

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,16 @@ class Runner:
         self._left = 0
         self.seconds = 0.0  # Of CPU, of the cases alone.
 
-    def known(self) -> dict[str, Any]:
-        """Returns the arguments of each call, the names of the values, and what has no call."""
-        return self._answer(None)
+    def known(
+        self, parts: Collection[str] = ("",), without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Returns the arguments of calls, the names of the values, and what has no call.
+
+        Args:
+          parts: Parts of the names of calls.
+          without: Parts of the names of calls that are left out.
+        """
+        return self._answer({"parts": list(parts), "without": list(without)})
 
     def run(self, case: Case) -> tuple[str, str]:
         """Returns the outcome of a case, and the error it is of."""

@@ -4,7 +4,7 @@ A fault is "none", "event:K", which ends the process at the K-th time that it op
 removes something in the folder, or "seconds:T", which ends it after some time of work.
 """
 
-_FAULT = '''
+_FAULT = """
 import os, signal, sys, threading
 
 folder, fault = sys.argv[1], sys.argv[2]
@@ -31,9 +31,9 @@ def begin():
 
 def done():
     print("EVENTS", seen, flush=True)
-'''
+"""
 
-_MODEL = '''
+_MODEL = """
 import keras, numpy as np, tfdp
 
 x, y = np.random.default_rng(0).normal(size=(60, 3)).astype("float32"), np.arange(60) % 2
@@ -47,26 +47,26 @@ def made():
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model, batches
-'''
+"""
 
 # With the callbacks of docs/sharp_edges.md.
 FIT = (
     _FAULT
     + _MODEL
-    + '''
+    + """
 DURABLE
 begin()
 model, batches = made()
 model.fit(batches, epochs=2, verbose=0, callbacks=durable(folder))
 model.save(f"{folder}/final.keras")
 done()
-'''
+"""
 )
 
 SAVE = (
     _FAULT
     + _MODEL
-    + '''
+    + """
 begin()
 model, batches = made()
 path = f"{folder}/final.keras"
@@ -79,22 +79,23 @@ for _ in range(3):
     model.fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
     model.save(path)
 done()
-'''
+"""
 )
 
 CLASSIFY = (
     _FAULT
-    + '''
+    + """
 from absl import flags
 
 from experiments import classify
 
 values = flags.FlagValues()
 classify.define_flags(values)
-values(["classify", "--dataset=digits", "--keras=3", "--method=dpsgd", "--epochs=2", "--learning_rate=1",
-        "--expected_batch_size=600", "--target_epsilon=3", f"--output_dir={folder}"])
+values(["classify", "--dataset=digits", "--keras=3", "--method=dpsgd", "--epochs=2",
+        "--learning_rate=1", "--expected_batch_size=600", "--target_epsilon=3",
+        f"--output_dir={folder}"])
 begin()
 classify.run(values)
 done()
-'''
+"""
 )

@@ -83,6 +83,7 @@ class Repetitions:
         Args:
           run: Event of one run, its private score included.
         """
+        validation.instance("run", run, dp_accounting.DpEvent, "a dp_accounting.DpEvent")
         return RepeatAndSelectDpEvent(run, float(self.mean), self._eta)
 
     def draw(self) -> int:

@@ -105,10 +105,26 @@ def check_hyperparameters(values: Mapping[str, Any]) -> None:
             continue
         number = is_number(value) and math.isfinite(value)
         plain = isinstance(value, numbers.Number | np.ndarray | str | list | tuple | set | None)
+        # A rate may be a schedule, or its config; what else is no tensor or variable is no number.
+        plain = plain or (name != "learning_rate" and not hasattr(value, "dtype"))
         if plain and not number:
             raise error(name, allowed, value)
         if name == "momentum" and plain and not 0 <= value <= 1:
             raise error(name, "a number in [0, 1]", value)
+
+
+def as_floats(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of an optimizer, checked hyperparameters as Keras takes them: as floats."""
+    return {
+        name: float(value) if name in _HYPERPARAMETERS and is_number(value) else value
+        for name, value in values.items()
+    }
+
+
+def check_name(name: Any) -> None:
+    """Raises a ValueError unless a name can be that of an optimizer and of its variables."""
+    if not (name is None or (isinstance(name, str) and name.isprintable())):
+        raise error("name", "a string of printable characters or None", name)
 
 
 def required(
