@@ -25,7 +25,7 @@ def shown(value: Any) -> str:
     except Exception:  # An integer of more digits than Python prints, or a class of the user's.
         text = f"<{type(value).__name__}>"
     half = (_LONGEST - 5) // 2
-    return text if len(text) <= _LONGEST else f"{text[: half + 1]} ... {text[-half + 1 :]}"
+    return text if len(text) <= _LONGEST else f"{text[: half + 1]} ... {text[-half:]}"
 
 
 def error(name: str, requirement: str, value: Any) -> ValueError:

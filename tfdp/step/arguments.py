@@ -105,8 +105,9 @@ def check_hyperparameters(values: Mapping[str, Any]) -> None:
             continue
         number = is_number(value) and math.isfinite(value)
         plain = isinstance(value, numbers.Number | np.ndarray | str | list | tuple | set | None)
-        # A rate may be a schedule, or its config; what else is no tensor or variable is no number.
-        plain = plain or (name != "learning_rate" and not hasattr(value, "dtype"))
+        # A rate may be the config of a schedule; others are numbers, functions, or variables.
+        numeric = callable(value) or hasattr(value, "dtype")
+        plain = plain or (name != "learning_rate" and not numeric)
         if plain and not number:
             raise error(name, allowed, value)
         if name == "momentum" and plain and not 0 <= value <= 1:
