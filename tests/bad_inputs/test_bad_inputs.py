@@ -16,7 +16,7 @@ _SLOW = (
     *("poisson_batches", "AdaptiveGradientDescent", "VAE", "GAN", "replace_batch", "GNMax"),
     *("DPSUR", "DPAdam", "DPSign", "get_delta", "write_examples"),
 )
-_EVERY = 1
+_EVERY = 3
 
 
 @pytest.fixture(scope="module")
