@@ -4,8 +4,8 @@ python -m tests.bad_inputs --results=bad_inputs.jsonl
 
 A call must refuse a bad value with a ValueError or a TypeError that names the argument and says
 what was received. Prints what does otherwise, and what is accepted and not in `accepted.txt`. A
-second call with the same file goes on where the first ended. For the names of Keras 2:
-TF_USE_LEGACY_KERAS=1.
+second call with the same file goes on where the first ended. `--keras=2` is for the names of
+`tfdp.keras2`.
 """
 
 import argparse
@@ -23,8 +23,9 @@ def main():
     parser.add_argument("--calls", default="", help="parts of the names of calls, with commas")
     parser.add_argument("--every", type=int, default=1, help="runs one of so many cases")
     parser.add_argument("--write", action="store_true", help="adds what is accepted to the list")
+    parser.add_argument("--keras", type=int, choices=[2, 3], default=3, help="its version")
     options = parser.parse_args()
-    one = runner.Runner(options.limit)
+    one = runner.Runner(options.limit, keras=options.keras)
     try:
         known = one.known(options.calls.split(","))
         chosen = cases.of(known)

@@ -39,7 +39,9 @@ def main():
                 if any(part in name for part in question["parts"])
                 and not any(part in name for part in question["without"])
             }
-            missing = public_names.missing(valid_calls.CALLS, without_call.WITHOUT_CALL)
+            package = "tfdp.keras2" if valid_calls.IS_KERAS_2 else "tfdp"
+            reasons = without_call.WITHOUT_CALL
+            missing = public_names.missing(valid_calls.CALLS, reasons, package)
             answer({"calls": calls, "values": list(evil.VALUES), "missing": missing})
             continue
         case = Case(*question)

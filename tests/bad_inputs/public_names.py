@@ -41,14 +41,15 @@ def public_names():
     return found
 
 
-def missing(calls, reasons):
+def missing(calls, reasons, package="tfdp"):
     """Returns the public names that have neither a call nor a reason, and names that are gone.
 
     Args:
       calls: The names that have one; those of methods, and of calls of other forms, may follow.
       reasons: Why others have none, by name.
+      package: The package that is looked at.
     """
-    public = public_names()
+    public = [name for name in public_names() if name.startswith(package)]
     with_call = {name.partition(" of ")[0].partition(" and ")[0] for name in calls}
     last = {name.rsplit(".", 1)[-1] for name in with_call}
     found = [
@@ -59,6 +60,8 @@ def missing(calls, reasons):
     gone = [
         name
         for name in reasons
-        if name.rsplit(".", 1)[-1] not in {public_name.rsplit(".", 1)[-1] for public_name in public}
+        if name.startswith(package)
+        and name.rsplit(".", 1)[-1]
+        not in {public_name.rsplit(".", 1)[-1] for public_name in public}
     ]
     return found + [f"{name} (gone)" for name in gone]

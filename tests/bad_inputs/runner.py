@@ -27,10 +27,11 @@ class Runner:
     Args:
       limit: Seconds that a call may take.
       program: Source of the child.
+      keras: Version of the Keras that `tf.keras` is in the child.
     """
 
-    def __init__(self, limit: float = 20.0, program: str = _PROGRAM):
-        self._limit, self._program = limit, program
+    def __init__(self, limit: float = 20.0, program: str = _PROGRAM, keras: int = 3):
+        self._limit, self._program, self._keras = limit, program, keras
         self._child = None
         self._left = 0
         self.seconds = 0.0  # Of CPU, of the cases alone.
@@ -99,6 +100,7 @@ class Runner:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": "1",
+            "TF_USE_LEGACY_KERAS": str(int(self._keras == 2)),
         }
         self._child = subprocess.Popen(
             [sys.executable, "-c", self._program, str(self._limit)],
