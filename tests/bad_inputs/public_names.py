@@ -57,11 +57,10 @@ def missing(calls, reasons, package="tfdp"):
         for name in public
         if name not in with_call and name not in reasons and name.rsplit(".", 1)[-1] not in last
     ]
+    lasts = {name.rsplit(".", 1)[-1] for name in public}
     gone = [
         name
         for name in reasons
-        if name.startswith(package)
-        and name.rsplit(".", 1)[-1]
-        not in {public_name.rsplit(".", 1)[-1] for public_name in public}
+        if name.startswith(package) and name.rsplit(".", 1)[-1] not in lasts
     ]
     return found + [f"{name} (gone)" for name in gone]
