@@ -95,7 +95,8 @@ def checked_classes(num_classes: Any) -> int:
 def checked_stddev(name: str, stddev: Any) -> float:
     """Returns a standard deviation of noise on counts, or raises the error of the argument."""
     if not (is_number(stddev) and _LEAST_STDDEV <= stddev <= 1 / _LEAST_STDDEV):
-        raise error(name, f"a number from {_LEAST_STDDEV:g} to {1 / _LEAST_STDDEV:g}", stddev)
+        allowed = f"from {_LEAST_STDDEV:g} to {1 / _LEAST_STDDEV:g}"
+        raise error(name, f"a positive finite number, {allowed}", stddev)
     return float(stddev)
 
 
