@@ -115,11 +115,19 @@ def check_hyperparameters(values: Mapping[str, Any]) -> None:
 
 
 def as_floats(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of an optimizer, checked hyperparameters as Keras takes them: as floats."""
-    return {
-        name: float(value) if name in _HYPERPARAMETERS and is_number(value) else value
-        for name, value in values.items()
-    }
+    """Returns arguments of an optimizer of Keras 3, hyperparameters as it takes them: as floats.
+
+    Raises:
+      ValueError: A hyperparameter is a function, or the momentum no number.
+    """
+    found = dict(values)
+    for name in set(values) & set(_HYPERPARAMETERS):
+        value = values[name]
+        if is_number(value):
+            found[name] = float(value)
+        elif name == "momentum" or (callable(value) and name != "learning_rate"):
+            raise error(name, "a finite number", value)
+    return found
 
 
 def check_name(name: Any) -> None:
