@@ -233,7 +233,7 @@ else:
     print(sorted(aggregations.NAMED))
 """
     for ended, printed in zip(
-        forks.run_each(program, [["rule"], ["aggregation"]], "import tfdp"),
+        forks.run_each(program, [["rule"], ["aggregation"]], "import tfdp, tensorflow"),
         ["ImportanceSamplingClipping\n", "['batch', 'micro']\n"],
         strict=True,
     ):

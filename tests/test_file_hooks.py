@@ -125,12 +125,19 @@ batch = tf.zeros([16, 4]), tf.zeros([16, 3])
 model.fit(tf.data.Dataset.from_tensors(batch).repeat(1), verbose=0)
 print(sum(map(int, model.optimizer.released_steps())))
 """
-ORDERS_OF_KERAS_2 = ["import tfdp", "import tensorflow, tfdp", "import tfdp, tensorflow.keras"]
+FILES_OF_KERAS_2 = ("model.keras", "model.h5", "saved", "model.weights.h5", "variables")
+# What is imported before, and the files. Where that is `tfdp` alone, each file's process imports
+# all else: one file for each hook, of Keras and of TensorFlow.
+ORDERS_OF_KERAS_2 = {
+    "import tfdp, tensorflow.keras": FILES_OF_KERAS_2,
+    "import tensorflow, tfdp": FILES_OF_KERAS_2,
+    "import tfdp": ("model.h5", "variables"),
+}
 
 
 @pytest.fixture(scope="module")
 def files_of_keras_2(tmp_path_factory):
-    """Files of a model of Keras 2 after two steps."""
+    """A folder with files of a model of Keras 2 after two steps."""
     folder = tmp_path_factory.mktemp("files")
     batches = tfdp.data.poisson_batches((X, Y), **BATCHES)
     model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(3)])
@@ -142,8 +149,7 @@ def files_of_keras_2(tmp_path_factory):
     model.save_weights(folder / "model.weights.h5")
     kernel, bias = model.trainable_variables
     tf.train.Checkpoint(kernel=kernel, bias=bias).write(str(folder / "variables"))
-    names = ("model.keras", "model.h5", "saved", "model.weights.h5", "variables")
-    return [str(folder / name) for name in names]
+    return folder
 
 
 @needs_keras_2
@@ -151,8 +157,9 @@ def files_of_keras_2(tmp_path_factory):
 @pytest.mark.parametrize("order", ORDERS_OF_KERAS_2)
 def test_files_of_keras_2_are_read_before_a_front_end_is_used(order, files_of_keras_2):
     prelude = f"import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; {order}"
-    ended = forks.run_each(READ, [[path] for path in files_of_keras_2], prelude)
-    for path, process in zip(files_of_keras_2, ended, strict=True):
+    paths = [files_of_keras_2 / name for name in ORDERS_OF_KERAS_2[order]]
+    ended = forks.run_each(READ, [[path] for path in paths], prelude)
+    for path, process in zip(paths, ended, strict=True):
         assert process.output == "3\n", (path, process.output, process.errors[-2000:])
 
 
@@ -164,7 +171,7 @@ def test_files_that_nobody_prepares_for_are_caught(files_of_keras_2):
     )
     without = "import sys\nsys.modules['tfdp.base.file_hooks'] = type(sys)('without')\n"
     without += "sys.modules['tfdp.base.file_hooks'].prepare = lambda: None\n"
-    (ended,) = forks.run_each(READ, [files_of_keras_2[3:4]], without + prelude)
+    (ended,) = forks.run_each(READ, [[files_of_keras_2 / "model.weights.h5"]], without + prelude)
     assert ended.output == "1\n", ended.errors[-2000:]
 
 

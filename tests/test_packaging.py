@@ -121,7 +121,7 @@ def test_the_version_is_in_one_place():
 WITHOUT_TENSORFLOW_PRIVACY = """
 import sys
 sys.modules["tensorflow_privacy"] = None
-import tfdp
+import tfdp, tensorflow
 """
 
 OF_KERAS_2 = [

@@ -6,12 +6,12 @@ import pytest
 
 import tfdp
 from tfdp.accounting import planning
-from tfdp.accounting.planning import PlanRow
 
 
 def test_rows_are_within_the_budget_and_in_order():
     plan = tfdp.plan(3000, target_epsilon=2.0, epochs=4)
-    assert [row.batch_size for row in plan.rows] == [16, 32, 64, 128, 256]
+    assert [row.batch_size for row in plan.rows] == [8, 16, 32, 64, 128]
+    assert plan.recommended.batch_size == 32  # Not 16: 375 steps, too few as well.
     assert plan.delta == 0.00014 and plan.recommended in plan.rows
     for row in plan.rows:
         assert row.steps == 4 * round(3000 / row.batch_size)
@@ -30,33 +30,28 @@ def test_rows_are_within_the_budget_and_in_order():
         plan.epochs = 3
 
 
-def rows(*noises, steps=(800, 400, 200)):
-    sizes = zip((128, 256, 512), steps, noises, strict=True)
-    return tuple(PlanRow(size, count, 1.0, noise) for size, count, noise in sizes)
-
-
 @pytest.mark.parametrize(
-    ("given", "batch", "reason"),
+    ("size", "epochs", "most", "batch", "reason"),
     [
-        (rows(2.0, 1.5, 1.4), 256, "lower the noise of the run by only 7%."),
-        (rows(2.0, 1.5, 1.0), 512, "each doubling up to it lowers the noise of the run by 10%"),
-        (rows(2.0, 2.0, 2.0), 128, "by only 0%."),
-        (rows(2.0, 1.9, 1.85, steps=(2000, 1000, 500)), 256, "half as large, they take 2000 steps"),
-        (rows(2.0, 1.9, 1.85, steps=(9000, 6000, 3000)), 512, "smaller ones take more steps"),
-        (rows(2.0, 1.9, 1.85)[:1], 128, "no other size was looked at"),
+        (60_000, 5, 6000, 512, "the largest that leave 500 steps (585 steps)"),
+        (60_000, 50, 1000, 1000, "the largest (3000 steps)"),
+        (1000, 1, 100, 32, "31 steps are few: train more epochs"),
+        (60, 1, 6, 6, "10 steps are few"),  # No smaller than 32, where N allows it.
+        (3, 500, 3, 3, "the largest (500 steps)"),
     ],
 )
-def test_the_recommended_row(given, batch, reason):
-    row, why = planning._recommended(given)
-    assert row.batch_size == batch and reason in why
+def test_the_recommended_row(size, epochs, most, batch, reason, monkeypatch):
+    monkeypatch.setattr(planning, "calibrate_noise_multiplier", lambda **_: 1.0)
+    plan = tfdp.plan(size, 1.0, epochs=epochs, max_batch_size=most)
+    assert plan.recommended.batch_size == batch and reason in plan.reason
+    assert plan.recommended in plan.rows and plan.rows[-1].batch_size <= most
 
 
 @pytest.mark.parametrize(
     ("size", "largest"), [(1, 1), (9, 1), (19, 1), (20, 2), (50_000, 4096), (10**8, 16384)]
 )
-def test_the_largest_batch(size, largest, monkeypatch):
-    monkeypatch.setattr(planning, "calibrate_noise_multiplier", lambda **_: 1.0)
-    assert tfdp.plan(size, 1.0).rows[-1].batch_size == largest
+def test_the_largest_batch(size, largest):
+    assert planning.planned_batch_size(size, 10**5) == largest
 
 
 @pytest.mark.parametrize(

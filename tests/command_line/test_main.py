@@ -54,6 +54,18 @@ def test_noise_is_within_the_budget(capsys):
     assert f"noise multiplier      {facts['noise_multiplier']:g}\n" in ran(capsys, *NOISE)[1]
 
 
+def test_signs_cost_less(capsys):
+    priced = PrivacyLedger()
+    step = event_codec.sampled_gaussian(0.05, 1.1, releases_signs=True)
+    priced.record(step, 60, UNPADDED_TRUNCATION_PROBABILITY)
+    cost = json.loads(ran(capsys, *EPSILON, "--signs", "--format=json")[1])["epsilon"]
+    assert cost == pytest.approx(priced.epsilon(1e-5).epsilon, rel=1e-5)
+    gaussian, signs = (
+        json.loads(ran(capsys, *NOISE, *more, "--format=json")[1]) for more in ([], ["--signs"])
+    )
+    assert signs["noise_multiplier"] < gaussian["noise_multiplier"] and signs["epsilon"] <= 2
+
+
 def test_plan_is_that_of_python(capsys, tmp_path):
     picture = tmp_path / "noise.svg"
     status, output, _ = ran(capsys, *PLAN, f"--plot={picture}")
@@ -61,7 +73,7 @@ def test_plan_is_that_of_python(capsys, tmp_path):
     assert (status, output) == (0, f"{planned}\n")
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     facts = json.loads(ran(capsys, *PLAN, "--format=json")[1])
-    assert [row["batch_size"] for row in facts["rows"]] == [12, 25, 50, 100, 200]
+    assert [row["batch_size"] for row in facts["rows"]] == [8, 16, 32, 64, 128]
 
 
 BAD = {

@@ -20,7 +20,7 @@ def make(model, **kwargs):
 
 def test_training_costs_no_more_than_the_budget(capsys):
     model, batches, budget = make(small_model(), metrics=["accuracy"])
-    assert "Optimizer: DPAdam, learning rate 0.005." in capsys.readouterr().out
+    assert "Optimizer: DPAdam, learning rate 0.04, which" in capsys.readouterr().out
     model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
     assert model.optimizer.ledger.steps == 8
     assert 1.9 < model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0

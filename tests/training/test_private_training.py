@@ -219,6 +219,20 @@ def test_the_default_batch_is_a_tenth_of_few_examples(size, expected):
     assert tfdp.data.poisson_batches(data).sampling.expected_batch_size == expected
 
 
+def test_a_rate_that_nobody_chose_is_replaced():
+    def rates(by_compile, **kwargs):
+        rate = make(model(by_compile), **kwargs).model.optimizer.get_config()["learning_rate"]
+        if isinstance(rate, dict):
+            return tuple(rate["config"][f"{name}_learning_rate"] for name in ("initial", "end"))
+        return pytest.approx(rate)
+
+    assert rates("adam") == rates("sgd", optimizer="adam") == (0.04, 0.0)
+    assert rates(KERAS.SGD(momentum=0.9)) == (0.4, 0.0)
+    assert rates("adam", learning_rate=0.3) == 0.3
+    assert rates(KERAS.Adam(0.002)) == 0.002
+    assert rates("sgd", optimizer=KERAS.Adam()) == 0.001  # An argument is a choice.
+
+
 def test_two_arguments():
     with pytest.raises(TypeError, match=r"one pair, `\(x, y\)`, in parentheses"):
         tfdp.make_private(model("adam"), X, Y, epochs=2, target_epsilon=2.0)

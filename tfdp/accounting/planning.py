@@ -1,7 +1,6 @@
 """Plans of a training: the noise that each batch size takes, before anything is trained."""
 
 import dataclasses
-import itertools
 import math
 import textwrap
 from typing import Any
@@ -11,14 +10,12 @@ from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.base import validation
 
 _EPOCHS = 20
-_ROWS = 5
-# Largest batch, where none is given: an epoch has at least ten steps, as for `make_private`.
+_ROWS_BESIDE = 2  # Rows of a plan with smaller batches than the recommended, and with larger ones.
+# Accuracy hardly changed between some 500 and 1,500 steps (docs/choosing.md), and noise falls with
+# the batch: the largest batch is recommended that leaves so many steps, within limits.
+_LEAST_STEPS = 500
+_SMALLEST_BATCH, _LARGEST_BATCH = 32, 16384
 _LEAST_STEPS_PER_EPOCH = 10
-_LARGEST_BATCH = 16384
-# A larger batch is recommended if the noise of the run falls by at least this share.
-_GAIN = 0.1
-# More steps than about 1,000 gained nothing (docs/choosing.md): a row with more is passed over.
-_MOST_STEPS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +91,9 @@ def plan(
 
     It looks at no data and costs no privacy. The noise of the run, `dataset_size *
     noise_multiplier / (batch_size * sqrt(steps))`, falls with larger batches and more epochs. The
-    recommended batch is the smallest with at most 1,500 steps whose double lowers it by less than
-    10%: docs/choosing.md has the accuracies that this rule comes from.
+    recommended batch is the largest power of two that leaves 500 steps and, where N allows it, at
+    least 32: docs/choosing.md has the accuracies that this rule comes from. `make_private` takes
+    the same batch where none is given.
 
     Args:
       dataset_size: Number of training examples, N. Treated as public.
@@ -124,20 +122,43 @@ def plan(
     delta = validation.between_zero_and_one("delta", delta)
     epochs = validation.positive_integer("epochs", _EPOCHS if epochs is None else epochs)
     if max_batch_size is None:
-        largest = min(_LARGEST_BATCH, max(1, size // _LEAST_STEPS_PER_EPOCH))
-        largest = 2 ** int(math.log2(largest))
+        largest = _largest_batch(size)
     else:
         largest = validation.positive_integer("max_batch_size", max_batch_size)
         if largest > size:
             raise validation.error("max_batch_size", f"at most dataset_size={size}", largest)
-    batches = sorted({max(1, largest // 2**halved) for halved in range(_ROWS)})
+    chosen = planned_batch_size(size, epochs, largest)
+    powers = range(-_ROWS_BESIDE, _ROWS_BESIDE + 1)
+    batches = sorted({min(largest, max(1, int(chosen * 2.0**power))) for power in powers})
     if (most := steps_of(size, batches[0], epochs)) > MOST_RELEASES:
         raise validation.error(
             "epochs", f"so few that there are at most {MOST_RELEASES} steps, not {most}", epochs
         )
     rows = tuple(_row(size, target, delta, epochs, batch) for batch in batches)
-    chosen, reason = _recommended(rows)
-    return Plan(size, target, delta, epochs, rows, chosen, reason)
+    recommended = rows[batches.index(chosen)]
+    return Plan(size, target, delta, epochs, rows, recommended, _reason(recommended, largest))
+
+
+def planned_batch_size(dataset_size: int, epochs: int, max_batch_size: int | None = None) -> int:
+    """Returns the batch size that `plan` recommends, and `make_private` takes.
+
+    Args:
+      dataset_size: Number of training examples, N.
+      epochs: Number of epochs.
+      max_batch_size: See `plan`.
+
+    Example:
+      >>> [planned_batch_size(60000, epochs) for epochs in (1, 5, 20)]
+      [64, 512, 2048]
+    """
+    largest = _largest_batch(dataset_size) if max_batch_size is None else max_batch_size
+    batch = min(_SMALLEST_BATCH, largest)
+    while batch < largest:
+        larger = min(2 * batch, largest)
+        if steps_of(dataset_size, larger, epochs) < _LEAST_STEPS:
+            break
+        batch = larger
+    return batch
 
 
 def steps_of(dataset_size: int, batch_size: int, epochs: int) -> int:
@@ -157,33 +178,20 @@ def _row(size: int, target: float, delta: float, epochs: int, batch: int) -> Pla
     return PlanRow(batch, steps, noise, size * noise / (batch * math.sqrt(steps)))
 
 
-def _recommended(rows: tuple[PlanRow, ...]) -> tuple[PlanRow, str]:
-    """Returns the row to take, and why."""
-    smaller: PlanRow | None = None  # Passed over because it takes many steps.
-    for row, larger in itertools.pairwise(rows):
-        falls = max(0.0, 1 - larger.noise_of_the_run / row.noise_of_the_run)
-        if falls >= _GAIN:
-            continue
-        if row.steps > _MOST_STEPS:
-            smaller = row
-            continue
-        reason = f"twice as large, they lower the noise of the run by only {falls:.0%}"
-        if smaller is not None:
-            reason += (
-                f"; half as large, they take {smaller.steps} steps, and more than about 1000 "
-                "gained nothing where it was measured"
-            )
-        return row, f"Take batches of {row.batch_size}: {reason}."
-    row = rows[-1]
-    if len(rows) == 1:
-        return row, f"Take batches of {row.batch_size}: no other size was looked at."
-    if smaller is not None:
-        reason = "smaller ones take more steps, and more than about 1000 gained nothing where it"
-        return row, f"Take batches of {row.batch_size}, the largest: {reason} was measured."
-    return row, (
-        f"Take batches of {row.batch_size}, the largest: each doubling up to it lowers the noise "
-        f"of the run by {_GAIN:.0%} or more."
-    )
+def _largest_batch(size: int) -> int:
+    largest = min(_LARGEST_BATCH, max(1, size // _LEAST_STEPS_PER_EPOCH))
+    return 2 ** int(math.log2(largest))
+
+
+def _reason(row: PlanRow, largest: int) -> str:
+    steps = f"{row.steps} steps"
+    if row.steps < _LEAST_STEPS:
+        why = f"smaller ones have much more noise, and {steps} are few: train more epochs"
+    elif row.batch_size < largest:
+        why = f"the largest that leave {_LEAST_STEPS} steps ({steps})"
+    else:
+        why = f"the largest ({steps})"
+    return f"Take batches of {row.batch_size}: {why}."
 
 
 def _number(count: int, noun: str) -> str:

@@ -47,6 +47,11 @@ _DELTA = click.option(
     type=PROBABILITY,
     help="Delta of the guarantee; by default N^-1.1, rounded down to two digits.",
 )
+_SIGNS = click.option(
+    "--signs",
+    is_flag=True,
+    help="Only signs of the noisy sums leave: DPSignAdam, DPSignSGD without momentum.",
+)
 _JSON = click.option(
     "--format",
     "form",
@@ -88,7 +93,7 @@ def tfdp() -> None:
     required=True,
     help="Standard deviation of the noise over the clip.",
 )
-@_options(_LENGTH, _DELTA, _JSON)
+@_options(_LENGTH, _DELTA, _SIGNS, _JSON)
 def epsilon(
     dataset_size: int,
     batch_size: int,
@@ -96,13 +101,14 @@ def epsilon(
     epochs: int | None,
     steps: int | None,
     delta: float | None,
+    signs: bool,
     form: str,
 ) -> None:
     """Epsilon of a training, and what an attacker can reach."""
     taken = _steps(dataset_size, batch_size, epochs, steps)
     delta = _delta(delta, dataset_size)
     budget.warn_of_delta(delta, [dataset_size])
-    ledger = _ledger(dataset_size, batch_size, noise_multiplier, taken)
+    ledger = _ledger(dataset_size, batch_size, noise_multiplier, taken, signs)
     stated = statement.statement_of(ledger, delta, dataset_size)
     if form == "json":
         click.echo(_dumps({"steps": taken, **_facts(stated)}))
@@ -122,7 +128,7 @@ def epsilon(
     )
 )
 @click.option("--epsilon", "target", type=POSITIVE, required=True, help="The privacy budget.")
-@_options(_SIZE, _BATCH, _LENGTH, _DELTA, _JSON)
+@_options(_SIZE, _BATCH, _LENGTH, _DELTA, _SIGNS, _JSON)
 def noise(
     target: float,
     dataset_size: int,
@@ -130,6 +136,7 @@ def noise(
     epochs: int | None,
     steps: int | None,
     delta: float | None,
+    signs: bool,
     form: str,
 ) -> None:
     """The least noise multiplier for a privacy budget."""
@@ -142,10 +149,11 @@ def noise(
             steps=taken,
             dataset_size=dataset_size,
             expected_batch_size=batch_size,
+            releases_signs=signs,
         )
     except ValueError as error:
         raise click.ClickException(_in_options(error)) from error
-    bound = _ledger(dataset_size, batch_size, found, taken).epsilon(delta)
+    bound = _ledger(dataset_size, batch_size, found, taken, signs).epsilon(delta)
     if form == "json":
         reached = rounding.rounded_up(bound.epsilon)
         facts = {"noise_multiplier": found, "steps": taken, "epsilon": reached, "delta": delta}
@@ -261,9 +269,11 @@ def _delta(delta: float | None, dataset_size: int) -> float:
     return budget.default_delta(dataset_size) if delta is None else delta
 
 
-def _ledger(dataset_size: int, batch_size: int, noise: float, steps: int) -> PrivacyLedger:
+def _ledger(
+    dataset_size: int, batch_size: int, noise: float, steps: int, signs: bool
+) -> PrivacyLedger:
     ledger = PrivacyLedger()
-    event = event_codec.sampled_gaussian(batch_size / dataset_size, noise)
+    event = event_codec.sampled_gaussian(batch_size / dataset_size, noise, signs)
     ledger.record(event, steps, sampling.UNPADDED_TRUNCATION_PROBABILITY)
     return compose_ledgers([ledger], dataset_sizes=[dataset_size])
 

@@ -182,6 +182,25 @@ def in_chunks(batches: PoissonBatches, chunk_size: int) -> PoissonBatches:
     return _made_of(batches.source, sampling, int(batches.cardinality()))
 
 
+def of_batch_size(
+    batches: PoissonBatches, expected_batch_size: int, chunk_size: int | None = None
+) -> PoissonBatches:
+    """Returns batches of the same data with another expected size, drawn anew.
+
+    Args:
+      batches: Batches that were made without `seed`, `steps_per_epoch` and `cycle_length`.
+      expected_batch_size: See `poisson_batches`.
+      chunk_size: See `poisson_batches`.
+    """
+    sampling = dataclasses.replace(
+        batches.sampling, expected_batch_size=expected_batch_size, gradient_accumulation_steps=1
+    )
+    if chunk_size is not None:
+        sampling = sampling_in_chunks(sampling, chunk_size)
+    steps_per_epoch = max(1, round(sampling.dataset_size / expected_batch_size))
+    return _made_of(batches.source, sampling, steps_per_epoch)
+
+
 def sampling_in_chunks(sampling: PoissonSampling, chunk_size: int) -> PoissonSampling:
     """Returns the sampling of batches that come in chunks; those of a GPU have one size then.
 

@@ -17,7 +17,8 @@ from tfdp.keras2.front_end import KERAS_2
 from tfdp.keras2.keras_2 import check_is_model
 from tfdp.keras2.model_check import validate, validate_without_loss
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
-from tfdp.training.private_training import FrontEnd, PrivateTraining, prepare
+from tfdp.training import learning_rates
+from tfdp.training.private_training import Chosen, FrontEnd, PrivateTraining, prepare
 
 _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "adam": DPAdam,
@@ -25,8 +26,12 @@ _BY_NAME: dict[str, type[PrivateOptimizerMixin]] = {
     "signadam": DPSignAdam,
     "signsgd": DPSignSGD,
 }
-# Learning rates if none is given; docs/choosing.md says how they were measured.
-_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
+_RATES: dict[type[PrivateOptimizerMixin], learning_rates.Kind] = {
+    DPAdam: learning_rates.ADAM,
+    DPSGD: learning_rates.SGD,
+    DPSignAdam: learning_rates.SIGN,
+    DPSignSGD: learning_rates.SIGN,
+}
 # Arguments of a Keras optimizer. One kind has the same names in all of Keras 2.
 _OF_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
 _TAKEN_OVER: dict[str, tuple[type[PrivateOptimizerMixin], tuple[str, ...]]] = {
@@ -94,14 +99,15 @@ def make_private(
         model: epsilon is infinite, and `privacy_statement` says that there is none.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
-      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
-        less.
+      batch_size: Expected number of examples in a batch; at most N. None: what `tfdp.plan`
+        recommends, the largest power of two that leaves 500 steps.
       optimizer: "adam", "adamw", "sgd", "signadam" or "signsgd"; a class such as
         `tfdp.DPSignAdam`; or an Adam, AdamW or SGD of Keras, whose parameters are taken over. None:
         that of the compiled model, otherwise "adam".
       learning_rate: A number or schedule. None: that of the Keras optimizer whose parameters are
-        taken over; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a
-        convolutional network learns MNIST (docs/choosing.md), and the optimizer's own for others.
+        taken over, but for a rate that Keras set by itself, such as Adam's 0.001. In its place, and
+        for names and classes of private optimizers: a rate that falls linearly to zero over the
+        planned steps, whose peak follows from their number (docs/choosing.md).
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: See `model.compile`. None: that of the compiled model, or what the model computes by
         itself: in `train_step`, in `compute_loss`, or with `add_loss`.
@@ -161,16 +167,18 @@ def make_private(
 
 def _choose(
     model: Any, given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
-) -> tuple[Callable[..., PrivateOptimizerMixin], dict[str, Any]]:
-    """Returns a function that makes the private optimizer, and its arguments."""
+) -> Chosen:
+    """Returns the optimizer that an argument stands for; see `FrontEnd.choose`."""
     private_class, parameters = _private_optimizer(given, is_from_compile)
     parameters |= arguments
     if learning_rate is not None:
         parameters["learning_rate"] = learning_rate
-    elif "learning_rate" not in parameters and private_class in _LEARNING_RATES:
-        parameters["learning_rate"] = _LEARNING_RATES[private_class]
+    planned = None if "learning_rate" in parameters else _RATES.get(private_class)
+    if is_from_compile and learning_rate is None and "learning_rate" not in arguments:
+        rate = {"learning_rate": parameters.get("learning_rate")}
+        planned = planned or learning_rates.instead_of(type(given).__name__, rate, is_task=False)
     if not isinstance(given, tf.keras.optimizers.Optimizer):  # Legacy ones have no weight decay.
-        return private_class, parameters
+        return Chosen(private_class, parameters, planned)
     names = getattr(given, "_exclude_from_weight_decay_names", [])
 
     def make(*args: Any, **kwargs: Any) -> PrivateOptimizerMixin:
@@ -180,7 +188,7 @@ def _choose(
         optimizer.exclude_from_weight_decay(excluded, names)
         return optimizer
 
-    return make, parameters
+    return Chosen(make, parameters, planned)
 
 
 def _compile_arguments(model: Any) -> dict[str, Any]:

@@ -370,7 +370,14 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
+        try:
+            self.inner_optimizer.learning_rate = learning_rate
+        except TypeError as error:
+            raise TypeError(
+                "A learning rate that follows a schedule cannot be set, as callbacks such as "
+                "`LearningRateScheduler` do: give the optimizer, or `make_private`, the argument "
+                f"`learning_rate`, a number. Received: {learning_rate!r}."
+            ) from error
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the weight decay of the inner optimizer."""

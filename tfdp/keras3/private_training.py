@@ -1,6 +1,5 @@
 """Private training of a Keras 3 model in one call: batches, noise for a budget, and `compile`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import keras
 from tfdp.accounting.ledger import Ledgers
 from tfdp.base import devices
 from tfdp.base.validation import error
+from tfdp.data import tasks
 from tfdp.data.columns import Features
 from tfdp.keras3 import several_optimizers
 from tfdp.keras3.callbacks import PrivacyBudget
@@ -18,11 +18,16 @@ from tfdp.keras3.keras_3 import check_is_model
 from tfdp.keras3.model_check import validate, validate_without_loss
 from tfdp.keras3.named import DPSGD, DPAdam, DPSignAdam, DPSignSGD
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
-from tfdp.training.private_training import FrontEnd, PrivateTraining, prepare
+from tfdp.training import learning_rates
+from tfdp.training.private_training import Chosen, FrontEnd, PrivateTraining, prepare
 
 _BY_NAME = {"adam": DPAdam, "sgd": DPSGD, "signadam": DPSignAdam, "signsgd": DPSignSGD}
-# Where none is given; docs/choosing.md says how they were measured.
-_LEARNING_RATES = {DPAdam: 0.005, DPSGD: 0.5, DPSignAdam: 0.002}
+_RATES = {
+    DPAdam: learning_rates.ADAM,
+    DPSGD: learning_rates.SGD,
+    DPSignAdam: learning_rates.SIGN,
+    DPSignSGD: learning_rates.SIGN,
+}
 
 
 def make_private(
@@ -75,14 +80,16 @@ def make_private(
         model: epsilon is infinite, and `privacy_statement` says that there is none.
       delta: The delta of the guarantee, in (0, 1). None: N^-1.1, rounded down to two digits, which
         is below 1 / N.
-      batch_size: Expected number of examples in a batch; at most N. None: 256, or N / 10 if that is
-        less.
+      batch_size: Expected number of examples in a batch; at most N. None: what `tfdp.plan`
+        recommends, the largest power of two that leaves 500 steps.
       optimizer: "adam", "sgd", "signadam" or "signsgd"; a class such as `tfdp.keras3.DPSignAdam`;
         or any optimizer of Keras 3, which `tfdp.keras3.DPOptimizer` makes private. None: that of
         the compiled model, otherwise "adam".
-      learning_rate: A number or schedule. None: that of the Keras optimizer that is given, if one
-        is; otherwise 0.005 for Adam, 0.5 for SGD and 0.002 for SignAdam, with which a convolutional
-        network learns MNIST (docs/choosing.md), and the optimizer's own for others.
+      learning_rate: A number or schedule. None: that of the Keras optimizer that is given, or that
+        the model was compiled with, but for a rate that Keras or KerasHub set by themselves, such
+        as Adam's 0.001. In its place, and for names and classes of private optimizers: a rate that
+        falls linearly to zero over the planned steps, whose peak follows from their number
+        (docs/choosing.md); the optimizer's own for kinds that have no such rule.
       l2_norm_clip: Largest l2 norm of an example's gradient.
       loss: See `model.compile`. None: that of the compiled model, or what the model computes by
         itself: in `train_step`, in `compute_loss`, or with `add_loss`.
@@ -157,19 +164,18 @@ def _compile_arguments(model: Any) -> dict[str, Any]:
 
 def _choose(
     model: Any, given: Any, is_from_compile: bool, learning_rate: Any, arguments: dict[str, Any]
-) -> tuple[Callable[..., DPOptimizer], dict[str, Any]]:
-    """Returns a function that makes the private optimizer, and its arguments."""
-    parameters = dict(arguments)
+) -> Chosen:
+    """Returns the optimizer that an argument stands for; see `FrontEnd.choose`."""
+    parameters, is_name = dict(arguments), isinstance(given, str)
     if isinstance(given, str) and given.lower() in _BY_NAME and not is_from_compile:
         given = _BY_NAME[given.lower()]
     elif isinstance(given, str):
         given = DPAdam if given == "adam" else keras.optimizers.get(given)
     if isinstance(given, type) and issubclass(given, DPOptimizer) and given is not DPOptimizer:
-        if learning_rate is None and given in _LEARNING_RATES:
-            learning_rate = _LEARNING_RATES[given]
         if learning_rate is not None:
             parameters.setdefault("learning_rate", learning_rate)
-        return given, parameters
+        planned = None if "learning_rate" in parameters else _RATES.get(given)
+        return Chosen(given, parameters, planned)
     if isinstance(given, DPOptimizer) or not isinstance(given, keras.optimizers.Optimizer):
         why = ", as the model was compiled with a private one" if is_from_compile else ""
         raise ValueError(
@@ -178,10 +184,21 @@ def _choose(
             f"Received: {given!r}."
         )
     inner = several_optimizers.fresh(given, model.trainable_variables)
-    if learning_rate is not None:
-        if several_optimizers.is_multi(inner):
+
+    def make(*args: Any, learning_rate: Any = None, **kwargs: Any) -> DPOptimizer:
+        if learning_rate is not None:
+            inner.learning_rate = learning_rate
+        return DPOptimizer(inner, *args, **kwargs)
+
+    if several_optimizers.is_multi(inner):
+        if learning_rate is not None:
             raise error(
                 "learning_rate", "None for a MultiOptimizer, whose parts have rates", learning_rate
             )
-        inner.learning_rate = learning_rate
-    return functools.partial(DPOptimizer, inner), parameters
+        return Chosen(make, parameters)
+    if learning_rate is not None:
+        return Chosen(make, {**parameters, "learning_rate": learning_rate})
+    if not (is_from_compile or is_name):
+        return Chosen(make, parameters)
+    name, is_task = type(inner).__name__, tasks.preprocessor_of(model) is not None
+    return Chosen(make, parameters, learning_rates.instead_of(name, inner.get_config(), is_task))

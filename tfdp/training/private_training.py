@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdp.accounting.budget import default_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
+from tfdp.accounting.planning import planned_batch_size, steps_of
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.base import devices
@@ -22,7 +23,7 @@ from tfdp.data.batches import PoissonBatches
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 from tfdp.step.record import record_ledger
 from tfdp.step.selective import SelectiveUpdateMixin
-from tfdp.training import chunk_sizes, front_end
+from tfdp.training import chunk_sizes, front_end, learning_rates
 from tfdp.training.findings import ModelCheck
 from tfdp.training.model_check import has_own_step
 from tfdp.training.privacy_budget import BudgetCallback
@@ -45,6 +46,20 @@ class PrivateTraining(NamedTuple):
     budget: Any
 
 
+class Chosen(NamedTuple):
+    """The private optimizer of a training.
+
+    Attributes:
+      make: Makes it, of the clip, the noise and other arguments.
+      arguments: These.
+      rates: The rule for its learning rate, if none was given.
+    """
+
+    make: Callable[..., Any]
+    arguments: dict[str, Any]
+    rates: learning_rates.Kind | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrontEnd(front_end.FrontEnd):
     """Parts of `make_private` that differ between Keras 2 and Keras 3.
@@ -52,8 +67,7 @@ class FrontEnd(front_end.FrontEnd):
     Attributes:
       compiled: Returns the arguments of a model's last `compile`; empty if there was none.
       choose: Gets the model; an optimizer, or what stands for one; whether it is that of the
-        compiled model; the learning rate, if it is given; and other arguments. Returns a function
-        that makes the private optimizer of the clip, the noise and arguments; and these.
+        compiled model; the learning rate, if it is given; and other arguments.
       is_built: Returns whether a model has its weights, and knows its inputs.
       validate: Finds what training would refuse of a model with a loss.
       validate_without_loss: Finds what training would refuse of a model with a loss of its own.
@@ -61,9 +75,7 @@ class FrontEnd(front_end.FrontEnd):
     """
 
     compiled: Callable[[Any], dict[str, Any]]
-    choose: Callable[
-        [Any, Any, bool, Any, dict[str, Any]], tuple[Callable[..., Any], dict[str, Any]]
-    ]
+    choose: Callable[[Any, Any, bool, Any, dict[str, Any]], Chosen]
     is_built: Callable[[Any], bool]
     validate: Callable[..., ModelCheck]
     validate_without_loss: Callable[..., ModelCheck]
@@ -116,7 +128,7 @@ def prepare(
             "Argument `optimizer` must not be selective, whose test has a noise of its own. "
             f"Received: {given.__name__}: use SelectiveModel and PrivacyBudget."
         )
-    make, parameters = keras.choose(
+    make, parameters, rates = keras.choose(
         model, given, optimizer is None, learning_rate, optimizer_arguments
     )
     takes_weights = loss is not None and _takes_weights(model)
@@ -135,8 +147,17 @@ def prepare(
             batches = _batches(data, padding=few_sizes, **data_arguments)
     if batches is None:
         batches = _batches(data, padding=padding, **data_arguments)
-    size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
+    size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
+    if batch_size is None:
+        expected = planned_batch_size(size, epochs)
+        batches = poisson.of_batch_size(batches, expected, chunk_size)
+        data_arguments["expected_batch_size"] = expected
+    steps = steps_of(size, batches.sampling.expected_batch_size, epochs)
+    if rates is not None:
+        peak = rates.peak(steps, l2_norm_clip, parameters)
+        schedules = keras.package.optimizers.schedules
+        parameters["learning_rate"] = schedules.PolynomialDecay(peak, steps, 0.0)
     if loss is not None and not own_step and not keras.is_built(model):
         x = batches.input_spec
         with using("data", x, "inputs of the model"):
@@ -147,7 +168,6 @@ def prepare(
     if is_chosen and parameters.get("num_microbatches") is None:  # Microbatches must be whole.
         batches, chunks = _that_fit(keras, model, loss, batches, found, own_step)
     batches.preprocessor, batches.is_private = preprocessor, True
-    steps = epochs * max(1, round(size / expected))
     spent = [*_spent(model), *as_ledgers(prior)]
     check_unit(compose_ledgers(spent), batches.sampling.unit)
     budgeted: dict[str, Any] = {
@@ -155,7 +175,7 @@ def prepare(
         "delta": delta,
         "steps": steps,
         "dataset_size": size,
-        "expected_batch_size": expected,
+        "expected_batch_size": batches.sampling.expected_batch_size,
         "truncation_probability": batches.sampling.truncation_probability,
         "prior": spent,
     }
@@ -176,7 +196,8 @@ def prepare(
     if verbose:
         before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
         why = _why_this_noise(target_epsilon, planned)
-        _print(private, batches, budget, epochs, steps, before, why, chunks)
+        rate = _rate(private) if rates is None else f"{peak:g}, which falls linearly to 0"
+        _print(private, batches, budget, epochs, steps, before, why, rate, chunks)
     return PrivateTraining(model, batches, budget)
 
 
@@ -359,6 +380,7 @@ def _print(
     steps: int,
     before: float,
     why: str,
+    rate: str,
     chunks: str | None,
 ) -> None:
     sampling = batches.sampling
@@ -377,7 +399,7 @@ def _print(
         f"{f'Chunks: batches come {chunks}.{chr(10)}' if chunks else ''}"
         f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
         f"multiplier {_noise(optimizer.noise_multiplier)}, {why}.\n"
-        f"Optimizer: {_name(optimizer)}, learning rate {_rate(optimizer)}.\n"
+        f"Optimizer: {_name(optimizer)}, learning rate {rate}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
         "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
     )

@@ -1,0 +1,245 @@
+"""Compares the defaults of `make_private` with the best of a grid of settings, on small tasks.
+
+    python -m benchmarks.defaults --data_dir=... --record=defaults.jsonl
+
+Each task of `benchmarks.default_tasks` is trained with nothing but a budget given, with three
+seeds; with every setting of a grid and one seed; and without privacy. Epochs are the same. The best
+setting is chosen on one half of the test examples, and every score is measured on the other. Each
+run that ended is a line of the record, and is not done again: several processes may share a record
+(`--tasks`, `--seeds`). `--settings` takes those of the grid whose names match, such as
+"adam.*linear". The table is printed at the end; `--only_table` prints it alone.
+"""
+
+import argparse
+import dataclasses
+import math
+import re
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdp.keras3
+from benchmarks.default_tasks import TASKS, Split, Task
+from experiments import records
+
+DEFAULT, PLAIN = "default", "not private"
+FIXED = "batches of 256, rate 0.005"  # Or of a tenth of the examples, if that is less.
+CONSTANT, LINEAR = "constant", "linear"
+_STEPS = (150, 500, 1500)  # About, for the batch sizes of the grid, which are powers of two.
+_RATES = {"adam": (0.002, 0.005, 0.01, 0.02, 0.04), "sgd": (0.1, 0.3, 1.0)}
+_GOAL, _LEAST = 1.0, 2.5  # Points below the grid's best.
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is given to `make_private` beside the budget.
+
+    Attributes:
+      optimizer: "adam", or "sgd" with momentum 0.9.
+      batch_size: Expected batch size.
+      learning_rate: The rate at the beginning.
+      schedule: "constant", or "linear" to fall to zero.
+      title: A name of its own.
+    """
+
+    optimizer: str
+    batch_size: int
+    learning_rate: float
+    schedule: str
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in records and tables."""
+        if self.title:
+            return self.title
+        return f"{self.optimizer}, {self.batch_size}, {self.learning_rate:g}, {self.schedule}"
+
+    def arguments(self, size: int, epochs: int) -> dict[str, Any]:
+        """Returns the arguments of `make_private` for `size` examples."""
+        rate: Any = self.learning_rate
+        if self.schedule == LINEAR:
+            steps = epochs * max(1, round(size / self.batch_size))
+            rate = keras.optimizers.schedules.PolynomialDecay(rate, steps, 0.0)
+        momentum = {"momentum": 0.9} if self.optimizer == "sgd" else {}
+        given = {"optimizer": self.optimizer, "batch_size": self.batch_size}
+        return {**given, "learning_rate": rate, **momentum}
+
+
+def grid(size: int, epochs: int) -> list[Setting]:
+    """Returns 40 settings for `size` training examples: three batch sizes, rates, schedules.
+
+    The first is the same for all tasks.
+    """
+    batches = [2 ** round(math.log2(size * epochs / steps)) for steps in _STEPS]
+    return [Setting("adam", min(256, size // 10), 0.005, CONSTANT, FIXED)] + [
+        Setting(optimizer, batch, rate, schedule)
+        for optimizer, rates in _RATES.items()
+        for batch in batches
+        for rate in rates
+        for schedule in ((LINEAR, CONSTANT) if optimizer == "adam" else (LINEAR,))
+    ]
+
+
+def train(
+    task: Task, data: Split, epsilon: float | None, setting: Setting | None, seed: int
+) -> dict[str, Any]:
+    """Trains once.
+
+    Args:
+      task: The task.
+      data: What its `load` returns.
+      epsilon: The budget; None: without privacy.
+      setting: What is given beside the budget; None: the defaults.
+      seed: Of the weights. Batches and noise are random.
+
+    Returns:
+      A line of the record: score on each half of the test examples, in percent.
+    """
+    x, y, test_x, test_y = data
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    model, start = task.build(), time.perf_counter()
+    line = {"task": task.name, "epsilon": epsilon, "seed": seed}
+    if epsilon is None:
+        model.compile("adam", task.loss)
+        model.fit(x, y, batch_size=64, epochs=task.epochs, verbose=0)
+        line["setting"] = PLAIN
+    else:
+        given = {} if setting is None else setting.arguments(len(x), task.epochs)
+        model, batches, budget = tfdp.keras3.make_private(
+            model,
+            (x, y),
+            epochs=task.epochs,
+            target_epsilon=epsilon,
+            loss=task.loss,
+            verbose=False,
+            **given,
+        )
+        model.fit(batches, epochs=task.epochs, callbacks=[budget], verbose=0)
+        optimizer = model.optimizer
+        line |= {
+            "setting": DEFAULT if setting is None else setting.name,
+            "batch_size": optimizer.sampling.expected_batch_size,
+            "noise_multiplier": optimizer.noise_multiplier,
+        }
+    seconds = time.perf_counter() - start
+    predicted = model.predict(test_x, batch_size=1000, verbose=0)
+    half = np.random.default_rng(3).permutation(len(test_y)) % 2 == 0
+    scores = {
+        name: round(task.measure(test_y[rows], predicted[rows]), 2)
+        for name, rows in (("choice", half), ("score", ~half))
+    }
+    return {**line, **scores, "seconds": round(seconds, 1)}
+
+
+def runs(
+    size: int,
+    epochs: int,
+    epsilons: Sequence[float],
+    seeds: Sequence[int],
+    settings: str = "",
+) -> Iterator[tuple[float | None, Setting | None, int]]:
+    """Yields the budget, setting and seed of each run of a task of `size` training examples.
+
+    Settings are those of the grid that match a regular expression.
+    """
+    for seed in seeds:
+        for epsilon in epsilons:
+            yield epsilon, None, seed
+    yield None, None, seeds[0]
+    for setting in grid(size, epochs):
+        if re.search(settings, setting.name):
+            for epsilon in epsilons:
+                yield epsilon, setting, seeds[0]
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Returns a Markdown table of the tasks and budgets of a record, and what share met the goal.
+
+    Cells whose grid is not complete have the best of what was run; their number of settings shows.
+    """
+    rows = [
+        f"| task | epsilon | {FIXED} | default | best of grid | gap | its setting | tried "
+        "| not private |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for task in TASKS.values():
+        mine = [line for line in lines if line["task"] == task.name]
+        plain = [line["score"] for line in mine if line["setting"] == PLAIN]
+        for epsilon in sorted({line["epsilon"] for line in mine if line["epsilon"] is not None}):
+            cell = [line for line in mine if line["epsilon"] == epsilon]
+            default = [line["score"] for line in cell if line["setting"] == DEFAULT]
+            tried = [line for line in cell if line["setting"] != DEFAULT]
+            if not default or not tried:
+                continue
+            best = max(tried, key=lambda line: line["choice"])
+            gap = best["score"] - statistics.mean(default)
+            gaps[task.fitted].append(gap)
+            fixed = [line["score"] for line in tried if line["setting"] == FIXED]
+            cells = [
+                f"{task.name}{'*' if task.fitted else ''}",
+                f"{epsilon:g}",
+                f"{fixed[0]:.1f}" if fixed else "",
+                f"{statistics.mean(default):.1f}",
+                f"{best['score']:.1f}",
+                f"{gap:.1f}",
+                best["setting"],
+                str(len(tried)),
+                f"{plain[0]:.1f}" if plain else "",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+    for fitted, title in ((True, "Tasks that rules were fitted on (*)"), (False, "Other tasks")):
+        if found := gaps[fitted]:
+            met = sum(gap <= _GOAL for gap in found)
+            beyond = sum(gap > _LEAST for gap in found)
+            rows.append(
+                f"\n{title}: within {_GOAL:g} point in {met} of {len(found)} cells; the largest "
+                f"gap is {max(found):.1f}, and {beyond} are above {_LEAST:g}."
+            )
+    return "\n".join(rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Makes the runs that the record lacks, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_dir", help="folder of TensorFlow Datasets")
+    parser.add_argument("--record", default="defaults.jsonl")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--epsilons", default="1,2,8")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--settings", default="", help="regular expression of settings' names")
+    parser.add_argument("--only_table", action="store_true")
+    options = parser.parse_args(arguments)
+    epsilons = [float(value) for value in options.epsilons.split(",")]
+    seeds = [int(value) for value in options.seeds.split(",")]
+    if not options.only_table:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        for name in options.tasks.split(","):
+            task, data = TASKS[name], TASKS[name].load(options.data_dir)
+            planned = runs(len(data[0]), task.epochs, epsilons, seeds, options.settings)
+            _run(task, data, options.record, planned)
+    print(table(records.read(options.record)))
+
+
+def _run(task: Task, data: Split, record: str, planned: Iterable[tuple]) -> None:
+    def key(line: dict[str, Any]) -> tuple:
+        return tuple(line[name] for name in ("task", "epsilon", "setting", "seed"))
+
+    done = {key(line) for line in records.read(record)}
+    for epsilon, setting, seed in planned:
+        name = PLAIN if epsilon is None else DEFAULT if setting is None else setting.name
+        if (task.name, epsilon, name, seed) not in done:
+            line = train(task, data, epsilon, setting, seed)
+            records.append(record, line)
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
