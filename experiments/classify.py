@@ -96,6 +96,8 @@ def run(values: flags.FlagValues) -> dict:
     if values["overwrite"].value:
         folder.clear()
     folder.check(settings)
+    if folder.path.exists():
+        folder.lock()  # Before it is asked for a result, which another process may write.
     result = folder.result()
     if result is not None:
         print(f"The run in {folder.path} is finished; --overwrite does it again.")

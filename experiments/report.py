@@ -2,10 +2,12 @@
 
 import csv
 import dataclasses
+import fcntl
 import io
 import json
 import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,31 @@ class Row:
     seconds: float | None
 
 
+class _Lock:
+    """The lock of a folder, which this process holds as long as one of its objects has it.
+
+    The operating system gives it back when the process ends, however it ends.
+    """
+
+    def __init__(self, path: Path):
+        folder = os.open(path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, folder)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise
+        except OSError:  # The file system has no locks.
+            pass
+
+
+_locks: "weakref.WeakValueDictionary[tuple[Path, int], _Lock]" = weakref.WeakValueDictionary()
+
+
 class RunFolder:
     """The folder of one run; every file appears whole or not at all.
+
+    From `lock` on, no other process can begin a run in it.
 
     Args:
       path: The folder; made when the first file is written.
@@ -51,6 +76,7 @@ class RunFolder:
     def __init__(self, path: str | Path, places: dict[str, str | None] | None = None):
         self.path = Path(path)
         self._places = places or {}
+        self._lock: _Lock | None = None
 
     @property
     def checkpoint(self) -> Path:
@@ -66,6 +92,32 @@ class RunFolder:
         """Returns what `write_result` wrote, or None when the run is not finished."""
         path = self.path / "result.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def lock(self) -> None:
+        """Keeps other processes from beginning a run here, until this one ends.
+
+        Raises:
+          RefusedError: Another process has locked the folder, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            key = self.path.resolve(), os.getpid()
+            self._lock = _locks.get(key) or _Lock(self.path)
+            _locks[key] = self._lock
+        except BlockingIOError as error:
+            raise RefusedError(
+                "--output_dir must be a folder that no other process writes to. Received: "
+                f"--output_dir={self.path}, where a run is under way. Wait until it has ended, or "
+                "name another folder."
+            ) from error
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def _not_writable(self, error: OSError) -> RefusedError:
+        return RefusedError(
+            f"--output_dir must be a folder that can be written. Received: "
+            f"--output_dir={self.path} ({error.strerror})."
+        )
 
     def check(self, settings: Settings) -> None:
         """Checks that the run found here, if any, is one of `settings`.
@@ -83,19 +135,24 @@ class RunFolder:
         Raises:
           RefusedError: The folder holds a run of other settings, or cannot be written.
         """
+        self.lock()
         self.check(settings)
         places = [f"--{name}={value}" for name, value in self._places.items() if value is not None]
         header = "# Does this run again: python -m experiments.classify --flagfile=flags.txt"
         try:
             self._write("flags.txt", "\n".join([header, *_lines(settings), *places, ""]))
         except OSError as error:
-            raise RefusedError(
-                f"--output_dir must be a folder that can be written. Received: "
-                f"--output_dir={self.path} ({error.strerror})."
-            ) from error
+            raise self._not_writable(error) from error
 
     def clear(self) -> None:
-        """Removes what a run wrote here, and nothing else."""
+        """Removes what a run wrote here, and nothing else.
+
+        Raises:
+          RefusedError: Another process writes to the folder.
+        """
+        if not self.path.exists():
+            return
+        self.lock()
         for name in _ARTEFACTS:
             (self.path / name).unlink(missing_ok=True)
         self.clear_checkpoint()
@@ -103,6 +160,13 @@ class RunFolder:
     def clear_checkpoint(self) -> None:
         """Removes the checkpoints."""
         shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def write_model(self, model: Any) -> None:
+        """Writes `model.keras`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path / f".unfinished.{self.model.name}"  # Keras asks for the suffix.
+        model.save(unfinished)
+        os.replace(unfinished, self.model)
 
     def write_rows(self, rows: list[Row]) -> None:
         """Writes `metrics.csv`."""

@@ -304,7 +304,7 @@ class Training:
             accuracy, loss = self._evaluate()
             self.rows[-1] = dataclasses.replace(self.rows[-1], accuracy=accuracy, loss=loss)
             self.folder.write_rows(self.rows)
-        self.model.save(self.folder.model)
+        self.folder.write_model(self.model)
         self.folder.write_curve(self.rows, self.settings)
         self.folder.write_privacy(self._privacy_text())
         result = self._result()

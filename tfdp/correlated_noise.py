@@ -74,10 +74,7 @@ class BandedNoise:
             "which noise does not grow without end"
         )
         given = self.coefficients
-        is_sequence = hasattr(given, "__len__") and not isinstance(given, (str, bytes))
-        if not is_sequence:
-            raise error("coefficients", requirement, given)
-        numbers = list(given)
+        numbers = validation.elements("coefficients", given, requirement)
         if not (
             1 <= len(numbers) <= MOST_BANDS
             and all(validation.is_number(c) and math.isfinite(c) for c in numbers)

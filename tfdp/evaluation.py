@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.base import validation
 from tfdp.base.validation import between_zero_and_one, error
 
 __all__ = ["Subgroup", "SubgroupReport", "subgroup_report"]
@@ -96,6 +97,7 @@ class SubgroupReport:
         Raises:
           ImportError: matplotlib is missing.
         """
+        validation.path("path", path)
         try:
             from matplotlib.figure import Figure
         except ImportError as missing:
@@ -170,8 +172,21 @@ def subgroup_report(
       - Wilson, 1927, Probable Inference, the Law of Succession, and Statistical Inference.
     """
     confidence = between_zero_and_one("confidence", confidence)
-    labels, names = np.asarray(y), _names(groups)
-    outputs = np.asarray(model.predict(x, batch_size=batch_size, verbose=0))
+    validation.function("metric", metric)
+    validation.boolean("higher_is_better", higher_is_better)
+    validation.integer("batch_size", batch_size, 1, optional=True)
+    seed = validation.integer("seed", seed, 0)
+    if not callable(getattr(model, "predict", None)):
+        raise error("model", "a model with `predict`", model)
+    requirement = "an array with the label of each example"
+    with validation.using("y", y, requirement):
+        labels = np.asarray(y)
+    odd = bool(labels.dtype.names) or (metric is None and labels.dtype.kind in "cmM")
+    if not labels.ndim or odd:
+        raise error("y", requirement, y)
+    names = _names(groups)
+    with validation.using("x", x, "inputs of the model"):
+        outputs = np.asarray(model.predict(x, batch_size=batch_size, verbose=0))
     if not len(labels) == len(names) == len(outputs) > 0:
         raise ValueError(
             "Arguments `x`, `y` and `groups` must be of the same number of examples, at least one. "
@@ -203,7 +218,8 @@ def subgroup_report(
 
 
 def _names(groups: Any) -> np.ndarray:
-    names = np.asarray(groups)
+    with validation.using("groups", groups, "one integer or string for each example"):
+        names = np.asarray(groups)
     if names.dtype == object and all(isinstance(name, str) for name in names.flat):
         names = names.astype(str)  # As pandas has them.
     if names.ndim != 1 or names.dtype.kind not in "biuU":

@@ -14,7 +14,15 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from tfdp.base.validation import error, is_integer, is_number, positive, positive_integer
+from tfdp.base.validation import (
+    elements,
+    error,
+    is_integer,
+    is_number,
+    positive,
+    positive_integer,
+    using,
+)
 
 __all__ = ["ExponentialDecayNoise", "NoiseSchedule", "PiecewiseConstantNoise"]
 
@@ -22,6 +30,7 @@ __all__ = ["ExponentialDecayNoise", "NoiseSchedule", "PiecewiseConstantNoise"]
 MOST_STAGES = 64
 # Steps are counted in float64, where every integer below is exact.
 _MOST_STEPS = 2**52
+_SCALED = "a number that leaves all noise positive and finite"
 
 
 class NoiseSchedule(abc.ABC):
@@ -100,7 +109,8 @@ class PiecewiseConstantNoise(NoiseSchedule):
     def scaled(self, factor: float) -> "PiecewiseConstantNoise":
         """Returns the schedule with all noise multipliers times `factor`."""
         factor = positive("factor", factor)
-        return PiecewiseConstantNoise(self.boundaries, [factor * value for value in self.values])
+        with using("factor", factor, _SCALED):
+            return PiecewiseConstantNoise(self.boundaries, [factor * v for v in self.values])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this schedule again."""
@@ -169,7 +179,10 @@ class ExponentialDecayNoise(NoiseSchedule):
     def scaled(self, factor: float) -> "ExponentialDecayNoise":
         """Returns the schedule with all noise multipliers times `factor`."""
         factor = positive("factor", factor)
-        return dataclasses.replace(self, initial=factor * self.initial, least=factor * self.least)
+        with using("factor", factor, _SCALED):
+            return dataclasses.replace(
+                self, initial=factor * self.initial, least=factor * self.least
+            )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this schedule again."""
@@ -274,6 +287,4 @@ def describe(noise_multiplier: NoiseMultiplier) -> str:
 
 def _list(name: str, values: Any) -> list[Any]:
     """Returns the elements of a sequence or an array."""
-    if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise error(name, "a sequence of numbers", values)
-    return list(values)
+    return elements(name, values, "a sequence of numbers")

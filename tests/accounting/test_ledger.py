@@ -98,7 +98,7 @@ _NO_EVENT = {"event": {}, "count": 1, "truncation_probability": 0, "cycle_length
         ({"releases": [{"event": {}, "count": 1}]}, "releases"),
         ({"releases": [{"event": {}, "count": 1, "truncation_probability": 0}]}, "releases"),
         ({"releases": [_NO_EVENT]}, "event"),
-        ({"notes": [3]}, "note"),
+        ({"notes": [3]}, "notes"),
         ({"selective_release": "hidden"}, "selective_release"),
         ({"version": 1, "notes": None, "extra": 1}, "data"),
     ],

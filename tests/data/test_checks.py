@@ -208,3 +208,13 @@ def test_sources_and_arrays_on_disk_stay_as_they_are():
     assert checks.arrays_of(source) is source
     memory_map = X.view(np.memmap)
     assert checks.arrays_of({"a": memory_map})["a"] is memory_map
+
+
+def test_complex_data_are_refused_unless_a_transform_makes_them_real():
+    x, y = np.zeros([40, 3], "complex64"), np.arange(40) % 2
+    with pytest.raises(ValueError, match=r"`data` must hold real numbers. Received: .*complex64"):
+        tfdp.data.poisson_batches((x, y), expected_batch_size=10)
+    batches = tfdp.data.poisson_batches(
+        (x, y), expected_batch_size=10, transform=lambda x, y: (tf.abs(x), y)
+    )
+    assert batches.element_spec[0].dtype == tf.float32

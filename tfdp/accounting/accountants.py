@@ -84,17 +84,26 @@ class RdpAccountant(dp_accounting.rdp.RdpAccountant):
         neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE_ONE,
     ):
         _check_relation(neighboring_relation)
-        orders = DEFAULT_RDP_ORDERS if orders is None else tuple(float(o) for o in orders)
-        if not orders or not all(order > 1 for order in orders):
-            raise validation.error("orders", "a non-empty sequence of numbers > 1", orders)
-        super().__init__(orders, neighboring_relation)
+        requirement = "a non-empty sequence of finite numbers > 1"
+        given = DEFAULT_RDP_ORDERS if orders is None else orders
+        values = validation.elements("orders", given, requirement)
+        if not (values and all(validation.is_number(o) and 1 < o < math.inf for o in values)):
+            raise validation.error("orders", requirement, orders)
+        super().__init__(tuple(map(float, values)), neighboring_relation)
         self._observability = check_observability(selective_release)
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> "RdpAccountant":
         """Adds `count` releases of `event`, and returns this accountant."""
-        if isinstance(event, dp_accounting.DpEvent):  # Else dp_accounting raises its TypeError.
-            event_codec.check_event(event)
-        return super().compose(event, count)
+        super().compose(_checked(event), validation.positive_integer("count", count))
+        return self
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Returns an upper bound on epsilon at `target_delta`."""
+        return super().get_epsilon(_probability("target_delta", target_delta))
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Returns an upper bound on delta at `target_epsilon` >= 0."""
+        return super().get_delta(_not_negative("target_epsilon", target_epsilon))
 
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
@@ -165,13 +174,12 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> "PldAccountant":
         """Adds `count` releases of `event`, and returns this accountant."""
-        if isinstance(event, dp_accounting.DpEvent):  # Else dp_accounting raises its TypeError.
-            event_codec.check_event(event)
-        super().compose(event, count)
+        super().compose(_checked(event), validation.positive_integer("count", count))
         return self
 
     def get_epsilon(self, target_delta: float) -> float:
         """Returns an upper bound on epsilon at `target_delta`."""
+        target_delta = _probability("target_delta", target_delta)
         if self._contains_non_dp_event:
             return math.inf
         if self._ever_sampled() <= target_delta:
@@ -186,12 +194,14 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
         `get_epsilon` in most cases. The gap is larger where few, large losses decide: see
         docs/accounting.md.
         """
+        target_delta = _probability("target_delta", target_delta)
         if self._contains_non_dp_event:
             return 0.0  # It may not be the example's own loss that is infinite.
         return composition.least_epsilon(self._parts(_attained_pairs), target_delta)
 
     def get_delta(self, target_epsilon: float) -> float:
         """Returns an upper bound on delta at `target_epsilon` >= 0."""
+        target_epsilon = _not_negative("target_epsilon", target_epsilon)
         if self._contains_non_dp_event:
             return 1.0
         delta = composition.delta(self._parts(_upper_pairs), target_epsilon)
@@ -270,6 +280,25 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
             self._contains_non_dp_event = True
         else:
             self._counts[event] = count
+
+
+def _checked(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    if not isinstance(event, dp_accounting.DpEvent):  # The error that dp_accounting's raise.
+        raise TypeError(str(validation.error("event", "a dp_accounting.DpEvent", event)))
+    event_codec.check_event(event)
+    return event
+
+
+def _probability(name: str, value: float) -> float:
+    if not (validation.is_number(value) and 0 <= value <= 1):
+        raise validation.error(name, "in [0, 1]", value)
+    return float(value)
+
+
+def _not_negative(name: str, value: float) -> float:
+    if not (validation.is_number(value) and value >= 0):
+        raise validation.error(name, "a number >= 0", value)
+    return float(value)
 
 
 def _check_relation(relation: dp_accounting.NeighboringRelation) -> None:

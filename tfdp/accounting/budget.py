@@ -14,6 +14,7 @@ from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.observability import check_observability
 from tfdp.accounting.rounding import rounded_up
+from tfdp.accounting.sampling import MOST_EXAMPLES
 from tfdp.base import validation
 
 # Relative tolerance. The result exceeds the smallest noise multiplier by at most four times this;
@@ -69,6 +70,8 @@ class Budget:
           ValueError: An argument is out of its range.
         """
         past = compose_ledgers(as_ledgers(prior), selective_release)
+        if dataset_size is not None:
+            dataset_size = validation.integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
         delta = validation.between_zero_and_one("delta", delta)
         warn_of_delta(delta, [*past.dataset_sizes, *([dataset_size] if dataset_size else [])])
         return cls(
@@ -239,7 +242,7 @@ def default_delta(dataset_size: int) -> float:
 def too_large(delta: float, dataset_sizes: Iterable[int]) -> str | None:
     """Returns a warning if `delta` is not below one over the number of examples, else None."""
     size = max(dataset_sizes, default=0)
-    if delta * size < 1:
+    if not size or delta < 1 / size:
         return None
     return (
         f"delta = {delta!r} is not below 1 / {size}. A mechanism that publishes one example at "
@@ -279,7 +282,7 @@ def sampling_probability(
             f"Argument `{names[0]}`, or both `dataset_size` and `{names[1]}`, must be given. "
             f"Received: {names[0]}=None, {dataset_size=}, {names[1]}={batch_size!r}."
         )
-    size = validation.positive_integer("dataset_size", dataset_size)
+    size = validation.integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
     batch = validation.positive(names[1], batch_size)
     if batch > size:
         raise validation.error(names[1], f"at most dataset_size={size}", batch_size)

@@ -43,7 +43,7 @@ class PrivacyLedger:
         differ in all examples of one user.
 
     Raises:
-      ValueError: `selective_release` or `unit` is not one of these.
+      ValueError: `selective_release` or `unit` is not one of these, or a note is no string.
 
     Example:
       >>> import dp_accounting
@@ -62,13 +62,14 @@ class PrivacyLedger:
         unit: str = EXAMPLE,
     ):
         self._selective_release = check_observability(selective_release)
-        if unit not in UNITS:
-            raise validation.error("unit", f"one of {list(UNITS)}", unit)
-        self._unit = unit
+        self._unit = validation.one_of("unit", unit, UNITS)
         self._releases: list[Release] = []
         self._notes: list[str] = []
         self._dataset_sizes: tuple[int, ...] = ()
-        for note in notes:
+        requirement = "an iterable of non-empty strings"
+        for note in validation.elements("notes", notes, requirement):
+            if not (isinstance(note, str) and note):
+                raise validation.error("notes", requirement, notes)
             self.add_note(note)
 
     def record(
@@ -145,7 +146,15 @@ class PrivacyLedger:
 
         Args:
           dataset_sizes: Numbers of training examples that are known.
+
+        Raises:
+          ValueError: They are not positive integers.
         """
+        requirement = "an iterable of positive integers"
+        for size in (sizes := validation.elements("dataset_sizes", dataset_sizes, requirement)):
+            if not (validation.is_integer(size) and size > 0):
+                raise validation.error("dataset_sizes", requirement, dataset_sizes)
+        dataset_sizes = [int(size) for size in sizes]
         return compose_ledgers([self], cls=_ReadOnlyLedger, dataset_sizes=dataset_sizes)
 
     @property
@@ -289,9 +298,10 @@ def as_ledgers(prior: Ledgers | None) -> list[PrivacyLedger]:
     if prior is None:
         return []
     given = [prior] if isinstance(prior, PrivacyLedger) else prior
-    ledgers = list(given) if isinstance(given, Iterable) else [given]
-    if not all(isinstance(ledger, PrivacyLedger) for ledger in ledgers) or isinstance(given, dict):
-        raise validation.error("prior", "a PrivacyLedger, an iterable of them, or None", prior)
+    requirement = "a PrivacyLedger, an iterable of them, or None"
+    ledgers = validation.elements("prior", given, requirement)
+    if not all(isinstance(ledger, PrivacyLedger) for ledger in ledgers):
+        raise validation.error("prior", requirement, prior)
     return ledgers
 
 

@@ -42,6 +42,7 @@ def check_observability(value: Any) -> str:
         refusal = validation.error(
             "selective_release", f"one of {', '.join(map(repr, OBSERVABILITY))}", value
         )
+        published = isinstance(value, str) and value == "published"
         # Accepted by tfdp 0.1, whose ledgers may still be around.
-        raise ValueError(f"{refusal}{_NO_BOUND}") if value == "published" else refusal
+        raise ValueError(f"{refusal}{_NO_BOUND}") if published else refusal
     return value

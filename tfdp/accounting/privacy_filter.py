@@ -19,6 +19,8 @@ from tfdp.accounting.bounds import EpsilonBound
 from tfdp.accounting.ledger import PrivacyParametersChangedError
 from tfdp.base import validation
 
+# More releases than any training makes; floats know them exactly.
+_MOST_COUNT = 2**53
 _FORMAT_VERSION = 2
 _KEYS = {"version", "target_epsilon", "delta", "order", "truncation_share", "releases"}
 _ADAPTIVE = "RDP filter"
@@ -151,6 +153,10 @@ class RdpFilter:
         if order is None:
             if expected_event is None:
                 expected_event = dp_accounting.GaussianDpEvent(1.0)
+            if not isinstance(expected_event, dp_accounting.DpEvent):
+                raise validation.error(
+                    "expected_event", "a dp_accounting.DpEvent or None", expected_event
+                )
             order = self._best_order(event_codec.freeze(expected_event))
         elif expected_event is not None:
             raise validation.error("expected_event", "None when `order` is given", expected_event)
@@ -302,7 +308,7 @@ class RdpFilter:
         if self._process != os.getpid():  # Both sides of a fork go on from here.
             self._spender, self._process = _new_spender(), os.getpid()
         key = _Spending(self._spender, event_codec.freeze(event), tau)
-        count = validation.positive_integer("count", count)
+        count = validation.integer("count", count, 1, _MOST_COUNT)
         return {**self._releases, key: self._releases.get(key, 0) + count}
 
     def _cost_of(self, releases: Mapping[_Spending, int]) -> float:
@@ -366,7 +372,7 @@ class RdpFilter:
                 "truncation_probability", release["truncation_probability"]
             )
             key = _Spending(release["spender"], event_codec.decode(release["event"]), tau)
-            count = validation.positive_integer("count", release["count"])
+            count = validation.integer("count", release["count"], 1, _MOST_COUNT)
             made._releases[key] = made._releases.get(key, 0) + count
         made._check_budget()
         return made

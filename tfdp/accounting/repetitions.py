@@ -16,6 +16,7 @@ from tfdp.base import validation
 DISTRIBUTIONS = ("logarithmic", "geometric", "negative_binomial", "poisson")
 
 _MOST_MEAN = 1e6
+_MOST_RUNS = 10**6  # Of which the probability is computed, one after the other.
 # A draw differs from the stated distribution with a probability far below any delta.
 _UNIFORM_BYTES = 25
 _DIGITS = 80
@@ -55,10 +56,7 @@ class Repetitions:
     shape: float | None = None
 
     def __post_init__(self) -> None:
-        if self.distribution not in DISTRIBUTIONS:
-            raise validation.error(
-                "distribution", f"one of {', '.join(DISTRIBUTIONS)}", self.distribution
-            )
+        validation.one_of("distribution", self.distribution, DISTRIBUTIONS)
         if not (validation.is_number(self.mean) and 1 <= self.mean <= _MOST_MEAN):
             raise validation.error("mean", f"a number in [1, {_MOST_MEAN:g}]", self.mean)
         if self.distribution != "negative_binomial":
@@ -85,6 +83,7 @@ class Repetitions:
         Args:
           run: Event of one run, its private score included.
         """
+        validation.instance("run", run, dp_accounting.DpEvent, "a dp_accounting.DpEvent")
         return RepeatAndSelectDpEvent(run, float(self.mean), self._eta)
 
     def draw(self) -> int:
@@ -109,13 +108,12 @@ class Repetitions:
         """Returns the probability of a number of runs.
 
         Args:
-          runs: The number, at least 0.
+          runs: The number, from 0 to a million.
 
         Raises:
-          ValueError: It is no such integer.
+          ValueError: It is no such integer, or above a million.
         """
-        if not (validation.is_integer(runs) and runs >= 0):
-            raise validation.error("runs", "an integer >= 0", runs)
+        runs = validation.integer("runs", runs, 0, _MOST_RUNS)
         with decimal.localcontext() as context:
             context.prec = _DIGITS
             k, probability = self._first()

@@ -23,6 +23,9 @@ TRUNCATION_PROBABILITY = 1e-30
 # below a thousandth of delta = 1e-15 for 10^7 steps at any epsilon up to 125.
 UNPADDED_TRUNCATION_PROBABILITY = 1e-80
 
+# Sizes beyond it are not known exactly as floating-point numbers.
+MOST_EXAMPLES = 2**53
+
 # How batches are padded: not at all; to one of a few sizes; to one size.
 NONE, BUCKETS, FULL = PADDINGS = ("none", "buckets", "full")
 # Sizes of buckets, in standard deviations of the number of examples above its expectation.
@@ -143,18 +146,17 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         sizes = ("dataset_size", "expected_batch_size", "rows_per_example")
         for name in (*sizes, "gradient_accumulation_steps", "parts", "cycle_length"):
-            value = validation.positive_integer(name, getattr(self, name))
+            value = validation.integer(name, getattr(self, name), 1, MOST_EXAMPLES)
             object.__setattr__(self, name, value)
+        validation.integer("largest_part", self.largest_part, 1, MOST_EXAMPLES, optional=True)
         if not self.dataset_size / self.parts <= self.part_size <= self.dataset_size:
             raise validation.error(
                 "largest_part",
                 f"from 1/{self.parts} of dataset_size={self.dataset_size} to all of it",
                 self.largest_part,
             )
-        if self.padding not in PADDINGS:
-            raise validation.error("padding", f"one of {list(PADDINGS)}", self.padding)
-        if self.unit not in UNITS:
-            raise validation.error("unit", f"one of {list(UNITS)}", self.unit)
+        validation.one_of("padding", self.padding, PADDINGS)
+        validation.one_of("unit", self.unit, UNITS)
         if self.expected_batch_size > self.dataset_size:
             raise validation.error(
                 "expected_batch_size",

@@ -21,6 +21,7 @@ from tfdp.accounting.observability import CONDITIONAL, PER_ATTEMPT, contains_att
 from tfdp.accounting.relation import stated_constants, stated_relation
 from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.rounding import rounded_down, rounded_up
+from tfdp.accounting.sampling import MOST_EXAMPLES
 from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, parameters, unsupported_part
 from tfdp.base import validation
 
@@ -186,7 +187,7 @@ def statement_of(
     ledger = compose_ledgers([find_ledger(ledger), *as_ledgers(prior)])
     sizes = ledger.dataset_sizes
     if dataset_size is not None:
-        dataset_size = validation.positive_integer("dataset_size", dataset_size)
+        dataset_size = validation.integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
         sizes = (dataset_size,)
     elif len(sizes) == 1 and prior is None:
         dataset_size = sizes[0]

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfdp.auditing import statistics
 from tfdp.auditing.audit_result import AuditResult, bound_check
-from tfdp.base.validation import between_zero_and_one, error, is_integer, positive_integer
+from tfdp.base import validation
+from tfdp.base.validation import array, between_zero_and_one, boolean, error, integer, using
 from tfdp.step.private_step import PrivateStep
 
 # Scores of one training are not independent: nothing else holds for them.
@@ -67,20 +68,23 @@ class BlackBoxAudit:
             raise error("data", "(x, y) or (x, y, sample_weight), arrays", type(data))
         if not isinstance(canaries, (tuple, list)) or len(canaries) != 2:
             raise error("canaries", "(x, y), arrays", type(canaries))
-        if not (seed is None or is_integer(seed)):
-            raise error("seed", "an integer or None", seed)
-        count, size = len(tf.nest.flatten(canaries[1])[0]), len(tf.nest.flatten(data[1])[0])
-        entropy = int.from_bytes(os.urandom(16), "little") if seed is None else int(seed)
+        seed = integer("seed", seed, 0, optional=True)
+        keep_size = boolean("keep_size", keep_size)
+        size, count = number_of_rows("data", data), number_of_rows("canaries", canaries)
+        entropy = int.from_bytes(os.urandom(16), "little") if seed is None else seed
         self._coins = np.random.default_rng(entropy).random(count) < 0.5
         self._canaries = tuple(canaries)
         kept = np.ones(count, bool) if keep_size else self._coins
-        x, y = tf.nest.map_structure(
-            lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)[kept]]),
-            tuple(data[:2]),
-            self._canaries,
-        )
-        weights = np.asarray(data[2], np.float32) if len(data) == 3 else np.ones(size, np.float32)
-        weights = np.concatenate([weights, self._coins[kept].astype(np.float32)])
+        with using("canaries", canaries, "arrays of the form of `data`, (x, y)"):
+            x, y = tf.nest.map_structure(
+                lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)[kept]]),
+                tuple(data[:2]),
+                self._canaries,
+            )
+        weights = np.ones(size)
+        if len(data) == 3:
+            weights = array("data", data[2], "(x, y, sample_weight), with a weight for each", 1)
+        weights = np.concatenate([weights, self._coins[kept]]).astype(np.float32)
         self.data = (x, y, weights) if keep_size or len(data) == 3 else (x, y)
 
     def result(
@@ -104,6 +108,7 @@ class BlackBoxAudit:
         """
         between_zero_and_one("delta", delta)
         between_zero_and_one("significance", significance)
+        validation.function("score", score)
         scores = checked_scores(score or loss_scores, model, *self._canaries)
         seen, unseen = scores[self._coins], scores[~self._coins]
         bounds = {
@@ -116,6 +121,17 @@ class BlackBoxAudit:
         steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
         checks = () if epsilon is None else (bound_check(bounds, epsilon),)
         return AuditResult(seen, unseen, steps, delta, significance, bounds, epsilon, checks)
+
+
+def number_of_rows(name: str, data: Any) -> int:
+    """Returns the number of examples of `(x, y)`; a ValueError where it is not one number."""
+    requirement = "(x, y), or nested tuples or dicts of arrays, with as many rows each, at least 1"
+    with using(name, data, requirement):
+        shapes = [np.shape(array) for array in tf.nest.flatten(data)]
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) != 1 or 0 in lengths:
+        raise error(name, requirement, data)
+    return lengths.pop()
 
 
 def mislabelled(data: Any, count: int, seed: int = 0) -> tuple[Any, np.ndarray]:
@@ -140,14 +156,18 @@ def mislabelled(data: Any, count: int, seed: int = 0) -> tuple[Any, np.ndarray]:
       >>> bool(np.any(labels == y[inputs.astype(int)]))
       False
     """
+    requirement = "(x, y) with integer labels `[n]` of at least two classes"
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise error("data", requirement, data)
+    number_of_rows("data", data)
     x, y = data[0], np.asarray(data[1])
-    count = positive_integer("count", count)
-    classes = np.unique(y)
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or classes.size < 2:
-        raise error("data", "(x, y) with integer labels `[n]` of at least two classes", y)
+    count = validation.positive_integer("count", count)
+    classes = np.unique(y) if y.ndim == 1 and y.dtype.kind in "iu" else np.zeros([0])
+    if classes.size < 2:
+        raise error("data", requirement, data)
     if count > y.size:
         raise error("count", f"at most the {y.size} examples of `data`", count)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(integer("seed", seed, 0))
     chosen = random.choice(y.size, count, replace=False)
     places = np.searchsorted(classes, y[chosen])
     wrong = (places + random.integers(1, classes.size, count)) % classes.size
@@ -165,6 +185,8 @@ def loss_scores(model: Any, x: Any, y: Any) -> np.ndarray:
     Raises:
       ValueError: The model was compiled without a loss, or with several.
     """
+    if not callable(getattr(model, "predict", None)):
+        raise error("model", "a compiled model of Keras", model)
     loss = getattr(model, "loss", None)
     if not (isinstance(loss, str) or callable(loss)):
         raise ValueError(
@@ -173,8 +195,13 @@ def loss_scores(model: Any, x: Any, y: Any) -> np.ndarray:
         )
     loss = tf.keras.losses.get(loss) if isinstance(loss, str) else loss
     function = getattr(loss, "call", loss)  # `call` of Keras losses takes no mean.
-    outputs = model.predict(x, verbose=0)
-    losses = np.asarray(function(tf.convert_to_tensor(y), tf.convert_to_tensor(outputs)))
+    with using("x", x, "inputs of the model"):
+        outputs = model.predict(x, verbose=0)
+    requirement = f"targets of the model's loss, one for each of the {len(outputs)} examples"
+    with using("y", y, requirement):
+        losses = np.asarray(function(tf.convert_to_tensor(y), tf.convert_to_tensor(outputs)))
+    if losses.ndim < 1 or len(losses) != len(outputs):
+        raise error("y", requirement, y)
     return -losses.reshape(len(losses), -1).mean(axis=1)
 
 

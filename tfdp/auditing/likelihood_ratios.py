@@ -9,8 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.auditing import plots, statistics
-from tfdp.auditing.black_box import Score, checked_scores, confidence_scores
-from tfdp.base.validation import error, is_integer
+from tfdp.auditing.black_box import Score, checked_scores, confidence_scores, number_of_rows
+from tfdp.base.validation import error, function, integer, is_integer
+
+_MOST_MODELS = 10**4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +125,15 @@ def lira(
       - Carlini et al., 2022, Membership Inference Attacks From First Principles, Algorithm 1,
         with the common variance of section VI.
     """
-    if not is_integer(models) or models < 4 or models % 2:
-        raise error("models", "an even integer of at least 4", models)
+    if not is_integer(models) or not 4 <= models <= _MOST_MODELS or models % 2:
+        raise error("models", f"an even integer from 4 to {_MOST_MODELS}", models)
+    if not callable(train):
+        raise error("train", "a function that trains a model", train)
+    function("score", score)
+    seed = integer("seed", seed, 0)
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise error("data", "(x, y), arrays", type(data))
-    size = len(tf.nest.flatten(data[1])[0])
+    size = number_of_rows("data", data)
     ranks = np.random.default_rng(seed).random([models, size]).argsort(axis=0)
     member = ranks < models // 2
     scores = np.empty([models, size])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdp.auditing import statistics
+from tfdp.base import validation
 
 _RATES = (0.001, 0.01)
 
@@ -47,6 +48,7 @@ def draw(
     Raises:
       ImportError: matplotlib is missing.
     """
+    validation.path("path", path)
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:

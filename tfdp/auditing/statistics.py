@@ -13,7 +13,14 @@ import numpy as np
 from scipy import special, stats
 
 from tfdp.auditing import one_run
-from tfdp.base.validation import between_zero_and_one, error, is_number, small_probability
+from tfdp.base.validation import (
+    array,
+    between_zero_and_one,
+    error,
+    is_number,
+    one_of,
+    small_probability,
+)
 
 METHODS = ("clopper_pearson", "gaussian", "one_run", "one_run_f_dp")
 # False positive (or negative) rates near which thresholds lie. For a Gaussian trade-off curve any
@@ -77,8 +84,7 @@ def epsilon_lower_bound(
     seen, unseen = checked_scores(in_scores, out_scores)
     delta = small_probability("delta", delta)
     significance = between_zero_and_one("significance", significance)
-    if method not in METHODS:
-        raise error("method", f"one of {list(METHODS)}", method)
+    one_of("method", method, METHODS)
     if not (seen.size and unseen.size):
         return 0.0
     if method == "clopper_pearson":
@@ -107,9 +113,9 @@ def checked_scores(in_scores: Any, out_scores: Any) -> tuple[np.ndarray, np.ndar
     """
     found = []
     for name, given in (("in_scores", in_scores), ("out_scores", out_scores)):
-        values = np.asarray(given, np.float64)
-        if values.ndim != 1 or np.isnan(values).any():
-            raise error(name, "an array `[n]` of numbers without NaN", given)
+        values = array(name, given, requirement := "an array `[n]` of numbers without NaN", 1)
+        if np.isnan(values).any():
+            raise error(name, requirement, given)
         found.append(np.sort(values))
     if not (found[0].size or found[1].size):
         raise error("in_scores", "not empty, or `out_scores` must not be", in_scores)
@@ -191,7 +197,6 @@ def _mu_of_rates(rates: _Rates) -> float:
     return float(found) if found > 0 else 0.0  # NaN of opposite infinities: nothing is known.
 
 
-@functools.lru_cache(maxsize=65536)
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Returns the epsilon at `delta` of a Gaussian mechanism with sensitivity over noise `mu`.
 
@@ -211,7 +216,11 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     """
     if not (is_number(mu) and mu >= 0):
         raise error("mu", "a number >= 0", mu)
-    delta = small_probability("delta", delta)
+    return _epsilon_of_mu(float(mu), small_probability("delta", delta))
+
+
+@functools.lru_cache(maxsize=65536)
+def _epsilon_of_mu(mu: float, delta: float) -> float:
     if mu == 0:
         return 0.0
     if delta == 0 or math.isinf(mu):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.base.random import chacha
 from tfdp.base.random.key_streams import KeyStream
-from tfdp.base.validation import error
+from tfdp.base.validation import error, integer, is_number, one_of
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams
@@ -28,13 +28,12 @@ _PARTS, _UNIFORMS, _PERTURBATIONS = range(3)
 
 def check_relation(relation: str) -> None:
     """Raises a ValueError if there is no such neighboring relation."""
-    if relation not in RELATIONS:
-        raise error("relation", f"one of {', '.join(map(repr, RELATIONS))}", relation)
+    one_of("relation", relation, RELATIONS)
 
 
 def check_clip(name: str, clip: float) -> None:
     """Raises a ValueError if an argument is not a clip that float32 can compute with."""
-    if not clip >= LEAST_CLIP:
+    if not (is_number(clip) and clip >= LEAST_CLIP):
         raise error(name, f"a positive number, at least {LEAST_CLIP}", clip)
     if LARGEST_CLIP < clip < math.inf:
         raise error(name, f"at most {LARGEST_CLIP:g}, or infinite for no clipping", clip)
@@ -143,6 +142,7 @@ class ClippingEngine(abc.ABC):
         clipping_rule: ClippingRule | str = "flat",
     ):
         check_clip("l2_norm_clip", l2_norm_clip)
+        integer("num_microbatches", num_microbatches, 1, optional=True)
         self.l2_norm_clip = l2_norm_clip
         self.num_microbatches = num_microbatches
         self.clipping_rule = clipping_rules.get(clipping_rule)

@@ -54,7 +54,7 @@ from tfdp.accounting.privacy_filter import RdpFilter
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.base.random import chacha
 from tfdp.base.random.key_streams import KeyStream
-from tfdp.base.validation import error, is_integer
+from tfdp.base.validation import error, instance, integer, is_integer
 from tfdp.clipping import step_check
 from tfdp.clipping.example_losses import per_example_losses
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
@@ -126,6 +126,15 @@ class AdaptiveGradientDescent(tf.Module):
         noise_seed: int | None = None,
     ):
         super().__init__(name="adaptive_gradient_descent")
+        if not (callable(model) and hasattr(model, "trainable_variables")):
+            raise error("model", "a Keras model", model)
+        if not callable(loss):
+            raise error("loss", 'a Keras loss with `reduction="none"`', loss)
+        requirement = "the result of `tfdp.data.poisson_batches`"
+        instance("batches", batches, PoissonBatches, requirement)
+        instance("budget", budget, RdpFilter, "a tfdp.accounting.RdpFilter")
+        instance("options", options, DescentOptions, "a tfdp.contrib.DescentOptions")
+        noise_seed = integer("noise_seed", noise_seed, optional=True)
         source, sampling = batches.source, batches.sampling
         _check_batches(batches)
         size = source.dataset_size
@@ -431,7 +440,8 @@ def _variable(value: Any, dtype: tf.DType) -> tf.Variable:
 
 def _wide(dtype: tf.DType) -> tf.DType:
     """Returns the type that updates of weights are computed in: float32 at least."""
-    return tf.float32 if dtype.size < 4 else tf.as_dtype(dtype).base_dtype
+    dtype = tf.as_dtype(dtype).base_dtype  # A variable of Keras 3 has its name.
+    return tf.float32 if dtype.size < 4 else dtype
 
 
 def _open_spec(tensor: tf.Tensor) -> tf.TensorSpec:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tfdp.base.validation import error, is_integer
+from tfdp.base.validation import error, is_integer, one_of
 from tfdp.clipping.clipping_rules import PerLayerClipping
 from tfdp.step.compression import NAMED, Compression, check_fraction
 
@@ -71,8 +71,7 @@ class RandomMask(Compression):
 
     def __post_init__(self) -> None:
         check_fraction(self.fraction)
-        if self.by not in _UNITS:
-            raise error("by", f"one of {list(_UNITS)}", self.by)
+        one_of("by", self.by, _UNITS)
         if not isinstance(self.redraw, bool):
             raise error("redraw", "True or False", self.redraw)
         if not (is_integer(self.seed) and 0 <= self.seed < 2**31):

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tfdp.base.validation import using
+
 try:
     import fcntl
 except ImportError:  # On Windows: of two processes that compute the same, one may fail.
@@ -78,7 +80,8 @@ def checked_images(images: Any, least_side: int, side_name: str) -> np.ndarray:
     Raises:
       ValueError: They are not floating-point images in [0, 1] of this size.
     """
-    array = np.asarray(images)
+    with using("images", images, "an array of floating-point numbers in [0, 1]"):
+        array = np.asarray(images)
     if array.ndim != 4 or 0 in array.shape or min(array.shape[1:3]) < least_side:
         raise ValueError(
             "Argument `images` must be images [N, height, width, channels], at least one, with "

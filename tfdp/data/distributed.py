@@ -7,12 +7,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
+from tfdp.accounting.sampling import FULL, MOST_EXAMPLES, NONE, PoissonSampling
 from tfdp.base import private_logs
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.autotuning import untuned_on_devices
 from tfdp.base.tf.workers import check_alike, gathered
-from tfdp.base.validation import error
+from tfdp.base.validation import error, instance, one_of
 from tfdp.data.columns import Features
 from tfdp.data.elements import check_padding
 from tfdp.data.poisson import check_integer, drawn_batches, source_of
@@ -90,13 +90,16 @@ def distributed_poisson_batches(
       >>> batches.steps_per_epoch
       20
     """
-    check_integer("dataset_size", dataset_size, 1, None)
+    requirement = "a strategy of `tf.distribute`"
+    instance("strategy", strategy, tf.distribute.Strategy, requirement)
+    if not callable(open_shard):
+        raise error("open_shard", "a function `(index, count)`", open_shard)
+    check_integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     check_integer("chunk_size", chunk_size, 1, None, optional=True)
     check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
     check_integer("seed", seed, None, None, optional=True)
-    if padding not in _PADDINGS:
-        raise error("padding", f"one of {list(_PADDINGS)}", padding)
+    one_of("padding", padding, _PADDINGS)
     sources = _opened(strategy, open_shard, seed, transform, features, label)
     for source in sources.values():
         check_padding(padding, chunk_size, source.element_spec)

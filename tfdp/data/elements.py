@@ -7,6 +7,7 @@ else, such as a dict, is the inputs alone.
 from typing import Any
 
 from tfdp.accounting.sampling import BUCKETS, NONE, PADDINGS
+from tfdp.base.validation import one_of
 
 
 def parts_of(element: Any) -> tuple:
@@ -32,10 +33,7 @@ def check_padding(padding: Any, chunk_size: int | None, spec: Any) -> None:
       chunk_size: Likewise.
       spec: Types and shapes of the examples.
     """
-    if padding not in PADDINGS:
-        raise ValueError(
-            f"Argument `padding` must be one of {list(PADDINGS)}. Received: {padding=}."
-        )
+    one_of("padding", padding, PADDINGS)
     if padding == NONE:
         return
     if padding == BUCKETS and chunk_size is not None:

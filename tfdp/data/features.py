@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tfdp.base.validation import error, positive_integer
+from tfdp.base.validation import error, integer
 from tfdp.data import cached_features
 
 _BATCH_SIZE = 64  # larger batches exceed the processor's cache and are not faster
 _EPSILON = 1e-5  # GroupNorm adds it to the variance.
+# Images have sides of at least 2^num_scales; and the time grows with the square of the angles.
+_MOST_SCALES, _MOST_ANGLES = 16, 256
 _FORMAT_VERSION = 1  # Version of cached files. A change of what is computed needs a new one.
 
 
@@ -67,8 +69,8 @@ def scattering_features(
     Args:
       images: Images `[N, height, width, channels]`, floating-point numbers in [0, 1], height and
         width at least 2^J.
-      num_scales: Number of scales J, a positive integer.
-      num_angles: Number of angles L, a positive integer.
+      num_scales: Number of scales J, from 1 to 16.
+      num_angles: Number of angles L, from 1 to 256.
       max_order: Highest order of the coefficients, 1 or 2.
       num_groups: Number of groups of the normalization, a divisor of the number of output
         channels; None for no normalization.
@@ -101,8 +103,8 @@ def scattering_features(
       >>> tfdp.data.scattering_features(images).shape
       (100, 7, 7, 81)
     """
-    for name, value in (("num_scales", num_scales), ("num_angles", num_angles)):
-        positive_integer(name, value)
+    num_scales = integer("num_scales", num_scales, 1, _MOST_SCALES)
+    num_angles = integer("num_angles", num_angles, 1, _MOST_ANGLES)
     if not (_is_positive_integer(max_order) and max_order <= 2):
         raise error("max_order", "1 or 2", max_order)
     images = cached_features.checked_images(images, 2**num_scales, "2**num_scales")

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.base.validation import check_unmasked, error, is_integer, is_number
+from tfdp.base.validation import (
+    boolean,
+    check_unmasked,
+    error,
+    is_integer,
+    is_number,
+    using,
+)
 
 _WORDS = 2**64  # Values of a random word, of which each label takes one.
 _DIGITS = 40  # Decimal digits of exp(epsilon).
@@ -102,6 +109,7 @@ class RandomizedLabels:
           >>> loss(released.labels, tf.zeros([3, 2])).numpy().round(4)
           array([0.6931, 0.6931, 0.6931], dtype=float32)
         """
+        boolean("from_logits", from_logits)
         num_classes = self.num_classes
         kept = self.keep_probability
         of_another = float((1 - kept) / (num_classes - 1))
@@ -223,7 +231,8 @@ def _checked(labels: Any, num_classes: Any, epsilon: Any) -> tuple[np.ndarray, i
     if not (is_number(epsilon) and _EPSILONS[0] <= epsilon <= _EPSILONS[1]):
         raise error("epsilon", "in [0.001, 20]", epsilon)
     check_unmasked("labels", labels)
-    array = np.asarray(labels)
+    with using("labels", labels, "an array `[n]` with one integer for each example"):
+        array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise ValueError(
             "Argument `labels` must hold one integer for each example, [n]. Received: shape "

@@ -19,7 +19,7 @@ from tfdp.accounting.sampling import (
 )
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.autotuning import without_autotuning
-from tfdp.base.validation import error
+from tfdp.base.validation import error, integer
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import arrays_of, check_data, number_of_rows
@@ -34,6 +34,7 @@ from tfdp.data.users import Users
 _sources = itertools.count()
 # More rows of one example than fit in any memory, or in an int32.
 _MOST_AUGMENTATIONS = 10**6
+_MOST_STEPS = 2**52
 
 
 def poisson_batches(
@@ -145,18 +146,16 @@ def poisson_batches(
       >>> tfdp.data.poisson_batches(x, expected_batch_size=50).element_spec  # Without labels.
       TensorSpec(shape=(None, 3), dtype=tf.float32, name=None)
     """
-    check_integer("augmentations", augmentations, 1, None)
-    if augmentations > _MOST_AUGMENTATIONS:
-        raise error("augmentations", f"at most {_MOST_AUGMENTATIONS}", augmentations)
+    integer("augmentations", augmentations, 1, _MOST_AUGMENTATIONS)
     source = source_of(data, others, seed, transform, features, label)
     source = _of_units(source, data, privacy_unit, examples_per_user, augmentations)
     dataset_size = source.dataset_size
     if expected_batch_size is None:
         expected_batch_size = default_batch_size(dataset_size)
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
-    check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
+    integer("steps_per_epoch", steps_per_epoch, 1, _MOST_STEPS, optional=True)
     check_integer("seed", seed, None, None, optional=True)
-    check_integer("first_step", first_step, 0, None)
+    integer("first_step", first_step, 0, _MOST_STEPS)
     check_padding(padding, chunk_size, source.element_spec)
     sampling = PoissonSampling(
         dataset_size,
@@ -301,10 +300,22 @@ def source_of(
         for weight in tf.nest.flatten(parts_of(examples.element_spec)[2:]):
             _check_weights(weight)
         source = PoissonSource(None, len(examples), seed, stored=examples)
-    if transform is None:
-        return source
-    example = parts_of(source.given_spec)[:2]
-    return dataclasses.replace(source, transform=Transform(transform, *example))
+    if transform is not None:
+        example = parts_of(source.given_spec)[:2]
+        source = dataclasses.replace(source, transform=Transform(transform, *example))
+    _check_real(source.element_spec)
+    return source
+
+
+def _check_real(spec: Any) -> None:
+    """Refuses complex numbers, of which losses and norms of gradients are not defined."""
+    for part in tf.nest.flatten(spec):
+        if part.dtype.is_complex:
+            raise ValueError(
+                "Argument `data` must hold real numbers. Received: numbers of type "
+                f"{part.dtype.name}. Give real and imaginary parts as two numbers, such as "
+                "`np.stack([x.real, x.imag], -1)`, or let `transform` make real ones."
+            )
 
 
 def drawn_batches(

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.base.random import chacha
-from tfdp.base.validation import check_unmasked, error, positive_integer
+from tfdp.base.validation import check_unmasked, error, integer, using
 
 # The use of a draw's key; the others are those of `tfdp.data.source`.
 _OF_CHOICE = 1
@@ -43,7 +43,7 @@ class Users:
         """
         if examples_per_user is None:
             raise error("examples_per_user", "given with `privacy_unit`: a positive integer", None)
-        most = positive_integer("examples_per_user", examples_per_user)
+        most = integer("examples_per_user", examples_per_user, 1, 2**31 - 1)
         places = user_numbers("privacy_unit", privacy_unit, examples)
         counts = np.bincount(places)
         with tf.device("cpu"):
@@ -125,7 +125,8 @@ def user_numbers(name: str, users: Any, examples: int) -> np.ndarray:
       ValueError: `users` is not of that form.
     """
     check_unmasked(name, users)
-    ids = np.asarray(users)
+    with using(name, users, "an array with one integer or string for each example"):
+        ids = np.asarray(users)
     if ids.dtype == object and all(isinstance(one, str | bytes) for one in ids.flat):
         ids = ids.astype(bytes if ids.size and isinstance(ids.flat[0], bytes) else str)
     if ids.shape != (examples,) or ids.dtype.kind not in "iuSU":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp.base import validation
 from tfdp.data.checks import is_batched
 from tfdp.data.columns import Features, chosen
 from tfdp.data.elements import parts_of
@@ -56,6 +57,10 @@ def write_examples(
       >>> len(tfdp.data.read_examples(folder))
       2
     """
+    requirement = "a `tf.data.Dataset` of single examples"
+    validation.instance("dataset", dataset, tf.data.Dataset, requirement)
+    validation.path("folder", folder)
+    verbose = validation.boolean("verbose", verbose)
     if is_batched(dataset):
         raise ValueError(
             "Argument `dataset` must have single examples, the unit of privacy. Received batches, "
@@ -121,7 +126,7 @@ def read_examples(folder: str | os.PathLike) -> Examples:
     Raises:
       ValueError: There is no such folder, or it is not complete.
     """
-    place = pathlib.Path(folder)
+    place = pathlib.Path(validation.path("folder", folder))
     index = _read_index(place)
     if not index.get("complete"):
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdp.base.validation import error
+from tfdp.base.validation import one_of
 from tfdp.data.tasks import is_task
 from tfdp.keras3.front_end import KERAS_3
 from tfdp.keras3.keras_3 import check_is_model
@@ -57,8 +57,7 @@ def replace_batch_normalization(model: keras.Model, by: str = "group") -> keras.
 
 def _of_task(task: Any, by: str) -> Any:
     """Returns a copy of a task of KerasHub, whose class makes its layers."""
-    if by not in ("group", "frozen"):
-        raise error("by", "'group' or 'frozen'", by)
+    one_of("by", by, ("group", "frozen"))
     if by == "group":
         backbone = batch_normalization.replace(_FRONT_END, task.backbone, by)
     else:

@@ -22,7 +22,12 @@ from tfdp.clipping.update_error import Code, described
 from tfdp.keras3 import keras_3, several_optimizers
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step import replicas
-from tfdp.step.arguments import PRIVATE_ARGUMENTS, check_hyperparameters, scaling_hint
+from tfdp.step.arguments import (
+    PRIVATE_ARGUMENTS,
+    check_hyperparameters,
+    check_name,
+    scaling_hint,
+)
 from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
@@ -123,6 +128,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
+        check_name(name)
         config = PrivacyConfig.checked(self._public_name(), locals())
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer

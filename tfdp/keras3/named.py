@@ -14,6 +14,7 @@ from tfdp.keras3.sign_descent import SignAdam, SignSGD
 from tfdp.schedules import NoiseMultiplier
 from tfdp.step.arguments import (
     PRIVATE_ARGUMENTS,
+    as_floats,
     check_first_argument,
     check_hyperparameters,
 )
@@ -55,7 +56,7 @@ class _NamedOptimizer(DPOptimizer):
         **kwargs: Any,
     ):
         check_hyperparameters(kwargs)
-        inner = self._make_inner(noise_multiplier, kwargs)
+        inner = self._make_inner(noise_multiplier, as_floats(kwargs))
         super().__init__(inner, name=name, **taken(locals()))
 
     def _make_inner(self, noise_multiplier: Any, arguments: dict[str, Any]) -> Any:

@@ -60,7 +60,7 @@ def report(
       ...     print(Path(folder, "card.md").read_text().splitlines()[0])
       # Privacy card
     """
-    path = Path(path)
+    path = Path(validation.path("path", path))
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
         raise validation.error("path", f"a file that ends in one of {list(_WRITERS)}", str(path))

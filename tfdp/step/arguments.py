@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import schedules
-from tfdp.accounting.sampling import FULL, PoissonSampling
+from tfdp.accounting.sampling import FULL, MOST_EXAMPLES, PoissonSampling
 from tfdp.base import devices
-from tfdp.base.validation import error, is_integer, is_number
+from tfdp.base.validation import error, integer, is_integer, is_number, one_of
 from tfdp.clipping.clipping_rules import LEAST_CLIP, AdaptiveQuantileClipping, ClippingRule
 from tfdp.clipping.engine import ClippingEngine, check_clip
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
@@ -99,14 +99,41 @@ def check_hyperparameters(values: Mapping[str, Any]) -> None:
         allowed = "a finite number, a schedule or a callable"
         if name != "learning_rate":
             allowed = "a finite number"
-            if value is None:
+            if value is None and name != "momentum":
                 continue
         elif callable(value):
             continue
         number = is_number(value) and math.isfinite(value)
         plain = isinstance(value, numbers.Number | np.ndarray | str | list | tuple | set | None)
+        # A rate may be the config of a schedule; others are numbers, functions, or variables.
+        numeric = callable(value) or hasattr(value, "dtype")
+        plain = plain or (name != "learning_rate" and not numeric)
         if plain and not number:
             raise error(name, allowed, value)
+        if name == "momentum" and plain and not 0 <= value <= 1:
+            raise error(name, "a number in [0, 1]", value)
+
+
+def as_floats(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of an optimizer of Keras 3, hyperparameters as it takes them: as floats.
+
+    Raises:
+      ValueError: A hyperparameter is a function, or the momentum no number.
+    """
+    found = dict(values)
+    for name in set(values) & set(_HYPERPARAMETERS):
+        value = values[name]
+        if is_number(value):
+            found[name] = float(value)
+        elif name == "momentum" or (callable(value) and name != "learning_rate"):
+            raise error(name, "a finite number", value)
+    return found
+
+
+def check_name(name: Any) -> None:
+    """Raises a ValueError unless a name can be that of an optimizer and of its variables."""
+    if not (name is None or (isinstance(name, str) and name.isprintable())):
+        raise error("name", "a string of printable characters or None", name)
 
 
 def required(
@@ -150,10 +177,7 @@ def check_privacy_arguments(
         ("num_microbatches", num_microbatches),
         ("gradient_accumulation_steps", gradient_accumulation_steps),
     ):
-        optional = name == "num_microbatches"
-        if (value is None and optional) or (is_integer(value) and int(value or 0) >= 1):
-            continue
-        raise error(name, f"a positive integer{' or None' if optional else ''}", value)
+        integer(name, value, 1, MOST_EXAMPLES, optional=name == "num_microbatches")
     if num_microbatches is not None and gradient_accumulation_steps > 1:
         raise ValueError(
             "Argument `num_microbatches` must be None with gradient accumulation: where an "
@@ -318,8 +342,7 @@ def check_clipping_arguments(
     num_microbatches: int | None,
 ) -> None:
     """Raises a ValueError that names the first argument that does not go with the others."""
-    if engine not in ENGINES:
-        raise error("engine", f"one of {sorted(ENGINES)}", engine)
+    one_of("engine", engine, sorted(ENGINES))
     if isinstance(rule, AdaptiveQuantileClipping) and math.isinf(l2_norm_clip):
         raise error("l2_norm_clip", "finite for an adaptive clip to begin with", l2_norm_clip)
     if isinstance(rule, AdaptiveQuantileClipping) and num_microbatches is not None:

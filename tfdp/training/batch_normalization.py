@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tfdp.base.validation import error
+from tfdp.base.validation import one_of
 from tfdp.training import front_end
 
 _LARGEST_NUMBER_OF_GROUPS = 32
@@ -26,8 +26,7 @@ class FrontEnd(front_end.FrontEnd):
 
 def replace(keras: FrontEnd, model: Any, by: str) -> Any:
     """Does what `replace_batch_normalization` of each Keras says."""
-    if by not in ("group", "frozen"):
-        raise error("by", "'group' or 'frozen'", by)
+    one_of("by", by, ("group", "frozen"))
     copies = _Copies(keras)
     if not copies.is_graph(model):
         raise copies.cannot_copy(model)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfdp.base.validation import error, is_integer, is_number, positive, positive_integer
+from tfdp.base.validation import (
+    elements,
+    error,
+    is_integer,
+    is_number,
+    one_of,
+    positive,
+    positive_integer,
+)
 from tfdp.step import replicas
 from tfdp.step.private_step import PrivateStep
 from tfdp.step.selective import SelectiveUpdateMixin
@@ -395,8 +403,7 @@ def _check_shares_nothing(generator: Any, critic: Any) -> None:
 
 
 def _check_loss(loss: Any, gradient_penalty: Any, weight_clip: Any) -> None:
-    if loss not in _LOSSES:
-        raise error("loss", f"one of {', '.join(map(repr, _LOSSES))}", loss)
+    one_of("loss", loss, _LOSSES)
     for name, value in (("gradient_penalty", gradient_penalty), ("weight_clip", weight_clip)):
         if value is not None:
             positive(name, value)
@@ -418,11 +425,9 @@ def _checked_probabilities(
         return None
     if probabilities is None:
         return [1 / num_classes] * num_classes
-    numbers = [float(p) if is_number(p) else -1.0 for p in probabilities]
+    requirement = f"{num_classes} numbers that are not negative and add up to 1"
+    given = elements("label_probabilities", probabilities, requirement)
+    numbers = [float(p) if is_number(p) else -1.0 for p in given]
     if len(numbers) != num_classes or min(numbers) < 0 or abs(sum(numbers) - 1) > 1e-6:
-        raise error(
-            "label_probabilities",
-            f"{num_classes} numbers that are not negative and add up to 1",
-            probabilities,
-        )
+        raise error("label_probabilities", requirement, probabilities)
     return numbers

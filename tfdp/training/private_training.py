@@ -17,7 +17,7 @@ from tfdp.accounting.planning import planned_batch_size, steps_of
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.base import devices
-from tfdp.base.validation import error, non_negative, positive_integer
+from tfdp.base.validation import error, non_negative, positive_integer, using
 from tfdp.data import poisson, poisson_batches, tasks
 from tfdp.data.batches import PoissonBatches
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
@@ -160,7 +160,8 @@ def prepare(
         parameters["learning_rate"] = schedules.PolynomialDecay(peak, steps, 0.0)
     if loss is not None and not own_step and not keras.is_built(model):
         x = batches.input_spec
-        model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
+        with using("data", x, "inputs of the model"):
+            model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
     pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
     batches, found = _accepted(keras, model, loss, batches, pad if takes_weights else None)
     chunks = None

@@ -20,6 +20,7 @@ from tfdp.clipping.engine import (
     ZERO_OUT,
     ClippedSum,
     ClippingEngine,
+    check_clip,
     check_relation,
 )
 
@@ -98,7 +99,8 @@ class TermWiseAggregation(Aggregation):
         positive_integer("num_groups", self.num_groups)
         if self.group_capacity is not None:
             positive_integer("group_capacity", self.group_capacity)
-        if not (self.split == LEAST_NOISE or _is_share(self.split)):
+        named = isinstance(self.split, str) and self.split == LEAST_NOISE
+        if not (named or _is_share(self.split)):
             raise error(
                 "split", f"'{LEAST_NOISE}' or a number strictly between 0 and 1", self.split
             )
@@ -115,8 +117,9 @@ class TermWiseAggregation(Aggregation):
           without looking at examples, so that the new example takes the group of the old one.
 
         Raises:
-          ValueError: `relation` is not one of these.
+          ValueError: `relation` is not one of these, or `l2_norm_clip` is no clip.
         """
+        check_clip("l2_norm_clip", l2_norm_clip)
         check_relation(relation)
         samples = l2_norm_clip * (2 if relation == REPLACE_ONE else 1)
         return Sensitivities(samples, 2 * self.batch_clip)

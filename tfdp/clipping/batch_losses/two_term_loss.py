@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.base import devices
 from tfdp.base.random import chacha
-from tfdp.base.validation import error
+from tfdp.base.validation import error, function, instance
 from tfdp.clipping import function_checks
 from tfdp.clipping.batch_loss import BatchLoss
 from tfdp.clipping.engine import ClippedSum, ClippingEngine
@@ -82,6 +82,14 @@ class TwoTermLoss(BatchLoss):
     draws: Callable[[], Sequence[Any]] | None = None
     regularizer: Callable[[], tf.Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.sample_wise):
+            raise error("sample_wise", "a function", self.sample_wise)
+        for name in ("batch_wise", "draws", "regularizer"):
+            function(name, getattr(self, name))
+        self._check_structure()
+        instance("aggregation", self.aggregation, Aggregation, "a tfdp.clipping.Aggregation")
+
     def clipped_sum(
         self,
         engine: ClippingEngine,
@@ -137,11 +145,14 @@ class TwoTermLoss(BatchLoss):
         )
         return dataclasses.replace(clipped, batch=self.data, mask=self.data_mask)
 
-    def _check_batch(self) -> None:
+    def _check_structure(self) -> None:
         if not (isinstance(self.batch, tuple | list) and self.batch):
             raise error(
                 "batch", "a tuple of tensors, or of nested tuples or dicts of them", self.batch
             )
+
+    def _check_batch(self) -> None:
+        self._check_structure()
         for tensor in tf.nest.flatten(tuple(self.batch)):
             function_checks.check_is_by_row("batch", tensor)
         if self.mask is not None:

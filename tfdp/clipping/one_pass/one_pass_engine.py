@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 import tensorflow as tf
 
 from tfdp.base import devices
+from tfdp.base.validation import integer
 from tfdp.clipping import shared_tensors
 from tfdp.clipping.clipping_problem import ClippingProblem
 from tfdp.clipping.clipping_rules import ClippingRule
@@ -69,8 +70,8 @@ class OnePassEngine(ClippingEngine):
     ):
         self._vectorized = VectorizedEngine(l2_norm_clip, num_microbatches, clipping_rule)
         super().__init__(l2_norm_clip, num_microbatches, clipping_rule)
-        self.rows_per_pass = rows_per_pass
-        self.memory_budget = memory_budget
+        self.rows_per_pass = integer("rows_per_pass", rows_per_pass, 1, optional=True)
+        self.memory_budget = integer("memory_budget", memory_budget, 1, optional=True)
         self.bytes_per_row: int | None = None
         self._report: Report | None = None
         self._warned: str | None = None

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.base.random import chacha
 from tfdp.base.tf import op_types
-from tfdp.base.validation import error
+from tfdp.base.validation import error, integer
 from tfdp.clipping import norms
 from tfdp.clipping.clipping_problem import ClippingProblem, RowLoss
 from tfdp.clipping.clipping_rules import ClippingRule
@@ -73,7 +73,7 @@ class VectorizedEngine(ClippingEngine):
         rows_per_pass: int | None = None,
     ):
         super().__init__(l2_norm_clip, num_microbatches, clipping_rule)
-        self.rows_per_pass = rows_per_pass
+        self.rows_per_pass = integer("rows_per_pass", rows_per_pass, 1, optional=True)
         self._report: Report | None = None
 
     def clipped_sum(

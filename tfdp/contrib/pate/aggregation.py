@@ -11,9 +11,15 @@ import numpy as np
 from tfdp.accounting.ledger import PrivacyLedger
 from tfdp.base.random import chacha
 from tfdp.base.random.key_streams import KeyStream
-from tfdp.base.validation import error, is_number, positive, positive_integer
+from tfdp.base.validation import error, is_number, positive_integer
 from tfdp.contrib.pate.partition import Partition
-from tfdp.contrib.pate.votes import NONE, checked_classes, teacher_votes, vote_counts
+from tfdp.contrib.pate.votes import (
+    NONE,
+    checked_classes,
+    checked_stddev,
+    teacher_votes,
+    vote_counts,
+)
 
 # If one teacher changes, a vote moves from one class to another.
 COUNTS_SENSITIVITY = math.sqrt(2)
@@ -78,7 +84,7 @@ class GNMax:
             raise error("partition", "a Partition, such as `random_partition` returns", partition)
         self._num_teachers = partition.num_teachers
         self._num_classes = checked_classes(num_classes)
-        self._noise_stddev = positive("noise_stddev", noise_stddev)
+        self._noise_stddev = checked_stddev("noise_stddev", noise_stddev)
         self._vote = dp_accounting.GaussianDpEvent(self._noise_stddev / COUNTS_SENSITIVITY)
         self._ledger = PrivacyLedger([_RELEASED], unit=partition.unit)
         self._sizes = (partition.num_units,)
@@ -219,7 +225,7 @@ class ConfidentGNMax(GNMax):
         if not (is_number(threshold) and math.isfinite(threshold)):
             raise error("threshold", "a finite number", threshold)
         self._threshold = float(threshold)
-        self._threshold_stddev = positive("threshold_noise_stddev", threshold_noise_stddev)
+        self._threshold_stddev = checked_stddev("threshold_noise_stddev", threshold_noise_stddev)
         self._max_answers = positive_integer("max_answers", max_answers)
         self._test = dp_accounting.GaussianDpEvent(
             self._threshold_stddev / LARGEST_COUNT_SENSITIVITY

@@ -8,8 +8,8 @@ import numpy as np
 import scipy.special
 
 from tfdp.accounting.accountants import DEFAULT_RDP_ORDERS
-from tfdp.base.validation import between_zero_and_one, positive
-from tfdp.contrib.pate.votes import vote_counts
+from tfdp.base.validation import between_zero_and_one
+from tfdp.contrib.pate.votes import checked_stddev, vote_counts
 
 
 def nonprivate_data_dependent_epsilon(
@@ -51,7 +51,7 @@ def nonprivate_data_dependent_epsilon(
       0.163
     """
     counts = vote_counts(votes, num_classes)
-    stddev = positive("noise_stddev", noise_stddev)
+    stddev = checked_stddev("noise_stddev", noise_stddev)
     delta = between_zero_and_one("delta", delta)
     orders = np.array(DEFAULT_RDP_ORDERS, np.float64)
     divergences = sum(

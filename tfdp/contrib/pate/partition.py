@@ -8,8 +8,17 @@ import numpy as np
 from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.random.parts import random_parts
-from tfdp.base.validation import check_unmasked, error, is_integer, positive_integer
+from tfdp.base.validation import (
+    check_unmasked,
+    error,
+    integer,
+    is_integer,
+    positive_integer,
+    using,
+)
 from tfdp.data.users import user_numbers
+
+_MOST_EXAMPLES = 10**8  # As many random numbers are drawn at once.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +56,8 @@ class Partition:
     def __post_init__(self) -> None:
         num_teachers = positive_integer("num_teachers", self.num_teachers)
         check_unmasked("teacher_of", self.teacher_of)
-        given = np.array(self.teacher_of)
+        with using("teacher_of", self.teacher_of, "an array `[examples]` of integers"):
+            given = np.array(self.teacher_of)
         if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
             raise ValueError(
                 "Argument `teacher_of` must hold one integer for each example, [examples]. "
@@ -128,8 +138,8 @@ def random_partition(num_examples: int, num_teachers: int, users: Any = None) ->
       >>> partition.unit, bool(partition.teacher_of[0] == partition.teacher_of[2])
       ('user', True)
     """
-    num_examples = positive_integer("num_examples", num_examples)
-    num_teachers = positive_integer("num_teachers", num_teachers)
+    num_examples = integer("num_examples", num_examples, 1, _MOST_EXAMPLES)
+    num_teachers = integer("num_teachers", num_teachers, 1, _MOST_EXAMPLES)
     numbers = np.arange(num_examples)
     if users is not None:
         numbers = user_numbers("users", users, num_examples)

@@ -6,10 +6,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.base.validation import check_unmasked, error, is_integer
+from tfdp.base.validation import (
+    check_unmasked,
+    elements,
+    error,
+    is_integer,
+    is_number,
+    using,
+)
 
 NONE = -1  # No vote, and no answer.
 _MOST_CLASSES = 2**20
+_LEAST_STDDEV = 1e-30  # Of which the square is a number, too.
 
 
 def teacher_votes(outputs: Iterable[Any], num_classes: int) -> np.ndarray:
@@ -41,7 +49,8 @@ def teacher_votes(outputs: Iterable[Any], num_classes: int) -> np.ndarray:
              [-1,  0]])
     """
     num_classes = checked_classes(num_classes)
-    votes = [_votes_of_one(one, num_classes) for one in outputs]
+    requirement = "for each teacher its logits, probabilities or labels"
+    votes = [_votes_of_one(one, num_classes) for one in elements("outputs", outputs, requirement)]
     sizes = sorted({len(one) for one in votes})
     if len(sizes) != 1:
         raise ValueError(
@@ -70,7 +79,9 @@ def vote_counts(votes: Any, num_classes: int) -> np.ndarray:
       array([[0, 2, 0],
              [1, 0, 2]])
     """
-    votes = teacher_votes(votes, num_classes)
+    num_classes = checked_classes(num_classes)
+    with using("votes", votes, "the result of `teacher_votes`, or what that takes"):
+        votes = teacher_votes(votes, num_classes)
     return np.stack([(votes == k).sum(axis=0) for k in range(int(num_classes))], axis=1)
 
 
@@ -81,9 +92,18 @@ def checked_classes(num_classes: Any) -> int:
     return int(num_classes)
 
 
+def checked_stddev(name: str, stddev: Any) -> float:
+    """Returns a standard deviation of noise on counts, or raises the error of the argument."""
+    if not (is_number(stddev) and _LEAST_STDDEV <= stddev <= 1 / _LEAST_STDDEV):
+        allowed = f"from {_LEAST_STDDEV:g} to {1 / _LEAST_STDDEV:g}"
+        raise error(name, f"a positive finite number, {allowed}", stddev)
+    return float(stddev)
+
+
 def _votes_of_one(output: Any, num_classes: int) -> np.ndarray:
     check_unmasked("outputs", output)
-    array = np.asarray(output)
+    with using("outputs", output, "for each teacher an array of numbers"):
+        array = np.asarray(output)
     if array.ndim == 1 and array.dtype.kind in "iu":
         valid = (array >= 0) & (array < num_classes)
         return np.where(valid, np.where(valid, array, 0).astype(np.int64), NONE)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
 from tfdp.base.named import Named
-from tfdp.base.validation import error, is_number
+from tfdp.base.validation import elements, error, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,12 +311,10 @@ def _check_rows(samples: tf.Tensor, prior_samples: tf.Tensor, mask: tf.Tensor) -
 
 def _positive_numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
     """Returns the same numbers as a tuple of floats."""
-    try:
-        numbers = tuple(values)
-    except TypeError:
-        numbers = ()
+    requirement = "a list of positive, finite numbers, at least one"
+    numbers = elements(name, values, requirement)
     if not numbers or not all(is_number(value) and 0 < value < math.inf for value in numbers):
-        raise error(name, "a list of positive, finite numbers, at least one", values)
+        raise error(name, requirement, values)
     return tuple(float(value) for value in numbers)
 
 

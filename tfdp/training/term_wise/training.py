@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow_probability import distributions as tfd
 
 import tfdp.contrib  # noqa: F401  # Its aggregations have names.
-from tfdp.base.validation import error, non_negative, positive_integer
+from tfdp.base.validation import error, non_negative, one_of, positive_integer
 from tfdp.clipping.batch_losses import aggregations
 from tfdp.clipping.batch_losses.aggregations import LEAST_NOISE, TermWiseAggregation
 from tfdp.clipping.batch_losses.two_term_loss import Aggregation, TwoTermLoss
@@ -315,7 +315,6 @@ def _check_arguments(**values: Any) -> None:
         non_negative(name, values[name])
     positive_integer("num_samples", values["num_samples"])
     names = ("term_wise", *aggregations.NAMED, "none")
-    if values["aggregation"] not in names:
-        raise error("aggregation", f"one of {', '.join(map(repr, names))}", values["aggregation"])
+    one_of("aggregation", values["aggregation"], names)
     if not isinstance(values["non_private_diagnostics"], bool):
         raise error("non_private_diagnostics", "True or False", values["non_private_diagnostics"])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+from tfdp.base.validation import boolean, error, integer
 from tfdp.clipping.one_pass.per_example_gradients import Contribution
 from tfdp.clipping.one_pass.weight_uses import Use
 
@@ -30,8 +31,12 @@ def register_op_gradients(
       A decorator.
 
     Raises:
-      ValueError: There is a rule already.
+      ValueError: An argument is not of its type, or there is a rule already.
     """
+    if not all(isinstance(op_type, str) and op_type for op_type in types):
+        raise error("types", "names of TensorFlow operations", types)
+    integer("weight", weight, 0)
+    boolean("open_shapes", open_shapes)
 
     def register(rule: Rule) -> Rule:
         for op_type in types:

@@ -1,0 +1,27 @@
+"""Cases: calls of which one argument is replaced. Loads no TensorFlow."""
+
+import dataclasses
+
+NAMED, ACCEPTED, OTHER = "named", "accepted", "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of which one argument is replaced."""
+
+    call: str
+    argument: str
+    value: str
+
+    def __str__(self):
+        return f"{self.call}({self.argument}={self.value})"
+
+
+def of(known):
+    """Returns all cases of what `Runner.known` returned, in their order."""
+    return [
+        Case(call, argument, value)
+        for call, arguments in known["calls"].items()
+        for argument in arguments
+        for value in known["values"]
+    ]

@@ -1,0 +1,74 @@
+"""Public functions refuse bad values with errors that name the argument."""
+
+import collections
+
+import pytest
+
+from tests.bad_inputs import accepted, cases, runner
+from tests.front_ends import needs_keras_3
+
+pytestmark = [needs_keras_3, pytest.mark.slow]
+
+# What takes long for each call is left to the command: trainings, calibrations, checks of models.
+_SLOW = (
+    *("make_private", "check_sensitivity", "validate", "calibrate_", "private_selection", "plan"),
+    *("features", "lira", "BlackBoxAudit", "scores", "subgroup_report", "plot", "report"),
+    *("poisson_batches", "AdaptiveGradientDescent", "VAE", "GAN", "replace_batch", "GNMax"),
+    *("DPSUR", "DPAdam", "DPSign", "get_delta", "write_examples"),
+)
+_EVERY = 3
+
+
+@pytest.fixture(scope="module")
+def one():
+    made = runner.Runner()
+    yield made
+    made.close()
+
+
+def test_bad_values_are_refused_by_the_name_of_the_argument(one, tmp_path):
+    known = one.known(without=_SLOW)
+    assert known["missing"] == []  # Everything public has a valid call, or a reason.
+    found = runner.run_all(one, cases.of(known)[::_EVERY], tmp_path / "results.jsonl")
+    assert collections.Counter(kind for kind, _ in found.values())[cases.NAMED] > 3000
+    reviewed = accepted.read()
+    problems = [
+        f"{case}: {kind} {detail[:200]}"
+        for case, (kind, detail) in found.items()
+        if kind == cases.OTHER
+        or (kind == cases.ACCEPTED and case.value not in reviewed[case.call, case.argument])
+    ]
+    assert problems == []
+
+
+# The last one ends the process.
+_MUTANTS = {
+    "accepts": ("lambda value: None", cases.ACCEPTED),
+    "another error": ("lambda value: int('x')", cases.OTHER),
+    "says nothing of it": ("lambda value: [][value]", cases.OTHER),
+    "hangs": ("lambda value: time.sleep(600)", cases.OTHER),
+    "warns": ("lambda value: warnings.warn('x', RuntimeWarning)", cases.OTHER),
+    "ends": ("lambda value: os.abort()", cases.OTHER),
+}
+_CHILD = """
+import os, time, warnings
+from tests.bad_inputs import child, valid_calls
+def add(name, function):
+    valid_calls.CALLS[name] = lambda: valid_calls.Call(function, dict(value=1))
+"""
+
+
+def test_mutants_of_outcomes_are_caught():
+    added = [f"add({name!r}, {source})" for name, (source, _) in _MUTANTS.items()]
+    made = runner.Runner(limit=2.0, program="\n".join([_CHILD, *added, "child.main()"]))
+    try:
+        for name, (_, expected) in _MUTANTS.items():
+            assert made.run(cases.Case(name, "value", "none"))[0] == expected, name
+    finally:
+        made.close()
+
+
+def test_results_are_read_back(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('["f", "x", "nan", "named", ""]\n["f", "x", "in')
+    assert runner.read(path) == {cases.Case("f", "x", "nan"): ("named", "")}

@@ -1,0 +1,42 @@
+"""Public names without a call, and why."""
+
+_ERROR = "raised by tfdp"
+_RESULT = "returned by tfdp, made by nobody else"
+_BASE = "a base class without arguments"
+WITHOUT_CALL = {
+    "tfdp.keras2.TooManyAttemptsError": _ERROR,
+    "tfdp.keras3.TooManyAttemptsError": _ERROR,
+    "tfdp.accounting.BudgetExceededError": _ERROR,
+    "tfdp.accounting.PrivacyParametersChangedError": _ERROR,
+    "tfdp.auditing.AuditError": _ERROR,
+    "tfdp.auditing.SensitivityError": _ERROR,
+    "tfdp.clipping.SlowClippingWarning": _ERROR,
+    "tfdp.accounting.EpsilonBound": _RESULT,
+    "tfdp.accounting.EpsilonInterval": _RESULT,
+    "tfdp.accounting.Plan": _RESULT,
+    "tfdp.accounting.PlanRow": _RESULT,
+    "tfdp.auditing.AttackResult": _RESULT,
+    "tfdp.auditing.AuditResult": _RESULT,
+    "tfdp.auditing.Check": _RESULT,
+    "tfdp.auditing.Movement": _RESULT,
+    "tfdp.auditing.SensitivityCheck": _RESULT,
+    "tfdp.clipping.ClippedSum": _RESULT,
+    "tfdp.clipping.Report": _RESULT,
+    "tfdp.clipping.Sensitivities": _RESULT,
+    "tfdp.correlated_noise.CorrelatedNoisePlan": _RESULT,
+    "tfdp.evaluation.Subgroup": _RESULT,
+    "tfdp.evaluation.SubgroupReport": _RESULT,
+    "tfdp.clipping.Aggregation": _BASE,
+    "tfdp.clipping.ClippingEngine": "a base class; its arguments are those of `OnePassEngine`",
+    "tfdp.clipping.ClippingRule": _BASE,
+    "tfdp.clipping.FlatClipping": "no arguments",
+    "tfdp.clipping.PerLayerClipping": "no arguments",
+    "tfdp.contrib.BatchAggregation": "no arguments",
+    "tfdp.contrib.ImportanceSamplingClipping": "no arguments",
+    "tfdp.contrib.MicroAggregation": "no arguments",
+    "tfdp.schedules.NoiseSchedule": _BASE,
+    "tfdp.priors.Prior": _BASE,
+    "tfdp.likelihoods.Likelihood": _BASE,
+    "tfdp.divergences.Divergence": _BASE,
+    "tfdp.divergences.PriorToAggregateKL": "no arguments",
+}

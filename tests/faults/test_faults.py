@@ -1,0 +1,32 @@
+"""Trainings that are killed resume, and count what was published."""
+
+import pytest
+
+from tests.faults import trials
+from tests.front_ends import needs_keras_3
+
+pytestmark = [needs_keras_3, pytest.mark.slow]
+
+# Kills in the middle of the training, and then when it has ended and the model is not yet saved.
+_FAULTS = ["event:12", "event:25"]
+
+
+def test_a_killed_training_resumes_and_has_counted_what_was_published(tmp_path):
+    outcome = trials.trial("fit", tmp_path / "run", _FAULTS)
+    assert outcome.problems == []
+    assert outcome.kills >= 1
+
+
+def test_mutant_that_deletes_the_backup_before_the_model_is_saved_is_caught(tmp_path):
+    kept = trials.source("fit")
+    deleted = kept.replace("delete_checkpoint=False", "delete_checkpoint=True")
+    assert deleted != kept
+    outcome = trials.trial("fit", tmp_path / "run", _FAULTS, deleted)
+    assert any("below" in problem for problem in outcome.problems)
+
+
+def test_files_that_are_cut_are_seen(tmp_path):
+    (tmp_path / "result.json").write_text('{"epsilon": 1')
+    (tmp_path / "metrics.csv").write_text("epoch,step")
+    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04")
+    assert trials.look(tmp_path).unreadable == ["metrics.csv", "model.keras", "result.json"]
