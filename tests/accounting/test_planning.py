@@ -10,8 +10,8 @@ from tfdp.accounting import planning
 
 def test_rows_are_within_the_budget_and_in_order():
     plan = tfdp.plan(3000, target_epsilon=2.0, epochs=4)
-    assert [row.batch_size for row in plan.rows] == [8, 16, 32, 64, 128]
-    assert plan.recommended.batch_size == 32  # Not 16: 375 steps, too few as well.
+    assert [row.batch_size for row in plan.rows] == [4, 8, 16, 32, 64]
+    assert plan.recommended.batch_size == 16  # Of 32, 376 steps are left.
     assert plan.delta == 0.00014 and plan.recommended in plan.rows
     for row in plan.rows:
         assert row.steps == 4 * round(3000 / row.batch_size)
@@ -35,8 +35,8 @@ def test_rows_are_within_the_budget_and_in_order():
     [
         (60_000, 5, 6000, 512, "the largest that leave 500 steps (585 steps)"),
         (60_000, 50, 1000, 1000, "the largest (3000 steps)"),
-        (1000, 1, 100, 32, "31 steps are few: train more epochs"),
-        (60, 1, 6, 6, "10 steps are few"),  # No smaller than 32, where N allows it.
+        (1000, 1, 100, 8, "125 steps are few: train more epochs"),
+        (60, 1, 6, 6, "10 steps are few"),  # No smaller than 8, where N allows it.
         (3, 500, 3, 3, "the largest (500 steps)"),
     ],
 )

@@ -121,6 +121,13 @@ def run_of(function, positional=(), **arguments):
     return Call(function, arguments, positional=positional)
 
 
+def _recorded_allocation(noise_multiplier, steps):
+    """Events check nothing themselves, as those of dp_accounting; ledgers do."""
+    accounting.PrivacyLedger().record(
+        accounting.RandomAllocationDpEvent(noise_multiplier=noise_multiplier, steps=steps)
+    )
+
+
 _GOAL = {"target_epsilon": 3.0, "delta": 1e-3}
 _SAMPLED = {"steps": 20, "sampling_probability": 0.1}
 _SIZES = {"dataset_size": 1000, "expected_batch_size": 100}
@@ -197,6 +204,9 @@ _CALLS = {
     ),
     "accounting.SelectiveReleaseDpEvent": lambda: run_of(
         accounting.SelectiveReleaseDpEvent, update=step(), selection=step()
+    ),
+    "accounting.RandomAllocationDpEvent": lambda: run_of(
+        _recorded_allocation, noise_multiplier=1.0, steps=10
     ),
     "accounting.SignedGaussianDpEvent": lambda: run_of(
         accounting.SignedGaussianDpEvent, noise_multiplier=1.0

@@ -73,7 +73,7 @@ def test_plan_is_that_of_python(capsys, tmp_path):
     assert (status, output) == (0, f"{planned}\n")
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     facts = json.loads(ran(capsys, *PLAN, "--format=json")[1])
-    assert [row["batch_size"] for row in facts["rows"]] == [8, 16, 32, 64, 128]
+    assert [row["batch_size"] for row in facts["rows"]] == [2, 4, 8, 16, 32]
 
 
 BAD = {

@@ -9,6 +9,7 @@ import tfdp
 from tests import support
 from tests.keras3.support import crossentropy, small_model
 from tfdp.base import devices
+from tfdp.clipping import clipping_rules
 
 X, Y = support.small_data(200)
 
@@ -93,6 +94,24 @@ def test_what_the_model_was_compiled_with_is_kept():
     shrinks = [inner._use_weight_decay(v) for v in model.trainable_variables]
     assert shrinks == [False, *(v.name != "bias" for v in others)]
     assert model.loss is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "clip"),
+    [
+        ({}, "automatic", 1.0),
+        ({"l2_norm_clip": 0.5}, "flat", 0.5),
+        ({"clipping_rule": "per_layer"}, "per_layer", 1.0),
+        ({"clipping_rule": "automatic", "l2_norm_clip": 0.5}, "automatic", 0.5),
+    ],
+)
+def test_a_clip_that_is_given_clips_and_none_scales(arguments, rule, clip, capsys):
+    optimizer = make(small_model(), **arguments).model.optimizer
+    config = optimizer.get_config()["clipping_rule"]
+    assert clipping_rules.get(config) == clipping_rules.get(rule)
+    assert optimizer.l2_norm_clip == clip
+    verb = "scaled" if rule == "automatic" else "clipped"
+    assert f"each example's is {verb} to l2 norm {clip:g}" in capsys.readouterr().out
 
 
 @pytest.mark.quick_cases(1)

@@ -14,7 +14,7 @@ _ROWS_BESIDE = 2  # Rows of a plan with smaller batches than the recommended, an
 # Accuracy hardly changed between some 500 and 1,500 steps (docs/choosing.md), and noise falls with
 # the batch: the largest batch is recommended that leaves so many steps, within limits.
 _LEAST_STEPS = 500
-_SMALLEST_BATCH, _LARGEST_BATCH = 32, 16384
+_SMALLEST_BATCH, _LARGEST_BATCH = 8, 16384
 _LEAST_STEPS_PER_EPOCH = 10
 
 
@@ -92,7 +92,7 @@ def plan(
     It looks at no data and costs no privacy. The noise of the run, `dataset_size *
     noise_multiplier / (batch_size * sqrt(steps))`, falls with larger batches and more epochs. The
     recommended batch is the largest power of two that leaves 500 steps and, where N allows it, at
-    least 32: docs/choosing.md has the accuracies that this rule comes from. `make_private` takes
+    least 8: docs/choosing.md has the accuracies that this rule comes from. `make_private` takes
     the same batch where none is given.
 
     Args:

@@ -41,7 +41,7 @@ def make_private(
     batch_size: int | None = None,
     optimizer: Any = None,
     learning_rate: Any = None,
-    l2_norm_clip: float = 1.0,
+    l2_norm_clip: float | None = None,
     loss: Any = None,
     metrics: Any = None,
     transform: Callable[..., Any] | None = None,
@@ -90,7 +90,8 @@ def make_private(
         as Adam's 0.001. In its place, and for names and classes of private optimizers: a rate that
         falls linearly to zero over the planned steps, whose peak follows from their number
         (docs/choosing.md); the optimizer's own for kinds that have no such rule.
-      l2_norm_clip: Largest l2 norm of an example's gradient.
+      l2_norm_clip: Largest l2 norm of an example's gradient. None: each is scaled to length 1
+        (`clipping_rule="automatic"`), which suits losses of any size.
       loss: See `model.compile`. None: that of the compiled model, or what the model computes by
         itself: in `train_step`, in `compute_loss`, or with `add_loss`.
       metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;

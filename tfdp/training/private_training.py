@@ -18,6 +18,8 @@ from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE
 from tfdp.base import devices
 from tfdp.base.validation import error, non_negative, positive_integer, using
+from tfdp.clipping import clipping_rules
+from tfdp.clipping.clipping_rules import AutomaticClipping
 from tfdp.data import poisson, poisson_batches, tasks
 from tfdp.data.batches import PoissonBatches
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
@@ -95,7 +97,7 @@ def prepare(
     batch_size: int | None,
     optimizer: Any,
     learning_rate: Any,
-    l2_norm_clip: float,
+    l2_norm_clip: float | None,
     loss: Any,
     metrics: Any,
     chunk_size: int | str | None,
@@ -108,6 +110,9 @@ def prepare(
     """Does what `make_private` of each Keras says, of whose arguments it gets all."""
     data = (data, *others)
     positive_integer("epochs", epochs)
+    if l2_norm_clip is None:
+        l2_norm_clip = 1.0
+        optimizer_arguments = {"clipping_rule": AutomaticClipping(), **optimizer_arguments}
     _check_goal(target_epsilon, noise_multiplier, noise_schedule)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
@@ -197,7 +202,9 @@ def prepare(
         before = compose_ledgers(spent).epsilon(delta).epsilon if spent else 0.0
         why = _why_this_noise(target_epsilon, planned)
         rate = _rate(private) if rates is None else f"{peak:g}, which falls linearly to 0"
-        _print(private, batches, budget, epochs, steps, before, why, rate, chunks)
+        rule = clipping_rules.get(parameters.get("clipping_rule", "flat"))
+        scaled = isinstance(rule, AutomaticClipping)
+        _print(private, batches, budget, epochs, steps, before, why, scaled, rate, chunks)
     return PrivateTraining(model, batches, budget)
 
 
@@ -380,6 +387,7 @@ def _print(
     steps: int,
     before: float,
     why: str,
+    is_scaled: bool,
     rate: str,
     chunks: str | None,
 ) -> None:
@@ -397,7 +405,8 @@ def _print(
         f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
         f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
         f"{f'Chunks: batches come {chunks}.{chr(10)}' if chunks else ''}"
-        f"Gradients: each {unit}'s is clipped to l2 norm {optimizer.l2_norm_clip:g}; noise "
+        f"Gradients: each {unit}'s is {'scaled' if is_scaled else 'clipped'} to l2 norm "
+        f"{optimizer.l2_norm_clip:g}; noise "
         f"multiplier {_noise(optimizer.noise_multiplier)}, {why}.\n"
         f"Optimizer: {_name(optimizer)}, learning rate {rate}.\n"
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
