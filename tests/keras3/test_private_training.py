@@ -99,7 +99,7 @@ def test_what_the_model_was_compiled_with_is_kept():
 @pytest.mark.parametrize(
     ("arguments", "rule", "clip"),
     [
-        ({}, "automatic", 1.0),
+        ({}, tfdp.clipping.AutomaticClipping(0.1), 1.0),
         ({"l2_norm_clip": 0.5}, "flat", 0.5),
         ({"clipping_rule": "per_layer"}, "per_layer", 1.0),
         ({"clipping_rule": "automatic", "l2_norm_clip": 0.5}, "automatic", 0.5),
@@ -110,7 +110,7 @@ def test_a_clip_that_is_given_clips_and_none_scales(arguments, rule, clip, capsy
     config = optimizer.get_config()["clipping_rule"]
     assert clipping_rules.get(config) == clipping_rules.get(rule)
     assert optimizer.l2_norm_clip == clip
-    verb = "scaled" if rule == "automatic" else "clipped"
+    verb = "clipped" if rule in ("flat", "per_layer") else "scaled"
     assert f"each example's is {verb} to l2 norm {clip:g}" in capsys.readouterr().out
 
 

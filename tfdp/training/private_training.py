@@ -30,6 +30,9 @@ from tfdp.training.findings import ModelCheck
 from tfdp.training.model_check import has_own_step
 from tfdp.training.privacy_budget import BudgetCallback
 
+# Gradients of losses in any unit get the same length. Those much shorter than this are not made
+# that long: of a rare class, few examples would be lost among many that are right already.
+_SCALING = AutomaticClipping(stability=0.1)
 _CLOSE = 0.95  # The least share of a budget that the least noise for it costs, usually.
 
 
@@ -112,7 +115,7 @@ def prepare(
     positive_integer("epochs", epochs)
     if l2_norm_clip is None:
         l2_norm_clip = 1.0
-        optimizer_arguments = {"clipping_rule": AutomaticClipping(), **optimizer_arguments}
+        optimizer_arguments = {"clipping_rule": _SCALING, **optimizer_arguments}
     _check_goal(target_epsilon, noise_multiplier, noise_schedule)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
