@@ -24,9 +24,9 @@ def per_example_losses(losses: tf.Tensor) -> tf.Tensor:
     Raises:
       ValueError: `losses` is not such a tensor, or the model mixes examples.
     """
-    symbolic = tf.is_tensor(losses) and isinstance(losses, tf.Tensor) and not tf.executing_eagerly()
+    symbolic = isinstance(losses, tf.Tensor) and not tf.executing_eagerly()
     if not (symbolic and losses.dtype.is_floating and losses.shape.rank == 1):
-        requirement = "a floating tensor `[rows]` of the graph being built, one loss per example"
+        requirement = "a tensor `[rows]` of floats in the graph being built, one loss per example"
         raise error("losses", requirement, losses)
     graph = read_loss(losses)
     if graph.regularizer is not None:
