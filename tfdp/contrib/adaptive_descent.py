@@ -126,7 +126,7 @@ class AdaptiveGradientDescent(tf.Module):
         noise_seed: int | None = None,
     ):
         super().__init__(name="adaptive_gradient_descent")
-        if not (callable(model) and hasattr(model, "trainable_variables")):
+        if not (callable(model) and hasattr(type(model), "trainable_variables")):
             raise error("model", "a Keras model", model)
         if not callable(loss):
             raise error("loss", 'a Keras loss with `reduction="none"`', loss)
