@@ -21,7 +21,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfdp.keras3
 from benchmarks.default_tasks import TASKS, Split, Task
@@ -220,7 +219,6 @@ def main(arguments: list[str] | None = None) -> None:
     epsilons = [float(value) for value in options.epsilons.split(",")]
     seeds = [int(value) for value in options.seeds.split(",")]
     if not options.only_table:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
         for name in options.tasks.split(","):
             task, data = TASKS[name], TASKS[name].load(options.data_dir)
             planned = runs(len(data[0]), task.epochs, epsilons, seeds, options.settings)

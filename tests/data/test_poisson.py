@@ -298,7 +298,7 @@ def test_fit_with_metrics(padding):
         ({"steps_per_epoch": -1}, "`steps_per_epoch` must"),
         ({"seed": "x"}, "`seed` must"),
         ({"first_step": -1}, "`first_step` must"),
-        ({"augmentations": 10**12}, "`augmentations` must be at most"),
+        ({"augmentations": 10**12}, "`augmentations` must be a positive integer of at most"),
         ({"padding": "some"}, "`padding` must be one of.*'some'"),
         ({"padding": "buckets", "chunk_size": 5}, "`padding` must be.*with `chunk_size`"),
     ],

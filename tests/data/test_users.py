@@ -121,7 +121,7 @@ def test_errors_of_other_arguments():
 
     with pytest.raises(ValueError, match="`examples_per_user` must be None without"):
         batches(examples_per_user=2)
-    with pytest.raises(ValueError, match="`augmentations` must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="`augmentations` must be a positive integer"):
         batches(augmentations=0)
     with pytest.raises(ValueError, match="at most 4"):
         tfdp.data.poisson_batches(
