@@ -27,7 +27,7 @@ from benchmarks.default_tasks import TASKS, Split, Task
 from experiments import records
 
 DEFAULT, PLAIN = "default", "not private"
-FIXED = "batches of 256, rate 0.005"  # Or of a tenth of the examples, if that is less.
+FIXED = "batches of 256, rate 0.005"  # Or of a tenth of the examples, if that is less; clip 1.
 CONSTANT, LINEAR = "constant", "linear"
 _STEPS = (150, 500, 1500)  # About, for the batch sizes of the grid, which are powers of two.
 _RATES = {"adam": (0.002, 0.005, 0.01, 0.02, 0.04), "sgd": (0.1, 0.3, 1.0)}
@@ -36,7 +36,7 @@ _GOAL, _LEAST = 1.0, 2.5  # Points below the grid's best.
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is given to `make_private` beside the budget.
+    """What is given to `make_private` beside the budget, and a clip of 1.
 
     Attributes:
       optimizer: "adam", or "sgd" with momentum 0.9.
@@ -66,7 +66,7 @@ class Setting:
             steps = epochs * max(1, round(size / self.batch_size))
             rate = keras.optimizers.schedules.PolynomialDecay(rate, steps, 0.0)
         momentum = {"momentum": 0.9} if self.optimizer == "sgd" else {}
-        given = {"optimizer": self.optimizer, "batch_size": self.batch_size}
+        given = {"optimizer": self.optimizer, "batch_size": self.batch_size, "l2_norm_clip": 1.0}
         return {**given, "learning_rate": rate, **momentum}
 
 
