@@ -188,7 +188,7 @@ def test_layers_that_make_their_own_are_refused_by_name(front):
 @pytest.mark.parametrize(
     ("model", "by", "message"),
     [
-        (convolutions, "layer", "'group' or 'frozen'"),
+        (convolutions, "layer", r"one of \['group', 'frozen'\]"),
         (lambda keras: object(), "group", "must be a model of Keras"),
         (lambda keras: keras.Sequential([keras.layers.Dense(2)]), "group", "must be built"),
     ],
