@@ -73,10 +73,10 @@ def test_for_a_gpu_recurrent_layers_are_not_left_to_cudnn(monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_batch_size_at_most_a_tenth_of_few_examples_is_expected():
+def test_without_a_batch_size_few_examples_get_that_of_the_plan():
     model, batches, budget = make(small_model(), batch_size=None, verbose=False)
     model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
-    assert batches.sampling.expected_batch_size == 16 and model.optimizer.ledger.steps == 24
+    assert batches.sampling.expected_batch_size == 8 and model.optimizer.ledger.steps == 50
 
 
 def test_what_the_model_was_compiled_with_is_kept():
