@@ -112,8 +112,9 @@ def plan(
     Example:
       >>> chosen = plan(50000, target_epsilon=4.0, delta=1e-5, epochs=20, max_batch_size=1024)
       >>> [(row.batch_size, row.steps) for row in chosen.rows]
-      [(64, 15620), (128, 7820), (256, 3900), (512, 1960), (1024, 980)]
-      >>> round(chosen.rows[-1].noise_multiplier, 2), round(chosen.rows[-1].noise_of_the_run, 2)
+      [(256, 3900), (512, 1960), (1024, 980)]
+      >>> row = chosen.recommended
+      >>> round(row.noise_multiplier, 2), round(row.noise_of_the_run, 2)
       (1.0, 1.55)
     """
     size = validation.positive_integer("dataset_size", dataset_size)
