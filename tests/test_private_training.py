@@ -29,7 +29,7 @@ def test_the_noise_is_as_given_and_the_budget_what_it_costs(front, capsys):
     assert f"epsilon <= {budget.target_epsilon:g} " in said
     assert model.optimizer.noise_multiplier == 1.1
     logs = model.fit(batches, epochs=3, callbacks=[budget], verbose=0).history
-    assert len(logs["loss"]) == 2 and "stops training after 20 steps" in capsys.readouterr().out
+    assert len(logs["loss"]) == 2 and "stops training after 76 steps" in capsys.readouterr().out
     spent = model.optimizer.ledger.epsilon(budget.delta).epsilon
     assert spent == pytest.approx(budget.target_epsilon, rel=1e-9)
 
