@@ -90,8 +90,8 @@ def make_private(
         as Adam's 0.001. In its place, and for names and classes of private optimizers: a rate that
         falls linearly to zero over the planned steps, whose peak follows from their number
         (docs/choosing.md); the optimizer's own for kinds that have no such rule.
-      l2_norm_clip: Largest l2 norm of an example's gradient. None: each gradient g is scaled to
-        g / (|g| + 0.1), by `tfdp.clipping.AutomaticClipping(0.1)`, which suits losses of any size.
+      l2_norm_clip: Largest l2 norm of an example's gradient. None: each gradient `g` is scaled to
+        `g / (|g| + 0.1)`, by `tfdp.clipping.AutomaticClipping(0.1)`: losses may be of any size.
       loss: See `model.compile`. None: that of the compiled model, or what the model computes by
         itself: in `train_step`, in `compute_loss`, or with `add_loss`.
       metrics: See `model.compile`. (Of a model that XLA compiles, and on a GPU, batches are padded;
