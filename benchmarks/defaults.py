@@ -36,7 +36,7 @@ _GOAL, _LEAST = 1.0, 2.5  # Points below the grid's best.
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is given to `make_private` beside the budget, and a clip of 1.
+    """Arguments of `make_private` beside the budget. The clip is 1.
 
     Attributes:
       optimizer: "adam", or "sgd" with momentum 0.9.

@@ -85,7 +85,7 @@ def test_pairs_are_never_below_quadrature_and_near_it(steps):
 
 
 def test_one_step_is_the_gaussian():
-    """By the grid, too, which is not used for it."""
+    """The grid, from which this bound is not computed, agrees."""
     for sigma, epsilon in itertools.product([0.3, 1.0, 5.0], [0.0, 0.3, 2.0]):
         found = allocation_ratio.ratio(sigma, 1)
         r, e = np.exp(found.logs), math.exp(epsilon)
@@ -161,7 +161,7 @@ def test_many_steps_against_attacks(sigma, steps, epochs):
 
 
 def test_a_direction_left_out_is_found(monkeypatch):
-    """Where the other direction alone is priced, attacks reach more."""
+    """Attacks reach more than a price of the other direction alone."""
     pair = random_allocation.pair(1.0, 0.6, 64)
     mutant = dominating_pairs.Pair(pair.add, pair.add)
     low, _ = _attack(0.6, 64, 2, 0.5, 20000, 1)

@@ -37,7 +37,7 @@ def durable() -> str:
 
 @dataclasses.dataclass
 class Seen:
-    """What a folder held at some time.
+    """Contents of a folder at one time.
 
     Attributes:
       epsilons: Of each file that says what its weights have cost.

@@ -30,8 +30,8 @@ from tfdp.training.findings import ModelCheck
 from tfdp.training.model_check import has_own_step
 from tfdp.training.privacy_budget import BudgetCallback
 
-# Gradients of losses in any unit get the same length. Those much shorter than this are not made
-# that long: of a rare class, few examples would be lost among many that are right already.
+# Scaling makes gradients of losses in any unit equally long. Gradients much shorter than 0.1 stay
+# short: otherwise the many examples that are classified well outweigh the few of a rare class.
 _SCALING = AutomaticClipping(stability=0.1)
 _CLOSE = 0.95  # The least share of a budget that the least noise for it costs, usually.
 
