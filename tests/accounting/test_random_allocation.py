@@ -85,7 +85,7 @@ def test_pairs_are_never_below_quadrature_and_near_it(steps):
 
 
 def test_one_step_is_the_gaussian():
-    """The grid, from which this bound is not computed, agrees."""
+    """Checks the grid as well, which `pair` does not use for one step."""
     for sigma, epsilon in itertools.product([0.3, 1.0, 5.0], [0.0, 0.3, 2.0]):
         found = allocation_ratio.ratio(sigma, 1)
         r, e = np.exp(found.logs), math.exp(epsilon)
