@@ -22,7 +22,7 @@ from tfdp.base import devices
 from tfdp.data.source import in_variables
 from tfdp.evaluation import subgroup_report
 
-_PRIVATE_OPTIMIZERS = {
+PRIVATE_OPTIMIZERS = {
     "dpsgd": "DPSGD",
     "dpis": "DPSGD",
     "dpis_adam": "DPAdam",
@@ -246,7 +246,7 @@ class Training:
         selection = {name: getattr(self.settings, name) for name in names}
         if method.startswith("dpis"):
             selection["clipping_rule"] = tfdp.contrib.ImportanceSamplingClipping()
-        return getattr(self._keras.private, _PRIVATE_OPTIMIZERS[method])(
+        return getattr(self._keras.private, PRIVATE_OPTIMIZERS[method])(
             l2_norm_clip=self.settings.l2_norm_clip,
             noise_multiplier=noise_multiplier,
             num_microbatches=self.settings.num_microbatches,

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         validate,
     )
     from tfdp.privacy_card.card import report
+    from tfdp.training.tuning.private_tuning import tune
 
 __version__ = "0.1.0"
 
@@ -95,6 +96,7 @@ __all__ = [
     "replace_batch_normalization",
     "report",
     "schedules",
+    "tune",
     "validate",
 ]
 
@@ -114,6 +116,7 @@ _of_rooms, _listed = lazy.attributes(
         "plan": "tfdp.accounting",
         "privacy_statement": "tfdp.accounting",
         "report": "tfdp.privacy_card.card",
+        "tune": "tfdp.training.tuning.private_tuning",
     },
     unlisted=lambda: () if compat.has_keras_3() else ("keras3",),
 )

@@ -24,7 +24,7 @@ _DISTRIBUTIONS = [
 
 def _gamma(repetitions):
     """The parameter of a truncated negative binomial distribution, found by its mean."""
-    shape = repetitions._eta
+    shape = repetitions.eta
 
     def excess(gamma):
         if shape == 0:
@@ -41,8 +41,8 @@ def _reference(repetitions, k):
     gamma = _gamma(repetitions)
     if repetitions.distribution == "logarithmic":
         return stats.logser.pmf(k, 1 - gamma)
-    untruncated = stats.nbinom.pmf(k, repetitions._eta, gamma)
-    return np.where(k > 0, untruncated / (1 - gamma**repetitions._eta), 0.0)
+    untruncated = stats.nbinom.pmf(k, repetitions.eta, gamma)
+    return np.where(k > 0, untruncated / (1 - gamma**repetitions.eta), 0.0)
 
 
 # The distribution.
@@ -108,7 +108,7 @@ def _best_of(probabilities, repetitions):
     better = np.cumsum(probabilities[::-1])[::-1] - probabilities / 2
     if repetitions.distribution == "poisson":
         return repetitions.mean * np.exp(-repetitions.mean * better) * probabilities
-    gamma, shape = _gamma(repetitions), repetitions._eta
+    gamma, shape = _gamma(repetitions), repetitions.eta
     others = (gamma / (gamma + (1 - gamma) * better)) ** (shape + 1)
     return repetitions.mean * others * probabilities
 

@@ -303,6 +303,7 @@ _CALLS = {
     "plan": lambda: run_of(tfdp.plan, dataset_size=1000, target_epsilon=3.0, epochs=2),
     "privacy_statement": lambda: run_of(tfdp.privacy_statement, ledger=ledger(), delta=1e-3),
     "report": lambda: run_of(tfdp.report, model=trained(), path=path() + ".md"),
+    "tune": lambda: _tune(),
     "BandedNoise": lambda: run_of(tfdp.BandedNoise, coefficients=[1.0, 0.5]),
     "BandedNoise.optimal": lambda: run_of(tfdp.BandedNoise.optimal, bands=3, steps=20),
     "BandedNoise.standard_error": lambda: run_of(
@@ -551,6 +552,27 @@ def _make_private(then=lambda made: made, only=()):
         "verbose": False,
     }
     return Call(private.make_private, arguments, only=only, then=then)
+
+
+def _built():
+    built = model()
+    built.compile("adam", loss())
+    return built
+
+
+def _tune():
+    return run_of(
+        tfdp.tune,
+        build=_built,
+        data=(X, Y),
+        candidates={"learning_rate": [0.01]},
+        epochs=1,
+        target_epsilon=8.0,
+        validation_data=(X, Y),
+        repetitions=accounting.Repetitions("geometric", 1),
+        delta=1e-3,
+        verbose=0,
+    )
 
 
 def _fit(made):

@@ -72,10 +72,19 @@ class Repetitions:
         Raises:
           ValueError: Its mean or its shape is out of range.
         """
-        named = {0.0: "logarithmic", 1.0: "geometric", math.inf: "poisson"}.get(event.shape)
+        return cls.of_shape(event.mean, event.shape)
+
+    @classmethod
+    def of_shape(cls, mean: float, eta: float) -> "Repetitions":
+        """Returns the distribution with this mean whose `eta` is this number.
+
+        Raises:
+          ValueError: The mean or the number is out of range.
+        """
+        named = {0.0: "logarithmic", 1.0: "geometric", math.inf: "poisson"}.get(eta)
         if named is not None:
-            return cls(named, event.mean)
-        return cls("negative_binomial", event.mean, event.shape)
+            return cls(named, mean)
+        return cls("negative_binomial", mean, eta)
 
     def event(self, run: dp_accounting.DpEvent) -> RepeatAndSelectDpEvent:
         """Returns the event of a selection.
@@ -84,7 +93,7 @@ class Repetitions:
           run: Event of one run, its private score included.
         """
         validation.instance("run", run, dp_accounting.DpEvent, "a dp_accounting.DpEvent")
-        return RepeatAndSelectDpEvent(run, float(self.mean), self._eta)
+        return RepeatAndSelectDpEvent(run, float(self.mean), self.eta)
 
     def draw(self) -> int:
         """Draws the number of runs from the operating system's entropy.
@@ -139,7 +148,7 @@ class Repetitions:
             shift = self.mean * _least_delta(orders, run_rdp, np.log1p(1 / (orders - 1)))
         else:
             rate = self._rate * (1 + 2 * _ROUNDING)
-            shift = (self._eta + 1) * np.min((1 - 1 / orders) * run_rdp + rate / orders)
+            shift = (self.eta + 1) * np.min((1 - 1 / orders) * run_rdp + rate / orders)
         best = run_rdp + shift + math.log(self.mean) / (orders - 1)
         return np.minimum.accumulate(best[::-1])[::-1]  # It does not decrease with the order.
 
@@ -175,10 +184,10 @@ class Repetitions:
         if self._rate == 0 or math.isinf(within):
             return within
         odds = 1 / math.expm1(self._rate * (1 + 2 * _ROUNDING))
-        return (self._eta + 1) * _least_shift(delta_at, odds) + within
+        return (self.eta + 1) * _least_shift(delta_at, odds) + within
 
     @property
-    def _eta(self) -> float:
+    def eta(self) -> float:
         """The shape; 0 for the logarithmic, infinity for the Poisson distribution."""
         named = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
         return named[self.distribution] if self.shape is None else float(self.shape)
@@ -186,7 +195,7 @@ class Repetitions:
     @property
     def _rate(self) -> float:
         """-log(gamma), rounded down: then mean and cost of what is drawn are no larger."""
-        eta = self._eta
+        eta = self.eta
 
         def excess(log_rate: float) -> float:
             t = math.exp(log_rate)
@@ -206,9 +215,9 @@ class Repetitions:
         rate = decimal.Decimal(self._rate)
         if rate == 0:
             return 1, decimal.Decimal(1)
-        if self._eta == 0:
+        if self.eta == 0:
             return 1, (1 - (-rate).exp()) / rate
-        eta = decimal.Decimal(self._eta)
+        eta = decimal.Decimal(self.eta)
         return 1, eta * (1 - (-rate).exp()) / ((rate * eta).exp() - 1)
 
     def _ratio(self) -> Callable[[int], decimal.Decimal]:
@@ -216,7 +225,7 @@ class Repetitions:
         if self.distribution == "poisson":
             mean = decimal.Decimal(self.mean)
             return lambda k: mean / (k + 1)
-        eta, heads = decimal.Decimal(self._eta), 1 - (-decimal.Decimal(self._rate)).exp()
+        eta, heads = decimal.Decimal(self.eta), 1 - (-decimal.Decimal(self._rate)).exp()
         return lambda k: heads * (k + eta) / (k + 1)
 
 

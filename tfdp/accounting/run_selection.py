@@ -61,7 +61,7 @@ def private_selection(
         raise validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
     truncation = math.fsum(r.count * r.truncation_probability for r in run.releases)
     ledger = PrivacyLedger(run.notes, run.selective_release, run.unit)
-    release = _selection(run.event, repetitions, truncation)
+    release = release_of(run.event, repetitions, truncation)
     ledger.record(release.event, 1, release.truncation_probability)
     return compose_ledgers([ledger], dataset_sizes=run.dataset_sizes)
 
@@ -114,7 +114,7 @@ def calibrate_private_selection(
     steps = validation.positive_integer("steps", steps)
     scores = _as_events(score)
     if scores:
-        alone = _selection(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)
+        alone = release_of(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)
         cost = left.epsilon(alone)
         if cost >= left.target:
             raise validation.error(
@@ -128,12 +128,12 @@ def calibrate_private_selection(
         run = dp_accounting.ComposedDpEvent(
             (dp_accounting.SelfComposedDpEvent(step, steps), *scores)
         )
-        return _selection(run, repetitions, steps * tau)
+        return release_of(run, repetitions, steps * tau)
 
     return left.least_noise(lambda noise: [release(noise)])
 
 
-def _selection(
+def release_of(
     run: dp_accounting.DpEvent, repetitions: Any, truncation_probability: float
 ) -> Release:
     """Returns the release of a selection.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tfdp.correlated_noise import BandedNoise
     from tfdp.step.compression import Compression, Compressor
     from tfdp.step.noise_memory import NoiseMemory
+    from tfdp.step.record.tuned_rows import RunSelection
 
 
 class PrivacyParameters(PersistentState):
@@ -76,6 +77,32 @@ class PrivacyParameters(PersistentState):
         if config.sampling is not None and config.sampling.padding != FULL:
             engine.streams = KeyStream(config.noise_seed, "layers")
         return engine
+
+    def count_as_run_of(self, selection: "RunSelection") -> None:
+        """Counts all steps as those of one run of a private selection, whose cost they then have.
+
+        Signs count as the noisy sums: all runs of a selection must have one price.
+
+        Raises:
+          RuntimeError: The optimizer is built already.
+          ValueError: Steps are no Gaussian mechanisms on Poisson batches of their own, all alike.
+        """
+        if self._released.created:
+            raise RuntimeError("The optimizer is built already: its steps count for themselves.")
+        kind = {
+            record_table.SIGNS: record_table.GAUSSIAN,
+            record_table.SIGNS_UNPADDED: record_table.GAUSSIAN_UNPADDED,
+        }.get(self._kind(), self._kind())
+        independent = kind in (record_table.GAUSSIAN, record_table.GAUSSIAN_UNPADDED)
+        if not (independent and self._cycles is None and len(self._stages.values) == 1):
+            raise ValueError(
+                "Each run of a private selection must take Gaussian steps of one noise multiplier, "
+                "on Poisson batches without cycles, and release nothing else. Received: "
+                f"{self._public_name()} with {self._config}."
+            )
+        parameters = {**self._privacy_parameters(), **selection.parameters(kind)}
+        fixed_seed = self._config.noise_seed is not None
+        self._released = ReleaseRecord(record_table.TUNED, parameters, fixed_seed)
 
     # What the optimizer is.
 

@@ -24,10 +24,12 @@ from tfdp.step.record.record_table import (
     SIGNS,
     SIGNS_UNPADDED,
     STEPS,
+    TUNED,
 )
 
 # Kinds of rows that only their own module knows: imported where there is such a row.
 _OTHER_KINDS = {SELECTIVE: "tfdp.step.record.selective_rows"}
+_TUNED_ROWS = "tfdp.step.record.tuned_rows"
 
 _NOT_POISSON = (
     "Some steps were taken on batches that were no unused draws of `tfdp.data.poisson_batches`: no "
@@ -61,7 +63,7 @@ def release_of(kind: int, parameters: dict[str, float]) -> Release:
 
     Args:
       kind: `SELECTIVE`, or `GAUSSIAN`, `SIGNS`, `ALLOCATED` or one of these with `_UNPADDED`, of
-        `record_table`.
+        `record_table`. (What a step of `TUNED` releases depends on the others of its run.)
       parameters: The privacy parameters by the names of their arguments.
     """
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
@@ -154,6 +156,8 @@ def _ledger_of_row(row: np.ndarray, mixed: bool) -> PrivacyLedger:
     if steps and mixed:
         ledger.add_note(_MIXED_UNITS)
         ledger.record(dp_accounting.UnsupportedDpEvent(), steps)
+    elif steps and row[KIND] == TUNED:
+        ledger.record(**vars(importlib.import_module(_TUNED_ROWS).release_of(row, release_of)))
     elif steps:
         release = release_of(int(row[KIND]), parameters)
         ledger.record(**{**vars(release), "count": steps})

@@ -33,10 +33,11 @@ ROWS = 256
 # selective release, what is left when a table has no room for other parameters, and a Gaussian
 # mechanism on a batch without padding, which is cut off with a smaller probability; and, with and
 # without padding, the signs of a Gaussian mechanism, which older versions take for one;
-# likewise, an epoch of Gaussian mechanisms (or of their signs) by random allocation.
-KINDS = range(1, 9)
+# likewise, an epoch of Gaussian mechanisms (or of their signs) by random allocation; and a step of
+# one of the runs of a private selection, on any batch.
+KINDS = range(1, 10)
 GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = KINDS[:6]
-ALLOCATED, ALLOCATED_UNPADDED = KINDS[6:]
+ALLOCATED, ALLOCATED_UNPADDED, TUNED = KINDS[6:]
 # Every smaller integer is a float64.
 LARGEST_UID = 2**52
 _MIX = (-7046029254386353131, -4658895280553007687)
