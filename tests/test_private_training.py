@@ -9,7 +9,7 @@ import pytest
 import tfdp
 from tests.front_ends import FRONT_ENDS, needs_keras_3, with_both, with_one
 from tests.support import small_data
-from tfdp.accounting import event_codec
+from tfdp.accounting import RandomAllocationDpEvent, event_codec
 
 X, Y = small_data(300)
 
@@ -54,6 +54,26 @@ def test_what_was_spent_before_is_in_the_budget(front):
 
 
 @with_both
+def test_epochs_need_less_noise_than_poisson_batches(front, capsys):
+    arguments = {"target_epsilon": 2.0, "batch_size": 70}
+    model, batches, budget = private(front, sampling="epochs", **arguments)
+    said = capsys.readouterr().out
+    assert (
+        "epochs of 4, 70 examples expected" in said and "(of none with probability 0.067)" in said
+    )
+    assert "in each epoch; 8 steps." in said
+    model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert 1.98 < model.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
+    (release,) = model.optimizer.ledger.releases
+    assert release.event.event == RandomAllocationDpEvent(model.optimizer.noise_multiplier, 4)
+    assert release.count == 2
+    poisson = private(front, verbose=False, **arguments).model
+    assert model.optimizer.noise_multiplier < 0.97 * poisson.optimizer.noise_multiplier
+    with pytest.raises(ValueError, match="allows no further step"):
+        model.fit(batches, epochs=1, callbacks=[budget], verbose=0)
+
+
+@with_both
 def test_without_noise_there_is_no_privacy_and_all_say_so(front, capsys):
     model, batches, budget = private(front, noise_multiplier=0)
     assert "Privacy: none, as there is no noise: epsilon is infinite" in capsys.readouterr().out
@@ -77,6 +97,18 @@ def test_a_budget_that_limits_nothing_is_told(front, capsys):
         ({}, "Either argument `target_epsilon`"),
         ({"target_epsilon": 1.0, "noise_multiplier": 1.0}, "Either argument `target_epsilon`"),
         ({"noise_multiplier": -1.0}, "`noise_multiplier` must be a non-negative"),
+        ({"noise_multiplier": 1.0, "sampling": "shuffled"}, "`sampling` must be one of"),
+        (
+            {"noise_multiplier": 1.0, "sampling": "epochs", "batch_size": 151},
+            "`batch_size` must be at most 150, half of the 300",
+        ),
+        (
+            {
+                **{"target_epsilon": 1.0, "sampling": "epochs"},
+                "noise_schedule": tfdp.schedules.PiecewiseConstantNoise([1], [1.0, 2.0]),
+            },
+            "`noise_schedule` must be None with sampling='epochs'",
+        ),
         (
             {
                 "noise_multiplier": 1.0,

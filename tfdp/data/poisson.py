@@ -208,6 +208,27 @@ def of_batch_size(
     return _made_of(batches.source, sampling, steps_per_epoch)
 
 
+def in_epochs(batches: PoissonBatches) -> PoissonBatches:
+    """Returns epochs of the same data, of which each example is in one batch, drawn anew.
+
+    See `redraw_sets` of `poisson_batches`; the steps of an epoch are N / B, rounded down.
+
+    Args:
+      batches: Batches that are whole, made without `seed` and `cycle_length`.
+
+    Raises:
+      ValueError: An epoch has one step only.
+    """
+    size, expected = batches.sampling.dataset_size, batches.sampling.expected_batch_size
+    length = size // expected
+    if length < 2:
+        requirement = f"at most {size // 2}, half of the {size} units, with sampling='epochs'"
+        raise error("batch_size", requirement, expected)
+    sampling = dataclasses.replace(batches.sampling, cycle_length=length, redraws_sets=True)
+    source = dataclasses.replace(batches.source, cycle=RedrawnCycle(size, length))
+    return _made_of(source, sampling, length)
+
+
 def sampling_in_chunks(sampling: PoissonSampling, chunk_size: int) -> PoissonSampling:
     """Returns the sampling of batches that come in chunks; those of a GPU have one size then.
 

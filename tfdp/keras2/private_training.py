@@ -70,6 +70,7 @@ def make_private(
     privacy_unit: Any = None,
     examples_per_user: int | None = None,
     augmentations: int = 1,
+    sampling: str = "poisson",
     noise_schedule: NoiseSchedule | None = None,
     prior: Ledgers | None = None,
     verbose: bool = True,
@@ -125,6 +126,10 @@ def make_private(
         users. See `tfdp.data.poisson_batches`.
       examples_per_user: Examples that a batch has of a user, at most.
       augmentations: Rows that each example has in a batch; see `tfdp.data.poisson_batches`.
+      sampling: "poisson": a batch has each example independently. "epochs": each example is in one
+        batch of each epoch, drawn at random, as in other training loops, and needs less noise:
+        docs/random_allocation.md. Epochs have N / `batch_size` steps, rounded down, and one that
+        was begun costs as much as a whole one.
       noise_schedule: A schedule of `tfdp.schedules`, of which the proportions count; it is scaled
         to the budget. None: the noise is the same in all steps.
       prior: Other releases about the same examples: a `PrivacyLedger`, or several.

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_no
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
 from tfdp.accounting.planning import planned_batch_size, steps_of
 from tfdp.accounting.relation import RELATION, stated_constants
-from tfdp.accounting.sampling import BUCKETS, FULL, NONE
+from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.base import devices
-from tfdp.base.validation import error, non_negative, positive_integer, using
+from tfdp.base.validation import error, non_negative, one_of, positive_integer, using
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import AutomaticClipping
 from tfdp.data import poisson, poisson_batches, tasks
@@ -33,6 +32,8 @@ from tfdp.training.privacy_budget import BudgetCallback
 # Scaling makes gradients of losses in any unit equally long. Gradients much shorter than 0.1 stay
 # short: otherwise the many examples that are classified well outweigh the few of a rare class.
 _SCALING = AutomaticClipping(stability=0.1)
+_SAMPLINGS = ("poisson", "epochs")
+_EPOCHS = _SAMPLINGS[1]
 _CLOSE = 0.95  # The least share of a budget that the least noise for it costs, usually.
 
 
@@ -104,6 +105,7 @@ def prepare(
     loss: Any,
     metrics: Any,
     chunk_size: int | str | None,
+    sampling: str,
     noise_schedule: NoiseSchedule | None,
     prior: Ledgers | None,
     verbose: bool,
@@ -113,6 +115,9 @@ def prepare(
     """Does what `make_private` of each Keras says, of whose arguments it gets all."""
     data = (data, *others)
     positive_integer("epochs", epochs)
+    in_epochs = one_of("sampling", sampling, _SAMPLINGS) == _EPOCHS
+    if in_epochs and noise_schedule is not None:
+        raise error("noise_schedule", "None with sampling='epochs'", noise_schedule)
     if l2_norm_clip is None:
         l2_norm_clip = 1.0
         optimizer_arguments = {"clipping_rule": _SCALING, **optimizer_arguments}
@@ -162,6 +167,9 @@ def prepare(
         batches = poisson.of_batch_size(batches, expected, chunk_size)
         data_arguments["expected_batch_size"] = expected
     steps = steps_of(size, batches.sampling.expected_batch_size, epochs)
+    if in_epochs:
+        batches = poisson.in_epochs(batches)
+        steps = epochs * batches.sampling.cycle_length
     if rates is not None:
         peak = rates.peak(steps, l2_norm_clip, parameters)
         schedules = keras.package.optimizers.schedules
@@ -170,7 +178,11 @@ def prepare(
         x = batches.input_spec
         with using("data", x, "inputs of the model"):
             model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
-    pad = functools.partial(_batches, data, padding=FULL, **data_arguments)
+
+    def pad() -> PoissonBatches:
+        padded = _batches(data, padding=FULL, **data_arguments)
+        return poisson.in_epochs(padded) if in_epochs else padded
+
     batches, found = _accepted(keras, model, loss, batches, pad if takes_weights else None)
     chunks = None
     if is_chosen and parameters.get("num_microbatches") is None:  # Microbatches must be whole.
@@ -182,9 +194,6 @@ def prepare(
         "target_epsilon": target_epsilon,
         "delta": delta,
         "steps": steps,
-        "dataset_size": size,
-        "expected_batch_size": batches.sampling.expected_batch_size,
-        "truncation_probability": batches.sampling.truncation_probability,
         "prior": spent,
     }
     noise: NoiseMultiplier
@@ -194,9 +203,15 @@ def prepare(
     if noise_multiplier is not None:
         noise = noise_multiplier
     elif noise_schedule is None:
-        noise = calibrate_noise_multiplier(**budgeted)
+        noise = calibrate_noise_multiplier(**budgeted, sampling=batches.sampling)
     else:
-        noise = calibrate_noise_schedule(noise_schedule, **budgeted)
+        noise = calibrate_noise_schedule(
+            noise_schedule,
+            **budgeted,
+            dataset_size=size,
+            expected_batch_size=batches.sampling.expected_batch_size,
+            truncation_probability=batches.sampling.truncation_probability,
+        )
     private = make(l2_norm_clip, noise, sampling=batches.sampling, **parameters)
     _compile(keras.package, model, private, loss, metrics, compiled)
     planned = _planned_epsilon(private, spent, steps, delta)
@@ -405,8 +420,7 @@ def _print(
         f"epochs, for {RELATION} of one of {sampling.dataset_size} {unit}s"
         f"{f' (spent before: {before:.4g})' if before else ''}.\n"
         f"{stated_constants(unit, [sampling.dataset_size])}\n"
-        f"Batches: Poisson sampled, {sampling.expected_batch_size} {unit}s expected (each with "
-        f"probability {sampling.sampling_probability:.4g}); {steps} steps.\n"
+        f"Batches: {_drawn(sampling)}; {steps} steps.\n"
         f"{f'Chunks: batches come {chunks}.{chr(10)}' if chunks else ''}"
         f"Gradients: each {unit}'s is {'scaled' if is_scaled else 'clipped'} to l2 norm "
         f"{optimizer.l2_norm_clip:g}; noise "
@@ -415,6 +429,19 @@ def _print(
         f"Train by `model.fit(batches, epochs={epochs}, callbacks=[budget])`; then "
         "`tfdp.privacy_statement(model, delta=budget.delta)` states what was spent."
     )
+
+
+def _drawn(sampling: PoissonSampling) -> str:
+    """Says how batches are drawn."""
+    unit, probability = sampling.unit, sampling.sampling_probability
+    expected = f"{sampling.expected_batch_size} {unit}s expected"
+    if sampling.redraws_sets:
+        share = "" if probability == 1 else f" (of none with probability {1 - probability:.2g})"
+        return (
+            f"epochs of {sampling.cycle_length}, {expected}; each {unit} is part of one of them"
+            f"{share}, drawn anew in each epoch"
+        )
+    return f"Poisson sampled, {expected} (each with probability {probability:.4g})"
 
 
 def _rate(optimizer: Any) -> str:

@@ -365,6 +365,8 @@ class _Plan(NamedTuple):
     ) -> "_Plan":
         """Returns the plan of runs like the first, with the least noise that meets the budget."""
         sampling, delta = first.batches.sampling, first.budget.delta
+        if sampling.cycle_length > 1:
+            raise validation.error("sampling", "'poisson' in a selection", "epochs")
         steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
         cost = record_ledger.ledger_of_model(first.model)
         spent = [*as_ledgers(prior)]
