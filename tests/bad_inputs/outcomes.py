@@ -6,9 +6,13 @@ import warnings
 from tests.bad_inputs import evil, valid_calls
 from tests.bad_inputs.cases import ACCEPTED, NAMED, OTHER
 
-# Errors of what was given, a function or a sequence, which reach its author as they are; and the
-# list of a model's findings, which says what does not fit.
+# Errors of what was given, a function (`int` is one), a model or a sequence, which reach its author
+# as they are; and the list of a model's findings, which says what does not fit.
 _OWN = (
+    "Exception encountered when calling ",
+    "Argument `output` must have rank (ndim)",
+    "int() ",
+    "object cannot be interpreted as an integer",
     "The model cannot be trained privately as it is:",
     "The function fails.",
     "The sequence is broken.",

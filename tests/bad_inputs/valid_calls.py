@@ -269,10 +269,10 @@ _CALLS = {
     "auditing.epsilon_of_mu": lambda: run_of(auditing.epsilon_of_mu, mu=1.0, delta=1e-3),
     "auditing.lira": lambda: run_of(
         auditing.lira,
-        train=lambda part: set(part[0]),
+        train=lambda part: set(map(str, part[0])),
         data=(Y, Y),
         models=4,
-        score=lambda trained, x, y: [float(value in trained) for value in x],
+        score=lambda trained, x, y: [float(str(value) in trained) for value in x],
     ),
     "auditing.loss_scores": lambda: run_of(
         auditing.loss_scores, model=model(compiled=True), x=X, y=Y

@@ -57,6 +57,7 @@ def calibrate_noise_multiplier(
       >>> round(sigma, 2)
       0.96
     """
+    validation.boolean("releases_signs", releases_signs)
     if sampling is not None:
         given = sampling_probability, dataset_size, expected_batch_size
         if given != (None, None, None) or not isinstance(sampling, PoissonSampling):
@@ -125,6 +126,7 @@ def calibrate_noise_schedule(
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = validation.small_probability("truncation_probability", truncation_probability)
     steps = validation.positive_integer("steps", steps)
+    validation.boolean("releases_signs", releases_signs)
     least = min(noise for noise, _ in schedule.stages().groups(0, steps))
     noise = left.least_noise(
         lambda x: _scheduled_releases(
@@ -181,6 +183,7 @@ def calibrate_steps(
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = validation.small_probability("truncation_probability", truncation_probability)
+    validation.boolean("releases_signs", releases_signs)
     stages = schedules.stages_of(schedules.get(noise_multiplier))
     return left.most(lambda steps: _scheduled_releases(stages, steps, q, tau, releases_signs))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdp.accounting.budget import MOST_RELEASES, default_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
+from tfdp.accounting.sampling import MOST_EXAMPLES
 from tfdp.base import validation
 
 _EPOCHS = 20
@@ -117,7 +118,7 @@ def plan(
       >>> round(row.noise_multiplier, 2), round(row.noise_of_the_run, 2)
       (1.0, 1.55)
     """
-    size = validation.positive_integer("dataset_size", dataset_size)
+    size = validation.integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
     target = validation.positive("target_epsilon", target_epsilon)
     delta = default_delta(size) if delta is None else delta
     delta = validation.between_zero_and_one("delta", delta)

@@ -111,7 +111,7 @@ def calibrate_private_selection(
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     tau = validation.small_probability("truncation_probability", truncation_probability)
-    steps = validation.positive_integer("steps", steps)
+    steps = validation.integer("steps", steps, 1, budget.MOST_RELEASES)
     scores = _as_events(score)
     if scores:
         alone = release_of(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)

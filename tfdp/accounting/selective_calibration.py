@@ -102,7 +102,7 @@ def calibrate_selective_release(
         ),
         threshold,
         validation.small_probability("truncation_probability", truncation_probability),
-        max_attempts,
+        validation.integer("max_attempts", max_attempts, 1, 2**63, optional=True),
         selective_release == PER_ATTEMPT,
     )
     values = (updates, noise_multiplier, validation_noise_multiplier)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp.accounting.found_ledger import is_model
 from tfdp.auditing import plots, statistics
 from tfdp.auditing.black_box import Score, checked_scores, confidence_scores, number_of_rows
 from tfdp.base.validation import error, function, integer, is_integer
@@ -141,7 +142,10 @@ def lira(
         part = tf.nest.map_structure(
             lambda a, index=index: np.asarray(a)[member[index]], tuple(data)
         )
-        scores[index] = checked_scores(score or confidence_scores, train(part), *data)
+        trained = train(part)
+        if score is None and not is_model(trained):
+            raise error("score", "a function where `train` returns no model of Keras", score)
+        scores[index] = checked_scores(score or confidence_scores, trained, *data)
     ratios = _log_ratios(scores, ranks)
     return AttackResult(ratios[member], ratios[~member], models)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.accounting.sampling import FULL
 from tfdp.auditing.replay import Replay
-from tfdp.base.validation import error, positive_integer
+from tfdp.base.validation import boolean, error, integer, positive_integer
 from tfdp.data.elements import parts_of
 from tfdp.step.private_step import PrivateStep
 
@@ -181,11 +181,13 @@ def check_sensitivity(
         raise error("optimizer", "one with a finite `l2_norm_clip`", optimizer)
     data = tuple(data) if isinstance(data, list) else data
     size = _size(data)
+    _check_parts(model, data)
     count = positive_integer("examples", examples)
     least = 2 * optimizer.gradient_accumulation_steps
     if not least <= count <= size:
         raise error("examples", f"between {least} and the {size} examples of `data`", examples)
-    chosen = np.random.default_rng(seed).choice(size, count, replace=False)
+    boolean("verbose", verbose)
+    chosen = np.random.default_rng(integer("seed", seed, 0)).choice(size, count, replace=False)
     each = optimizer.clipping.rows_per_example
     batch = tf.nest.map_structure(lambda a: np.repeat(np.asarray(a)[chosen], each, axis=0), data)
     index = np.arange(count * each).reshape(count, each)
@@ -297,6 +299,20 @@ def _size(data: Any) -> int:
             "data", "(x, y), (x, y, sample_weight) or x alone, arrays of one length", type(data)
         )
     return int(sizes.pop() or 0)
+
+
+def _check_parts(model: Any, data: Any) -> None:
+    """Raises a ValueError for data that no model can be trained on, or not this one."""
+    parts = parts_of(data)
+    kinds = {np.asarray(a).dtype.kind for a in tf.nest.flatten(parts)}
+    if not kinds <= set("biufOSU"):
+        raise error("data", "arrays of real numbers, or texts for inputs", sorted(kinds))
+    if any(np.asarray(a).dtype.kind not in "biuf" for a in tf.nest.flatten(parts[1:])):
+        raise error("data", "with labels and weights that are numbers", type(data))
+    if len(parts) == 1 and getattr(model, "loss", None) is not None:
+        raise error("data", "(x, y): the loss of the model takes labels", type(data))
+    if any(np.ndim(weight) != 1 for weight in tf.nest.flatten(parts[2:])):
+        raise error("data", "with one weight for each example, [examples]", type(data))
 
 
 def _with_last(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -230,7 +230,9 @@ def _epsilon_of_mu(mu: float, delta: float) -> float:
         first = special.ndtr(mu / 2 - epsilon / mu)
         return first - math.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)) - delta
 
-    low, high = 0.0, mu * (mu / 2 - special.ndtri(delta)) + 1
+    low, high = 0.0, mu * (mu / 2 - float(special.ndtri(delta))) + 1
+    if math.isinf(high):
+        return math.inf
     if excess(low) <= 0:
         return 0.0
     for _ in range(60):

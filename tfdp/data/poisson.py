@@ -1,6 +1,7 @@
 """Poisson-sampled batches of a data set."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +25,7 @@ from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import arrays_of, check_data, number_of_rows
 from tfdp.data.columns import Features, chosen
-from tfdp.data.cycle import Cycle, RedrawnCycle
+from tfdp.data.cycle import Cycle, RedrawnCycle, Sets
 from tfdp.data.elements import check_padding, has_labels, parts_of
 from tfdp.data.source import PoissonSource, Rows, in_variables
 from tfdp.data.stored import stored
@@ -355,11 +356,17 @@ def drawn_batches(
     own_number, each = next(_sources), source.rows_per_example
     draw_record.RECORD.prepare(len(tf.nest.flatten(source.element_spec)) + 2)
 
-    def draw(_: tf.Tensor) -> tf.data.Dataset:
-        number, key = draw_record.RECORD.number(), keys.next_key()
-        rows = source.draw_rows(key, sampling)._asdict()
+    def draw(key: tf.Tensor, sets: Sets | None = None) -> tuple:
+        rows = source.draw_rows(key, sampling, sets)._asdict()
         rows = {name: values for name, values in rows.items() if values is not None}
-        numbers = tf.stack([number, key[-1]])
+        return tf.stack([draw_record.RECORD.number(), key[-1]]), rows
+
+    def draw_in_turn(cycle: RedrawnCycle, last: Sets, _: tf.Tensor) -> tuple:
+        key = keys.next_key()
+        sets = cycle.sets_of(key, last)
+        return sets, draw(key, sets)
+
+    def in_chunks(numbers: tf.Tensor, rows: dict[str, tf.Tensor]) -> tf.data.Dataset:
         if chunks == 1:
             return tf.data.Dataset.from_tensors((numbers, tf.constant(0, tf.int64), rows))
         units = tf.size(rows["indices"], tf.int64) // each
@@ -379,7 +386,12 @@ def drawn_batches(
         with tf.control_dependencies([entered]):
             return tf.nest.map_structure(tf.identity, batch)
 
-    batches = tf.data.Dataset.range(steps).flat_map(draw)
+    batches = tf.data.Dataset.range(steps)
+    if isinstance(source.cycle, RedrawnCycle):
+        in_turn = functools.partial(draw_in_turn, source.cycle)
+        batches = batches.scan(source.cycle.no_sets, in_turn).flat_map(in_chunks)
+    else:
+        batches = batches.flat_map(lambda _: in_chunks(*draw(keys.next_key())))
     batches = batches.map(deliver, num_parallel_calls=tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps * chunks))
     return without_autotuning(batches)

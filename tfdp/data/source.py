@@ -12,7 +12,7 @@ from tfdp.accounting.sampling import FULL, NONE, PoissonSampling
 from tfdp.base import devices
 from tfdp.base.random import chacha
 from tfdp.base.tf.plain_variables import plain_variables
-from tfdp.data.cycle import Cycle, RedrawnCycle
+from tfdp.data.cycle import Cycle, RedrawnCycle, Sets
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.stored import Examples
 from tfdp.data.transforms import Transform, secrets
@@ -133,22 +133,31 @@ class PoissonSource:
             )
         return self.rows(self.draw_rows(key, sampling), padded=sampling.padding != NONE)
 
-    def draw_rows(self, key: tf.Tensor, sampling: PoissonSampling) -> Rows:
+    def draw_rows(
+        self, key: tf.Tensor, sampling: PoissonSampling, sets: Sets | None = None
+    ) -> Rows:
         """Draws a Poisson sample, and the rows of each unit in it.
 
         Args:
           key: Secret of this draw, used for nothing else; see
             `tfdp.base.random.chacha.random_words`.
           sampling: The sampling and padding.
+          sets: Where each cycle has its own sets: those of this or of another one.
 
         Returns:
           The rows, `units * rows_per_example` of them.
         """
+
+        def sample(size: int | tf.Tensor) -> tf.Tensor:
+            return draw_indices(key, sampling, size)
+
         if self.cycle is None:
-            indices = draw_indices(key, sampling, self.dataset_size)
+            indices = sample(self.dataset_size)
+        elif isinstance(self.cycle, Cycle):
+            indices = self.cycle.draw(key[-1], sample)
         else:
-            which = key if isinstance(self.cycle, RedrawnCycle) else key[-1]
-            indices = self.cycle.draw(which, lambda size: draw_indices(key, sampling, size))
+            sets = self.cycle.sets_of(key, self.cycle.no_sets if sets is None else sets)
+            indices = self.cycle.draw(key, sets, sample)
         weights = None
         if self.users is not None:
             indices, weights = self.users.choose(key, indices)

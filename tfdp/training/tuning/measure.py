@@ -78,6 +78,18 @@ class Measure:
         x, y = self._data
         return correct(model, model.predict(x, batch_size=_ROWS, verbose=0), np.asarray(y))
 
+    def check(self, model: Any) -> None:
+        """Scores a model, to find out whether its runs can be scored.
+
+        Raises:
+          ValueError: They cannot.
+        """
+        if callable(self._score):  # Its errors reach its author as they are.
+            self.noisy(self.values(model))
+            return
+        with validation.using("validation_data", type(self._data), "examples of the model"):
+            self.noisy(self.values(model))
+
     def noisy(self, values: np.ndarray) -> float:
         """Returns the mean score, with noise from the operating system if the data are private.
 
