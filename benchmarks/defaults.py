@@ -7,11 +7,13 @@ seeds; with every setting of a grid and one seed; and without privacy. Epochs ar
 setting is chosen on one half of the test examples, and every score is measured on the other. Each
 run that ended is a line of the record, and is not done again: several processes may share a record
 (`--tasks`, `--seeds`). `--settings` takes those of the grid whose names match, such as
-"adam.*linear". The table is printed at the end; `--only_table` prints it alone.
+"adam.*linear". With `--tuned`, `tfdp.tune` chooses a rate at the same epsilon, too, and scores runs
+on a tenth of the training examples. The table is printed at the end; `--only_table` prints it alone.
 """
 
 import argparse
 import dataclasses
+import functools
 import math
 import re
 import statistics
@@ -23,14 +25,16 @@ import keras
 import numpy as np
 
 import tfdp.keras3
-from benchmarks.default_tasks import TASKS, Split, Task
+from benchmarks.default_tasks import EXPLAINED, TASKS, Split, Task
 from experiments import records
+from tfdp.accounting.planning import planned_batch_size, steps_of
 
-DEFAULT, PLAIN = "default", "not private"
+DEFAULT, PLAIN, TUNED = "default", "not private", "tuned"
 FIXED = "batches of 256, rate 0.005"  # Or of a tenth of the examples, if that is less; clip 1.
 CONSTANT, LINEAR = "constant", "linear"
 _STEPS = (150, 500, 1500)  # About, for the batch sizes of the grid, which are powers of two.
 _RATES = {"adam": (0.002, 0.005, 0.01, 0.02, 0.04), "sgd": (0.1, 0.3, 1.0)}
+_TUNED_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 _GOAL, _LEAST = 1.0, 2.5  # Points below the grid's best.
 
 
@@ -129,12 +133,51 @@ def train(
         }
     seconds = time.perf_counter() - start
     predicted = model.predict(test_x, batch_size=1000, verbose=0)
-    half = np.random.default_rng(3).permutation(len(test_y)) % 2 == 0
-    scores = {
-        name: round(task.measure(test_y[rows], predicted[rows]), 2)
+    return {**line, **_scores(task, test_y, predicted), "seconds": round(seconds, 1)}
+
+
+def tuned(task: Task, data: Split, epsilon: float, seed: int) -> dict[str, Any]:
+    """Has `tfdp.tune` choose the learning rate; see `train`."""
+    x, y, test_x, test_y = data
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    held_out = np.random.default_rng(seed).permutation(len(y)) % 10 == 0
+    train_x, train_y = x[~held_out], y[~held_out]
+    batch = planned_batch_size(len(train_y), task.epochs)
+    steps, start = steps_of(len(train_y), batch, task.epochs), time.perf_counter()
+    falling = keras.optimizers.schedules.PolynomialDecay
+
+    def closeness(model: keras.Model, examples: tuple) -> np.ndarray:
+        predicted = model.predict(examples[0], batch_size=1000, verbose=0)
+        errors = (predicted.reshape(examples[1].shape) - examples[1]) ** 2
+        return np.exp(-errors.reshape(len(errors), -1).mean(axis=1))
+
+    found = tfdp.tune(
+        task.build,
+        (train_x, train_y),
+        {"learning_rate": [falling(rate, steps, 0.0) for rate in _TUNED_RATES]},
+        epochs=task.epochs,
+        target_epsilon=epsilon,
+        validation_data=(x[held_out], y[held_out]),
+        score=closeness if task.score == EXPLAINED else "accuracy",
+        loss=task.loss,
+        optimizer="adam",
+        verbose=0,
+    )
+    rate = found.settings["learning_rate"].initial_learning_rate
+    line = {"task": task.name, "epsilon": epsilon, "seed": seed, "setting": TUNED, "rate": rate}
+    seconds = time.perf_counter() - start
+    predicted = found.model.predict(test_x, batch_size=1000, verbose=0)
+    return {**line, **_scores(task, test_y, predicted), "seconds": round(seconds, 1)}
+
+
+def _scores(task: Task, labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Returns the scores on each half of the test examples, in percent."""
+    half = np.random.default_rng(3).permutation(len(labels)) % 2 == 0
+    return {
+        name: round(task.measure(labels[rows], predicted[rows]), 2)
         for name, rows in (("choice", half), ("score", ~half))
     }
-    return {**line, **scores, "seconds": round(seconds, 1)}
 
 
 def runs(
@@ -164,9 +207,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     Cells whose grid is not complete have the best of what was run; their number of settings shows.
     """
     rows = [
-        f"| task | epsilon | {FIXED} | default | best of grid | gap | its setting | tried "
-        "| not private |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| task | epsilon | {FIXED} | default | `tfdp.tune` | best of grid | gap | its setting "
+        "| tried | not private |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     gaps: dict[bool, list[float]] = {True: [], False: []}
     for task in TASKS.values():
@@ -175,7 +218,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         for epsilon in sorted({line["epsilon"] for line in mine if line["epsilon"] is not None}):
             cell = [line for line in mine if line["epsilon"] == epsilon]
             default = [line["score"] for line in cell if line["setting"] == DEFAULT]
-            tried = [line for line in cell if line["setting"] != DEFAULT]
+            chosen = [line["score"] for line in cell if line["setting"] == TUNED]
+            tried = [line for line in cell if line["setting"] not in (DEFAULT, TUNED)]
             if not default or not tried:
                 continue
             best = max(tried, key=lambda line: line["choice"])
@@ -187,6 +231,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
                 f"{epsilon:g}",
                 f"{fixed[0]:.1f}" if fixed else "",
                 f"{statistics.mean(default):.1f}",
+                f"{statistics.mean(chosen):.1f}" if chosen else "",
                 f"{best['score']:.1f}",
                 f"{gap:.1f}",
                 best["setting"],
@@ -214,6 +259,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epsilons", default="1,2,8")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--settings", default="", help="regular expression of settings' names")
+    parser.add_argument("--tuned", action="store_true", help="run tfdp.tune, too")
     parser.add_argument("--only_table", action="store_true")
     options = parser.parse_args(arguments)
     epsilons = [float(value) for value in options.epsilons.split(",")]
@@ -222,21 +268,27 @@ def main(arguments: list[str] | None = None) -> None:
         for name in options.tasks.split(","):
             task, data = TASKS[name], TASKS[name].load(options.data_dir)
             planned = runs(len(data[0]), task.epochs, epsilons, seeds, options.settings)
-            _run(task, data, options.record, planned)
+            _run(task, data, options.record, planned, seeds if options.tuned else ())
     print(table(records.read(options.record)))
 
 
-def _run(task: Task, data: Split, record: str, planned: Iterable[tuple]) -> None:
+def _run(
+    task: Task, data: Split, record: str, planned: Iterable[tuple], tuned_seeds: Sequence[int]
+) -> None:
     def key(line: dict[str, Any]) -> tuple:
         return tuple(line[name] for name in ("task", "epsilon", "setting", "seed"))
 
     done = {key(line) for line in records.read(record)}
     for epsilon, setting, seed in planned:
         name = PLAIN if epsilon is None else DEFAULT if setting is None else setting.name
-        if (task.name, epsilon, name, seed) not in done:
-            line = train(task, data, epsilon, setting, seed)
-            records.append(record, line)
-            print(line, flush=True)
+        make = {name: functools.partial(train, task, data, epsilon, setting, seed)}
+        if name == DEFAULT and seed in tuned_seeds:
+            make[TUNED] = functools.partial(tuned, task, data, epsilon, seed)
+        for title, run in make.items():
+            if (task.name, epsilon, title, seed) not in done:
+                line = run()
+                records.append(record, line)
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

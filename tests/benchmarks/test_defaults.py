@@ -17,6 +17,7 @@ def test_the_best_is_chosen_on_one_half_and_measured_on_the_other():
     lines = [
         line("default", 0, 80.0),
         line("default", 0, 82.0),
+        line("tuned", 0, 82.25),
         line("a", 90.0, 83.5),
         line("b", 89.0, 99.0),
         line(defaults.FIXED, 10.0, 79.0),
@@ -26,8 +27,8 @@ def test_the_best_is_chosen_on_one_half_and_measured_on_the_other():
         line("a", 90.0, 83.5, epsilon=8.0),  # Has no default.
     ]
     rows = defaults.table(lines).splitlines()
-    assert "| digits_mlp* | 2 | 79.0 | 81.0 | 83.5 | 2.5 | a | 3 | 97.0 |" in rows
-    assert "| breast_cancer | 2 |  | 70.0 | 70.5 | 0.5 | a | 1 |  |" in rows
+    assert "| digits_mlp* | 2 | 79.0 | 81.0 | 82.2 | 83.5 | 2.5 | a | 3 | 97.0 |" in rows
+    assert "| breast_cancer | 2 |  | 70.0 |  | 70.5 | 0.5 | a | 1 |  |" in rows
     assert rows[-3].endswith(
         "within 1 point in 0 of 1 cells; the largest gap is 2.5, and 0 are above 2.5."
     )
