@@ -7,8 +7,9 @@ seeds; with every setting of a grid and one seed; and without privacy. Epochs ar
 setting is chosen on one half of the test examples, and every score is measured on the other. Each
 run that ended is a line of the record, and is not done again: several processes may share a record
 (`--tasks`, `--seeds`). `--settings` takes those of the grid whose names match, such as
-"adam.*linear". With `--tuned`, `tfdp.tune` chooses a rate at the same epsilon, too, and scores runs
-on a tenth of the training examples. The table is printed at the end; `--only_table` prints it alone.
+"adam.*linear". With `--tuned`, `tfdp.tune` chooses a rate at the same epsilon, too, and scores
+runs on a tenth of the training examples. The table is printed at the end; `--only_table` prints it
+alone.
 """
 
 import argparse
