@@ -62,10 +62,10 @@ class GaussianDP:
             f"{self.delta!r}: at a false positive rate a, the true positive rate of any attack is "
             "at most Phi(Phi^-1(a) + mu) + delta."
         )
-        fit = "mu is close to the trade-off curve"
+        fit = "mu stands for the whole trade-off curve"
         if self.regret > _LARGE_REGRET:
-            fit = "mu is a bound that is far from the trade-off curve; state the curve"
-        return f"{text} Regret {self.regret:.2g}, about: {fit}."
+            fit = "mu is an upper bound alone, and the trade-off curve is well below it"
+        return f"{text} Regret about {self.regret:.2g}: {fit}."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
