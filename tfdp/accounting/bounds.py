@@ -1,5 +1,6 @@
 """The smallest epsilon that the accountants can prove."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -202,9 +203,9 @@ def privacy_profile(
 ) -> PrivacyProfile | None:
     """Returns upper bounds on delta at many epsilons, in both directions.
 
-    By the PLD accountant; for events without dominating pairs, by `tightest_epsilon` at a few
-    deltas, and then the same in both directions. Truncation adds (1 + e^epsilon) tau to delta: see
-    `tightest_epsilon`.
+    By the PLD accountant, and by the RDP accountant at a few deltas; where the PLD accountant knows
+    none, by `tightest_epsilon` at these, and then the same in both directions. Truncation adds
+    (1 + e^epsilon) tau to delta: see `tightest_epsilon`.
 
     Returns:
       The profile, or None if there is no guarantee.
@@ -212,21 +213,32 @@ def privacy_profile(
     Raises:
       dp_accounting.UnsupportedEventError: No accountant supports all events.
     """
-    try:
-        apart = [r.event for r in releases if isinstance(mechanisms.of(r.event), ApartMechanism)]
-        if apart:
-            raise dp_accounting.UnsupportedEventError(f"No pair is known for {apart[0]!r}.")
-        accountant = accountants.PldAccountant(selective_release=selective_release)
-        found = _composed(accountant, releases).get_profile(_PROFILE_DELTAS)
-    except dp_accounting.UnsupportedEventError:
-        return _few_deltas(releases, selective_release)
+    accountant, found = accountants.PldAccountant(selective_release=selective_release), None
+    if not any(isinstance(mechanisms.of(r.event), ApartMechanism) for r in releases):
+        with contextlib.suppress(dp_accounting.UnsupportedEventError):
+            found = _composed(accountant, releases).get_profile(_PROFILE_DELTAS)
     if found is None:
-        return None
+        return _few_deltas(releases, selective_release)
     charge = (1 + np.exp(np.minimum(found.epsilons, 700.0))) * _truncation(releases)
+    known = np.min(
+        [_by_rdp(found.epsilons, releases, d, selective_release) for d in _PROFILE_DELTAS], axis=0
+    )
     add, remove = (
-        np.minimum(np.nan_to_num(d + charge, nan=1.0), 1.0) for d in (found.add, found.remove)
+        np.minimum(np.nan_to_num(deltas + charge, nan=1.0), known)
+        for deltas in (found.add, found.remove)
     )
     return PrivacyProfile(found.epsilons, add, remove)
+
+
+def _by_rdp(
+    epsilons: np.ndarray, releases: Sequence[Release], delta: float, selective_release: str
+) -> np.ndarray:
+    """Returns `delta` from the epsilon of RDP accounting on, and 1 before [epsilons]."""
+    try:
+        least = rdp_epsilon(releases, delta, selective_release)
+    except dp_accounting.UnsupportedEventError:
+        least = math.inf
+    return np.where(epsilons >= least, delta, 1.0)
 
 
 def _few_deltas(releases: Sequence[Release], selective_release: str) -> PrivacyProfile | None:

@@ -161,8 +161,12 @@ def _known_deltas(
 ) -> tuple[np.ndarray, np.ndarray, list[LossSum]]:
     """Returns epsilons, the delta at each, and sums of all losses."""
     found = [_epsilon_and_sum(directions, target) for target in targets]
+    first, whole = found[0]
+    # A sum that is precise near a positive epsilon is nearly so at 0.
+    is_known = first > 0 and whole.error_share <= _LARGE_ERROR
+    at_zero = 1.0 if is_known else _delta(directions, 0.0)
     epsilons = np.array([0.0, *(epsilon for epsilon, _ in found)])
-    return epsilons, np.array([_delta(directions, 0.0), *targets]), [whole for _, whole in found]
+    return epsilons, np.array([at_zero, *targets]), [whole for _, whole in found]
 
 
 def _deltas(
