@@ -76,7 +76,8 @@ def test_numbers_are_those_of_the_statement(pages):
         assert f"{stated['epsilon']:g}" in page and f"{stated['epsilon_lower_bound']:g}" in page
         for paragraph in (*statement.paragraphs, *statement.not_covered):
             assert paragraph in page
-        for rate in stated["attack_true_positive_rates"].values():
+        assert f"{stated['gaussian_dp']['mu']:g}" in page
+        for rate in statement.trade_off.at_usual_rates.values():
             assert f"{np.ceil(rate * 1e4 - 1e-7) / 100:.4g}%" in page
         assert f"tfdp{'|' if '|' in page else ''}" in page.replace(" ", "").replace("\n", "")
 

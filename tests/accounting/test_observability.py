@@ -18,6 +18,7 @@ from tfdp.accounting import (
     calibrate_selective_release,
     ledger,
     observability,
+    trade_off,
 )
 from tfdp.accounting.budget import Budget
 from tfdp.training.selective.progress import Progress
@@ -58,12 +59,13 @@ _TAKERS = {
     "tfdp.accounting.bounds.rdp_epsilon_at": lambda v: bounds.rdp_epsilon_at(2.0, [], 0.1, v),
     "tfdp.accounting.bounds.rdp_order": lambda v: bounds.rdp_order([], 0.1, v),
     "tfdp.accounting.bounds.pld_epsilon": lambda v: bounds.pld_epsilon([], 0.1, v),
-    "tfdp.accounting.bounds.pld_delta": lambda v: bounds.pld_delta([], 1.0, v),
+    "tfdp.accounting.bounds.privacy_profile": lambda v: bounds.privacy_profile([], v),
     "tfdp.accounting.budget.Budget": lambda v: Budget(1.0, 0.1, (), v),
     "tfdp.accounting.ledger.PrivacyLedger": lambda v: PrivacyLedger(selective_release=v),
     "tfdp.accounting.ledger.as_seen": lambda v: ledger.as_seen(EVENT, v, PrivacyLedger()),
     "tfdp.accounting.ledger.compose_ledgers": lambda v: ledger.compose_ledgers([], v),
     "tfdp.accounting.selective_calibration.calibrate_selective_release": _calibrate,
+    "tfdp.accounting.trade_off.trade_off_of": lambda v: trade_off.trade_off_of([], v),
     "tfdp.training.selective.progress.Progress": lambda v: Progress(1, 1, v),
     "tfdp.keras3.dpsur.DPSURSGD": lambda v: _optimizer(tfdp.keras3.DPSURSGD, v),
     "tfdp.keras3.dpsur.DPSURAdam": lambda v: _optimizer(tfdp.keras3.DPSURAdam, v),

@@ -1,5 +1,6 @@
 """The statement says what the ledger says, and what it does not cover."""
 
+import json
 import math
 import re
 
@@ -8,6 +9,7 @@ import pytest
 
 from tfdp.accounting import PrivacyLedger, SelectiveReleaseDpEvent, privacy_statement
 from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.statement import statement_of
 
 _NUMBER = r"(inf|\d[\d.]*(?:e[+-]?\d+)?)"
 
@@ -82,6 +84,23 @@ def test_notes_and_truncation_are_printed():
     assert "Notes: - fixed noise seed: for tests only" in text
     assert _find(rf"at most {_NUMBER} over all steps", text) == [3.5e-14]
     assert "Notes:" not in _text(_ledger(), 1e-5)
+
+
+def test_other_terms_are_those_of_the_ledger():
+    ledger, text = _ledger(tau=1e-17), _text(_ledger(tau=1e-17), 1e-5)
+    curve = ledger.trade_off()
+    pattern = rf"other deltas: {_NUMBER} at 0.001, {_NUMBER} at 1e-07, {_NUMBER} at 1e-09\."
+    for printed, delta in zip(_find(pattern, text), (1e-3, 1e-7, 1e-9), strict=True):
+        _assert_rounded_up(printed, ledger.epsilon(delta).epsilon)
+    _assert_rounded_up(
+        *_find(rf"mu = {_NUMBER} but for delta = 1e-05:", text), curve.gaussian_dp(1e-5).mu
+    )
+    (percent,) = _find(rf"advantage over the false positive rate: at most {_NUMBER}%\.", text)
+    assert 100 * curve.advantage <= percent <= 100 * curve.advantage + 0.01
+    facts = statement_of(ledger, 1e-5).to_dict()
+    assert json.loads(json.dumps(facts)) == facts and facts["group_size"] == 1
+    for rate, most in facts["attack_true_positive_rates"].items():
+        _assert_rounded_up(most, curve.true_positive_rate(float(rate)))
 
 
 def test_nothing_released():

@@ -150,6 +150,9 @@ _CALLS = {
     "accounting.PldAccountant.get_least_epsilon": lambda: run_of(
         accounting.PldAccountant().compose(step()).get_least_epsilon, target_delta=1e-3
     ),
+    "accounting.PldAccountant.get_profile": lambda: run_of(
+        accounting.PldAccountant().compose(step()).get_profile, target_deltas=[1e-3]
+    ),
     "accounting.PldAccountant.get_delta": lambda: run_of(
         accounting.PldAccountant().compose(step()).get_delta, target_epsilon=1.0
     ),
@@ -161,6 +164,7 @@ _CALLS = {
     "accounting.PrivacyLedger.add_note": lambda: run_of(ledger().add_note, note="A note."),
     "accounting.PrivacyLedger.read_only": lambda: run_of(ledger().read_only),
     "accounting.PrivacyLedger.epsilon": lambda: run_of(ledger().epsilon, delta=1e-3),
+    "accounting.PrivacyLedger.trade_off": lambda: run_of(ledger().trade_off),
     "accounting.PrivacyLedger.from_dict": lambda: run_of(
         accounting.PrivacyLedger.from_dict, data=ledger().to_dict()
     ),
@@ -230,6 +234,10 @@ _CALLS = {
     ),
     "accounting.epsilon_interval": lambda: run_of(
         accounting.epsilon_interval, ledger=ledger(), delta=1e-3
+    ),
+    "accounting.TradeOff.gaussian_dp": lambda: run_of(ledger().trade_off().gaussian_dp, delta=1e-3),
+    "accounting.TradeOff.true_positive_rate": lambda: run_of(
+        ledger().trade_off().true_positive_rate, false_positive_rate=0.1
     ),
     "accounting.parameters_for_acceptance": lambda: run_of(
         accounting.parameters_for_acceptance, least=0.5, largest=0.95

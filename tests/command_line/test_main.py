@@ -47,6 +47,22 @@ def test_epsilon_is_that_of_the_ledger(capsys):
     assert ran(capsys, *by_steps, "--steps=60")[1] == text
 
 
+def test_groups_of_examples(capsys):
+    group = [*EPSILON, "--group-size=3"]
+    facts = json.loads(ran(capsys, *group, "--format=json")[1])
+    expected = ledger(1.1).epsilon(1e-5, group_size=3).epsilon
+    assert expected <= facts["epsilon"] <= expected * (1 + 1e-5) and facts["group_size"] == 3
+    assert facts["gaussian_dp"]["mu"] > 0
+    text = ran(capsys, *group)[1]
+    assert "group size            3\n" in text and "the 3 examples of a group" in " ".join(
+        text.split()
+    )
+    for bad in ([*group, "--signs"], [*EPSILON, "--group-size=1001"]):
+        status, output, errors = ran(capsys, *bad)
+        assert (status, output) == (1, "") and errors.count("\n") == 1
+    assert "Option `--group-size` must be" in errors
+
+
 def test_noise_is_within_the_budget(capsys):
     facts = json.loads(ran(capsys, *NOISE, "--format=json")[1])
     assert ledger(facts["noise_multiplier"]).epsilon(1e-5).epsilon <= 2

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     )
     from tfdp.accounting.signed_gaussian import SignedGaussianDpEvent
     from tfdp.accounting.statement import epsilon_interval, privacy_statement
+    from tfdp.accounting.trade_off import GaussianDP, TradeOff
 
 __all__ = [
     "BoundedRangeDpEvent",
     "BudgetExceededError",
     "EpsilonBound",
     "EpsilonInterval",
+    "GaussianDP",
     "Plan",
     "PlanRow",
     "PldAccountant",
@@ -45,6 +47,7 @@ __all__ = [
     "Repetitions",
     "SelectiveReleaseDpEvent",
     "SignedGaussianDpEvent",
+    "TradeOff",
     "acceptance_bounds",
     "calibrate_noise_multiplier",
     "calibrate_noise_schedule",
@@ -65,6 +68,7 @@ __getattr__, __dir__ = lazy.attributes(
         "BudgetExceededError": "tfdp.accounting.privacy_filter",
         "EpsilonBound": "tfdp.accounting.bounds",
         "EpsilonInterval": "tfdp.accounting.bounds",
+        "GaussianDP": "tfdp.accounting.trade_off",
         "Plan": "tfdp.accounting.planning",
         "PlanRow": "tfdp.accounting.planning",
         "PldAccountant": "tfdp.accounting.accountants",
@@ -77,6 +81,7 @@ __getattr__, __dir__ = lazy.attributes(
         "Repetitions": "tfdp.accounting.repetitions",
         "SelectiveReleaseDpEvent": "tfdp.accounting.selective_release",
         "SignedGaussianDpEvent": "tfdp.accounting.signed_gaussian",
+        "TradeOff": "tfdp.accounting.trade_off",
         "acceptance_bounds": "tfdp.accounting.selective_release",
         "calibrate_noise_multiplier": "tfdp.accounting.calibration",
         "calibrate_noise_schedule": "tfdp.accounting.calibration",

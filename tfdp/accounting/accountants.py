@@ -207,6 +207,30 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
         delta = composition.delta(self._parts(_upper_pairs), target_epsilon)
         return min(delta, self._ever_sampled())
 
+    def get_profile(self, target_deltas: Sequence[float]) -> composition.PrivacyProfile | None:
+        """Returns upper bounds on delta at many epsilons; None without a guarantee.
+
+        Args:
+          target_deltas: Deltas in (0, 1) near which the bounds are to be precise.
+
+        Raises:
+          ValueError: `target_deltas` is not a sequence of such numbers.
+        """
+        requirement = "a sequence of numbers in (0, 1)"
+        targets = validation.elements("target_deltas", target_deltas, requirement)
+        if not all(validation.is_number(target) and 0 < target < 1 for target in targets):
+            raise validation.error("target_deltas", requirement, target_deltas)
+        if self._contains_non_dp_event:
+            return None
+        parts = self._parts(_upper_pairs)
+        if not parts:
+            return composition.PrivacyProfile(*np.zeros([3, 1]))
+        found = composition.profile(parts, targets)
+        most = self._ever_sampled()
+        return composition.PrivacyProfile(
+            found.epsilons, np.minimum(found.add, most), np.minimum(found.remove, most)
+        )
+
     def _ever_sampled(self) -> float:
         """Returns the probability, at most, that an example is in one of the samples at all."""
         if self._precision > 0:

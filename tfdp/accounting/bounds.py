@@ -1,5 +1,6 @@
 """The smallest epsilon that the accountants can prove."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -7,13 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
+import numpy as np
 
 from tfdp.accounting import accountants, mechanisms
+from tfdp.accounting.composition import PrivacyProfile
 from tfdp.accounting.mechanisms import ApartMechanism
 from tfdp.accounting.observability import CONDITIONAL
 
 # Largest number of shares of delta that are tried for the accountants.
 _MOST_SHARES = 4
+# Deltas near which a privacy profile is precise.
+_PROFILE_DELTAS = (1e-2, 1e-6, 1e-12)
 # Stride between the Renyi orders that are tried first.
 _STRIDE = 8
 
@@ -193,23 +198,57 @@ def pld_epsilon(
     return _pld_epsilon(tuple(releases), delta, selective_release)
 
 
-def pld_delta(
-    releases: Sequence[Release], epsilon: float, selective_release: str = CONDITIONAL
-) -> float:
-    """Returns delta at `epsilon` by the PLD accountant alone: an upper bound.
+def privacy_profile(
+    releases: Sequence[Release], selective_release: str = CONDITIONAL
+) -> PrivacyProfile | None:
+    """Returns upper bounds on delta at many epsilons, in both directions.
 
-    Truncation adds (1 + e^epsilon) tau to delta: see `tightest_epsilon`.
+    By the PLD accountant, and by the RDP accountant at a few deltas; where the PLD accountant knows
+    none, by `tightest_epsilon` at these, and then the same in both directions. Truncation adds
+    (1 + e^epsilon) tau to delta: see `tightest_epsilon`.
+
+    Returns:
+      The profile, or None if there is no guarantee.
 
     Raises:
-      dp_accounting.UnsupportedEventError: An event has no dominating pair.
+      dp_accounting.UnsupportedEventError: No accountant supports all events.
     """
-    apart = [r.event for r in releases if isinstance(mechanisms.of(r.event), ApartMechanism)]
-    if apart:
-        raise dp_accounting.UnsupportedEventError(f"No dominating pair is known for {apart[0]!r}.")
-    accountant = accountants.PldAccountant(selective_release=selective_release)
-    delta = float(_composed(accountant, releases).get_delta(epsilon))
-    delta += (1 + math.exp(min(epsilon, 700.0))) * _truncation(releases)
-    return min(delta, 1.0) if delta >= 0 else 1.0  # NaN counts as 1.
+    accountant, found = accountants.PldAccountant(selective_release=selective_release), None
+    if not any(isinstance(mechanisms.of(r.event), ApartMechanism) for r in releases):
+        with contextlib.suppress(dp_accounting.UnsupportedEventError):
+            found = _composed(accountant, releases).get_profile(_PROFILE_DELTAS)
+    if found is None:
+        return _few_deltas(releases, selective_release)
+    charge = (1 + np.exp(np.minimum(found.epsilons, 700.0))) * _truncation(releases)
+    known = np.min(
+        [_by_rdp(found.epsilons, releases, d, selective_release) for d in _PROFILE_DELTAS], axis=0
+    )
+    add, remove = (
+        np.minimum(np.nan_to_num(deltas + charge, nan=1.0), known)
+        for deltas in (found.add, found.remove)
+    )
+    return PrivacyProfile(found.epsilons, add, remove)
+
+
+def _by_rdp(
+    epsilons: np.ndarray, releases: Sequence[Release], delta: float, selective_release: str
+) -> np.ndarray:
+    """Returns `delta` from the epsilon of RDP accounting on, and 1 before [epsilons]."""
+    try:
+        least = rdp_epsilon(releases, delta, selective_release)
+    except dp_accounting.UnsupportedEventError:
+        least = math.inf
+    return np.where(epsilons >= least, delta, 1.0)
+
+
+def _few_deltas(releases: Sequence[Release], selective_release: str) -> PrivacyProfile | None:
+    deltas = np.array(_PROFILE_DELTAS)
+    epsilons = [tightest_epsilon(releases, one, selective_release).epsilon for one in deltas]
+    finite = np.isfinite(epsilons)
+    if not finite.any():
+        return None
+    found = np.append(1.0, deltas[finite])
+    return PrivacyProfile(np.append(0.0, np.array(epsilons)[finite]), found, found)
 
 
 @functools.lru_cache(maxsize=1024)

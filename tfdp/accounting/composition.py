@@ -5,6 +5,7 @@ The privacy losses of all releases are added up on a grid (`tfdp.accounting.loss
 those are taken apart (`tfdp.accounting.rare_losses`). Every bound holds; the best one counts.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ _MOST_EPSILON = 1e4
 _LARGE_ERROR = 1e-4
 # Largest number of guesses at epsilon or delta.
 _MOST_GUESSES = 7
+# Epsilons of a privacy profile up to that of each target.
+_POINTS = 128
 
 Parts = Sequence[tuple[Pair, int]]
 
@@ -58,6 +61,11 @@ def least_epsilon(parts: Parts, delta: float) -> float:
 
 
 def _epsilon(directions: Directions, delta: float) -> float:
+    return _epsilon_and_sum(directions, delta)[0]
+
+
+def _epsilon_and_sum(directions: Directions, delta: float) -> tuple[float, LossSum]:
+    """Returns the bound, and the last sum of all losses, which is precise near it."""
     bound, near = math.inf, None
     for _ in range(_MOST_GUESSES):
         whole = LossSum(directions, False, delta, near)
@@ -74,7 +82,7 @@ def _epsilon(directions: Directions, delta: float) -> float:
             if bound >= 0.9 * near or bound == 0:
                 break
             near = bound
-    return bound
+    return bound, whole
 
 
 def _least_epsilon(directions: Directions, delta: float) -> float:
@@ -108,6 +116,66 @@ def _delta(directions: Directions, epsilon: float) -> float:
             if bound > guess / 2:
                 break
     return bound
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyProfile:
+    """Upper bounds on delta at several epsilons, in each direction.
+
+    Attributes:
+      epsilons: Increasing, the first 0 [epsilons].
+      add: Bounds where the upper distribution is that without the example [epsilons].
+      remove: Bounds where the upper distribution is that with it [epsilons].
+    """
+
+    epsilons: np.ndarray
+    add: np.ndarray
+    remove: np.ndarray
+
+
+def profile(parts: Parts, targets: Sequence[float]) -> PrivacyProfile:
+    """Returns upper bounds on the delta of a composition at many epsilons, from 0 on.
+
+    Args:
+      parts: The dominating pairs of the releases, and how often each is made; not none.
+      targets: Deltas near which the bounds are to be precise.
+
+    Example:
+      >>> from tfdp.accounting import dominating_pairs
+      >>> found = profile([(dominating_pairs.sampled_gaussian(0.01, 1.0), 1000)], [0.01, 1e-5])
+      >>> round(float(np.interp(1.8283, found.epsilons, found.remove)), 6)
+      1e-05
+    """
+    with _overflows_allowed():
+        both = [_known_deltas(directions, targets) for directions in _directions(parts)]
+        ends = np.concatenate([points for points, _, _ in both])
+        ends = np.unique(ends[ends <= _MOST_EPSILON])
+        # Dense on the scale of each target.
+        grid = np.concatenate([np.linspace(0.0, end, _POINTS) for end in ends])
+        epsilons = np.unique(np.append(grid, ends))
+        return PrivacyProfile(epsilons, *(_deltas(epsilons, *known) for known in both))
+
+
+def _known_deltas(
+    directions: Directions, targets: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray, list[LossSum]]:
+    """Returns epsilons, the delta at each, and sums of all losses."""
+    found = [_epsilon_and_sum(directions, target) for target in targets]
+    first, whole = found[0]
+    # A sum that is precise near a positive epsilon is nearly so at 0.
+    is_known = first > 0 and whole.error_share <= _LARGE_ERROR
+    at_zero = 1.0 if is_known else _delta(directions, 0.0)
+    epsilons = np.array([0.0, *(epsilon for epsilon, _ in found)])
+    return epsilons, np.array([at_zero, *targets]), [whole for _, whole in found]
+
+
+def _deltas(
+    epsilons: np.ndarray, known: np.ndarray, deltas: np.ndarray, sums: list[LossSum]
+) -> np.ndarray:
+    """Returns the least bound at each epsilon; delta falls with epsilon."""
+    bounds = [whole.upper_deltas(epsilons) for whole in sums]
+    bounds += [np.where(epsilons >= e, d, 1.0) for e, d in zip(known, deltas, strict=True)]
+    return np.minimum.accumulate(np.min(bounds, axis=0))
 
 
 def _overflows_allowed() -> np.errstate:

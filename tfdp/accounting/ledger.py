@@ -1,12 +1,13 @@
 """The record of what has been released, and what it costs."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import bounds, event_codec
+from tfdp.accounting import bounds, event_codec, group_privacy, trade_off
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.observability import (
     CONDITIONAL,
@@ -17,6 +18,7 @@ from tfdp.accounting.observability import (
 )
 from tfdp.accounting.relation import RELATION
 from tfdp.accounting.sampling import EXAMPLE, UNITS
+from tfdp.accounting.trade_off import TradeOff
 from tfdp.base import validation
 
 _FORMAT_VERSION = 1
@@ -170,7 +172,7 @@ class PrivacyLedger:
             builder.compose(release.event, release.count)
         return builder.build()
 
-    def epsilon(self, delta: float) -> EpsilonBound:
+    def epsilon(self, delta: float, *, group_size: int = 1) -> EpsilonBound:
         """Returns the smallest epsilon that RDP or PLD accounting can prove at `delta`.
 
         If batches can be truncated, the bound is computed at a smaller delta that leaves room for
@@ -179,14 +181,55 @@ class PrivacyLedger:
         Args:
           delta: The delta of the guarantee, in (0, 1); should be below one over the number of
             training examples.
+          group_size: Number of examples (units of privacy) that are protected together, at most:
+            all of a person who has contributed up to so many. Gaussian mechanisms and those on
+            Poisson samples alone have a price for groups (`tfdp.accounting.group_privacy`).
 
         Raises:
-          ValueError: `delta` is not in (0, 1).
-          dp_accounting.UnsupportedEventError: No accountant supports all events.
+          ValueError: `delta` is not in (0, 1), or `group_size` not an integer from 1 to 1000.
+          dp_accounting.UnsupportedEventError: No accountant supports all events, or not for groups.
+
+        Example:
+          >>> ledger = PrivacyLedger()
+          >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+          >>> ledger.record(step, count=1000)
+          >>> [round(ledger.epsilon(1e-5, group_size=k).epsilon, 2) for k in (1, 2, 4)]
+          [1.83, 3.98, 8.9]
         """
         delta = validation.between_zero_and_one("delta", delta)
+        with self._reasons():
+            releases = group_privacy.group_releases(self._releases, group_size)
+            return bounds.tightest_epsilon(releases, delta, self._selective_release)
+
+    def trade_off(self, *, group_size: int = 1) -> TradeOff:
+        """Returns the trade-off curve: upper bounds on what any attack can reach.
+
+        It has the true positive rate at any false positive rate, the advantage, and mu of Gaussian
+        differential privacy: see `TradeOff`.
+
+        Args:
+          group_size: As for `epsilon`.
+
+        Raises:
+          ValueError: `group_size` is not an integer from 1 to 1000.
+          dp_accounting.UnsupportedEventError: No accountant supports all events, or not for groups.
+
+        Example:
+          >>> ledger = PrivacyLedger()
+          >>> ledger.record(dp_accounting.GaussianDpEvent(2.0))
+          >>> curve = ledger.trade_off()
+          >>> round(curve.true_positive_rate(0.01), 3), round(curve.gaussian_dp(1e-5).mu, 3)
+          (0.034, 0.5)
+        """
+        with self._reasons():
+            releases = group_privacy.group_releases(self._releases, group_size)
+            return trade_off.trade_off_of(releases, self._selective_release, self._unit, group_size)
+
+    @contextlib.contextmanager
+    def _reasons(self) -> Iterator[None]:
+        """Adds the notes to errors about releases without a price."""
         try:
-            return bounds.tightest_epsilon(self._releases, delta, self._selective_release)
+            yield
         except dp_accounting.UnsupportedEventError as refusal:
             reasons = " ".join([*self._notes, str(refusal)])
             raise dp_accounting.UnsupportedEventError(reasons) from refusal

@@ -171,6 +171,10 @@ class LossSum:
         known += -np.expm1(np.minimum(epsilons - self._middle - first, 0.0)) * (1 - known)
         return known + self._infinite
 
+    def upper_deltas(self, epsilons: np.ndarray) -> np.ndarray:
+        """Returns upper bounds on delta at several epsilons >= 0, as `delta` does at one."""
+        return np.minimum(self.deltas(epsilons - 1e-13 * epsilons - self._loss_error), 1.0)
+
     def _deltas(self, places: np.ndarray, above: np.ndarray) -> np.ndarray:
         """Bounds on delta at `places`, over e^log_scale, given the indices of the knots above."""
         upper, paid = self._upper[above], np.exp(places) * self._lower[above]

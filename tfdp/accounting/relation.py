@@ -35,17 +35,26 @@ _COMPARED = {
 }
 
 
-def stated_relation(unit: str) -> str:
+def stated_relation(unit: str, group_size: int = 1) -> str:
     """Returns the sentences that name the relation and the unit of privacy.
 
     Args:
       unit: The unit of privacy, "example" or "user".
+      group_size: Number of units that are protected together.
 
     Example:
       >>> stated_relation("example")
       'Neighboring relation: zero-out. Unit of privacy: one training example. ...'
     """
-    return _COMPARED[unit]
+    if group_size == 1:
+        return _COMPARED[unit]
+    units = {EXAMPLE: "training examples, such as all of one person", USER: "users"}[unit]
+    return (
+        f"Neighboring relation: {RELATION}. Unit of privacy: a group of up to {group_size} "
+        f"{units}. The guarantee compares two data sets that differ in up to {group_size} {unit}s, "
+        "which are there in one of them and contribute nothing in the other; whoever contributes "
+        "more is protected less."
+    )
 
 
 def stated_constants(unit: str, dataset_sizes: Iterable[int] = ()) -> str:

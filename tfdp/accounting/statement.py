@@ -11,8 +11,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from tfdp.accounting import bounds
-from tfdp.accounting.attacks import AttackRates, attack_rates
+from tfdp.accounting import bounds, group_privacy
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.budget import too_large
 from tfdp.accounting.found_ledger import find_ledger, is_model
@@ -23,6 +22,7 @@ from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.rounding import rounded_down, rounded_up
 from tfdp.accounting.sampling import MOST_EXAMPLES
 from tfdp.accounting.selective_release import SelectiveReleaseDpEvent, parameters, unsupported_part
+from tfdp.accounting.trade_off import GaussianDP, TradeOff
 from tfdp.base import validation
 
 _WIDTH = 88
@@ -30,6 +30,10 @@ NOT_COVERED = "Not covered by this guarantee:"
 # Name of the class in `signed_gaussian`, a module that is imported where there are such events.
 _SIGNS = "SignedGaussianDpEvent"
 _ALLOCATED = "RandomAllocationDpEvent"
+# Other deltas at which epsilon is stated, over that of the guarantee.
+_OTHER_DELTAS = (100, 0.01, 1e-4)
+# False positive rates at which a program gets the trade-off curve.
+_CURVE = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, *(part / 10 for part in range(1, 10)))
 
 _NOT_COVERED = (
     "the choice of hyperparameters, architecture or stopping time by looking at the private data, "
@@ -64,6 +68,7 @@ def privacy_statement(
     *,
     dataset_size: int | None = None,
     prior: Ledgers | None = None,
+    group_size: int = 1,
 ) -> str:
     """States the guarantee that holds for what has been released, and its limits.
 
@@ -80,6 +85,8 @@ def privacy_statement(
       prior: Other releases about the same examples, which `ledger` cannot know: a `PrivacyLedger`,
         or several. Examples are the statistics that the data were normalized with, other models, or
         the past of weights that were loaded without their optimizer.
+      group_size: Number of examples that are protected together, at most: see
+        `PrivacyLedger.epsilon`.
 
     Returns:
       Paragraphs of text. Epsilons are rounded up to six digits.
@@ -96,7 +103,7 @@ def privacy_statement(
       >>> print(privacy_statement(ledger, delta=1e-5).splitlines()[0])
       Differential privacy: epsilon = 1.82833 at delta = 1e-05.
     """
-    return str(statement_of(ledger, delta, dataset_size, prior))
+    return str(statement_of(ledger, delta, dataset_size, prior, group_size=group_size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,25 +115,57 @@ class Statement:
       ledger: What was released.
       paragraphs: Sentences about the guarantee, the headline first.
       not_covered: What it does not cover.
+      group_size: Number of units of privacy that are protected together.
     """
 
     bound: EpsilonBound
     ledger: PrivacyLedger
     paragraphs: tuple[str, ...]
     not_covered: tuple[str, ...]
+    group_size: int = 1
 
     @functools.cached_property
     def lower(self) -> float:
         """No smaller epsilon is a guarantee."""
-        return epsilon_interval(self.ledger, self.bound.delta).lower
+        delta, group_size = self.bound.delta, self.group_size
+        return epsilon_interval(self.ledger, delta, group_size=group_size).lower
 
     @functools.cached_property
-    def attacks(self) -> AttackRates:
-        """Upper bounds on what any attack on one unit of privacy can reach."""
-        return attack_rates(self.ledger)
+    def trade_off(self) -> TradeOff:
+        """Upper bounds on what any attack can reach."""
+        return self.ledger.trade_off(group_size=self.group_size)
+
+    @functools.cached_property
+    def gaussian_dp(self) -> GaussianDP:
+        """The same as Gaussian differential privacy, but for the delta of the guarantee."""
+        return self.trade_off.gaussian_dp(self.bound.delta)
+
+    @functools.cached_property
+    def by_delta(self) -> dict[float, float]:
+        """Epsilon at other deltas."""
+        deltas = [factor * self.bound.delta for factor in _OTHER_DELTAS]
+        deltas = [float(f"{delta:.6g}") for delta in deltas if 1e-200 < delta < 0.5]
+        found = {
+            delta: self.ledger.epsilon(delta, group_size=self.group_size).epsilon
+            for delta in deltas
+        }
+        return found if math.isfinite(self.bound.epsilon) else {}
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Sentences that state the guarantee in other terms."""
+        if math.isinf(self.bound.epsilon) or not self.ledger.releases:
+            return ()
+        others = ", ".join(
+            f"{'inf' if math.isinf(one) else _round_up(one)} at {delta!r}"
+            for delta, one in self.by_delta.items()
+        )
+        other_deltas = (f"Epsilon at other deltas: {others}.",) if others else ()
+        return (*other_deltas, str(self.trade_off), str(self.gaussian_dp))
 
     def __str__(self) -> str:
-        text = "\n\n".join(_fill(part) for part in (*self.paragraphs, NOT_COVERED))
+        parts = (*self.paragraphs, *self.measures, NOT_COVERED)
+        text = "\n\n".join(_fill(part) for part in parts)
         text += "".join("\n" + _fill(item, "- ") for item in self.not_covered)
         if self.ledger.notes:
             text += "\n\nNotes:" + "".join("\n" + _fill(n, "- ") for n in self.ledger.notes)
@@ -138,7 +177,7 @@ class Statement:
         Epsilons are rounded as in the text, upper bounds up and lower bounds down; None stands for
         an infinite one.
         """
-        attacks = self.attacks
+        curve = self.trade_off
         return {
             "epsilon": _finite(rounded_up(self.bound.epsilon)),
             "epsilon_lower_bound": _finite(rounded_down(self.lower)),
@@ -151,9 +190,18 @@ class Statement:
             "privacy_unit": self.ledger.unit,
             "dataset_sizes": list(self.ledger.dataset_sizes),
             "steps": self.ledger.steps,
-            "attack_advantage": rounded_up(attacks.advantage),
+            "group_size": self.group_size,
+            "epsilon_by_delta": {
+                f"{delta!r}": _finite(rounded_up(one)) for delta, one in self.by_delta.items()
+            },
+            "attack_advantage": rounded_up(curve.advantage),
             "attack_true_positive_rates": {
-                f"{rate:g}": rounded_up(most) for rate, most in attacks.true_positive_rates.items()
+                f"{rate:g}": rounded_up(curve.true_positive_rate(rate)) for rate in _CURVE
+            },
+            "gaussian_dp": {
+                "mu": _finite(rounded_up(self.gaussian_dp.mu)),
+                "delta": self.bound.delta,
+                "regret": _finite(rounded_up(self.gaussian_dp.regret)),
             },
             "statement": list(self.paragraphs),
             "not_covered": list(self.not_covered),
@@ -168,6 +216,7 @@ def statement_of(
     dataset_size: int | None = None,
     prior: Ledgers | None = None,
     not_covered: Sequence[str] = (),
+    group_size: int = 1,
 ) -> Statement:
     """Returns what `privacy_statement` says, in parts.
 
@@ -177,6 +226,7 @@ def statement_of(
       dataset_size: As for `privacy_statement`.
       prior: As for `privacy_statement`.
       not_covered: What else the guarantee does not cover.
+      group_size: As for `privacy_statement`.
 
     Raises:
       TypeError: There is no ledger in `ledger`.
@@ -191,10 +241,10 @@ def statement_of(
         sizes = (dataset_size,)
     elif len(sizes) == 1 and prior is None:
         dataset_size = sizes[0]
-    bound = ledger.epsilon(delta)
+    bound = ledger.epsilon(delta, group_size=group_size)
     paragraphs = [
         _headline(bound),
-        stated_relation(ledger.unit),
+        stated_relation(ledger.unit, group_size),
         stated_constants(ledger.unit, sizes),
         _what_was_released(ledger, dataset_size),
         _accounting(bound, ledger),
@@ -206,11 +256,11 @@ def statement_of(
     warning = too_large(bound.delta, sizes)
     if warning is not None:
         paragraphs.append(f"Warning: {warning}")
-    return Statement(bound, ledger, tuple(paragraphs), not_covered)
+    return Statement(bound, ledger, tuple(paragraphs), not_covered, group_size)
 
 
 def epsilon_interval(
-    ledger: Any, delta: float, *, prior: Ledgers | None = None
+    ledger: Any, delta: float, *, prior: Ledgers | None = None, group_size: int = 1
 ) -> bounds.EpsilonInterval:
     """Returns the epsilon of what has been released, and how much smaller it may be at most.
 
@@ -227,6 +277,8 @@ def epsilon_interval(
         `privacy_statement`.
       delta: The delta of the guarantee, in (0, 1).
       prior: Other releases about the same examples.
+      group_size: Number of examples that are protected together, at most: see
+        `PrivacyLedger.epsilon`.
 
     Raises:
       TypeError: There is no ledger in `ledger`.
@@ -245,7 +297,8 @@ def epsilon_interval(
     """
     whole = compose_ledgers([find_ledger(ledger), *as_ledgers(prior)])
     delta = validation.between_zero_and_one("delta", delta)
-    return bounds.epsilon_interval(whole.releases, delta, whole.selective_release)
+    releases = group_privacy.group_releases(whole.releases, group_size)
+    return bounds.epsilon_interval(releases, delta, whole.selective_release)
 
 
 def _other_optimizer(source: Any) -> tuple[str, ...]:

@@ -52,6 +52,13 @@ _SIGNS = click.option(
     is_flag=True,
     help="Only signs of the noisy sums leave: DPSignAdam, DPSignSGD without momentum.",
 )
+_GROUP = click.option(
+    "--group-size",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Examples that are protected together, at most: all of one person.",
+)
 _JSON = click.option(
     "--format",
     "form",
@@ -93,7 +100,7 @@ def tfdp() -> None:
     required=True,
     help="Standard deviation of the noise over the clip.",
 )
-@_options(_LENGTH, _DELTA, _SIGNS, _JSON)
+@_options(_LENGTH, _DELTA, _GROUP, _SIGNS, _JSON)
 def epsilon(
     dataset_size: int,
     batch_size: int,
@@ -101,6 +108,7 @@ def epsilon(
     epochs: int | None,
     steps: int | None,
     delta: float | None,
+    group_size: int,
     signs: bool,
     form: str,
 ) -> None:
@@ -109,7 +117,10 @@ def epsilon(
     delta = _delta(delta, dataset_size)
     budget.warn_of_delta(delta, [dataset_size])
     ledger = _ledger(dataset_size, batch_size, noise_multiplier, taken, signs)
-    stated = statement.statement_of(ledger, delta, dataset_size)
+    try:
+        stated = statement.statement_of(ledger, delta, dataset_size, group_size=group_size)
+    except (ValueError, dp_accounting.UnsupportedEventError) as error:
+        raise click.ClickException(_in_options(error)) from error
     if form == "json":
         click.echo(_dumps({"steps": taken, **_facts(stated)}))
         return
@@ -119,7 +130,10 @@ def epsilon(
         ("epsilon, upper bound", formats.upper(stated.bound.epsilon)),
         ("epsilon, lower bound", formats.lower(stated.lower)),
     ]
-    click.echo("\n".join([*formats.pairs(rows), "", formats.filled(str(stated.attacks))]))
+    if group_size > 1:
+        rows.insert(2, ("group size", f"{group_size}"))
+    parts = ["\n".join(formats.pairs(rows)), *map(formats.filled, stated.measures)]
+    click.echo("\n\n".join(parts))
 
 
 @tfdp.command(
@@ -214,6 +228,7 @@ def plan(
 )
 @click.argument("path", type=click.Path())
 @_DELTA
+@_GROUP
 @click.option(
     "--format",
     "form",
@@ -222,7 +237,7 @@ def plan(
     show_default=True,
     help="Format of the output.",
 )
-def statement_command(path: str, delta: float | None, form: str) -> None:
+def statement_command(path: str, delta: float | None, group_size: int, form: str) -> None:
     """Privacy statement of a saved model, checkpoint or weights file PATH.
 
     The model is not loaded, and no class of yours is needed.
@@ -238,9 +253,11 @@ def statement_command(path: str, delta: float | None, form: str) -> None:
         if delta is None and not sizes:
             raise _bad("delta", "must be given: the file does not say how many examples there were")
         delta = budget.default_delta(max(sizes)) if delta is None else delta
-        stated = statement.statement_of(found.ledger, delta, not_covered=found.not_covered)
+        stated = statement.statement_of(
+            found.ledger, delta, not_covered=found.not_covered, group_size=group_size
+        )
         made: dict[str, Callable[[statement.Statement], str]] = {
-            "text": formats.statement_text,
+            "text": lambda stated: str(stated).rstrip("\n"),
             "json": lambda stated: _dumps(stated.to_dict()),
             "markdown": formats.statement_markdown,
         }
@@ -281,8 +298,8 @@ def _ledger(
 def _facts(stated: statement.Statement) -> dict[str, Any]:
     names = ("epsilon", "epsilon_lower_bound", "delta", "accountant", "epsilon_by_accountant")
     whole = stated.to_dict()
-    attacks = ("attack_advantage", "attack_true_positive_rates")
-    return {name: whole[name] for name in (*names, *attacks)}
+    others = ("group_size", "epsilon_by_delta", "attack_advantage", "attack_true_positive_rates")
+    return {name: whole[name] for name in (*names, *others, "gaussian_dp")}
 
 
 def _bad(option: str, requirement: str, value: Any = None) -> click.BadParameter:
@@ -295,13 +312,14 @@ def _context() -> click.Context:
     return click.get_current_context()
 
 
-def _in_options(error: ValueError) -> str:
+def _in_options(error: Exception) -> str:
     """Returns the message of an error with the options' names."""
     text = str(error)
     for argument, option in (
         ("target_epsilon", "epsilon"),
         ("expected_batch_size", "batch-size"),
         ("dataset_size", "dataset-size"),
+        ("group_size", "group-size"),
     ):
         text = text.replace(f"Argument `{argument}`", f"Option `--{option}`")
         text = text.replace(f"{argument}=", f"--{option}=")

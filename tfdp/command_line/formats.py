@@ -33,15 +33,10 @@ def filled(text: str) -> str:
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
-def statement_text(stated: Statement) -> str:
-    """Returns a statement as plain text, with what an attacker can reach."""
-    return f"{stated}\n{filled(str(stated.attacks))}"
-
-
 def statement_markdown(stated: Statement) -> str:
     """Returns a statement as Markdown."""
     headline, *others = stated.paragraphs
-    parts = ["# Privacy statement", f"**{headline}**", *others, str(stated.attacks), NOT_COVERED]
+    parts = ["# Privacy statement", f"**{headline}**", *others, *stated.measures, NOT_COVERED]
     parts.append("\n".join(f"- {item}" for item in stated.not_covered))
     if stated.ledger.notes:
         parts += ["Notes:", "\n".join(f"- {note}" for note in stated.ledger.notes)]

@@ -15,6 +15,7 @@ from tfdp.accounting.bounds import Release
 from tfdp.accounting.found_ledger import is_model
 from tfdp.accounting.rounding import rounded_down, rounded_up
 from tfdp.accounting.statement import Statement
+from tfdp.accounting.trade_off import percent
 
 _PACKAGES = ("tfdp", "tensorflow", "keras", "tf-keras", "numpy", "dp-accounting")
 # Deltas beside that of the guarantee, in powers of ten from it.
@@ -63,10 +64,14 @@ class Facts:
     def guarantee(self) -> Rows:
         """The guarantee in numbers."""
         ledger, bound = self.statement.ledger, self.statement.bound
+        gaussian = self.statement.gaussian_dp
         return (
             ("epsilon, upper bound", f"{rounded_up(bound.epsilon):g}"),
             ("epsilon, lower bound", f"{rounded_down(self.statement.lower):g}"),
             ("delta", f"{bound.delta:g}"),
+            ("mu of Gaussian DP, but for delta", f"{rounded_up(gaussian.mu):g}"),
+            ("regret of mu, about", f"{gaussian.regret:.2g}"),
+            ("advantage of any attack, upper bound", percent(self.statement.trade_off.advantage)),
             ("unit of privacy", f"one {ledger.unit}"),
             ("neighboring relation", ledger.relation),
             ("steps", f"{ledger.steps}"),

@@ -33,7 +33,7 @@ def page(facts: Facts) -> str:
         f'<p class="headline">{escape(headline)}</p>',
         _table(facts.guarantee),
         "<h2>What an attacker can reach</h2>",
-        f"<p>{escape(statement.attacks.sentence)}</p>",
+        f"<p>{escape(statement.trade_off.sentence)}</p>",
         _table(words.attack_rows(statement), words.ATTACK_HEADS),
         *_pictures(facts),
         "<h2>What was released, and what is promised</h2>",

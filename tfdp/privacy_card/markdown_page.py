@@ -18,7 +18,7 @@ def page(facts: Facts) -> str:
         f"**{_prose(headline)}**",
         _table(("", ""), facts.guarantee),
         "## What an attacker can reach",
-        statement.attacks.sentence,
+        statement.trade_off.sentence,
         _table(words.ATTACK_HEADS, words.attack_rows(statement)),
         *_pictures(facts),
         "## What was released, and what is promised",

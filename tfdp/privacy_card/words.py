@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from tfdp.accounting.attacks import percent
 from tfdp.accounting.statement import Statement
+from tfdp.accounting.trade_off import percent
 
 ATTACK_HEADS = ("false positive rate", "true positive rate, at most")
 HASH = (
@@ -14,7 +14,7 @@ HASH = (
 
 def attack_rows(statement: Statement) -> Iterator[tuple[str, str]]:
     """Yields false positive rates, and the largest true positive rate at each."""
-    for rate, most in statement.attacks.true_positive_rates.items():
+    for rate, most in statement.trade_off.at_usual_rates.items():
         yield percent(rate), percent(most)
 
 
