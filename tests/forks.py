@@ -15,7 +15,7 @@ ROOT = Path(__file__).absolute().parents[1]
 _PARENT = """
 import json, os, sys, traceback
 
-prelude, program, runs, together = json.loads(sys.argv[1])
+prelude, program, runs, together, rewritten = json.loads(sys.argv[1])
 exec(prelude, {})
 
 def run(arguments, environment, output, errors):
@@ -23,6 +23,9 @@ def run(arguments, environment, output, errors):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(environment)
     sys.argv[1:] = arguments
+    if "tensorflow" in sys.modules and not rewritten:
+        options = {"disable_meta_optimizer": True}
+        sys.modules["tensorflow"].config.optimizer.set_experimental_options(options)
     status = 1
     try:
         exec(program, {"__name__": "__main__"})
@@ -67,6 +70,7 @@ def run_each(
     environments: Sequence[dict[str, str]] | None = None,
     without: Collection[str] = (),
     together: bool = False,
+    rewritten: bool = False,
 ) -> list[Ended]:
     """Runs a program once for each list of arguments, its `sys.argv[1:]`.
 
@@ -77,6 +81,8 @@ def run_each(
       environments: Further variables of the environment of each process.
       without: Variables of the environment that none of them has.
       together: Whether all run at the same time, and not one after the other.
+      rewritten: Whether TensorFlow rewrites their graphs, as for users (`tests/conftest.py`). It
+        does so in any case where the prelude does not import TensorFlow.
     """
     environments = environments or [{}] * len(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +94,12 @@ def run_each(
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         inherited = {k: v for k, v in os.environ.items() if k not in without}
         parent = subprocess.run(
-            [sys.executable, "-c", _PARENT, json.dumps([prelude, program, runs, together])],
+            [
+                sys.executable,
+                "-c",
+                _PARENT,
+                json.dumps([prelude, program, runs, together, rewritten]),
+            ],
             cwd=ROOT,
             env={**inherited, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             capture_output=True,

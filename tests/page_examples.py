@@ -1,5 +1,6 @@
 """The Python blocks of a page of the manual, and a reader's names for them."""
 
+import contextlib
 import importlib
 import pathlib
 import re
@@ -8,6 +9,7 @@ from unittest import mock
 import tensorflow as tf
 
 from tests import support
+from tfdp.accounting import planning
 from tfdp.base import compat
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -28,10 +30,16 @@ def version_of(path):
     return 2 if any("tf.keras." in block for block in blocks_of(path)) else 3
 
 
-def run_examples(path, shorten=False):
+def run_examples(path, shorten=False, few_steps=False):
     """Runs the Python blocks of a page, one after the other; for KerasHub, tests/hub does it."""
     blocks = [block for block in blocks_of(path, shorten) if "import keras_hub" not in block]
-    return run_blocks(blocks, version_of(path))
+    with in_few_steps() if few_steps else contextlib.nullcontext():
+        return run_blocks(blocks, version_of(path))
+
+
+def in_few_steps():
+    """Within it, `make_private` chooses batches that leave 50 steps, and not 500."""
+    return mock.patch.object(planning, "_LEAST_STEPS", 50)
 
 
 def run_blocks(blocks, version=3):

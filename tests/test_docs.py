@@ -12,7 +12,14 @@ import pytest
 
 from tests import forks
 from tests.front_ends import HAS_KERAS_3, keras, needs_keras_3
-from tests.page_examples import blocks_of, run_blocks, run_examples, shortened, version_of
+from tests.page_examples import (
+    blocks_of,
+    in_few_steps,
+    run_blocks,
+    run_examples,
+    shortened,
+    version_of,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -68,7 +75,7 @@ PAGES = {
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("path", [p for p in PAGES if HAS_KERAS_3 or version_of(p) == 2])
 def test_examples_of_pages(path, capsys):
-    run_examples(path)
+    run_examples(path, few_steps=True)
     assert capsys.readouterr().out.count("epsilon = ") == PAGES[path]
 
 
@@ -76,7 +83,7 @@ WITH_KERAS_3 = """
 import sys
 import tensorflow as tf
 from tests import page_examples
-page_examples.run_examples(sys.argv[1])
+page_examples.run_examples(sys.argv[1], few_steps=True)
 assert tf.keras.__version__.startswith("3.")
 """
 
@@ -86,7 +93,11 @@ assert tf.keras.__version__.startswith("3.")
 def test_examples_where_tf_keras_is_keras_3():
     """There, nothing stands in for the names of `tfdp`."""
     (ended,) = forks.run_each(
-        WITH_KERAS_3, [["docs/quickstart.md"]], "import tfdp", without=["TF_USE_LEGACY_KERAS"]
+        WITH_KERAS_3,
+        [["docs/quickstart.md"]],
+        "import tfdp",
+        without=["TF_USE_LEGACY_KERAS"],
+        rewritten=True,
     )
     assert ended.status == 0, ended.errors[-3000:]
     assert ended.output.count("epsilon = ") == PAGES["docs/quickstart.md"]
@@ -112,7 +123,8 @@ def test_privacy_in_numbers_is_what_the_page_shows(capsys):
 def test_the_example_of_the_readme(capsys):
     (block,) = blocks_of("README.md")
     assert blocks_of("docs/index.md") == [block]
-    run_blocks([block])
+    with in_few_steps():
+        run_blocks([block])
     assert capsys.readouterr().out.count("epsilon = ") == 1
 
 
@@ -231,7 +243,8 @@ def test_tutorials(name, monkeypatch):
         if cell["cell_type"] == "code":
             assert cell["execution_count"], "run `bash run docs --execute`"
             assert not [o for o in cell["outputs"] if o["output_type"] == "error"]
-            exec(shortened("".join(cell["source"])), names)
+            with in_few_steps():
+                exec(shortened("".join(cell["source"])), names)
 
 
 @needs_keras_3
@@ -264,7 +277,11 @@ def test_examples_of_the_guarantee(capsys):
 def test_examples_of_auditing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of("docs/auditing.md", shorten=True)
-    few = {"models=8": "models=4", "((1.0, 5000), (4.0, 1000), (8.0, 1000))": "[(8.0, 1000)]"}
+    few = {
+        "models=8": "models=4",
+        "steps_per_epoch=100": "steps_per_epoch=20",
+        "((1.0, 5000), (4.0, 1000), (8.0, 1000))": "[(8.0, 1000)]",
+    }
     for text, shorter in few.items():
         assert any(text in block for block in blocks)
         blocks = [block.replace(text, shorter) for block in blocks]

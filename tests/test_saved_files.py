@@ -38,23 +38,13 @@ def saved_of_both(front, make, monkeypatch, folder, names=None, **how):
 
 
 @with_both
-@pytest.mark.slow
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_nothing_private_is_saved(front, make, monkeypatch, tmp_path):
     evaluated = make in OWN_MODELS
     found, shown = saved_of_both(front, make, monkeypatch, tmp_path, evaluated=evaluated)
     assert shown[0] != shown[1]  # There is something private.
     assert len(found[0]) > 40 and differences(*found) == []
-
-
-@with_both
-@pytest.mark.parametrize("evaluated", [False, True])
-def test_nothing_private_is_in_common_files(front, evaluated, monkeypatch, tmp_path):
-    make = saved_files.selective if evaluated else saved_files.compiled
-    how = {"names": QUICK, "evaluated": evaluated}
-    found, shown = saved_of_both(front, make, monkeypatch, tmp_path, **how)
-    assert shown[0] != shown[1]
-    assert len(found[0]) > 20 and differences(*found) == []
 
 
 @with_both

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 import tfdp
 from tests import support
@@ -163,6 +164,28 @@ def test_functions_are_traced_once_for_batches_of_all_sizes(padding, read):
             assert batch[0]["a"].shape == (sizes[-1], 4)
     assert len(set(sizes)) > 1
     assert len(traces) == 1 and traces[0][0]["b"].as_list() == [None, 4]
+
+
+def test_an_iterator_is_prepared_at_its_first_use(monkeypatch):
+    """Keras makes two for a `fit` of one epoch, and uses one."""
+    prepare, prepared, failing = OwnedIterator._create_iterator, [], [True]
+
+    def counting(self, dataset):
+        prepare(self, dataset)
+        if failing:
+            failing.clear()
+            raise RuntimeError("no memory")
+        prepared.append(self)
+
+    monkeypatch.setattr(OwnedIterator, "_create_iterator", counting)
+    iterator = iter(batches())
+    assert iterator.element_spec == batches().element_spec and prepared == []
+    with pytest.raises(RuntimeError, match="no memory"):
+        next(iterator)
+    assert len(list(iterator)) == 2 and prepared == [iterator]  # It is prepared again.
+    model = support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=batches().sampling))
+    model.fit(batches(), verbose=0)
+    assert len(prepared) == 2
 
 
 def test_places_hold_the_sample_each_once():

@@ -63,8 +63,7 @@ FORMS = {
     "weights": (bert, (*PAIRS, np.ones(EXAMPLES, "float32")), {}),
     "two texts": (bert, ((TEXTS, TEXTS[::-1].copy()), LABELS), {}),
     "masked": (lambda: bert("MaskedLM"), TEXTS, {}),
-    "texts alone": (gpt2, TEXTS, {}),
-    "users": (
+    "users": (  # Texts alone are those of `test_a_language_model_keeps_sampler_and_metrics`.
         gpt2,
         TEXTS,
         {"privacy_unit": np.arange(EXAMPLES) // 4, "examples_per_user": 2, "batch_size": 4},
@@ -98,12 +97,6 @@ def test_other_forms_of_the_data_are_the_same(data, features, label):
     for name, values in expected.items():
         np.testing.assert_array_equal(x[name], values)
     np.testing.assert_array_equal(y, LABELS)
-
-
-def test_raw_data_after_training():
-    task = train(bert(), PAIRS)
-    assert task.predict(TEXTS[:5], verbose=0).shape == (5, 3)
-    assert len(task.evaluate(TEXTS, LABELS, verbose=0)) == 2
 
 
 @pytest.mark.slow
@@ -231,12 +224,13 @@ def test_adapters_of_a_quantized_backbone():
 
 
 @pytest.mark.slow
-def test_quantized_after_training():
+def test_quantized_after_training_and_another_training():
     task = gpt2()
     task.backbone.enable_lora(2)
     spent = epsilon_of(train(task, TEXTS))
     task.backbone.quantize("int8")
     assert epsilon_of(task) == spent
+    train(gpt2(), TEXTS)  # Without adapters, in the same process.
 
 
 @pytest.mark.slow
@@ -247,8 +241,10 @@ def test_half_precision(policy):
     assert not task.optimizer.clipping.report().slow
 
 
-def test_what_was_spent_is_in_files_and_presets(tmp_path):
+def test_a_trained_task_takes_raw_data_and_its_files_hold_what_was_spent(tmp_path):
     task = train(bert(), PAIRS)
+    assert task.predict(TEXTS[:5], verbose=0).shape == (5, 3)
+    assert len(task.evaluate(TEXTS, LABELS, verbose=0)) == 2
     spent = epsilon_of(task)
     task.save(tmp_path / "task.keras")
     task.save_to_preset(str(tmp_path / "preset"))
@@ -277,15 +273,6 @@ def test_what_was_spent_is_in_files_and_presets(tmp_path):
         assert epsilon_of(loaded) == spent
     with pytest.raises(ValueError, match="target_epsilon"):
         train(loaded, PAIRS, target_epsilon=0.1)
-
-
-@pytest.mark.slow
-def test_two_trainings_in_a_process():
-    for rank in (2, 0):
-        task = gpt2()
-        if rank:
-            task.backbone.enable_lora(rank)
-        train(task, TEXTS)
 
 
 def test_batch_normalization_of_a_task_is_frozen():

@@ -74,7 +74,7 @@ OPTIONS = {
 # What is used of the noise is compared with what is recorded in trainings without these alone.
 _CHANGES_THE_UPDATE = {"decay", "top k", "masks", "Adam", "SignSGD", "AdamBC"}
 # What is left out of sets, and how many options they have. Many together, XLA compiles for minutes.
-_SETS = ((_CHANGES_THE_UPDATE | {"xla"}, 5), ({"xla"}, 5), (_CHANGES_THE_UPDATE, 3), (set(), 3))
+_SETS = ((_CHANGES_THE_UPDATE | {"xla"}, 7), ({"xla"}, 7), (_CHANGES_THE_UPDATE, 4), (set(), 4))
 
 
 def pairs() -> Iterator[tuple[str, ...]]:

@@ -92,7 +92,7 @@ TOGETHER = sets_of(MEASURED)
 @pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids=" and ".join)
 def test_the_noise_of_options_together_is_as_stated(names):
     # XLA compiles a step for each size of a batch.
-    steps = 3 if {"buckets", "xla"} <= set(names) else STEPS
+    steps = 2 if {"buckets", "xla"} <= set(names) else STEPS
     assert_as_stated(measured(names, steps=steps), steps)
 
 

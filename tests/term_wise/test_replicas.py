@@ -70,15 +70,19 @@ class Step:
 # The update.
 
 
-def test_the_update_is_that_of_one_replica():
-    batch = data(ROWS)
-    steps = [
-        Step(n, Codes, regularizer=lambda model: 0.1 * tf.reduce_sum(model.head.kernel**2))
-        for n in (1, 3)
-    ]
-    alone, together = (step(*batch) for step in steps)
+def regularized(count):
+    return Step(count, Codes, regularizer=lambda model: 0.1 * tf.reduce_sum(model.head.kernel**2))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The update of one replica."""
+    return regularized(1)(*data(ROWS))
+
+
+def test_the_update_is_that_of_one_replica(alone):
     assert np.linalg.norm(alone) > 10 * C1
-    np.testing.assert_allclose(together, alone, atol=1e-5)
+    np.testing.assert_allclose(regularized(3)(*data(ROWS)), alone, atol=1e-5)
 
 
 def mixes_no_replicas(monkeypatch):
@@ -104,13 +108,10 @@ def regularizes_on_each_replica(monkeypatch):
 @pytest.mark.parametrize(
     "mutate", [mixes_no_replicas, shares_nothing_out, regularizes_on_each_replica]
 )
-def test_another_update_is_caught(monkeypatch, mutate):
+def test_another_update_is_caught(alone, monkeypatch, mutate):
     """Mutants."""
-    regularizer = lambda model: 0.1 * tf.reduce_sum(model.head.kernel**2)  # noqa: E731
-    batch = data(ROWS)
-    alone = Step(1, Codes, regularizer=regularizer)(*batch)
     mutate(monkeypatch)
-    assert np.max(np.abs(Step(2, Codes, regularizer=regularizer)(*batch) - alone)) > 0.01
+    assert np.max(np.abs(regularized(2)(*data(ROWS)) - alone)) > 0.01
 
 
 # The sensitivity.

@@ -130,7 +130,11 @@ INDEX = tuple(
             _FILES,
         ),
         # TensorFlow: data.
-        (f"{_PY}.data.ops.iterator_ops.OwnedIterator", "Batches of any size, one trace.", IMPORT),
+        (
+            f"{_PY}.data.ops.iterator_ops.OwnedIterator",
+            "Batches of any size, one trace; iterators that are prepared when they are used.",
+            IMPORT,
+        ),
         (
             f"{_PY}.data.ops.multi_device_iterator_ops._create_device_dataset",
             "Draws are not tuned on several devices.",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -35,7 +36,32 @@ class _OpenIterator(OwnedIterator):
     A function without `input_signature` is traced for each shape of its arguments: these tensors
     say that the number of their rows is open. Models with recurrent layers could otherwise not be
     evaluated on one example at a time, as their graph would hold the size of the batch.
+
+    TensorFlow prepares it when it is first used: that takes a tenth of a second, and Keras drops
+    one of the iterators of each `fit` unused.
     """
+
+    _prepared: tf.Tensor | None = None
+
+    def _create_iterator(self, dataset: tf.data.Dataset) -> None:
+        self._dataset, self._element_spec = dataset, dataset.element_spec
+        self._preparing = threading.RLock()
+
+    @property
+    def _iterator_resource(self) -> tf.Tensor:
+        with self._preparing:
+            if self._prepared is None:
+                try:
+                    with tf.init_scope():
+                        super()._create_iterator(self._dataset)  # It assigns, then uses it.
+                except BaseException:
+                    self._prepared = None
+                    raise
+            return self._prepared
+
+    @_iterator_resource.setter
+    def _iterator_resource(self, resource: tf.Tensor) -> None:
+        self._prepared = resource
 
     def __next__(self) -> Any:
         """Returns the next batch."""
@@ -111,10 +137,7 @@ class PoissonBatches(Draws, tf.data.Dataset):
     def __iter__(self) -> Any:
         """Returns an iterator whose elements leave the number of rows open for tracing."""
         private_logs.check_fit()
-        iterator = super().__iter__()
-        if tf.executing_eagerly():
-            iterator.__class__ = _OpenIterator
-        return iterator
+        return _OpenIterator(self) if tf.executing_eagerly() else super().__iter__()
 
     def __repr__(self) -> str:
         return f"PoissonBatches(sampling={self.sampling!r})"
