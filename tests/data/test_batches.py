@@ -182,7 +182,9 @@ def test_an_iterator_is_prepared_at_its_first_use(monkeypatch):
     assert iterator.element_spec == batches().element_spec and prepared == []
     with pytest.raises(RuntimeError, match="no memory"):
         next(iterator)
-    assert len(list(iterator)) == 2 and prepared == [iterator]  # It is prepared again.
+    with tf.device("CPU:1"):  # It is made beside the data set, not where it is used.
+        assert len(list(iterator)) == 2 and prepared == [iterator]  # It is prepared again.
+    assert iterator._iterator_resource.device.endswith("CPU:0")
     model = support.compiled(tfdp.DPSGD(1.0, 1.0, sampling=batches().sampling))
     model.fit(batches(), verbose=0)
     assert len(prepared) == 2

@@ -52,7 +52,9 @@ class _OpenIterator(OwnedIterator):
         with self._preparing:
             if self._prepared is None:
                 try:
-                    with tf.init_scope():
+                    # Beside the data set, as `iter` of TensorFlow has it.
+                    device = self._dataset._variant_tensor.device
+                    with tf.init_scope(), tf.device(device):
                         super()._create_iterator(self._dataset)  # It assigns, then uses it.
                 except BaseException:
                     self._prepared = None
