@@ -148,7 +148,9 @@ def untrained(monkeypatch):
     numbers = itertools.count()
 
     def prepared(self, candidate, noise_multiplier, delta):
-        batches = types.SimpleNamespace(sampling=PoissonSampling(300, 50), input_spec=None)
+        batches = types.SimpleNamespace(
+            sampling=PoissonSampling(300, 50), input_spec=None, element_spec=None
+        )
         budget = types.SimpleNamespace(delta=1e-3)
         return PrivateTraining(_Model(next(numbers), noise_multiplier), batches, budget)
 

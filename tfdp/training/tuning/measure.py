@@ -55,9 +55,9 @@ class Measure:
             raise validation.error(
                 "validation_data", "`(x, y)`, or a tf.data.Dataset of single `(x, y)`", type(data)
             )
-        if score == "accuracy" and isinstance(data, tuple):
-            if any(map(np.iscomplexobj, tf.nest.flatten(data))):
-                raise validation.error("validation_data", "of real numbers", type(data))
+        in_memory = tf.nest.flatten(data) if isinstance(data, tuple) else []
+        if score == "accuracy" and any(map(np.iscomplexobj, in_memory)):
+            raise validation.error("validation_data", "of real numbers", type(data))
         if is_public:
             self.noise = 0.0
         elif noise is None:
