@@ -201,8 +201,8 @@ def test_truncation_counts():
 
 def test_bad_rates_are_refused():
     curve = PrivacyLedger().trade_off()
-    for bad in (-0.1, 1.1, math.nan, "0.1", None, [0.1, 2.0]):
-        with pytest.raises(ValueError, match="Argument `false_positive_rate` must be in"):
+    for bad in (-0.1, 1.1, math.nan, "0.1", None, [0.1, 2.0], [0.1, [0.1, 0.2]]):
+        with pytest.raises(ValueError, match="Argument `false_positive_rate` must be a number in"):
             curve.true_positive_rate(bad)
     with pytest.raises(ValueError, match="Argument `delta`"):
         curve.gaussian_dp(0.0)

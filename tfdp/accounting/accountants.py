@@ -216,9 +216,9 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
         Raises:
           ValueError: `target_deltas` is not a sequence of such numbers.
         """
-        requirement = "a sequence of numbers in (0, 1)"
+        requirement = "a non-empty sequence of numbers in (0, 1)"
         targets = validation.elements("target_deltas", target_deltas, requirement)
-        if not all(validation.is_number(target) and 0 < target < 1 for target in targets):
+        if not (targets and all(validation.is_number(t) and 0 < t < 1 for t in targets)):
             raise validation.error("target_deltas", requirement, target_deltas)
         if self._contains_non_dp_event:
             return None

@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 
-from tfdp.accounting import bounds, event_codec, group_privacy, trade_off
+from tfdp.accounting import bounds, event_codec
 from tfdp.accounting.bounds import EpsilonBound, Release
 from tfdp.accounting.observability import (
     CONDITIONAL,
@@ -18,8 +18,10 @@ from tfdp.accounting.observability import (
 )
 from tfdp.accounting.relation import RELATION
 from tfdp.accounting.sampling import EXAMPLE, UNITS
-from tfdp.accounting.trade_off import TradeOff
 from tfdp.base import validation
+
+if TYPE_CHECKING:
+    from tfdp.accounting.trade_off import TradeOff
 
 _FORMAT_VERSION = 1
 _FIELDS = {"event", "count", "truncation_probability", "cycle_length"}  # Fields of a release.
@@ -198,10 +200,10 @@ class PrivacyLedger:
         """
         delta = validation.between_zero_and_one("delta", delta)
         with self._reasons():
-            releases = group_privacy.group_releases(self._releases, group_size)
+            releases = self._for_groups(group_size)
             return bounds.tightest_epsilon(releases, delta, self._selective_release)
 
-    def trade_off(self, *, group_size: int = 1) -> TradeOff:
+    def trade_off(self, *, group_size: int = 1) -> "TradeOff":
         """Returns the trade-off curve: upper bounds on what any attack can reach.
 
         It has the true positive rate at any false positive rate, the advantage, and mu of Gaussian
@@ -221,9 +223,18 @@ class PrivacyLedger:
           >>> round(curve.true_positive_rate(0.01), 3), round(curve.gaussian_dp(1e-5).mu, 3)
           (0.034, 0.5)
         """
+        from tfdp.accounting.trade_off import trade_off_of
+
         with self._reasons():
-            releases = group_privacy.group_releases(self._releases, group_size)
-            return trade_off.trade_off_of(releases, self._selective_release, self._unit, group_size)
+            releases = self._for_groups(group_size)
+            return trade_off_of(releases, self._selective_release, self._unit, group_size)
+
+    def _for_groups(self, group_size: int) -> Sequence[Release]:
+        if type(group_size) is int and group_size == 1:
+            return self._releases  # Training asks for nothing else.
+        from tfdp.accounting.group_privacy import group_releases
+
+        return group_releases(self._releases, group_size)
 
     @contextlib.contextmanager
     def _reasons(self) -> Iterator[None]:

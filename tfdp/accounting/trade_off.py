@@ -90,10 +90,10 @@ class TradeOff:
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
       >>> curve = ledger.trade_off()
       >>> round(curve.advantage, 3), round(curve.true_positive_rate(0.01), 3)
-      (0.161, 0.027)
+      (0.161, 0.029)
       >>> gaussian = curve.gaussian_dp(delta=1e-5)
       >>> round(gaussian.mu, 2), round(gaussian.regret, 3)
-      (0.44, 0.003)
+      (0.45, 0.009)
     """
 
     false_positive_rates: np.ndarray
@@ -105,7 +105,7 @@ class TradeOff:
         """Returns the largest true positive rates.
 
         Args:
-          false_positive_rate: A number in [0, 1], or an array of them.
+          false_positive_rate: A number in [0, 1], or an array of them, of any shape.
 
         Raises:
           ValueError: It is not.
@@ -113,9 +113,14 @@ class TradeOff:
         Source: Kairouz, Oh, Viswanath 2015, "The Composition Theorem for Differential Privacy",
         Theorem 2.1: FPR + e^epsilon FNR >= 1 - delta, and the same with both rates exchanged.
         """
-        given = np.asarray(false_positive_rate)
+        try:
+            given = np.asarray(false_positive_rate)
+        except ValueError:  # Of several lengths.
+            given = np.asarray(None)
         if given.dtype.kind not in "fiu" or not np.all((given >= 0) & (given <= 1)):
-            raise validation.error("false_positive_rate", "in [0, 1]", false_positive_rate)
+            raise validation.error(
+                "false_positive_rate", "a number in [0, 1], or an array", false_positive_rate
+            )
         # It may be below the chance by rounding.
         found = np.maximum(self._highest(given.astype(float)), given)
         return float(found) if found.ndim == 0 else found
