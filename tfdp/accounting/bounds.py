@@ -149,6 +149,11 @@ def _least_epsilon(
         return 0.0
 
 
+def have_apart(releases: Sequence[Release]) -> bool:
+    """Returns whether some releases have no dominating pair, and so a PLD epsilon that is dear."""
+    return any(isinstance(mechanisms.of(r.event), ApartMechanism) for r in releases)
+
+
 def _attained(release: Release) -> Release | None:
     """Returns a release that costs no more on some data sets, or None."""
     mechanism = mechanisms.of(release.event)
