@@ -249,14 +249,19 @@ class PrivacyParameters(PersistentState):
         noise = self._stages.values[self._next_stage()]
         return event_codec.sampled_gaussian(1.0, noise, self._releases_signs).event
 
-    def _kind(self) -> int:
+    def _kind(self) -> float:
         """Returns what a step is, as `record_table` says it."""
-        unpadded = self._sampled is not None and self._sampled.padding == NONE
-        if self._sampled is not None and self._sampled.redraws_sets:
-            return record_table.ALLOCATED_UNPADDED if unpadded else record_table.ALLOCATED
-        if self._releases_signs:
-            return record_table.SIGNS_UNPADDED if unpadded else record_table.SIGNS
-        return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
+        sampled = self._sampled
+        unpadded, padded = record_table.GAUSSIAN_UNPADDED, record_table.GAUSSIAN
+        if sampled is not None and sampled.redraws_sets:
+            unpadded, padded = record_table.ALLOCATED_UNPADDED, record_table.ALLOCATED
+        elif self._releases_signs:
+            unpadded, padded = record_table.SIGNS_UNPADDED, record_table.SIGNS
+        if sampled is not None and sampled.padding == NONE:
+            return unpadded
+        return (
+            padded if sampled is None else record_table.cut_off(padded, sampled.truncation_exponent)
+        )
 
     def _observability(self) -> str:
         return record_ledger.observability(self._privacy_parameters())
