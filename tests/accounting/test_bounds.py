@@ -1,19 +1,30 @@
 """The tightest bound: the smaller of both accountants, and true in spite of truncation."""
 
+import dataclasses
+import itertools
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
+import scipy.stats
 
 from tfdp.accounting import PldAccountant, RdpAccountant, SelectiveReleaseDpEvent, bounds
 from tfdp.accounting.bounds import Release, tightest_epsilon
-from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.event_codec import allocated_gaussian, sampled_gaussian
 from tfdp.accounting.sampling import PoissonSampling
 
 _STEP = sampled_gaussian(0.01, 1.0)
 _SELECTION = dp_accounting.dp_event.RepeatAndSelectDpEvent
 _DELTA = 1e-5
 _SELECTIVE = SelectiveReleaseDpEvent(sampled_gaussian(0.02, 3.0), sampled_gaussian(0.005, 1.3))
+
+
+def pld_delta(releases, epsilon, selective_release="conditional"):
+    accountant = PldAccountant(selective_release=selective_release)
+    for release in releases:
+        accountant.compose(release.event, release.count)
+    return accountant.get_delta(epsilon) + bounds._charge(releases, epsilon)
 
 
 def about(value):
@@ -108,8 +119,86 @@ def test_truncations_of_several_releases_add_up():
 
 
 def test_huge_epsilons_with_truncation_do_not_overflow():
-    huge = Release(sampled_gaussian(0.5, 0.05), 100, 1e-16)
-    assert tightest_epsilon([huge], _DELTA).epsilon == math.inf
+    huge = Release(sampled_gaussian(0.5, 0.05), 100)
+    whole = tightest_epsilon([huge], _DELTA).epsilon
+    assert 1000 < whole < math.inf
+    truncated = dataclasses.replace(huge, truncation_probability=1e-16)
+    assert whole <= tightest_epsilon([truncated], _DELTA).epsilon < whole * (1 + 1e-6)
+    for event in (dp_accounting.GaussianDpEvent(0.05), _SELECTION(huge.event, 2.0, 1.0)):
+        assert tightest_epsilon([Release(event, 100, 1e-16)], _DELTA).epsilon == math.inf
+
+
+_Z = np.linspace(-9, 9, 20_001)  # Outcomes, of which the density is integrated.
+
+
+def _truncated(others, q, sigma, rows, with_x, is_first):
+    """Density of a noisy sum over a sample that is cut off, by all samples.
+
+    The example x adds 1, and each other takes 1 away. If x is first, it takes the place of another.
+    """
+    density = np.zeros(len(_Z))
+    for sampled, count in itertools.product((0, 1) if with_x else (0,), range(others + 1)):
+        share = scipy.stats.binom.pmf(count, others, q)
+        share *= (q if sampled else 1 - q) if with_x else 1.0
+        has_x = sampled and (is_first or count < rows)
+        total = has_x - min(count, rows - has_x)
+        density += share * scipy.stats.norm.pdf(_Z, total, sigma)
+    return density
+
+
+def _hockey_stick(upper, lower, epsilon):
+    excess = np.maximum(upper - math.exp(epsilon) * lower, 0.0)
+    return float(excess.sum() * (_Z[1] - _Z[0]))
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize(("others", "q", "rows"), [(5, 0.3, 3), (5, 0.3, 4), (8, 0.1, 3)])
+def test_the_charge_bounds_the_truth(others, q, rows, epsilon):
+    """A sum of few examples, of which each moves the sum by its sign alone."""
+    sigma, tau = 0.5, float(scipy.stats.binom.sf(rows, others + 1, q))
+    release = Release(sampled_gaussian(q, sigma), 1)
+    clean = pld_delta([release], epsilon)
+    truncated = dataclasses.replace(release, truncation_probability=tau)
+    stated = pld_delta([truncated], epsilon)
+    assert stated == pytest.approx(clean + tau * min(1 + math.exp(epsilon), 1 / q))
+    for is_first in (False, True):
+        pair = [_truncated(others, q, sigma, rows, x, is_first) for x in (False, True)]
+        assert _hockey_stick(*pair, epsilon) <= stated
+        assert _hockey_stick(*pair[::-1], epsilon) <= stated
+    # Where it is known who else was sampled: if they fill all rows, x takes the place of another.
+    full = scipy.stats.binom.sf(rows - 1, others, q)
+    without, moved = (scipy.stats.norm.pdf(_Z, place, sigma) for place in (-1, 1))
+    taken = _hockey_stick((1 - q) * without + q * moved, without, epsilon)
+    true = (1 - full) * clean + full * taken
+    assert true <= stated
+    assert true > 1.01 * clean  # A mutant that charges nothing is caught.
+
+
+@pytest.mark.parametrize(
+    ("event", "steps"),
+    [
+        (sampled_gaussian(0.1, 0.2), 1),
+        (sampled_gaussian(0.1, 0.2, releases_signs=True), 1),
+        (dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.LaplaceDpEvent(0.05)), 1),
+        (allocated_gaussian(0.1, 0.2, 4), 4),
+    ],
+)
+def test_a_cycle_has_a_chance_in_each_of_its_steps(event, steps):
+    """An example of a set is in a batch with probability q / c."""
+    tau, epsilon = 1e-9, 6.0
+    clean = pld_delta([Release(event, 3)], epsilon)
+    for cycle in (1, 4):
+        charged = pld_delta([Release(event, 3, tau, cycle)], epsilon) - clean
+        assert charged == pytest.approx(3 * tau * 10 * max(cycle, steps), rel=1e-3)
+
+
+def test_selections_are_charged_on_both_data_sets():
+    """Updates are tested on other samples, and a selection has other runs: not given the others."""
+    tau, epsilon = 1e-9, 6.0
+    for event in (_SELECTIVE, dp_accounting.GaussianDpEvent(0.3)):
+        clean = pld_delta([Release(event, 3)], epsilon, "per_attempt")
+        charged = pld_delta([Release(event, 3, tau)], epsilon, "per_attempt") - clean
+        assert charged == pytest.approx(3 * tau * (1 + math.exp(epsilon)), rel=1e-3)
 
 
 # Selective release.
@@ -126,9 +215,10 @@ def test_large_epsilons_are_exact_without_padding(sigma, steps, delta):
     whole = bounds.pld_epsilon([Release(event, steps)], delta)
     assert 60 < whole < 100
     assert bounds.pld_epsilon([Release(event, steps, tau)], delta) < whole * (1 + 1e-6)
-    # With padding, it has no bound.
+    # With padding, it has no bound where delta is tiny.
     tau = PoissonSampling(60000, 256, padding="full").truncation_probability
-    assert bounds.pld_epsilon([Release(event, steps, tau)], delta) == math.inf
+    padded = bounds.pld_epsilon([Release(event, steps, tau)], delta)
+    assert padded == math.inf if delta < 1e-12 else padded < whole * (1 + 1e-6)
 
 
 def test_truncation_costs_little_at_small_epsilons():

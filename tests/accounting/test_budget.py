@@ -171,11 +171,13 @@ def test_few_numbers_of_releases_are_asked_for(power, most):
         return (n / (most + 0.5)) ** power
 
     found = budget_module._most(cost, 1.0, most // 2, max(1, most // 8))
-    assert found == most
-    assert len(asked) <= 16
+    assert found <= most < found + max(1, found // 5_000)
+    assert len(asked) <= 12
 
 
 def test_a_cost_with_steps_is_searched_to_its_edge():
     cost = lambda n: math.inf if n > 5_000_000 else 0.0  # noqa: E731
-    assert budget_module._most(cost, 1.0, 0, 1) == 5_000_000
+    assert 4_999_000 < budget_module._most(cost, 1.0, 0, 1) <= 5_000_000
+    cost = lambda n: math.inf if n > 5_000 else 0.0  # noqa: E731
+    assert budget_module._most(cost, 1.0, 0, 1) == 5_000
     assert budget_module._most(lambda n: 0.0, 1.0, 0, 1) == 10**8

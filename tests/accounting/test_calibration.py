@@ -10,7 +10,7 @@ import pytest
 
 from tfdp.accounting import PrivacyLedger, calibrate_noise_multiplier, calibrate_steps
 from tfdp.accounting.event_codec import sampled_gaussian
-from tfdp.accounting.sampling import TRUNCATION_PROBABILITY
+from tfdp.accounting.sampling import TRUNCATION_PROBABILITY, PoissonSampling
 
 _Q = 256 / 60000
 
@@ -102,6 +102,25 @@ def test_every_machine_finds_the_same():
     assert printed[0][-1] == "True"
 
 
+def test_many_steps_are_the_most_but_for_a_five_thousandth():
+    budget = {"target_epsilon": 1.0, "delta": 1e-5}
+    steps = calibrate_steps(**budget, noise_multiplier=20.0, sampling_probability=0.01)
+    assert steps > 100_000
+    assert (
+        _epsilon(0.01, 20.0, steps, 1e-5)
+        <= 1.0
+        < _epsilon(0.01, 20.0, steps + steps // 5_000, 1e-5)
+    )
+
+
+def test_a_delta_above_the_probability_of_ever_being_sampled_takes_no_noise():
+    """The least noise that is returned at all: no attack sees more than who was sampled."""
+    budget = {"target_epsilon": 1.0, "steps": 10, "sampling_probability": 1e-3}
+    ever = 1 - 0.999**10
+    assert calibrate_noise_multiplier(**budget, delta=1.001 * ever) == 0.01
+    assert calibrate_noise_multiplier(**budget, delta=0.99 * ever) > 0.1
+
+
 def test_sampling_may_be_given_as_sizes():
     budget = {"target_epsilon": 1.0, "delta": 1e-5}
     sizes = {"dataset_size": 60000, "expected_batch_size": 256}
@@ -156,6 +175,20 @@ def test_truncation_is_part_of_the_budget():
     assert few < calibrate_steps(**budget, noise_multiplier=2.0)
     with pytest.raises(ValueError, match="no noise is enough"):
         calibrate_noise_multiplier(**budget, steps=200, truncation_probability=1e-6)
+
+
+def test_sampling_says_how_often_batches_are_cut_off():
+    budget = {"target_epsilon": 1.0, "delta": 1e-5, "steps": 100_000}
+    sampling = PoissonSampling(60000, 256, padding="full", max_truncation_probability=1e-12)
+    noise = calibrate_noise_multiplier(**budget, sampling=sampling)
+    tau = sampling.truncation_probability
+    assert _epsilon(_Q, noise, 100_000, 1e-5, tau) <= 1.0
+    assert _epsilon(_Q, 0.998 * noise, 100_000, 1e-5, tau) > 1.0
+    # The charge is worth two thousandths of the noise, or a mutant forgets it.
+    assert _epsilon(_Q, 0.999 * noise, 100_000, 1e-5) <= 1.0
+    given = {**budget, "sampling": sampling, "truncation_probability": tau}
+    with pytest.raises(ValueError, match="`sampling` must be a PoissonSampling without other"):
+        calibrate_noise_multiplier(**given)
 
 
 def test_a_spent_budget():

@@ -138,6 +138,19 @@ def test_extremes_are_bounded_in_the_right_order(q, sigma):
     assert module.epsilon([(sampled_gaussian(q, sigma), 1)], 0.0) == math.inf
 
 
+def test_a_profile_is_delta_at_each_epsilon():
+    for parts in (
+        [(sampled_gaussian(0.01, 1.0), 1000)],
+        [(sampled_gaussian(0.02, 0.6), 3), (sampled_gaussian(1.0, 2.0), 1)],
+    ):
+        profile = module.DeltaProfile(parts)
+        for epsilon in (0.0, 1.0, 1.1, 2.5, 0.95):
+            found = profile(epsilon)
+            assert found == pytest.approx(module.delta(parts, epsilon), rel=1e-3)
+            assert module.least_epsilon(parts, found) <= epsilon
+    assert module.DeltaProfile([])(0.0) == 0.0
+
+
 def test_nothing_costs_nothing():
     assert module.epsilon([], 1e-5) == module.least_epsilon([], 1e-5) == module.delta([], 0.0) == 0
 
@@ -233,8 +246,9 @@ def test_mutant_that_forgets_the_offset_of_the_knots_is_caught(monkeypatch):
     anchored = loss_grid._anchored
 
     def mutant(*arguments):
-        piece = anchored(*arguments)
-        return loss_grid.Discrete(piece.losses - piece.offset, piece.mass, piece.infinite)
+        piece, farther = anchored(*arguments)
+        moved = loss_grid.Discrete(piece.losses - piece.offset, piece.mass, piece.infinite)
+        return moved, farther
 
     monkeypatch.setattr(loss_grid, "_anchored", mutant)
     with pytest.raises(AssertionError):

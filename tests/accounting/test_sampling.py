@@ -12,7 +12,7 @@ from tfdp.accounting import sampling
 from tfdp.accounting.sampling import (
     FULL,
     NONE,
-    TRUNCATION_PROBABILITY,
+    PADDED_TRUNCATION_PROBABILITY,
     UNPADDED_TRUNCATION_PROBABILITY,
     PoissonSampling,
     padded_batch_size,
@@ -38,7 +38,7 @@ def _no_cache():
     padded_batch_size.cache_clear()
 
 
-_MOST = {NONE: UNPADDED_TRUNCATION_PROBABILITY, FULL: TRUNCATION_PROBABILITY}
+_MOST = {NONE: UNPADDED_TRUNCATION_PROBABILITY, FULL: PADDED_TRUNCATION_PROBABILITY}
 
 
 @pytest.mark.parametrize("padding", _MOST)
@@ -110,3 +110,25 @@ def test_few_batches_have_more_rows_than_is_usual(n, b):
     assert scipy.stats.binom.sf(stated.usual_batch_size, n, b / n) < 0.005
     full = PoissonSampling(n, b, padding="full")
     assert full.usual_batch_size == full.padded_batch_size
+
+
+@pytest.mark.parametrize("exponent", [6, 12, 18, 30, 80])
+def test_how_often_padded_batches_are_cut_off_can_be_chosen(exponent):
+    chosen = float(f"1e-{exponent}")
+    full = PoissonSampling(60000, 256, padding="full", max_truncation_probability=chosen)
+    assert full.padded_batch_size == padded_batch_size(60000, 256, chosen)
+    assert (
+        full.truncation_probability
+        <= chosen
+        < truncation_probability(full.padded_batch_size - 1, 60000, 256 / 60000)
+    )
+    assert full.truncation_exponent == exponent
+    whole = PoissonSampling(60000, 256, max_truncation_probability=chosen)
+    assert whole.padded_batch_size == PoissonSampling(60000, 256).padded_batch_size
+    assert whole.truncation_exponent == 0
+
+
+@pytest.mark.parametrize("value", [0, 1e-5, 3e-12, 1e-81, 1.0, math.nan, "1e-12", None])
+def test_other_probabilities_are_refused(value):
+    with pytest.raises(ValueError, match=r"`max_truncation_probability`.*power of ten"):
+        PoissonSampling(60000, 256, padding="full", max_truncation_probability=value)

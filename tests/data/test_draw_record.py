@@ -1,6 +1,7 @@
 """A step counts as Poisson only if its batch is an unused draw, byte for byte."""
 
 import copy
+import dataclasses
 import logging
 import os
 import pickle
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 import tfdp
 from tests import support
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import devices
 from tfdp.data import draw_record
 from tfdp.data.draw_record import fingerprint
@@ -481,3 +483,13 @@ def test_compiled_for_a_gpu_without_a_function_around_there_is_a_warning(on_a_gp
         step(*next(iter(data)))
     assert "No epsilon can be stated" in caplog.text
     assert optimizer.released_steps() == (0, 1)
+
+
+def test_draws_that_are_cut_off_otherwise_are_told_apart():
+    full = PoissonSampling(64, 16, padding="full")
+    other = dataclasses.replace(full, max_truncation_probability=1e-12)
+    assert draw_record._facts(full, 0) != draw_record._facts(other, 0)
+    # Without padding it does not matter.
+    plain, same = (dataclasses.replace(one, padding="none") for one in (full, other))
+    assert draw_record._facts(plain, 0) == draw_record._facts(same, 0)
+    assert len(draw_record._facts(full, 0)) == draw_record._FACTS

@@ -69,7 +69,7 @@ def test_a_draw_has_room_for_all_that_is_not_charged(padding, monkeypatch):
     monkeypatch.setattr(chacha, "exponentials", lambda words: tf.zeros([len(words[0])]))
     rows = len(draw_indices(tf.constant([1, 2], tf.int64), sampling, n))
     assert truncation_probability(rows, n, b / n) == sampling.truncation_probability
-    assert rows == {"none": 614, "full": 459}[padding]
+    assert rows == {"none": 614, "full": 408}[padding]
 
 
 def test_all_examples_with_probability_one():
@@ -129,6 +129,18 @@ def test_batches_are_padded_and_masked(padding):
         assert not np.any(x[~mask]) and not np.any(y[~mask])
 
 
+def test_how_often_batches_are_cut_off_can_be_chosen():
+    data = batches(padding="full", max_truncation_probability=1e-6)
+    assert {len(mask) for *_, mask in data} == {padded_batch_size(N, B, 1e-6)}
+    assert data.sampling.max_truncation_probability == 1e-6
+    assert padded_batch_size(N, B, 1e-6) < padded_batch_size(N, B)
+    in_chunks = batches(padding="full", max_truncation_probability=1e-6, chunk_size=7)
+    chunks = in_chunks.sampling.gradient_accumulation_steps
+    assert chunks == -(-padded_batch_size(N, B, 1e-6) // 7)
+    with pytest.raises(ValueError, match=r"`max_truncation_probability` must be None with padding"):
+        batches(max_truncation_probability=1e-12)
+
+
 def test_the_first_dimension_is_open_and_the_length_known():
     data = batches()
     assert [spec.shape[0] for spec in data.element_spec] == [None] * 2
@@ -165,7 +177,7 @@ def test_sampling_resumes_after_an_interruption():
 def test_chunks_hold_the_same_batches():
     whole, parts = batches(seed=3), batches(seed=3, chunk_size=7)
     steps = parts.sampling.gradient_accumulation_steps
-    assert steps == -(-padded_batch_size(N, B) // 7) == len(parts) / len(whole)
+    assert steps == -(-padded_batch_size(N, B, 1e-30) // 7) == len(parts) / len(whole)
     chunks = collect(parts)
     assert max(map(len, chunks)) <= 7
     joined = [sum(chunks[i : i + steps], ()) for i in range(0, len(chunks), steps)]

@@ -103,23 +103,29 @@ def test_other_noise_and_other_classes_are_composed(tmp_path):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("padding", ["none", "buckets", "full"])
-def test_the_ledger_charges_the_truncation_of_what_ran(padding, tmp_path):
+@pytest.mark.parametrize(
+    ("padding", "most"), [("none", None), ("buckets", None), ("full", None), ("full", 1e-9)]
+)
+def test_the_ledger_charges_the_truncation_of_what_ran(padding, most, tmp_path):
     """Padded batches are cut off more often, and so were all batches of older records."""
-    drawn = tfdp.data.poisson_batches((X, Y), expected_batch_size=16, padding=padding)
+    drawn = tfdp.data.poisson_batches(
+        (X, Y), expected_batch_size=16, padding=padding, max_truncation_probability=most
+    )
     model = compiled(tfdp.DPSGD(1.0, 1.0, sampling=drawn.sampling, learning_rate=0.1))
     model.fit(drawn, steps_per_epoch=2, verbose=0)
     (release,) = model.optimizer.ledger.releases
     assert release.truncation_probability == drawn.sampling.truncation_probability
     assert release == dataclasses.replace(model.optimizer.release, count=2)
     assert (release.truncation_probability > 1e-60) == (padding != "none")
+    assert (release.truncation_probability > 1e-12) == (most is not None)
     # A checkpoint of an older version, of steps of kind 1, stays what it was in a new optimizer.
     saved = model.optimizer._released.rows()
     saved[:, [KIND, UID]] = GAUSSIAN, 77
     model.optimizer._released.absorb(saved)
     ledger = model.optimizer.ledger
     assert ledger.steps == 4
-    old = PoissonSampling(64, 16, padding="full").truncation_probability
+    old = PoissonSampling(64, 16, padding="full", max_truncation_probability=1e-30)
+    old = old.truncation_probability
     expected = release.count * release.truncation_probability + 2 * old
     found = sum(r.count * r.truncation_probability for r in ledger.releases)
     assert found == pytest.approx(expected, rel=1e-12)

@@ -48,7 +48,8 @@ def test_what_the_cap_and_the_truncation_cost():
     opt = optimizer(threshold=-1.0, max_attempts=40)
     a, _ = acceptance_bounds(1.0, -1.0)
     assert a == pytest.approx(scipy.stats.norm.cdf(-1.0))
-    truncation = sum(PoissonSampling(64, size).truncation_probability for size in (16, 8))
+    rows = {"padding": "full", "max_truncation_probability": 1e-30}
+    truncation = sum(PoissonSampling(64, size, **rows).truncation_probability for size in (16, 8))
     expected = truncation / a + (1 - a) ** 40
     assert opt.release.truncation_probability == pytest.approx(expected)
     observed = optimizer(threshold=-1.0, max_attempts=40, selective_release="per_attempt")

@@ -149,6 +149,9 @@ def test_older_records_keep_their_price():
     numbers, signs = (record_ledger.release_of(kind, parameters) for kind in kinds)
     assert type(signs.event.event) is SignedGaussianDpEvent
     assert signs.truncation_probability == numbers.truncation_probability
+    assert numbers.truncation_probability <= 1e-30
+    kind = record_table.cut_off(record_table.GAUSSIAN, 30)
+    assert record_ledger.release_of(kind, parameters) == numbers
     kinds = (record_table.GAUSSIAN_UNPADDED, record_table.SIGNS_UNPADDED)
     numbers, signs = (record_ledger.release_of(kind, parameters) for kind in kinds)
     assert signs.truncation_probability == numbers.truncation_probability

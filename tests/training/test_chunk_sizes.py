@@ -44,7 +44,7 @@ def test_chunks_fit_and_no_larger_ones_do(padding, planned):
     chunk = chunk_sizes.choose(1000 - ROW, SPEC, sampling, planned).chunk_size
 
     def taken(size):
-        most = padded_batch_size(60_000, 1024)
+        most = padded_batch_size(60_000, 1024, 1e-30 if padding == "none" else 1e-18)
         usual = ROWS if padding == "none" else sampling.padded_batch_size
         return 1000 * -(-usual // -(-most // size))
 

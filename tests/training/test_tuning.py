@@ -285,6 +285,19 @@ def test_rows_of_two_runs_are_never_added_up():
         record_ledger.ledger_of_rows(folded.numpy()).epsilon(1e-3)
 
 
+def test_padded_batches_of_all_runs_may_be_cut_off():
+    kind = record_table.cut_off(record_table.GAUSSIAN, 12)
+    parameters = RunSelection(RUNS, 10.0).parameters(kind)
+    sizes = {"dataset_size": 300.0, "expected_batch_size": 50.0, "noise_multiplier": 1.0}
+    row = record_table.new_row(1, record_table.TUNED, False, {**sizes, **parameters})
+    row[record_table.STEPS] = 6
+    (release,) = record_ledger.ledger_of_rows(row[np.newaxis]).releases
+    each = PoissonSampling(300, 50, padding="full", max_truncation_probability=1e-12)
+    assert each.truncation_probability > 1e-14
+    expected = RUNS.mean * 6 * each.truncation_probability
+    assert release.truncation_probability == pytest.approx(expected)
+
+
 def test_candidates_are_drawn_uniformly_for_each_run(tmp_path):
     class _Many:
         @staticmethod

@@ -38,7 +38,7 @@ DEFAULT_RDP_ORDERS: tuple[float, ...] = tuple(
 _RDP_ROUNDING = 1e-12
 
 # The quadrature's grid grows as one over the square of the noise.
-_LEAST_NOISE_FOR_QUADRATURE = 0.05
+_LEAST_NOISE_FOR_QUADRATURE = 0.01
 
 # Less noise counts as none: one step has an epsilon of 5 * 10^7. More counts as this much.
 _LEAST_NOISE, _MOST_NOISE = 1e-4, 1e12
@@ -231,6 +231,13 @@ class PldAccountant(dp_accounting.PrivacyAccountant):
             found.epsilons, np.minimum(found.add, most), np.minimum(found.remove, most)
         )
 
+    def delta_profile(self) -> Callable[[float], float]:
+        """Returns `get_delta` for many epsilons >= 0, of which most are near each other."""
+        if self._contains_non_dp_event:
+            return lambda _: 1.0
+        profile, most = composition.DeltaProfile(self._parts(_upper_pairs)), self._ever_sampled()
+        return lambda epsilon: min(profile(epsilon), most)
+
     def _ever_sampled(self) -> float:
         """Returns the probability, at most, that an example is in one of the samples at all."""
         if self._precision > 0:
@@ -367,16 +374,22 @@ def sampled_rdp(
     """Computes the RDP of one release of a Poisson-sampled event, at `orders`."""
     whole, q = event.event, event.sampling_probability
     grid = np.array(orders)
-    # dp_accounting's series for fractional orders takes seconds for moderate q and noise.
-    quick = isinstance(whole, dp_accounting.GaussianDpEvent) and 0 < q < 1
-    quick = quick and whole.noise_multiplier >= _LEAST_NOISE_FOR_QUADRATURE
-    by_quadrature = (grid != np.round(grid)) & (grid < 20) if quick else np.zeros(len(grid), bool)
-    rdp = np.empty(len(grid))
-    if not by_quadrature.all():
-        accountant = dp_accounting.rdp.RdpAccountant(grid[~by_quadrature].tolist())
-        rdp[~by_quadrature] = accountant.compose(event).rdp
+    is_integer = grid == np.round(grid)
+    by_sum = is_integer & (grid <= sampled_gaussian.LARGEST_INTEGER)
+    by_quadrature = ~is_integer & (grid < 20)
+    noise = whole.noise_multiplier if isinstance(whole, dp_accounting.GaussianDpEvent) else 0.0
+    by_sum &= noise > 0 and 0 < q < 1
+    by_quadrature &= noise >= _LEAST_NOISE_FOR_QUADRATURE and 0 < q < 1
+    # dp_accounting computes value by value, fractional orders by a series that may take seconds.
+    rdp, others = np.empty(len(grid)), ~(by_sum | by_quadrature)
+    if others.any():
+        accountant = dp_accounting.rdp.RdpAccountant(grid[others].tolist())
+        rdp[others] = accountant.compose(event).rdp
+    integers = tuple(int(order) for order in grid[by_sum])
+    moments = sampled_gaussian.log_moments_at_integers(q, noise, integers)
+    rdp[by_sum] = moments / (grid[by_sum] - 1)
     for i in np.flatnonzero(by_quadrature):
-        rdp[i] = sampled_gaussian.log_moment(q, whole.noise_multiplier, grid[i]) / (grid[i] - 1)
+        rdp[i] = sampled_gaussian.log_moment(q, noise, grid[i]) / (grid[i] - 1)
     if 0 < q < 1:
         rdp = np.maximum(rdp, 0) + _RDP_ROUNDING / (grid - 1)
     rdp = np.where(np.isnan(rdp), np.inf, rdp)

@@ -33,7 +33,7 @@ class Release:
       truncation_probability: Probability, at most, that in one run examples were left out because
         the sampled batch did not fit, on any data set.
       cycle_length: Training steps that one run covers, in which an example has one chance to be
-        sampled.
+        sampled; the charge for truncation depends on it.
     """
 
     event: dp_accounting.DpEvent
@@ -81,11 +81,21 @@ def tightest_epsilon(
 
     An accountant that does not support one of the events is left out. Results are cached.
 
-    If batches can be truncated, the mechanism that ran differs from the one accounted for with
-    probability at most tau = sum of count * truncation_probability, on either of two neighboring
-    data sets. If the latter is (epsilon, delta')-DP, then for every set S
-    P[M(D) in S] <= e^epsilon P[M(D') in S] + delta' + (1 + e^epsilon) tau. Epsilon is therefore
-    taken at a delta' < delta that leaves room for the last term; it is infinite when there is none.
+    If batches can be truncated, the mechanism M that ran differs from the one accounted for. Let
+    the latter be (epsilon, delta')-DP, and tau the sum of count * truncation_probability. Then M is
+    (epsilon, delta' + charge)-DP, where each release has the smaller of two charges:
+
+    - (1 + e^epsilon) tau. M differs with probability at most tau on either of two neighboring data
+      sets: P[M(D) in S] <= e^epsilon P[M(D') in S] + delta' + (1 + e^epsilon) tau for every set S.
+    - tau / q, for noise on a Poisson sample. Given what was sampled of all other examples, each
+      step is noise on a sample of the last one alone, and (epsilon, delta') covers it. If the
+      others leave a row in every step, nothing is truncated, whether or not the last one is
+      sampled. So M is (epsilon, delta' + p)-DP, where p is the probability that they fill all rows
+      in some step. As the last one is sampled independently, a step is truncated with probability
+      at least q times that of the others filling it: p <= tau / q. (In a cycle of c steps, an
+      example is in each of them with probability q / c.)
+
+    Epsilon is taken at a delta' that leaves room for the charge, and is infinite if there is none.
 
     Args:
       releases: The releases, adaptively chosen and in any order.
@@ -154,6 +164,11 @@ def _least_epsilon(
         return 0.0
 
 
+def have_apart(releases: Sequence[Release]) -> bool:
+    """Returns whether some releases have no dominating pair, and so a PLD epsilon that is dear."""
+    return any(isinstance(mechanisms.of(r.event), ApartMechanism) for r in releases)
+
+
 def _attained(release: Release) -> Release | None:
     """Returns a release that costs no more on some data sets, or None."""
     mechanism = mechanisms.of(release.event)
@@ -205,7 +220,7 @@ def privacy_profile(
 
     By the PLD accountant, and by the RDP accountant at a few deltas; where the PLD accountant knows
     none, by `tightest_epsilon` at these, and then the same in both directions. Truncation adds
-    (1 + e^epsilon) tau to delta: see `tightest_epsilon`.
+    to delta: see `tightest_epsilon`.
 
     Returns:
       The profile, or None if there is no guarantee.
@@ -219,7 +234,7 @@ def privacy_profile(
             found = _composed(accountant, releases).get_profile(_PROFILE_DELTAS)
     if found is None:
         return _few_deltas(releases, selective_release)
-    charge = (1 + np.exp(np.minimum(found.epsilons, 700.0))) * _truncation(releases)
+    charge = np.array([_charge(releases, float(epsilon)) for epsilon in found.epsilons])
     known = np.min(
         [_by_rdp(found.epsilons, releases, d, selective_release) for d in _PROFILE_DELTAS], axis=0
     )
@@ -288,20 +303,45 @@ def _pld_epsilon(releases: tuple[Release, ...], delta: float, selective_release:
         costs = [r.count * m.epsilon(r.event, share, selective_release) for r, m in apart]
         return math.fsum([*costs, accountant.get_epsilon(share) if rest or not costs else 0.0])
 
-    return _with_truncation(epsilon_at, delta, _truncation(releases))
+    return _with_truncation(epsilon_at, delta, releases)
 
 
 def _epsilon(
     accountant: dp_accounting.PrivacyAccountant, releases: tuple[Release, ...], delta: float
 ) -> float:
     epsilon_at = _composed(accountant, releases).get_epsilon
-    return _with_truncation(epsilon_at, delta, _truncation(releases))
+    return _with_truncation(epsilon_at, delta, releases)
 
 
 def _truncation(releases: Sequence[Release]) -> float:
     """Returns the probability, at most, that one of the releases was truncated."""
     # So many releases that no float holds their number cost an infinite epsilon anyway.
     return math.fsum(min(r.count, 10**300) * r.truncation_probability for r in releases)
+
+
+def _charge(releases: Sequence[Release], epsilon: float) -> float:
+    """Returns what truncation adds to delta at `epsilon`: see `tightest_epsilon`."""
+    on_both = 1 + math.exp(min(epsilon, 700.0))
+    return math.fsum(
+        min(r.count, 10**300) * r.truncation_probability * min(on_both, _others_alone(r))
+        for r in releases
+        if r.truncation_probability
+    )
+
+
+def _others_alone(release: Release) -> float:
+    """Returns one over the probability that an example is in a batch; infinite if unknown."""
+    event = release.event
+    if not isinstance(event, dp_accounting.PoissonSampledDpEvent) or not event.sampling_probability:
+        return math.inf
+    mechanism, steps = mechanisms.of(event), None
+    if mechanism is not None:
+        steps = mechanism.steps(event)
+    elif isinstance(event.event, dp_accounting.GaussianDpEvent | dp_accounting.LaplaceDpEvent):
+        steps = 1
+    if steps is None:
+        return math.inf
+    return (1 + 1e-12) * max(steps, release.cycle_length) / event.sampling_probability
 
 
 def _composed(accountant: Any, releases: Sequence[Release]) -> Any:
@@ -314,19 +354,21 @@ def _composed(accountant: Any, releases: Sequence[Release]) -> Any:
 
 
 def _with_truncation(
-    epsilon_at: Callable[[float], float], delta: float, truncation: float
+    epsilon_at: Callable[[float], float], delta: float, releases: Sequence[Release]
 ) -> float:
-    """Returns epsilon at `delta` of a mechanism that may be truncated.
+    """Returns epsilon at `delta` of releases that may be truncated.
 
-    With probability `truncation`, at most, it differs from one whose epsilon at any delta' is
-    `epsilon_at(delta')`.
+    Args:
+      epsilon_at: Their epsilon at any delta, if none of them is.
+      delta: The delta.
+      releases: The releases.
     """
-    if truncation == 0:
+    if _truncation(releases) == 0:
         return _not_nan(epsilon_at(delta))
     share = 1 - 1e-9
     for _ in range(_MOST_SHARES):
         epsilon = _not_nan(epsilon_at(share * delta))
-        charge = truncation * (1 + math.exp(min(epsilon, 700.0))) / delta
+        charge = _charge(releases, epsilon) / delta
         if charge <= 1 - share:
             return epsilon
         share = 1 - 1.1 * charge  # A smaller delta makes epsilon somewhat larger.

@@ -24,6 +24,10 @@ _TOLERANCE = 2.4e-4
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 2.0**40
 MOST_RELEASES = 10**8
+# Numbers of steps are told apart that differ by one in so many.
+_STEPS_TOLD_APART = 5_000
+# Share of the distance to the root that is expected.
+_BEYOND = 0.1
 
 _Cost = Callable[..., float]
 _Releases = Callable[[float], Sequence[Release]]
@@ -89,6 +93,8 @@ class Budget:
     def most(self, releases: Callable[[int], Sequence[Release]]) -> int:
         """Returns the largest n for which `releases(n)` are affordable, from 0 to 10^8.
 
+        Above 10,000, up to 0.02% more may be affordable.
+
         Args:
           releases: The releases of n steps, n >= 1; they cost more for a larger n.
         """
@@ -120,9 +126,16 @@ class Budget:
             raise validation.error(
                 "target_epsilon", f"above what `prior` has spent, {spent!r}", self.target
             )
-        # PLD accounting is quick, and in most cases the tightest.
-        noise = self._least(lambda x: self._quick_epsilon(*releases(x)), 1.0)
-        noise = self._less_by_rdp(releases, noise)
+
+        def by_pld(noise: float) -> float:
+            return self._quick_epsilon(*releases(noise))
+
+        if bounds.have_apart(releases(_MOST_NOISE)):
+            noise = self._less_by_rdp(releases, math.inf)
+            if by_pld(min((1 - 2 * _TOLERANCE) * noise, _MOST_NOISE)) <= self.target:
+                noise = min(noise, self._least(by_pld, min(noise, _MOST_NOISE)))
+        else:  # PLD accounting is quick, and in most cases the tightest.
+            noise = self._less_by_rdp(releases, self._least(by_pld, 1.0))
         if noise == math.inf:
             raise self._never_enough(releases(_MOST_NOISE))
         return noise
@@ -290,7 +303,7 @@ def sampling_probability(
 
 
 def _most(cost: Callable[[int], float], target: float, low: int, stride: int) -> int:
-    """Returns an n >= `low`, which is affordable, with n affordable and n + 1 not; at most 10^8.
+    """Returns an n >= `low`, which is affordable, with a few more not; at most 10^8.
 
     Args:
       cost: Epsilon of a number of releases.
@@ -310,18 +323,19 @@ def _most(cost: Callable[[int], float], target: float, low: int, stride: int) ->
         at_high = gap(high)
         if at_high > 0:
             break
-        low, at_low, stride = high, at_high, 2 * stride
-    # Interpolates, but halves the interval at every third guess, so that few are needed.
-    guesses = 0
-    while high - low > 1:
-        guesses += 1
-        share = 0.5 if guesses % 3 == 0 else at_low / (at_low - at_high)
-        middle = min(max(low + math.floor(share * (high - low)), low + 1), high - 1)
+        low, at_low, stride = high, at_high, (4 if at_high < -target / 2 else 2) * stride
+    # Interpolates, and guesses beyond the root that is expected, on the side of the end that is
+    # farther from it, so that both ends come near. Halves the interval where that does not.
+    is_slow = False
+    while high - low > (tolerance := max(1, low // _STEPS_TOLD_APART)):
+        width, root = high - low, low + at_low / (at_low - at_high) * (high - low)
+        beyond = max(_BEYOND * min(root - low, high - root), 0.4 * (tolerance - 1))
+        guess = math.ceil(root + beyond) if root - low < high - root else math.floor(root - beyond)
+        middle = (low + high) // 2 if is_slow else min(max(guess, low + 1), high - 1)
         at_middle = gap(middle)
         if at_middle > 0:
             high, at_high = middle, at_middle
-            at_low = at_low / 2 if guesses % 3 else at_low
         else:
             low, at_low = middle, at_middle
-            at_high = at_high / 2 if guesses % 3 else at_high
+        is_slow = not is_slow and high - low > width / 2
     return low

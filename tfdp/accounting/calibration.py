@@ -19,7 +19,7 @@ def calibrate_noise_multiplier(
     sampling_probability: float | None = None,
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
-    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    truncation_probability: float | None = None,
     releases_signs: bool = False,
     prior: Ledgers | None = None,
     sampling: PoissonSampling | None = None,
@@ -39,9 +39,8 @@ def calibrate_noise_multiplier(
         this, or both of the next two, or `sampling`.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
-      truncation_probability: An upper bound on the probability that a batch is cut off. The default
-        holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
-        30, give `batches.sampling.truncation_probability`.
+      truncation_probability: An upper bound on the probability that a batch is cut off. None: that
+        of `tfdp.data.poisson_batches` without padding, 1e-80; with padding, give `sampling`.
       releases_signs: Whether only the signs of the noisy sums are released, which cost less:
         `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
@@ -59,8 +58,8 @@ def calibrate_noise_multiplier(
     """
     validation.boolean("releases_signs", releases_signs)
     if sampling is not None:
-        given = sampling_probability, dataset_size, expected_batch_size
-        if given != (None, None, None) or not isinstance(sampling, PoissonSampling):
+        given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
+        if any(value is not None for value in given) or not isinstance(sampling, PoissonSampling):
             raise validation.error(
                 "sampling", "a PoissonSampling without other arguments on sampling", sampling
             )
@@ -69,6 +68,8 @@ def calibrate_noise_multiplier(
         return left.least_noise(lambda noise: [_cycles_of(sampling, noise, steps, releases_signs)])
     left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
+    if truncation_probability is None:
+        truncation_probability = UNPADDED_TRUNCATION_PROBABILITY
     tau = validation.small_probability("truncation_probability", truncation_probability)
     steps = validation.positive_integer("steps", steps)
     return left.least_noise(
@@ -151,7 +152,8 @@ def calibrate_steps(
     """Returns the most steps that a privacy budget allows.
 
     Guarantees: a ledger with these steps (after the releases of `prior`) reports an epsilon of at
-    most `target_epsilon`. With one more step, it reports a larger one.
+    most `target_epsilon`. With one more step, it reports a larger one; above 10,000 steps, with
+    0.02% more.
 
     Args:
       target_epsilon: Epsilon that may be spent in all, under zero-out.
@@ -163,8 +165,8 @@ def calibrate_steps(
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: An upper bound on the probability that a batch is cut off. The default
-        holds for `tfdp.data.poisson_batches` without padding; with padding, and an epsilon above
-        30, give `batches.sampling.truncation_probability`.
+        holds for `tfdp.data.poisson_batches` without padding; with padding, give
+        `batches.sampling.truncation_probability`.
       releases_signs: Whether only the signs of the noisy sums are released, which cost less:
         `optimizer.releases_signs`, as of `tfdp.DPSignAdam`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.

@@ -19,12 +19,15 @@ from tfdp.accounting.rare_losses import RareLosses
 _LEAST_DELTA = 1e-250
 # Delta at a larger epsilon counts as that at this epsilon.
 _MOST_EPSILON = 1e4
-# If the errors are a larger share of delta, large losses are handled apart.
-_LARGE_ERROR = 1e-4
+# If the errors are a larger share of delta, and move an upper bound on epsilon by a larger share of
+# it, large losses are handled apart.
+_LARGE_ERROR, _LARGE_SHIFT = 1e-4, 3e-5
 # Largest number of guesses at epsilon or delta.
 _MOST_GUESSES = 7
 # Epsilons of a privacy profile up to that of each target.
 _POINTS = 128
+# Relative distance of epsilons for which one sum of losses is precise.
+_SAME = 0.2
 
 Parts = Sequence[tuple[Pair, int]]
 
@@ -75,7 +78,7 @@ def _epsilon_and_sum(directions: Directions, delta: float) -> tuple[float, LossS
             break
         near = bound
     near = min(bound, whole.near, _MOST_EPSILON)
-    if whole.error_share > _LARGE_ERROR and near > 0:
+    if near > 0 and _errors_matter(whole, delta, bound):
         for _ in range(_MOST_GUESSES):
             apart = RareLosses(directions, False, delta, near).epsilon(delta)
             bound = min(bound, apart)
@@ -94,28 +97,79 @@ def _least_epsilon(directions: Directions, delta: float) -> float:
     return bound
 
 
+def _errors_matter(whole: LossSum, delta: float, bound: float) -> bool:
+    """Returns whether the errors of a sum move its epsilon at `delta`, `bound`, by too much."""
+    share = whole.error_share
+    if not _LARGE_ERROR < share < 0.5:
+        return share > _LARGE_ERROR
+    # At a delta that is larger by the errors, epsilon is about that of `delta` without them.
+    return not bound - whole.epsilon((1 + share) * delta) <= _LARGE_SHIFT * bound
+
+
 def delta(parts: Parts, epsilon: float) -> float:
     """Returns an upper bound on the smallest delta of a composition at `epsilon`: see `epsilon`."""
     epsilon = min(epsilon, _MOST_EPSILON)
     with _overflows_allowed():
-        return max((_delta(d, epsilon) for d in _directions(parts)), default=0.0)
+        return max((_delta(d, epsilon)[0] for d in _directions(parts)), default=0.0)
 
 
-def _delta(directions: Directions, epsilon: float) -> float:
-    guess, bound = 0.1, 1.0
+def _delta(
+    directions: Directions, epsilon: float, guess: float = 0.1
+) -> tuple[float, LossSum | RareLosses]:
+    """Returns delta, and the sum that it is the delta of."""
+    best: LossSum | RareLosses
+    bound = 1.0
     for _ in range(_MOST_GUESSES):
-        whole = LossSum(directions, False, guess, epsilon)
+        best = whole = LossSum(directions, False, guess, epsilon)
         bound = min(bound, whole.delta(epsilon))
         if bound > guess / 10:
             break
-        guess = max(bound, guess**2)
+        guess = max(bound, guess**2, _LEAST_DELTA)
     if whole.error_share > _LARGE_ERROR:
         for _ in range(_MOST_GUESSES):
             guess = bound
-            bound = min(bound, RareLosses(directions, False, guess, epsilon).delta(epsilon))
+            if guess < _LEAST_DELTA:
+                break
+            best = RareLosses(directions, False, guess, epsilon)
+            bound = min(bound, best.delta(epsilon))
             if bound > guess / 2:
                 break
-    return bound
+    return bound, best
+
+
+class DeltaProfile:
+    """Upper bounds on delta at several epsilons: sums of losses are used again.
+
+    Every sum bounds delta at all epsilons, and is precise near the one that it was made for.
+
+    Args:
+      parts: See `epsilon`.
+    """
+
+    def __init__(self, parts: Parts):
+        self._known: list[tuple[Directions, list[tuple[float, LossSum | RareLosses]]]]
+        self._known = [(directions, []) for directions in _directions(parts)]
+
+    def __call__(self, epsilon: float) -> float:
+        """Returns an upper bound on the smallest delta of the composition at `epsilon`."""
+        epsilon = min(epsilon, _MOST_EPSILON)
+        with _overflows_allowed():
+            return max((self._delta(*known, epsilon) for known in self._known), default=0.0)
+
+    def _delta(
+        self,
+        directions: Directions,
+        sums: list[tuple[float, LossSum | RareLosses]],
+        epsilon: float,
+    ) -> float:
+        bound = min((one.delta(epsilon) for _, one in sums), default=1.0)
+        if bound < _LEAST_DELTA or any(
+            abs(epsilon - made_for) <= _SAME * made_for for made_for, _ in sums
+        ):
+            return bound
+        delta, best = _delta(directions, epsilon, min(bound, 0.1))
+        sums.append((epsilon, best))
+        return min(bound, delta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +218,7 @@ def _known_deltas(
     first, whole = found[0]
     # A sum that is precise near a positive epsilon is nearly so at 0.
     is_known = first > 0 and whole.error_share <= _LARGE_ERROR
-    at_zero = 1.0 if is_known else _delta(directions, 0.0)
+    at_zero = 1.0 if is_known else _delta(directions, 0.0)[0]
     epsilons = np.array([0.0, *(epsilon for epsilon, _ in found)])
     return epsilons, np.array([at_zero, *targets]), [whole for _, whole in found]
 

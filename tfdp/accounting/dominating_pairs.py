@@ -123,11 +123,11 @@ def _differences(
 
     From the smaller tail on each side of 0, so that the errors are relative to that.
     """
-    lower, upper = cdf(x), cdf(-x)
+    tails = cdf(-np.abs(x))
     right, across = x[:-1] > 0, (x[:-1] <= 0) & (x[1:] > 0)
-    tail = np.where(right, upper[:-1], lower[1:])
-    difference = np.where(right, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
-    difference = np.where(across, 1 - lower[:-1] - upper[1:], difference)
+    tail = np.where(right, tails[:-1], tails[1:])
+    difference = np.where(right, tails[:-1] - tails[1:], tails[1:] - tails[:-1])
+    difference = np.where(across, 1 - tails[:-1] - tails[1:], difference)
     with np.errstate(invalid="ignore"):  # The tail is 0 at infinite edges.
         error = relative_error(np.where(right, x[:-1], x[1:])) * tail
     error = np.where(across, _EPS, np.where(tail > 0, error, 0.0))

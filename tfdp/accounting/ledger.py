@@ -92,7 +92,8 @@ class PrivacyLedger:
             leaves examples out because its Poisson batch does not fit into its fixed size. It is
             charged to delta: see `tfdp.accounting.bounds.tightest_epsilon`.
           cycle_length: Training steps that one release covers, in which an example has one chance
-            to be sampled (cyclic Poisson sampling). It changes no cost; statements name it.
+            to be sampled (cyclic Poisson sampling). Statements name it, and the charge for
+            truncation depends on it; nothing else does.
 
         Raises:
           ValueError: An argument, or a parameter of `event`, is out of its range.

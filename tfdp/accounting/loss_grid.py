@@ -83,8 +83,11 @@ def grid(
     knots = interval * _knots(low / interval, high / interval)
     if below:
         pieces = [_all_together(direction)]
-        if len(knots) > 1:  # All losses may be huge.
-            pieces += [_anchored(direction, knots, near) for near in _NEAR]
+        farther = 0.0
+        for near in _NEAR if len(knots) > 1 else ():  # All losses may be huge.
+            if farther <= near:
+                piece, farther = _anchored(direction, knots, near)
+                pieces.append(piece)
         moments = [float(piece.log_moments(np.array([tilt]))[0]) for piece in pieces]
         best = int(np.argmax(moments))
         return pieces[best] if moments[best] > -np.inf else _NO_OUTCOME
@@ -136,25 +139,29 @@ def _all_together(direction: Direction) -> Discrete:
     return Discrete(np.array([loss]), np.array([upper]), 0.0, offset=loss)
 
 
-def _anchored(direction: Direction, knots: np.ndarray, near: int) -> Discrete:
+def _anchored(direction: Direction, knots: np.ndarray, near: int) -> tuple[Discrete, float]:
     """Returns a distribution on moved knots, one of which is the loss of the likeliest outcome.
 
     Most losses of a release that is sampled may be smaller than the interval: their mean decides.
     The edges of the other cells are moved until the losses of their outcomes are near the knots. If
     all on one side are within `near` cells, they are taken together with the likeliest.
+
+    Returns:
+      The distribution, and the least `near` for which another might be returned.
     """
     middles = (knots[1:] + knots[:-1]) / 2
-    offset, moves = 0.0, np.zeros(len(middles))
+    offset, moves, farther = 0.0, np.zeros(len(middles)), math.inf
     for _ in range(_ANCHORINGS):
         least, most = (k + 1e-3 * (middles - k) for k in (knots[:-1], knots[1:]))
         edges = np.clip(middles + moves, least, most) + offset
         upper, lower = _cells(direction, edges)
         anchor = int(np.argmax(upper))
         if not upper[anchor] > 0:
-            return Discrete(np.zeros(1), np.zeros(1), 0.0)
+            return Discrete(np.zeros(1), np.zeros(1), 0.0), farther
         some = np.flatnonzero(upper)
         first = some[0] if anchor - some[0] > near else anchor
         last = some[-1] if some[-1] - anchor > near else anchor
+        farther = min([farther, *(d for d in (anchor - first, last - anchor) if d > near)])
         for values in (upper, lower):
             values[first : last + 1] = _ends_together(values, first, last)
             values[:first], values[last + 1 :] = 0.0, 0.0
@@ -166,7 +173,7 @@ def _anchored(direction: Direction, knots: np.ndarray, near: int) -> Discrete:
     # A smaller loss, as rounded, of an outcome is dominated.
     lower[anchor] = upper[anchor] * math.exp(-(knots[anchor] + offset))
     result = _dominated(upper, lower, knots + offset, anchor)
-    return dataclasses.replace(result, offset=offset)
+    return dataclasses.replace(result, offset=offset), farther
 
 
 def _dominated(

@@ -42,6 +42,14 @@ class Mechanism(abc.ABC):
         """Returns a part of the event whose cost is not known, or None."""
         return None
 
+    def steps(self, event: Any) -> int | None:
+        """Returns the steps of a release on a Poisson sample; an example is in one of them at most.
+
+        None if its price may not hold given what was sampled of all other examples: see
+        `bounds.tightest_epsilon`.
+        """
+        return None
+
     @abc.abstractmethod
     def rdp(self, event: Any, observability: str, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the RDP of one release at `orders` [orders]."""

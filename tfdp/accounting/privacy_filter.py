@@ -283,7 +283,8 @@ class RdpFilter:
           truncation_probability: An upper bound on the probability that one release leaves examples
             out because its batch does not fit into its fixed size. The sum over all releases, tau,
             is kept so small that (1 + e^target_epsilon) tau is within the share of delta kept for
-            it: see `tfdp.accounting.bounds.tightest_epsilon`.
+            it: see `tfdp.accounting.bounds.tightest_epsilon`. For padded batches and a target above
+            10, draw them with `max_truncation_probability=1e-30`.
 
         Raises:
           BudgetExceededError: The releases cost more than is left. Nothing is spent.

@@ -247,6 +247,9 @@ class _RandomAllocation(mechanisms.PairedMechanism):
         if not (validation.is_integer(epoch.steps) and epoch.steps > 0):
             raise validation.error("event", "of positive integer `steps`", event)
 
+    def steps(self, event: dp_accounting.DpEvent) -> int:
+        return _parameters(event)[2]
+
     def rdp(
         self, event: dp_accounting.DpEvent, observability: str, orders: tuple[float, ...]
     ) -> np.ndarray:

@@ -57,7 +57,8 @@ def _rdp(
 @functools.lru_cache(maxsize=1024)
 def _epsilon(event: RepeatAndSelectDpEvent, delta: float, observability: str) -> float:
     run = PldAccountant(selective_release=observability).compose(event.event)
-    return Repetitions.of_event(event).profile_epsilon(run.get_epsilon, run.get_delta, delta)
+    repetitions = Repetitions.of_event(event)
+    return repetitions.profile_epsilon(run.get_epsilon, run.delta_profile(), delta)
 
 
 mechanisms.register(RepeatAndSelectDpEvent, RepeatedRuns())

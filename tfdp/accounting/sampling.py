@@ -15,13 +15,19 @@ import scipy.stats
 
 from tfdp.base import validation
 
-# Largest probability that a padded batch has more examples than rows. It is charged to delta by the
-# ledger; at 1e-30 the charge is below a thousandth of delta = 1e-15 for a million steps at
-# epsilon 12, and of delta = 1e-5 at epsilon 36.
+# Largest probability, by default, that a padded batch has more examples than rows. The ledger
+# charges it to delta, over q (or times 1 + e^epsilon, if that is less): for 100,000 steps with q
+# above 1e-5, less than a thousandth of delta = 1e-5.
+PADDED_TRUNCATION_PROBABILITY = 1e-18
+# The same of the batches of selective release (DPSUR), and of padded ones in older records. The
+# charge is times 1 + e^epsilon: below a thousandth of delta = 1e-15 for a million steps at epsilon
+# 12, and of delta = 1e-5 at epsilon 36.
 TRUNCATION_PROBABILITY = 1e-30
 # The same of batches without padding, for which rows that are not used cost nothing: the charge is
 # below a thousandth of delta = 1e-15 for 10^7 steps at any epsilon up to 125.
 UNPADDED_TRUNCATION_PROBABILITY = 1e-80
+# Exponents of the powers of ten that padded batches may be cut off with.
+_EXPONENTS = range(6, 81)
 
 # Sizes beyond it are not known exactly as floating-point numbers.
 MOST_EXAMPLES = 2**53
@@ -36,9 +42,16 @@ EXAMPLE, USER = UNITS = ("example", "user")
 _USUAL = 3.0
 
 
+def power_of_ten(exponent: int) -> float:
+    """Returns 10^-exponent, as it is written."""
+    return float(f"1e-{exponent}")
+
+
 @functools.cache
 def padded_batch_size(
-    dataset_size: int, expected_batch_size: int, truncation: float = TRUNCATION_PROBABILITY
+    dataset_size: int,
+    expected_batch_size: int,
+    truncation: float = PADDED_TRUNCATION_PROBABILITY,
 ) -> int:
     """Returns the least number of rows that a Poisson batch exceeds with a small probability.
 
@@ -47,14 +60,14 @@ def padded_batch_size(
     Args:
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N.
-      truncation: The probability, at most. By default 1e-30.
+      truncation: The probability, at most. By default 1e-18.
 
     Returns:
       Rows P with `truncation_probability(P, N, q)` <= `truncation`: N + 1 for q = 1.
 
     Example:
       >>> padded_batch_size(60000, 256)
-      459
+      408
     """
     sampling_probability = expected_batch_size / dataset_size
     low, high = expected_batch_size, dataset_size + 1
@@ -130,6 +143,9 @@ class PoissonSampling:
       unit: The unit of privacy, in one of which neighboring data sets differ: "example" or "user".
       cycle_length: Steps in which every example has one chance to be sampled, c <= N / B.
       redraws_sets: Whether each cycle of c > 1 steps has new random sets.
+      max_truncation_probability: The largest probability that a padded batch has more examples than
+        rows, and is cut off: a power of ten from 1e-80 to 1e-6. Batches without padding have
+        `UNPADDED_TRUNCATION_PROBABILITY`.
     """
 
     dataset_size: int
@@ -142,6 +158,7 @@ class PoissonSampling:
     unit: str = EXAMPLE
     cycle_length: int = 1
     redraws_sets: bool = False
+    max_truncation_probability: float = PADDED_TRUNCATION_PROBABILITY
 
     def __post_init__(self) -> None:
         sizes = ("dataset_size", "expected_batch_size", "rows_per_example")
@@ -176,6 +193,15 @@ class PoissonSampling:
             raise validation.error("redraws_sets", "True or False", self.redraws_sets)
         if self.redraws_sets and self.cycle_length == 1:
             raise validation.error("redraws_sets", "False with cycle_length=1", self.redraws_sets)
+        most = self.max_truncation_probability
+        if not (validation.is_number(most) and most in map(power_of_ten, _EXPONENTS)):
+            raise validation.error(
+                "max_truncation_probability",
+                f"a power of ten from {power_of_ten(_EXPONENTS[-1])} to "
+                f"{power_of_ten(_EXPONENTS[0])}",
+                most,
+            )
+        object.__setattr__(self, "max_truncation_probability", float(most))
 
     @property
     def sampling_probability(self) -> float:
@@ -202,12 +228,13 @@ class PoissonSampling:
         """The row limit of a (part's) logical batch; with `padding="full"`, the rows of each batch.
 
         Larger samples are cut off: with padding, with a probability of at most
-        `TRUNCATION_PROBABILITY`; without, of at most `UNPADDED_TRUNCATION_PROBABILITY`.
+        `max_truncation_probability`; without, of at most `UNPADDED_TRUNCATION_PROBABILITY`.
         """
         if self.parts > 1:
             return padded_part_size(self)
-        unpadded = self.padding == NONE
-        truncation = UNPADDED_TRUNCATION_PROBABILITY if unpadded else TRUNCATION_PROBABILITY
+        truncation = self.max_truncation_probability
+        if self.padding == NONE:
+            truncation = UNPADDED_TRUNCATION_PROBABILITY
         return padded_batch_size(self.dataset_size, self.expected_batch_size, truncation)
 
     @property
@@ -230,6 +257,11 @@ class PoissonSampling:
         """Returns the rows of a (part's) batch that exceeds its expectation by `deviations`."""
         expected = self._share * self.part_size
         return math.ceil(expected + deviations * math.sqrt(expected * (1 - self._share)))
+
+    @property
+    def truncation_exponent(self) -> int:
+        """The n of the largest truncation probability, 10^-n, of padded batches; else 0."""
+        return 0 if self.padding == NONE else -round(math.log10(self.max_truncation_probability))
 
     @property
     def truncation_probability(self) -> float:

@@ -204,6 +204,9 @@ class _Signs(mechanisms.PairedMechanism):
     prices_samples = True
     best_at_integers = True
 
+    def steps(self, event: dp_accounting.DpEvent) -> int:
+        return 1
+
     def rdp(
         self, event: dp_accounting.DpEvent, observability: str, orders: tuple[float, ...]
     ) -> np.ndarray:

@@ -51,7 +51,13 @@ import tensorflow as tf
 
 from tfdp.accounting.ledger import PrivacyParametersChangedError
 from tfdp.accounting.privacy_filter import RdpFilter
-from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
+from tfdp.accounting.sampling import (
+    BUCKETS,
+    FULL,
+    NONE,
+    TRUNCATION_PROBABILITY,
+    PoissonSampling,
+)
 from tfdp.base.random import chacha
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.validation import error, instance, integer, is_integer
@@ -159,8 +165,14 @@ class AdaptiveGradientDescent(tf.Module):
         self._source = dataclasses.replace(source, data=(x, y))
         # With masks, by which a batch of no examples is told.
         padding = BUCKETS if sampling.padding == NONE else sampling.padding
-        self._sampling = dataclasses.replace(sampling, padding=padding)
-        self._selection = PoissonSampling(size, options.selection_batch_size, padding=padding)
+        # The filter charges more for batches that are cut off: (1 + e^target_epsilon) times.
+        rare = TRUNCATION_PROBABILITY
+        self._sampling = dataclasses.replace(
+            sampling, padding=padding, max_truncation_probability=rare
+        )
+        self._selection = PoissonSampling(
+            size, options.selection_batch_size, padding=padding, max_truncation_probability=rare
+        )
         self._engine = OnePassEngine(options.l2_norm_clip)
         self._engine.usual_rows = self._sampling.usual_batch_size
         if padding != FULL:  # Examples do not stand at random places.

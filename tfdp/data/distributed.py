@@ -7,7 +7,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from tfdp.accounting.sampling import FULL, MOST_EXAMPLES, NONE, PoissonSampling
+from tfdp.accounting.sampling import (
+    FULL,
+    MOST_EXAMPLES,
+    NONE,
+    TRUNCATION_PROBABILITY,
+    PoissonSampling,
+)
 from tfdp.base import private_logs
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.autotuning import untuned_on_devices
@@ -15,7 +21,7 @@ from tfdp.base.tf.workers import check_alike, gathered
 from tfdp.base.validation import error, instance, one_of
 from tfdp.data.columns import Features
 from tfdp.data.elements import check_padding
-from tfdp.data.poisson import check_integer, drawn_batches, source_of
+from tfdp.data.poisson import check_integer, drawn_batches, source_of, truncation_of
 from tfdp.data.source import PoissonSource
 
 _PADDINGS = (NONE, FULL)
@@ -44,6 +50,7 @@ def distributed_poisson_batches(
     seed: int | None = None,
     features: Features = None,
     label: str | None = None,
+    max_truncation_probability: float | None = None,
 ) -> tf.distribute.DistributedDataset:
     """Returns batches that contain each example independently, with probability q = B / N.
 
@@ -68,6 +75,7 @@ def distributed_poisson_batches(
       seed: Makes the sampling reproducible, for tests and experiments only.
       features: See `tfdp.data.poisson_batches`.
       label: See `tfdp.data.poisson_batches`.
+      max_truncation_probability: See `tfdp.data.poisson_batches`.
 
     Returns:
       A distributed dataset without end, for `model.fit(batches, steps_per_epoch=
@@ -109,6 +117,7 @@ def distributed_poisson_batches(
         "chunk_size": chunk_size,
         "steps_per_epoch": steps_per_epoch,
         "padding": padding,
+        "max_truncation_probability": max_truncation_probability,
     }
     specs = sorted({str(source.element_spec) for source in sources.values()})
     check_alike(strategy, {**given, "examples": specs}, "`distributed_poisson_batches`")
@@ -125,9 +134,15 @@ def distributed_poisson_batches(
         padding=padding,
         parts=len(sizes),
         largest_part=max(sizes),
+        max_truncation_probability=truncation_of(padding, max_truncation_probability),
     )
     # Without padding a batch may be larger still, and so its chunks: with a probability of 1e-30.
-    most = dataclasses.replace(sampling, padding=FULL).padded_batch_size
+    chunked = sampling
+    if padding == NONE:
+        chunked = dataclasses.replace(
+            sampling, padding=FULL, max_truncation_probability=TRUNCATION_PROBABILITY
+        )
+    most = chunked.padded_batch_size
     chunks = -(-most // (chunk_size or most))
     sampling = dataclasses.replace(sampling, gradient_accumulation_steps=chunks)
 

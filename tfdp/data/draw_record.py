@@ -33,7 +33,7 @@ _SLOTS = 1024
 _ENTRY_BITS, _PLACE_BITS = 13, 15
 _ENTRIES = 2**_ENTRY_BITS
 # Columns of what is known of a draw.
-_FACTS = 10
+_FACTS = 11
 _SAMPLING = slice(0, _FACTS)
 _DRAW, _CHUNK, _ENTRY, _SOURCE, _ROWS, _SEQUENCE = range(_FACTS, _FACTS + 6)
 # Column of the chunks per draw in what is known of the sampling.
@@ -319,7 +319,8 @@ def _facts(sampling: PoissonSampling, part: int) -> tuple[int, ...]:
     steps, padding = sampling.gradient_accumulation_steps, PADDINGS.index(sampling.padding)
     unit = sampling.rows_per_example, UNITS.index(sampling.unit)
     cycle = sampling.cycle_length, int(sampling.redraws_sets)
-    return *sizes, steps, padding, sampling.parts, part, *unit, *cycle
+    truncation = sampling.truncation_exponent
+    return *sizes, steps, padding, sampling.parts, part, *unit, *cycle, truncation
 
 
 def _all_fingerprints(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

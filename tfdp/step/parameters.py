@@ -89,18 +89,20 @@ class PrivacyParameters(PersistentState):
         """
         if self._released.created:
             raise RuntimeError("The optimizer is built already: its steps count for themselves.")
-        kind = {
+        as_sums = {
             record_table.SIGNS: record_table.GAUSSIAN,
             record_table.SIGNS_UNPADDED: record_table.GAUSSIAN_UNPADDED,
-        }.get(self._kind(), self._kind())
-        independent = kind in (record_table.GAUSSIAN, record_table.GAUSSIAN_UNPADDED)
+        }
+        kind = as_sums.get(int(self._kind()), int(self._kind()))
+        independent = kind in as_sums.values()
         if not (independent and self._cycles is None and len(self._stages.values) == 1):
             raise ValueError(
                 "Each run of a private selection must take Gaussian steps of one noise multiplier, "
                 "on Poisson batches without cycles, and release nothing else. Received: "
                 f"{self._public_name()} with {self._config}."
             )
-        parameters = {**self._privacy_parameters(), **selection.parameters(kind)}
+        # With what says how padded batches are cut off.
+        parameters = {**self._privacy_parameters(), **selection.parameters(kind + self._kind() % 1)}
         fixed_seed = self._config.noise_seed is not None
         self._released = ReleaseRecord(record_table.TUNED, parameters, fixed_seed)
 
@@ -276,14 +278,19 @@ class PrivacyParameters(PersistentState):
         noise = self._stages.values[self._next_stage()]
         return event_codec.sampled_gaussian(1.0, noise, self._releases_signs).event
 
-    def _kind(self) -> int:
+    def _kind(self) -> float:
         """Returns what a step is, as `record_table` says it."""
-        unpadded = self._sampled is not None and self._sampled.padding == NONE
-        if self._sampled is not None and self._sampled.redraws_sets:
-            return record_table.ALLOCATED_UNPADDED if unpadded else record_table.ALLOCATED
-        if self._releases_signs:
-            return record_table.SIGNS_UNPADDED if unpadded else record_table.SIGNS
-        return record_table.GAUSSIAN_UNPADDED if unpadded else record_table.GAUSSIAN
+        sampled = self._sampled
+        unpadded, padded = record_table.GAUSSIAN_UNPADDED, record_table.GAUSSIAN
+        if sampled is not None and sampled.redraws_sets:
+            unpadded, padded = record_table.ALLOCATED_UNPADDED, record_table.ALLOCATED
+        elif self._releases_signs:
+            unpadded, padded = record_table.SIGNS_UNPADDED, record_table.SIGNS
+        if sampled is not None and sampled.padding == NONE:
+            return unpadded
+        return (
+            padded if sampled is None else record_table.cut_off(padded, sampled.truncation_exponent)
+        )
 
     def _observability(self) -> str:
         return record_ledger.observability(self._privacy_parameters())

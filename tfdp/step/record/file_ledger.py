@@ -180,7 +180,11 @@ def _is_record(rows: np.ndarray) -> bool:
     counts = rows[:, : record_table.SHOWN + 1]
     used = rows[rows[:, record_table.UID] > 0]
     whole = bool(np.all(counts == np.floor(counts)) and np.all(counts >= 0))
-    return whole and len(used) > 0 and set(used[:, record_table.KIND]) <= set(record_table.KINDS)
+    return (
+        whole
+        and len(used) > 0
+        and set(np.floor(used[:, record_table.KIND])) <= set(record_table.KINDS)
+    )
 
 
 def _add_table(arrays: dict[str, np.ndarray], found: _Found) -> None:

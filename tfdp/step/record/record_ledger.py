@@ -10,7 +10,15 @@ from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.ledger import PrivacyLedger, compose_ledgers
 from tfdp.accounting.observability import CONDITIONAL, OBSERVABILITY
-from tfdp.accounting.sampling import EXAMPLE, FULL, NONE, UNITS, PoissonSampling
+from tfdp.accounting.sampling import (
+    EXAMPLE,
+    FULL,
+    NONE,
+    TRUNCATION_PROBABILITY,
+    UNITS,
+    PoissonSampling,
+    power_of_ten,
+)
 from tfdp.step.record import lineage, record_table
 from tfdp.step.record.record_table import (
     ALLOCATED,
@@ -58,20 +66,26 @@ _ATTEMPTS_SHOWN = (
 )
 
 
-def release_of(kind: int, parameters: dict[str, float]) -> Release:
+def release_of(kind: float, parameters: dict[str, float]) -> Release:
     """Returns what one step of these privacy parameters (or one cycle of steps) releases.
 
     Args:
       kind: `SELECTIVE`, or `GAUSSIAN`, `SIGNS`, `ALLOCATED` or one of these with `_UNPADDED`, of
-        `record_table`. (What a step of `TUNED` releases depends on the others of its run.)
+        `record_table`; the padded ones also as `cut_off` returns them. (What a step of `TUNED`
+        releases depends on the others of its run.)
       parameters: The privacy parameters by the names of their arguments.
     """
+    exponent, kind = record_table.exponent_of(kind), int(kind)
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
     unpadded = kind in (GAUSSIAN_UNPADDED, SIGNS_UNPADDED, ALLOCATED_UNPADDED)
     padding = NONE if unpadded else FULL
     cycle = max(1, int(parameters.get("cycle_length", 1)))
     update = PoissonSampling(
-        size, int(parameters["expected_batch_size"]), padding=padding, cycle_length=cycle
+        size,
+        int(parameters["expected_batch_size"]),
+        padding=padding,
+        cycle_length=cycle,
+        max_truncation_probability=power_of_ten(exponent) if exponent else TRUNCATION_PROBABILITY,
     )
     signs = kind in (SIGNS, SIGNS_UNPADDED)
     event: dp_accounting.DpEvent
@@ -159,7 +173,7 @@ def _ledger_of_row(row: np.ndarray, mixed: bool) -> PrivacyLedger:
     elif steps and row[KIND] == TUNED:
         ledger.record(**vars(importlib.import_module(_TUNED_ROWS).release_of(row, release_of)))
     elif steps:
-        release = release_of(int(row[KIND]), parameters)
+        release = release_of(float(row[KIND]), parameters)
         ledger.record(**{**vars(release), "count": steps})
     if not_poisson:
         ledger.record(dp_accounting.UnsupportedDpEvent(), not_poisson)

@@ -34,16 +34,29 @@ ROWS = 256
 # mechanism on a batch without padding, which is cut off with a smaller probability; and, with and
 # without padding, the signs of a Gaussian mechanism, which older versions take for one;
 # likewise, an epoch of Gaussian mechanisms (or of their signs) by random allocation; and a step of
-# one of the runs of a private selection, on any batch.
+# one of the runs of a private selection, on any batch. Kinds of padded batches that are cut off
+# with a probability of at most 10^-n have n / 128 added (`cut_off`); older rows, without it, are of
+# batches for which it is 1e-30.
 KINDS = range(1, 10)
 GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = KINDS[:6]
 ALLOCATED, ALLOCATED_UNPADDED, TUNED = KINDS[6:]
+_EXPONENTS = 128
 # Every smaller integer is a float64.
 LARGEST_UID = 2**52
 _MIX = (-7046029254386353131, -4658895280553007687)
 
 
-def new_row(uid: float, kind: int, fixed_seed: bool, parameters: dict[str, float]) -> np.ndarray:
+def cut_off(kind: int, exponent: int) -> float:
+    """Returns the kind of releases on batches that are cut off with probability 10^-exponent."""
+    return kind + exponent / _EXPONENTS
+
+
+def exponent_of(kind: float) -> int:
+    """Returns the exponent of a kind that `cut_off` returned; 0 of others."""
+    return round(kind % 1 * _EXPONENTS)
+
+
+def new_row(uid: float, kind: float, fixed_seed: bool, parameters: dict[str, float]) -> np.ndarray:
     """Returns a row without steps, `[COLUMNS]`."""
     row = np.zeros(COLUMNS)
     row[[UID, KIND, FIXED_SEED]] = uid, kind, fixed_seed

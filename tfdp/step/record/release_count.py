@@ -50,7 +50,7 @@ class ReleaseRecord:
 
     def __init__(
         self,
-        kind: int,
+        kind: float,
         parameters: dict[str, float],
         fixed_seed: bool,
         stages: Stages | None = None,

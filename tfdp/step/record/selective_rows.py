@@ -3,7 +3,7 @@
 from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.observability import CONDITIONAL
-from tfdp.accounting.sampling import FULL, PoissonSampling
+from tfdp.accounting.sampling import FULL, TRUNCATION_PROBABILITY, PoissonSampling
 from tfdp.accounting.selective_release import (
     SelectiveReleaseDpEvent,
     acceptance_bounds,
@@ -20,7 +20,10 @@ def release_of(parameters: dict[str, float], update: Release, observability: str
       observability: What is assumed to be seen.
     """
     test = PoissonSampling(
-        int(parameters["dataset_size"]), int(parameters["validation_batch_size"]), padding=FULL
+        int(parameters["dataset_size"]),
+        int(parameters["validation_batch_size"]),
+        padding=FULL,
+        max_truncation_probability=TRUNCATION_PROBABILITY,
     )
     noise, threshold = parameters["validation_noise_multiplier"], parameters["threshold"]
     selection = event_codec.sampled_gaussian(test.sampling_probability, noise)

@@ -47,7 +47,7 @@ class RunSelection(NamedTuple):
         truncation = steps * step.truncation_probability
         return run_selection.release_of(event, self.repetitions, truncation)
 
-    def parameters(self, kind: int) -> dict[str, float]:
+    def parameters(self, kind: float) -> dict[str, float]:
         """Returns the parameters of the rows of a run.
 
         Args:
@@ -63,7 +63,7 @@ class RunSelection(NamedTuple):
         }
 
 
-def release_of(row: np.ndarray, step_of: Callable[[int, dict[str, float]], Release]) -> Release:
+def release_of(row: np.ndarray, step_of: Callable[[float, dict[str, float]], Release]) -> Release:
     """Returns what the selection releases that the run of a row is one of.
 
     Args:
@@ -73,4 +73,4 @@ def release_of(row: np.ndarray, step_of: Callable[[int, dict[str, float]], Relea
     parameters = parameters_of(row)
     repetitions = Repetitions.of_shape(parameters[_MEAN], parameters[_SHAPE])
     selection = RunSelection(repetitions, parameters[_SCORE_NOISE])
-    return selection.release(step_of(int(parameters[_KIND_OF_STEP]), parameters), int(row[STEPS]))
+    return selection.release(step_of(parameters[_KIND_OF_STEP], parameters), int(row[STEPS]))

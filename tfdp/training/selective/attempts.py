@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp.accounting.sampling import BUCKETS, NONE, PoissonSampling
+from tfdp.accounting.sampling import BUCKETS, NONE, TRUNCATION_PROBABILITY, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state
@@ -40,7 +40,12 @@ class Attempts:
             )
         # With weights, by which a batch of no examples is told; and no random places are needed.
         padding = BUCKETS if padding == NONE else padding
-        self._sampling = PoissonSampling(data.dataset_size, 1, padding=padding)
+        self._sampling = PoissonSampling(
+            data.dataset_size,
+            1,
+            padding=padding,
+            max_truncation_probability=TRUNCATION_PROBABILITY,
+        )
         self._on_device = data
         if data.stored is None:
             on_device = tf.nest.map_structure(tf.identity, data.data)
