@@ -104,6 +104,7 @@ def tune(
         which all combinations are candidates; or a list of such combinations, as dicts. Names that
         `build` takes are given to it; the others to `make_private`: `learning_rate`,
         `l2_norm_clip`, `optimizer`, `loss`, and arguments of the optimizer that change no cost.
+        List only what you would accept alone: there may be a single run.
       epochs: Epochs of each run.
       target_epsilon: Epsilon of the whole selection, under zero-out.
       validation_data: `(x, y)`, arrays or structures of arrays; or a finite `tf.data.Dataset` of
