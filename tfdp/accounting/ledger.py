@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -224,18 +225,16 @@ class PrivacyLedger:
           >>> round(curve.true_positive_rate(0.01), 3), round(curve.gaussian_dp(1e-5).mu, 3)
           (0.034, 0.5)
         """
-        from tfdp.accounting.trade_off import trade_off_of
-
+        module = importlib.import_module("tfdp.accounting.trade_off")  # Training asks for none.
         with self._reasons():
             releases = self._for_groups(group_size)
-            return trade_off_of(releases, self._selective_release, self._unit, group_size)
+            return module.trade_off_of(releases, self._selective_release, self._unit, group_size)
 
     def _for_groups(self, group_size: int) -> Sequence[Release]:
         if type(group_size) is int and group_size == 1:
             return self._releases  # Training asks for nothing else.
-        from tfdp.accounting.group_privacy import group_releases
-
-        return group_releases(self._releases, group_size)
+        module = importlib.import_module("tfdp.accounting.group_privacy")
+        return module.group_releases(self._releases, group_size)
 
     @contextlib.contextmanager
     def _reasons(self) -> Iterator[None]:
