@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 import types
 
 import dp_accounting
@@ -21,6 +22,7 @@ from tfdp.step.record import record_ledger, record_table
 from tfdp.step.record.tuned_rows import RunSelection
 from tfdp.training.private_training import PrivateTraining
 from tfdp.training.tuning import private_tuning
+from tfdp.training.tuning.independence import independent
 from tfdp.training.tuning.kept import FAILED, KeptRuns
 from tfdp.training.tuning.measure import Measure, correct
 
@@ -195,6 +197,31 @@ def test_runs_of_other_steps_or_noise_are_refused(front, two_runs, untrained, mo
     monkeypatch.setattr(private_tuning._Runs, "prepared", less_noise)
     with pytest.raises(ValueError, match="`candidates` must be of one cost"):
         tune(front, score=lambda model, data: np.zeros(100))
+
+
+@with_both
+def test_neither_names_nor_seeds_tell_the_number_of_runs(front):
+    def build():
+        layers = front.keras.layers
+        model = front.keras.Sequential([front.keras.Input([2]), layers.Dense(1), layers.Dropout(0)])
+        return model, model.get_weights()[0], random.random(), np.random.random()
+
+    found = []
+    for runs in (1, 3):
+        front.keras.utils.set_random_seed(7)
+        made = []
+        for _ in range(runs):
+            with independent():
+                made.append(build())
+        model, *after = build()
+        found.append((made, [model.layers[0].name, *after]))
+    (one, after_one), (three, after_three) = found
+    for made, after in found:  # As if none had been made before.
+        assert {each[0].layers[0].name for each in made} == {after[0]}
+    assert after_one[2:] == after_three[2:]
+    np.testing.assert_array_equal(after_one[1], after_three[1])
+    for at in (1, 2, 3):  # Weights are fresh, whatever the seed, and so are all random numbers.
+        assert len({float(np.ravel(made[at])[0]) for made in [*one, *three]}) == 4
 
 
 @with_one

@@ -30,6 +30,7 @@ _FILES = (
     "Files of models do not hold what their weights have cost. Keep the ledger by hand "
     "(`model.optimizer.ledger.to_dict()`), and give it as `prior` where the weights are used again."
 )
+_NAMES = "Names such as `dense_9` in it tell how many models were built: name its layers."
 _UNKNOWN = "It is taken as not there; what depends on it is refused or traced anew."
 
 
@@ -238,6 +239,13 @@ INDEX = tuple(
         ("._use_locking", "Updates, as the base class makes them."),
         ("._user_losses", "The losses that were given to `compile`."),
         ("._user_weighted_metrics", "Its weighted metrics."),
+        *(
+            (name, "The model that `tune` returns has the names of a first one.", _NAMES)
+            for name in (
+                "keras.src.backend.common.global_state.get_global_attribute",
+                "tf_keras.src.backend.PER_GRAPH_OBJECT_NAME_UIDS",
+            )
+        ),
         # TensorFlow Privacy and dp_accounting.
         ("._orders", "The orders of dp_accounting's RDP accountant."),
         *(

@@ -25,6 +25,7 @@ from tfdp.step.record import record_ledger
 from tfdp.step.record.tuned_rows import RunSelection
 from tfdp.training.private_training import PrivateTraining
 from tfdp.training.tuning import measure as measures
+from tfdp.training.tuning.independence import independent
 from tfdp.training.tuning.kept import FAILED, KeptRuns
 from tfdp.training.tuning.measure import Measure
 
@@ -98,7 +99,8 @@ def tune(
 
     Args:
       build: Called with settings by their names, returns a new model, compiled with any optimizer
-        that `make_private` takes. It may draw initial weights, and must read no private data.
+        that `make_private` takes. It must read no private data. It draws initial weights by fresh
+        seeds in each run, whatever seed was set: runs are independent.
       data: The training data, as `make_private` takes it: `(x, y)`, or a dataset of examples.
       candidates: Values of each setting, `{"units": [16, 64], "learning_rate": [0.01, 0.02]}`, of
         which all combinations are candidates; or a list of such combinations, as dicts. Names that
@@ -198,8 +200,9 @@ def tune(
             if kept.best is None or kept.score == FAILED:
                 raise RuntimeError("Each run of the selection failed.") from error
             settings = runs.candidates[kept.best]
-            model = runs.prepared(kept.best, plan.noise_multiplier, plan.delta).model
-            _build(model, first.batches.input_spec)
+            with independent():
+                model = runs.prepared(kept.best, plan.noise_multiplier, plan.delta).model
+                _build(model, first.batches.input_spec)
             kept.load_best(model)
             finished = True
         finally:
@@ -235,23 +238,31 @@ def _run_all(
         if show:
             settings = _shown(runs.candidates[candidate])
             print(f"Run {kept.done + 1} of {len(kept.drawn)}: {settings}")
-        model, batches, _ = runs.prepared(candidate, plan.noise_multiplier, plan.delta)
-        plan.check(model)
-        model.optimizer.count_as_run_of(plan.selection)
-        try:
-            model.fit(batches, epochs=runs.epochs, verbose=int(show))
-            values = measure.values(model)
-        except Exception as error:  # A run that fails is an outcome, too.
-            first = first or error
-            kept.finish(model, FAILED)
-            continue
-        if model.optimizer.own_steps() != plan.steps:
-            raise RuntimeError(
-                f"A run must take the {plan.steps} steps that the selection accounts for. It took "
-                f"{model.optimizer.own_steps()}."
-            )
-        kept.finish(model, measure.noisy(values))
+        with independent():
+            first = _run(runs, plan, measure, kept, candidate, show) or first
     return first
+
+
+def _run(
+    runs: "_Runs", plan: "_Plan", measure: Measure, kept: KeptRuns, candidate: int, show: bool
+) -> Exception | None:
+    """Makes a run, and returns its error, if it fails."""
+    model, batches, _ = runs.prepared(candidate, plan.noise_multiplier, plan.delta)
+    plan.check(model)
+    model.optimizer.count_as_run_of(plan.selection)
+    try:
+        model.fit(batches, epochs=runs.epochs, verbose=int(show))
+        values = measure.values(model)
+    except Exception as error:  # A run that fails is an outcome, too.
+        kept.finish(model, FAILED)
+        return error
+    if model.optimizer.own_steps() != plan.steps:
+        raise RuntimeError(
+            f"A run must take the {plan.steps} steps that the selection accounts for. It took "
+            f"{model.optimizer.own_steps()}."
+        )
+    kept.finish(model, measure.noisy(values))
+    return None
 
 
 class _Runs:
