@@ -21,17 +21,20 @@ def independent() -> Iterator[None]:
     as `dense_9` would tell how many runs were made before: with `keras.utils.set_random_seed`,
     exactly. And the runs of a private selection must be independent.
     """
-    python, numpy_state = random.getstate(), np.random.get_state()
+    of_python = [(one, one.getstate()) for one in _generators_of_python()]
+    numpy_state = np.random.get_state()
     seed, _ = tf.compat.v1.get_seed(None)
     names = [(numbers, dict(numbers)) for numbers in _numbers_of_names()]
-    random.seed(os.urandom(32))
+    for generator, _ in of_python:
+        generator.seed(os.urandom(32))
     np.random.seed(np.frombuffer(os.urandom(32), np.uint32))
     if seed is not None:
         tf.random.set_seed(int.from_bytes(os.urandom(7), "little"))
     try:
         yield
     finally:
-        random.setstate(python)
+        for generator, state in of_python:
+            generator.setstate(state)
         np.random.set_state(numpy_state)
         if seed is not None:
             tf.random.set_seed(seed)
@@ -39,6 +42,14 @@ def independent() -> Iterator[None]:
         for numbers in _numbers_of_names():
             numbers.clear()
             numbers.update(known.get(id(numbers), {}))
+
+
+def _generators_of_python() -> list[Any]:
+    """Returns that of the process, and that of Keras 2 if a seed was set."""
+    found: list[Any] = [random]
+    with contextlib.suppress(AttributeError, ImportError):
+        found.append(private_apis.find("tf_keras.src.backend._SEED_GENERATOR.generator"))
+    return [generator for generator in found if generator is not None]
 
 
 def _numbers_of_names() -> list[Any]:
