@@ -249,8 +249,8 @@ INDEX = tuple(
         (
             "tf_keras.src.backend._SEED_GENERATOR.generator",
             "Runs of `tune` have weights by fresh seeds, whatever seed was set.",
-            "Where a seed was set in Keras 2, weights that are not trained tell the number of runs: "
-            "set none.",
+            "If a seed was set in Keras 2, weights that are not trained tell the number of runs: set "
+            "none.",
         ),
         # TensorFlow Privacy and dp_accounting.
         ("._orders", "The orders of dp_accounting's RDP accountant."),
