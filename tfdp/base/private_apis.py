@@ -249,8 +249,7 @@ INDEX = tuple(
         (
             "tf_keras.src.backend._SEED_GENERATOR.generator",
             "Runs of `tune` have weights by fresh seeds, whatever seed was set.",
-            "If a seed was set in Keras 2, weights that are not trained tell the number of runs: set "
-            "none.",
+            "Set no seed in Keras 2: weights that are not trained would tell the number of runs.",
         ),
         # TensorFlow Privacy and dp_accounting.
         ("._orders", "The orders of dp_accounting's RDP accountant."),
