@@ -63,7 +63,7 @@ PAGES = {
     "docs/random_allocation.md": 0,
     "docs/relation.md": 0,
     "docs/own_steps.md": 2,
-    "docs/private_selection.md": 1,
+    "docs/private_selection.md": 2,
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
     "docs/sharp_edges.md": 1,
