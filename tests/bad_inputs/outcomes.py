@@ -11,7 +11,8 @@ from tests.bad_inputs.cases import ACCEPTED, NAMED, OTHER
 _OWN = (
     "Exception encountered when calling ",
     "Argument `output` must have rank (ndim)",
-    "int() ",
+    "int() argument must be",
+    "int() takes at most",
     "object cannot be interpreted as an integer",
     "The model cannot be trained privately as it is:",
     "The function fails.",

@@ -151,7 +151,10 @@ def untrained(monkeypatch):
 
     def prepared(self, candidate, noise_multiplier, delta):
         batches = types.SimpleNamespace(
-            sampling=PoissonSampling(300, 50), input_spec=None, element_spec=None
+            sampling=PoissonSampling(300, 50),
+            input_spec=None,
+            element_spec=None,
+            cardinality=lambda: 6,
         )
         budget = types.SimpleNamespace(delta=1e-3)
         return PrivateTraining(_Model(next(numbers), noise_multiplier), batches, budget)
@@ -402,6 +405,7 @@ def test_a_dataset_of_validation_examples_is_scored_like_arrays(front):
         ({"privacy_unit": np.arange(300)}, "a number for each user"),
         ({"target_epsilon": 0.1}, "`score` must be cheaper than `target_epsilon`"),
         ({"epochs": 0}, "`epochs` must be a positive integer"),
+        ({"epochs": 10**9}, "`epochs` must be so few that there are at most 100000000 steps"),
     ],
 )
 def test_bad_arguments_are_refused_before_training(front, arguments, match):

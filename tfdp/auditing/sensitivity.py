@@ -309,7 +309,9 @@ def _check_parts(model: Any, data: Any) -> None:
         raise error("data", "arrays of real numbers, or texts for inputs", sorted(kinds))
     if any(np.asarray(a).dtype.kind not in "biuf" for a in tf.nest.flatten(parts[1:])):
         raise error("data", "with labels and weights that are numbers", type(data))
-    if len(parts) == 1 and getattr(model, "loss", None) is not None:
+    steps = (type(model).train_step, type(model).compute_loss)
+    of_keras = all(one.__module__.split(".")[0] in ("keras", "tf_keras") for one in steps)
+    if len(parts) == 1 and of_keras and getattr(model, "loss", None) is not None:
         raise error("data", "(x, y): the loss of the model takes labels", type(data))
     if any(np.ndim(weight) != 1 for weight in tf.nest.flatten(parts[2:])):
         raise error("data", "with one weight for each example, [examples]", type(data))

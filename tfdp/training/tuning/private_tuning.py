@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
+from tfdp.accounting.budget import MOST_RELEASES
 from tfdp.accounting.found_ledger import is_model
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.planning import steps_of
@@ -219,13 +220,14 @@ def tune(
 
 
 def _try(first: PrivateTraining, measure: Measure) -> None:
-    """Takes one step and scores the model, so that what cannot work fails here and not in a run.
+    """Takes some steps and scores the model, so that what cannot work fails here and not in a run.
 
     Nothing of it is used. In a run, an error is an outcome, which is not shown.
     """
     spec = first.batches.element_spec
     with validation.using("data", spec, "examples that the model can be trained on"):
-        first.model.fit(first.batches, epochs=1, steps_per_epoch=1, verbose=0)
+        steps = min(3, int(first.batches.cardinality()))  # A batch of two rows may fit by chance.
+        first.model.fit(first.batches, epochs=1, steps_per_epoch=steps, verbose=0)
     measure.check(first.model)
 
 
@@ -382,6 +384,9 @@ class _Plan(NamedTuple):
         if sampling.cycle_length > 1:
             raise validation.error("sampling", "'poisson' in a selection", "epochs")
         steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
+        if steps > MOST_RELEASES:
+            requirement = f"so few that there are at most {MOST_RELEASES} steps, not {steps}"
+            raise validation.error("epochs", requirement, runs.epochs)
         cost = record_ledger.ledger_of_model(first.model)
         spent = [*as_ledgers(prior)]
         noise = calibrate_private_selection(
