@@ -34,10 +34,10 @@ _DEFAULT_RUNS = Repetitions("geometric", mean=5)
 # Arguments of `make_private` that may differ between runs: no run costs more for them.
 _TUNED = ("learning_rate", "l2_norm_clip", "loss", "optimizer")
 # Those that `tune` gives itself, or that would make runs cost what the selection does not count.
+_OWN = ("model", "data", "noise_multiplier", "noise_schedule", "optimizer_arguments")
 _SECRET = (
     "How many runs there are is secret, and with it how long this takes, and what verbose=2 shows."
 )
-_OWN = ("model", "data", "noise_multiplier", "noise_schedule", "optimizer_arguments")
 
 
 class Tuned(NamedTuple):
