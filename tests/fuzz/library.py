@@ -92,8 +92,8 @@ def rows_of_draw(data, secrets, **arguments):
     """Rows (x, y) of a draw of all examples; their secrets are those given for each, or unknown."""
     draw_rows = PoissonSource.draw_rows
 
-    def coupled(source, key, sampling):
-        rows = draw_rows(source, key, sampling)
+    def coupled(source, key, sampling, sets=None):
+        rows = draw_rows(source, key, sampling, sets)
         if rows.secrets is None:
             return rows
         own = tf.gather(tf.constant(secrets), tf.minimum(rows.indices, len(secrets) - 1))

@@ -37,9 +37,9 @@ def examples_of(source):
     return users.order.numpy()[first : first + count]
 
 
-def rows_without_the_unit(self, key, sampling, draw=PoissonSource.draw_rows):
+def rows_without_the_unit(self, key, sampling, sets=None, draw=PoissonSource.draw_rows):
     """In the place of `PoissonSource.draw_rows`: the unit is never drawn."""
-    rows = draw(self, key, sampling)
+    rows = draw(self, key, sampling, sets)
     out = tf.reduce_any(rows.indices[:, tf.newaxis] == examples_of(self), axis=1)
     nothing = tf.constant(self.examples, tf.int64)
     if sampling.padding == "full":
