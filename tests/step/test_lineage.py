@@ -135,7 +135,7 @@ def test_the_ledger_charges_the_truncation_of_what_ran(padding, most, tmp_path):
 def test_mutant_that_charges_padded_batches_as_others_is_caught(monkeypatch, tmp_path):
     monkeypatch.setattr(PrivateOptimizerMixin, "_kind", lambda self: GAUSSIAN_UNPADDED)
     with pytest.raises(AssertionError):
-        test_the_ledger_charges_the_truncation_of_what_ran("full", tmp_path)
+        test_the_ledger_charges_the_truncation_of_what_ran("full", None, tmp_path)
 
 
 @pytest.mark.slow
