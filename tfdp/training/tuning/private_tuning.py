@@ -1,5 +1,6 @@
 """Private training with settings that are chosen privately, in one call."""
 
+import dataclasses
 import inspect
 import itertools
 import os
@@ -40,7 +41,8 @@ _SECRET = (
 )
 
 
-class Tuned(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Tuned:
     """What a private selection releases.
 
     Attributes:
