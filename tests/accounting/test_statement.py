@@ -93,7 +93,7 @@ def test_other_terms_are_those_of_the_ledger():
     for printed, delta in zip(_find(pattern, text), (1e-3, 1e-7, 1e-9), strict=True):
         _assert_rounded_up(printed, ledger.epsilon(delta).epsilon)
     _assert_rounded_up(
-        *_find(rf"mu = {_NUMBER} but for delta = 1e-05:", text), curve.gaussian_dp(1e-5).mu
+        *_find(rf"mu = {_NUMBER} up to delta = 1e-05:", text), curve.gaussian_dp(1e-5).mu
     )
     (percent,) = _find(rf"advantage over the false positive rate: at most {_NUMBER}%\.", text)
     assert 100 * curve.advantage <= percent <= 100 * curve.advantage + 0.01

@@ -96,7 +96,7 @@ def test_mu_is_not_known_below_the_delta_of_the_curve():
     ledger = PrivacyLedger()
     ledger.record(STEP, 10, truncation_probability=1e-8)
     assert math.isinf(ledger.trade_off().gaussian_dp(1e-8).mu)
-    assert "no mu is known, but for delta = 1e-08" in str(ledger.trade_off().gaussian_dp(1e-8))
+    assert "no mu is known up to delta = 1e-08" in str(ledger.trade_off().gaussian_dp(1e-8))
     assert math.isfinite(ledger.trade_off().gaussian_dp(1e-5).mu)
 
 

@@ -21,7 +21,8 @@ from tfdp.accounting.sampling import PoissonSampling
 from tfdp.step.record import record_ledger, record_table
 from tfdp.step.record.tuned_rows import RunSelection
 from tfdp.training.private_training import PrivateTraining
-from tfdp.training.tuning import private_tuning
+from tfdp.training.tuning import plan
+from tfdp.training.tuning.candidates import Runs
 from tfdp.training.tuning.independence import independent
 from tfdp.training.tuning.kept import FAILED, KeptRuns
 from tfdp.training.tuning.measure import Measure, correct
@@ -159,7 +160,7 @@ def untrained(monkeypatch):
         budget = types.SimpleNamespace(delta=1e-3)
         return PrivateTraining(_Model(next(numbers), noise_multiplier), batches, budget)
 
-    monkeypatch.setattr(private_tuning._Runs, "prepared", prepared)
+    monkeypatch.setattr(Runs, "prepared", prepared)
 
 
 @with_one
@@ -182,22 +183,30 @@ def test_a_run_that_fails_has_the_lowest_score(front, two_runs, untrained):
 
 
 @with_one
+def test_a_score_that_is_no_number_is_the_lowest(front, two_runs, untrained):
+    """As the loss of a model that diverged, on public data."""
+    scores = iter([0.0, math.nan, -5.0])
+    tuned = tune(front, score=lambda model, data: next(scores), public_validation=True)
+    assert tuned.score == -5.0 and tuned.model.value == 2
+
+
+@with_one
 def test_runs_of_other_steps_or_noise_are_refused(front, two_runs, untrained, monkeypatch):
-    given = private_tuning._Runs.prepared
+    given = Runs.prepared
 
     def fewer(self, *args, **kwargs):
         training = given(self, *args, **kwargs)
         training.model.optimizer.own_steps = lambda: 5
         return training
 
-    monkeypatch.setattr(private_tuning._Runs, "prepared", fewer)
+    monkeypatch.setattr(Runs, "prepared", fewer)
     with pytest.raises(RuntimeError, match="must take the 6 steps"):
         tune(front, score=lambda model, data: np.zeros(100))
 
     def less_noise(self, candidate, noise_multiplier, delta):
         return given(self, candidate, 0.99 * noise_multiplier, delta)
 
-    monkeypatch.setattr(private_tuning._Runs, "prepared", less_noise)
+    monkeypatch.setattr(Runs, "prepared", less_noise)
     with pytest.raises(ValueError, match="`candidates` must be of one cost"):
         tune(front, score=lambda model, data: np.zeros(100))
 
@@ -247,6 +256,9 @@ def test_an_interrupted_selection_goes_on(front, two_runs, untrained, tmp_path):
     other = {**arguments, "score": lambda *_: np.ones(100), "target_epsilon": 9.0}
     with pytest.raises(ValueError, match=r"`folder` .* its noise_multiplier, target_epsilon"):
         tune(front, **other)
+    reordered = {**CANDIDATES, "units": [3, 2]}  # The state has their numbers.
+    with pytest.raises(ValueError, match=r"`folder` .* its candidates differ"):
+        tune(front, **{**other, "target_epsilon": 8.0, "candidates": reordered})
     tuned = tune(front, **arguments)
     assert len(made) == 5 and tuned.model.value == made[4]
     settings = [{"units": u, "learning_rate": r} for u in (2, 3) for r in (0.01, 0.02)]
@@ -326,6 +338,15 @@ def test_padded_batches_of_all_runs_may_be_cut_off():
     assert each.truncation_probability > 1e-14
     expected = RUNS.mean * 6 * each.truncation_probability
     assert release.truncation_probability == pytest.approx(expected)
+
+
+def test_objects_among_the_settings_are_known_by_their_class_and_config():
+    decay = tf.keras.optimizers.schedules.PolynomialDecay
+    settings = {"rate": decay(0.1, 10), "optimizer": Runs, "units": np.int64(3)}
+    plain = plan._plain([settings])
+    assert plain == plan._plain([{**settings, "rate": decay(0.1, 10)}])
+    assert plain != plan._plain([{**settings, "rate": decay(0.2, 10)}])
+    assert json.loads(json.dumps(plain)) == plain and plain[0]["optimizer"] == ["Runs", {}]
 
 
 def test_candidates_are_drawn_uniformly_for_each_run(tmp_path):

@@ -137,7 +137,7 @@ class Statement:
 
     @functools.cached_property
     def gaussian_dp(self) -> GaussianDP:
-        """The same as Gaussian differential privacy, but for the delta of the guarantee."""
+        """The same as Gaussian differential privacy, up to the delta of the guarantee."""
         return self.trade_off.gaussian_dp(self.bound.delta)
 
     @functools.cached_property

@@ -37,13 +37,13 @@ _BISECTIONS = 30
 
 @dataclasses.dataclass(frozen=True)
 class GaussianDP:
-    """A guarantee of Gaussian differential privacy, but for a delta.
+    """Guarantee of Gaussian differential privacy, up to a delta.
 
     Attributes:
       mu: At a false positive rate a, the true positive rate of any attack is at most
-        Phi(Phi^-1(a) + mu) + delta, with Phi the normal distribution function: no attack tells more
-        than one that tells N(mu, 1) from N(0, 1), but with probability delta. The same holds with
-        both data sets exchanged. `math.inf` if no mu is known.
+        Phi(Phi^-1(a) + mu) + delta, with Phi the normal distribution function. No attack tells more
+        than one that tells N(mu, 1) from N(0, 1), except with probability delta. The same holds
+        with both data sets exchanged. `math.inf` if no mu is known.
       delta: The delta.
       regret: How far this guarantee is above the trade-off curve: the largest difference of the
         error rates, about. 0 says that mu alone describes the curve. It is an estimate, not a
@@ -56,9 +56,9 @@ class GaussianDP:
 
     def __str__(self) -> str:
         if math.isinf(self.mu):
-            return f"Gaussian differential privacy: no mu is known, but for delta = {self.delta!r}."
+            return f"Gaussian differential privacy: no mu is known up to delta = {self.delta!r}."
         text = (
-            f"Gaussian differential privacy: mu = {rounded_up(self.mu):g} but for delta = "
+            f"Gaussian differential privacy: mu = {rounded_up(self.mu):g} up to delta = "
             f"{self.delta!r}: at a false positive rate a, the true positive rate of any attack is "
             "at most Phi(Phi^-1(a) + mu) + delta."
         )

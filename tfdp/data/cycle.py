@@ -79,7 +79,7 @@ class RedrawnCycle:
 
     @property
     def no_sets(self) -> Sets:
-        """What the first draw is handed: the sets of no cycle."""
+        """Sets of no cycle, which the first draw is handed."""
         key, starts = tf.fill([5], tf.constant(-1, tf.int64)), tf.zeros([self.length + 1], tf.int64)
         return Sets(key, tf.zeros([self._size], tf.int64), starts)
 

@@ -69,7 +69,7 @@ class Facts:
             ("epsilon, upper bound", f"{rounded_up(bound.epsilon):g}"),
             ("epsilon, lower bound", f"{rounded_down(self.statement.lower):g}"),
             ("delta", f"{bound.delta:g}"),
-            ("mu of Gaussian DP, but for delta", f"{rounded_up(gaussian.mu):g}"),
+            ("mu of Gaussian DP, up to delta", f"{rounded_up(gaussian.mu):g}"),
             ("regret of mu, about", f"{gaussian.regret:.2g}"),
             ("advantage of any attack, upper bound", percent(self.statement.trade_off.advantage)),
             ("unit of privacy", f"one {ledger.unit}"),

@@ -177,7 +177,7 @@ def prepare(
     if loss is not None and not own_step and not keras.is_built(model):
         x = batches.input_spec
         with using("data", x, "inputs of the model"):
-            model(tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), x))
+            call_on_zeros(model, x)
 
     def pad() -> PoissonBatches:
         padded = _batches(data, padding=FULL, **data_arguments)
@@ -224,6 +224,16 @@ def prepare(
         scaled = isinstance(rule, AutomaticClipping)
         _print(private, batches, budget, epochs, steps, before, why, scaled, rate, chunks)
     return PrivateTraining(model, batches, budget)
+
+
+def call_on_zeros(model: Any, spec: Any) -> None:
+    """Calls a model on one row of zeros, so that it makes its weights.
+
+    Args:
+      model: The model.
+      spec: Types and shapes of its inputs, the rows first.
+    """
+    model(tf.nest.map_structure(lambda one: tf.zeros([1, *one.shape[1:]], one.dtype), spec))
 
 
 def _check_goal(

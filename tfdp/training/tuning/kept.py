@@ -1,4 +1,4 @@
-"""What a private selection keeps of its runs: how far it is, and the best model so far."""
+"""Runs of a private selection that are done, in a folder: how many, and the best model so far."""
 
 import fcntl
 import json
@@ -89,8 +89,9 @@ class KeptRuns:
 
         Args:
           model: The trained model.
-          score: Its score; `FAILED` if the run failed.
+          score: Its score; `FAILED` if the run failed, as NaN says, too.
         """
+        score = FAILED if math.isnan(score) else score
         before = self._weights
         if self.best is None or score > self.score:
             self.best, self.score = self.drawn[self.done], score
@@ -144,10 +145,7 @@ class KeptRuns:
 
 def _checkpoint(model: Any) -> tf.train.Checkpoint:
     """Returns a checkpoint of a model's weights, without its optimizer."""
-    weights = [getattr(weight, "value", None) for weight in model.weights]
-    return tf.train.Checkpoint(
-        weights=[
-            inner if isinstance(inner, tf.Variable) else weight  # Keras 3's hold TensorFlow's.
-            for inner, weight in zip(weights, model.weights, strict=True)
-        ]
-    )
+    values = [(weight, getattr(weight, "value", None)) for weight in model.weights]
+    # Keras 3's hold TensorFlow's.
+    weights = [value if isinstance(value, tf.Variable) else weight for weight, value in values]
+    return tf.train.Checkpoint(weights=weights)

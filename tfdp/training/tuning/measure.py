@@ -61,8 +61,7 @@ class Measure:
         if is_public:
             self.noise = 0.0
         elif noise is None:
-            # A third of what chance alone moves the number of right answers by, at an accuracy of
-            # 85% or so.
+            # About what chance alone moves the number of right answers by, at an accuracy of 85%.
             self.noise = max(10.0, math.sqrt(_size(data)) / 3)
         else:
             self.noise = validation.positive("score_noise_multiplier", noise)

@@ -1,41 +1,27 @@
 """Private training with settings that are chosen privately, in one call."""
 
 import dataclasses
-import inspect
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import tensorflow as tf
-
-from tfdp.accounting import event_codec
-from tfdp.accounting.bounds import Release
-from tfdp.accounting.budget import MOST_RELEASES
-from tfdp.accounting.found_ledger import is_model
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
-from tfdp.accounting.planning import steps_of
-from tfdp.accounting.relation import RELATION
 from tfdp.accounting.repetitions import Repetitions
-from tfdp.accounting.run_selection import calibrate_private_selection
-from tfdp.accounting.sampling import PoissonSampling
 from tfdp.accounting.statement import privacy_statement
-from tfdp.base import front_ends, validation
+from tfdp.base import validation
 from tfdp.step.record import record_ledger
 from tfdp.step.record.tuned_rows import RunSelection
-from tfdp.training.private_training import PrivateTraining
+from tfdp.training.private_training import PrivateTraining, call_on_zeros
 from tfdp.training.tuning import measure as measures
+from tfdp.training.tuning.candidates import Runs
 from tfdp.training.tuning.independence import independent
 from tfdp.training.tuning.kept import FAILED, KeptRuns
 from tfdp.training.tuning.measure import Measure
+from tfdp.training.tuning.plan import Plan
 
 _DEFAULT_RUNS = Repetitions("geometric", mean=5)
-# Arguments of `make_private` that may differ between runs: no run costs more for them.
-_TUNED = ("learning_rate", "l2_norm_clip", "loss", "optimizer")
-# Those that `tune` gives itself, or that would make runs cost what the selection does not count.
-_OWN = ("model", "data", "noise_multiplier", "noise_schedule", "optimizer_arguments")
 _SECRET = (
     "How many runs there are is secret, and with it how long this takes, and what verbose=2 shows."
 )
@@ -43,7 +29,7 @@ _SECRET = (
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What a private selection releases.
+    """Result of a private selection: all that it releases.
 
     Attributes:
       model: The best model, with a private optimizer that has taken no step. To train it further,
@@ -159,8 +145,8 @@ def tune(
       >>> tuned.settings["units"] in (4, 16), tuned.ledger.epsilon(tuned.delta).epsilon <= 4.0
       (True, True)
     """
-    runs = _Runs(build, data, _listed(candidates), validation.positive_integer("epochs", epochs))
-    runs.take(arguments)
+    validation.positive_integer("epochs", epochs)
+    runs = Runs(build, data, candidates, epochs, arguments)
     if folder is not None:
         validation.path("folder", folder)
     validation.integer("verbose", verbose, 0, 2)
@@ -186,7 +172,7 @@ def tune(
     if score == "accuracy":
         measures.check_is_known(first.model)
     selection = RunSelection(repetitions, measure.noise)
-    plan = _Plan.found(runs, first, selection, target_epsilon, prior)
+    plan = Plan.found(runs, first, selection, target_epsilon, prior)
     _try(first, measure)
     if verbose:
         print(f"{plan.text()}\nScore: {measure}\n{_SECRET}")
@@ -202,20 +188,22 @@ def tune(
             error = _run_all(runs, plan, measure, kept, verbose > 1)
             if kept.best is None or kept.score == FAILED:
                 raise RuntimeError("Each run of the selection failed.") from error
-            settings = runs.candidates[kept.best]
+            best = kept.best
             with independent():
-                model = runs.prepared(kept.best, plan.noise_multiplier, plan.delta).model
-                _build(model, first.batches.input_spec)
+                model = runs.prepared(best, plan.noise_multiplier, plan.delta).model
+                if not model.built:
+                    call_on_zeros(model, first.batches.input_spec)
             kept.load_best(model)
             finished = True
         finally:
             kept.close(finished)
     spent = record_ledger.ledger_of_model(model)
     ledger = compose_ledgers([*as_ledgers(prior), *([] if spent is None else [spent])])
-    tuned = Tuned(model, dict(settings), kept.score, ledger, plan.delta, plan.epsilon_of_all())
+    settings = dict(runs.candidates[best])
+    tuned = Tuned(model, settings, kept.score, ledger, plan.delta, plan.epsilon_of_all())
     if verbose:
         print(
-            f"Chosen: {_shown(settings)}; score {kept.score:.4f}. Epsilon of all of it: "
+            f"Chosen: {runs.shown(best)}; score {kept.score:.4f}. Epsilon of all of it: "
             f"{ledger.epsilon(plan.delta).epsilon:.4g} at delta = {plan.delta:g}."
         )
     return tuned
@@ -234,21 +222,20 @@ def _try(first: PrivateTraining, measure: Measure) -> None:
 
 
 def _run_all(
-    runs: "_Runs", plan: "_Plan", measure: Measure, kept: KeptRuns, show: bool
+    runs: Runs, plan: Plan, measure: Measure, kept: KeptRuns, show: bool
 ) -> Exception | None:
     """Makes the runs that are left, and returns the first error of one."""
     first = None
     while (candidate := kept.next_candidate()) is not None:
         if show:
-            settings = _shown(runs.candidates[candidate])
-            print(f"Run {kept.done + 1} of {len(kept.drawn)}: {settings}")
+            print(f"Run {kept.done + 1} of {len(kept.drawn)}: {runs.shown(candidate)}")
         with independent():
             first = _run(runs, plan, measure, kept, candidate, show) or first
     return first
 
 
 def _run(
-    runs: "_Runs", plan: "_Plan", measure: Measure, kept: KeptRuns, candidate: int, show: bool
+    runs: Runs, plan: Plan, measure: Measure, kept: KeptRuns, candidate: int, show: bool
 ) -> Exception | None:
     """Makes a run, and returns its error, if it fails."""
     model, batches, _ = runs.prepared(candidate, plan.noise_multiplier, plan.delta)
@@ -267,254 +254,3 @@ def _run(
         )
     kept.finish(model, measure.noisy(values))
     return None
-
-
-class _Runs:
-    """The candidates, and what a run of each is made of.
-
-    Args:
-      build: See `tune`.
-      data: See `tune`.
-      candidates: The settings of each candidate.
-      epochs: See `tune`.
-    """
-
-    def __init__(
-        self, build: Callable[..., Any], data: Any, candidates: list[dict[str, Any]], epochs: int
-    ):
-        try:
-            parameters = inspect.signature(build).parameters.values()
-        except (TypeError, ValueError):
-            requirement = "a function that returns a compiled model, whose arguments can be known"
-            raise validation.error("build", requirement, build) from None
-        self._build, self._data, self.candidates, self.epochs = build, data, candidates, epochs
-        self._takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._takes = {one.name for one in parameters}
-        self._arguments: dict[str, Any] = {}
-
-    def take(self, arguments: dict[str, Any]) -> None:
-        """Takes over the arguments of `make_private` that all runs share.
-
-        Raises:
-          TypeError: One of them is given by `tune` itself.
-          ValueError: A setting of a candidate is none that may differ between runs.
-        """
-        if own := [name for name in arguments if name in _OWN]:
-            raise TypeError(f"tune() takes no argument `{own[0]}`, which it finds itself.")
-        self._arguments = arguments
-        known = inspect.signature(front_ends.attribute("make_private")).parameters
-        for name in dict.fromkeys(name for one in self.candidates for name in one):
-            if name in self._takes or (self._takes_all and name not in known):
-                continue
-            if name in arguments:
-                raise validation.error(
-                    "candidates", f"without `{name}`, which is given for all runs", name
-                )
-            if name in known and name not in _TUNED:
-                raise validation.error(
-                    "candidates",
-                    f"of arguments of `build`, of {', '.join(_TUNED)}, and of arguments of the "
-                    "optimizer: all runs must cost the same",
-                    name,
-                )
-
-    def prepared(
-        self, candidate: int, noise_multiplier: float, delta: float | None
-    ) -> PrivateTraining:
-        """Returns a new model that is ready for a run of a candidate."""
-        settings = self.candidates[candidate]
-        others = {name: value for name, value in settings.items() if not self._is_of_build(name)}
-        return front_ends.attribute("make_private")(
-            self._model(candidate),
-            self._data,
-            epochs=self.epochs,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            verbose=False,
-            **{**self._arguments, **others},
-        )
-
-    def _model(self, candidate: int) -> Any:
-        settings = self.candidates[candidate]
-        model = self._build(**{k: v for k, v in settings.items() if self._is_of_build(k)})
-        if not is_model(model):
-            raise validation.error("build", "a function that returns a model of Keras", model)
-        return model
-
-    def _is_of_build(self, name: str) -> bool:
-        if name in self._takes or not self._takes_all:
-            return name in self._takes
-        return name not in inspect.signature(front_ends.attribute("make_private")).parameters
-
-
-class _Plan(NamedTuple):
-    """What all runs of a selection are alike in.
-
-    Attributes:
-      selection: The selection.
-      target_epsilon: Epsilon that it may cost.
-      delta: The delta of the guarantee.
-      noise_multiplier: Noise of the steps.
-      steps: Steps of a run.
-      sampling: Sampling of their batches.
-      prior: What was released before.
-      cost: What the model that `build` returns has cost.
-      candidates: Number of candidates.
-    """
-
-    selection: RunSelection
-    target_epsilon: float
-    delta: float
-    noise_multiplier: float
-    steps: int
-    sampling: PoissonSampling
-    prior: list[PrivacyLedger]
-    cost: PrivacyLedger | None
-    candidates: int
-
-    @classmethod
-    def found(
-        cls,
-        runs: _Runs,
-        first: PrivateTraining,
-        selection: RunSelection,
-        target_epsilon: float,
-        prior: Ledgers | None,
-    ) -> "_Plan":
-        """Returns the plan of runs like the first, with the least noise that meets the budget."""
-        sampling, delta = first.batches.sampling, first.budget.delta
-        if sampling.cycle_length > 1:
-            raise validation.error("sampling", "'poisson' in a selection", "epochs")
-        steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
-        if steps > MOST_RELEASES:
-            requirement = f"so few that there are at most {MOST_RELEASES} steps, not {steps}"
-            raise validation.error("epochs", requirement, runs.epochs)
-        cost = record_ledger.ledger_of_model(first.model)
-        spent = [*as_ledgers(prior)]
-        noise = calibrate_private_selection(
-            selection.repetitions,
-            target_epsilon=target_epsilon,
-            delta=delta,
-            steps=steps,
-            dataset_size=sampling.dataset_size,
-            expected_batch_size=sampling.expected_batch_size,
-            truncation_probability=sampling.truncation_probability,
-            score=selection.score,
-            prior=[*spent, *([] if cost is None else [cost])],
-        )
-        size = len(runs.candidates)
-        return cls(selection, target_epsilon, delta, noise, steps, sampling, spent, cost, size)
-
-    def check(self, model: Any) -> None:
-        """Checks that a run of a model that was not trained yet would cost what is planned.
-
-        Raises:
-          ValueError: It would cost something else.
-        """
-        optimizer, cost = model.optimizer, record_ledger.ledger_of_model(model)
-        if optimizer.noise_multiplier != self.noise_multiplier or (
-            _price(optimizer.sampling) != _price(self.sampling)
-        ):
-            raise validation.error(
-                "candidates",
-                "of one cost: the first is trained with "
-                f"{self.sampling} and the noise multiplier {self.noise_multiplier:g}",
-                f"one with {optimizer.sampling} and {optimizer.noise_multiplier}",
-            )
-        if (cost and cost.releases) != (self.cost and self.cost.releases):
-            raise validation.error(
-                "build",
-                "a function that returns a new model each time, with variables of its own",
-                self.candidates,
-            )
-
-    def values(self) -> dict[str, Any]:
-        """Returns what tells this selection from others, as plain values."""
-        runs = self.selection.repetitions
-        return {
-            "target_epsilon": float(self.target_epsilon),
-            "delta": float(self.delta),
-            "noise_multiplier": self.noise_multiplier,
-            "steps": self.steps,
-            "dataset_size": self.sampling.dataset_size,
-            "batch_size": self.sampling.expected_batch_size,
-            "repetitions": [runs.distribution, float(runs.mean), float(runs.eta)],
-            "score_noise_multiplier": self.selection.score_noise_multiplier,
-            "candidates": self.candidates,
-        }
-
-    def epsilon_of_all(self) -> float:
-        """Returns the epsilon of a run of each candidate, all of them published."""
-        ledger = compose_ledgers([*self.prior, *([] if self.cost is None else [self.cost])])
-        step, score = self._step(), self.selection.score
-        count = self.steps * self.candidates
-        ledger.record(step.event, count, step.truncation_probability)
-        if score is not None:
-            ledger.record(score, self.candidates)
-        return ledger.epsilon(self.delta).epsilon
-
-    def text(self) -> str:
-        """Returns what was decided, in a line for each."""
-        runs, sampling = self.selection.repetitions, self.sampling
-        one = PrivacyLedger()
-        one.record(self._step().event, self.steps, self._step().truncation_probability)
-        return (
-            f"Privacy: epsilon <= {self.target_epsilon:g} at delta = {self.delta:g} for the whole "
-            f"selection, for {RELATION} of one of {sampling.dataset_size} {sampling.unit}s. To "
-            f"publish a run of each of the {self.candidates} candidates would cost "
-            f"{self.epsilon_of_all():.4g}.\n"
-            f"Runs: {runs.mean:g} expected ({runs.distribution}), each with settings drawn at "
-            f"random; {self.steps} steps with batches of {sampling.expected_batch_size}, noise "
-            f"multiplier {self.noise_multiplier:.4g}; one alone costs "
-            f"{one.epsilon(self.delta).epsilon:.4g}."
-        )
-
-    def _step(self) -> Release:
-        q, noise = self.sampling.sampling_probability, self.noise_multiplier
-        return Release(
-            event_codec.sampled_gaussian(q, noise), 1, self.sampling.truncation_probability
-        )
-
-
-def _build(model: Any, spec: Any) -> None:
-    """Has a model make its weights, if it has not.
-
-    Args:
-      model: The model.
-      spec: Types and shapes of its inputs.
-    """
-    if not model.built:
-        model(tf.nest.map_structure(lambda one: tf.zeros([1, *one.shape[1:]], one.dtype), spec))
-
-
-def _price(sampling: PoissonSampling) -> tuple:
-    """Returns what the cost of a step depends on."""
-    probability = sampling.truncation_probability
-    return sampling.dataset_size, sampling.expected_batch_size, probability, sampling.unit
-
-
-def _listed(candidates: Any) -> list[dict[str, Any]]:
-    """Returns the candidates, each as a dict of its settings."""
-    if isinstance(candidates, Mapping) and candidates:
-        values = [
-            list(one) if isinstance(one, Sequence) and not isinstance(one, str) else []
-            for one in candidates.values()
-        ]
-        found = [dict(zip(candidates, one, strict=True)) for one in itertools.product(*values)]
-    elif isinstance(candidates, Sequence) and not isinstance(candidates, str):
-        found = [dict(one) if isinstance(one, Mapping) else {} for one in candidates]
-    else:
-        found = []
-    names = [name for one in found for name in one]
-    if not found or not all(found) or not all(isinstance(name, str) for name in names):
-        raise validation.error(
-            "candidates",
-            "a dict of names of settings and non-empty lists of their values, or a list of dicts "
-            "of names and values",
-            candidates,
-        )
-    return found
-
-
-def _shown(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={validation.shown(value)}" for name, value in settings.items())
