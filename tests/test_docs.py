@@ -8,8 +8,10 @@ import pathlib
 import re
 import types
 
+import dp_accounting
 import pytest
 
+import tfdp
 from tests import forks
 from tests.front_ends import HAS_KERAS_3, keras, needs_keras_3
 from tests.page_examples import (
@@ -20,6 +22,7 @@ from tests.page_examples import (
     shortened,
     version_of,
 )
+from tfdp.accounting import sampling
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules that have a template of docstrings, and those whose classes get them.
@@ -253,6 +256,35 @@ def test_examples_of_batch_wise_losses(capsys):
     names = run_examples("docs/vae.md")
     assert names["decorrelated"].optimizer.ledger.steps == 40
     assert capsys.readouterr().out.count("epsilon = ") == 1
+
+
+def rows_of(path, title):
+    """The cells of the rows of a table, below the title of its first column."""
+    lines = (ROOT / path).read_text().split(f"\n| {title} |")[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().replace(",", "") for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_the_table_of_curves_is_what_the_ledger_says():
+    settings = [(1, 20, 400), (0.328, 9.4, 2000), (256 / 60_000, 1.1, 3510), (0.01, 1, 1000)]
+    settings += [(256 / 60_000, 0.743, 1170), (0.001, 0.3, 1)]
+    rows = rows_of("docs/accounting.md", "training")
+    for (q, noise, steps), (name, *shown) in zip(settings, rows, strict=True):
+        assert f"noise {noise}" in name and f"{steps} step" in name
+        ledger = tfdp.accounting.PrivacyLedger()
+        step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise))
+        ledger.record(step if q < 1 else step.event, steps)
+        curve = ledger.trade_off()
+        gaussian, rates = curve.gaussian_dp(1e-5), map(curve.true_positive_rate, (0.001, 0.01))
+        mu, regret, *others = map(float, shown)
+        assert [gaussian.mu, curve.advantage, *rates] == pytest.approx([mu, *others], abs=6e-5)
+        assert gaussian.regret == pytest.approx(regret, rel=0.1, abs=5e-6)
+
+
+def test_the_table_of_rows_is_what_batches_have():
+    for name, tau, *rows in rows_of("docs/accounting.md", "batches"):
+        assert name and [
+            sampling.padded_batch_size(60_000, size, float(tau)) for size in (64, 256, 2048)
+        ] == list(map(int, rows))
 
 
 def test_examples_of_accounting(capsys):
