@@ -20,7 +20,11 @@ def keep_varying_batches_from_xla() -> None:
     def resolving(resolve: Callable[[Any], bool]) -> Callable[[Any], bool]:
         def resolve_for_batches(self: Any) -> bool:
             optimizer = getattr(self, "optimizer", None)
-            sampling = optimizer.sampling if isinstance(optimizer, PrivateStep) else None
+            if not isinstance(optimizer, PrivateStep):
+                return resolve(self)
+            if optimizer.sparse_embeddings is not None:  # How many rows are updated varies.
+                return False
+            sampling = optimizer.sampling
             return (sampling is None or sampling.padding != NONE) and resolve(self)
 
         return resolve_for_batches
