@@ -52,6 +52,9 @@ def apply(optimizer: Any, gradients: Sequence[tuple[tf.IndexedSlices, Any]]) -> 
         table = tf_variable(variable)
         rate = tf.cast(optimizer.learning_rate, table.dtype)
         _UPDATES[type(optimizer)](optimizer, table, index, gradient, rate)
+        # A variable whose rows were written is copied whenever it is read, which Keras's Embedding
+        # does. Without this, rows are written in place, and copied only while somebody reads them.
+        tf.raw_ops.DisableCopyOnRead(resource=table.handle)
 
 
 def _sgd(optimizer: Any, table: tf.Variable, index: int, g: tf.IndexedSlices, rate: Any) -> None:
