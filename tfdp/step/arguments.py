@@ -381,6 +381,12 @@ def check_two_term_arguments(
             f"{each} without masks, which its groups' gradients do not have. Received: "
             f"compression={compression}."
         )
+    if clipping.table_rows is not None:
+        raise error(
+            "sparse_embeddings",
+            "None with a TwoTermLoss, as of a TermWiseVAE, whose groups have sums of their own",
+            clipping.table_rows,
+        )
     if clipping.rows_per_example > 1:
         raise ValueError(
             f"{each} on batches with one row for each example, without `privacy_unit` and "
