@@ -507,6 +507,7 @@ def _optimizer(name, **hyperparameters):
     others = (
         *("expected_batch_size", "num_microbatches", "gradient_accumulation_steps", "noise_seed"),
         *("secure_noise", "engine", "clipping_rule", "noise_correlation", "compression"),
+        "sparse_embeddings",
         *("name", "weight_decay"),
     )
     return Call(getattr(private, name), arguments, others, only=(*arguments, *others))
