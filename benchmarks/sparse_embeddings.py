@@ -67,7 +67,9 @@ class Case:
     def inner(self, rate: float) -> keras.optimizers.Optimizer:
         """Returns the optimizer of Keras."""
         kinds = keras.optimizers
-        return {"adam": kinds.Adam, "sgd": kinds.SGD, "adagrad": kinds.Adagrad}[self.optimizer](rate)
+        return {"adam": kinds.Adam, "sgd": kinds.SGD, "adagrad": kinds.Adagrad}[self.optimizer](
+            rate
+        )
 
 
 def ratings(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -162,8 +164,12 @@ def train(
         assert model.optimizer.ledger.epsilon(1e-6).epsilon <= epsilon * (1 + 1e-9)
     rest = {name: values[n:] for name, values in x.items()}
     scores = model.predict(rest, batch_size=4096, verbose=0)
-    tables = [np.any(a != b, axis=1) for a, b in zip(before, model.get_weights(), strict=True) if a.ndim == 2 and len(a) == case.rows]  # fmt: skip  # noqa: E501
-    return area(np.ravel(scores), y[n:]), noise, float(np.mean(tables))
+    moved = [
+        np.mean(np.any(old != new, axis=1))
+        for old, new in zip(before, model.get_weights(), strict=True)
+        if new.shape == (case.rows, case.width)
+    ]
+    return area(np.ravel(scores), y[n:]), noise, float(np.mean(moved))
 
 
 def _apart(function: Any, *arguments: Any) -> Any:

@@ -321,7 +321,9 @@ _CALLS = {
     "SparseEmbeddings.false_positives": lambda: run_of(
         tfdp.SparseEmbeddings(3.0).false_positives, noise_multiplier=1.0, rows=100
     ),
-    "SparseEmbeddings.noise": lambda: run_of(tfdp.SparseEmbeddings(3.0).noise, noise_multiplier=1.0),
+    "SparseEmbeddings.noise": lambda: run_of(
+        tfdp.SparseEmbeddings(3.0).noise, noise_multiplier=1.0
+    ),
     "clipping.AdaptiveQuantileClipping": lambda: run_of(clipping.AdaptiveQuantileClipping),
     "clipping.AutomaticClipping": lambda: run_of(clipping.AutomaticClipping),
     "clipping.OnePassEngine": lambda: run_of(clipping.OnePassEngine, l2_norm_clip=1.0),

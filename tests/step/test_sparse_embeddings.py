@@ -32,9 +32,7 @@ def sums(counts=COUNTS):
     # Of this table, one row is touched, by no example that counts: as rows of padding do.
     other = TouchedRows(tf.constant([0], tf.int64), tf.zeros([1], tf.float64), OTHERS)
     gradients = [values, tf.ones([3]), tf.zeros([1, WIDTH])]
-    return ClippedSum(
-        gradients, [None] * 3, tf.zeros([]), [], None, touched=[touched, None, other]
-    )
+    return ClippedSum(gradients, [None] * 3, tf.zeros([]), [], None, touched=[touched, None, other])
 
 
 def selected(sparse=SPARSE, noises=(Z,), stage=None, runs=RUNS, counts=COUNTS):
@@ -82,10 +80,13 @@ def assert_selected_as_stated(found, probabilities):
     assert abs(ratio - 1) < 7 * np.sqrt(2 / len(found)) + 0.02
     # Touched by nobody, a row is selected like one that was not looked at.
     untouched = [i for i in range(ROWS) if i not in COUNTS]
-    table = [found[:, 5].sum(), len(found) - found[:, 5].sum()], [
-        found[:, untouched].sum(),
-        found[:, untouched].size - found[:, untouched].sum(),
-    ]
+    table = (
+        [found[:, 5].sum(), len(found) - found[:, 5].sum()],
+        [
+            found[:, untouched].sum(),
+            found[:, untouched].size - found[:, untouched].sum(),
+        ],
+    )
     assert scipy.stats.fisher_exact(table).pvalue > 1e-12
 
 
@@ -172,7 +173,7 @@ def test_arguments_out_of_range_are_named(name, value):
 
 @pytest.mark.parametrize("given", ["sparse", {"share": 1.0}, {"threshold": 1.0, "name": "x"}, 5.0])
 def test_what_is_no_rule_is_refused(given):
-    with pytest.raises(ValueError, match="`sparse_embeddings` must be a `tfdp.SparseEmb"):
+    with pytest.raises(ValueError, match="`sparse_embeddings` must be a `tfdp"):
         sparse_embeddings.get(given)
 
 

@@ -106,9 +106,7 @@ class ClippedSum:
         left = iter(rest)
         touched = self._with_counts(lambda _: next(left))
         gradients = [None if g is None else next(left) for g in self.gradients]
-        return dataclasses.replace(
-            self, gradients=gradients, within_clip=within, touched=touched
-        )
+        return dataclasses.replace(self, gradients=gradients, within_clip=within, touched=touched)
 
     def _with_counts(
         self, function: Callable[[tf.Tensor], tf.Tensor]

@@ -27,8 +27,8 @@ def check_inner(optimizer: Any) -> None:
     for name in _OF_ALL_ROWS:
         if given := getattr(optimizer, name, None):
             raise ValueError(
-                f"Argument `{name}` must not be given with `sparse_embeddings`: it reads or changes "
-                f"all rows of a table. Received: {name}={given!r}."
+                f"Argument `{name}` must not be given with `sparse_embeddings`: it reads or "
+                f"changes all rows of a table. Received: {name}={given!r}."
             )
 
 
@@ -45,8 +45,8 @@ def apply(optimizer: Any, gradients: Sequence[tuple[tf.IndexedSlices, Any]]) -> 
     for gradient, variable in gradients:
         if variable.constraint is not None:
             raise ValueError(
-                "Argument `embeddings_constraint` must be None with `sparse_embeddings`: it changes "
-                f"all rows of a table. Received one of the variable '{variable.path}'."
+                "Argument `embeddings_constraint` must be None with `sparse_embeddings`: it "
+                f"changes all rows of a table. Received one of the variable '{variable.path}'."
             )
         index = optimizer._get_variable_index(variable)
         table = tf_variable(variable)
@@ -82,7 +82,9 @@ def _adam(optimizer: Any, table: tf.Variable, index: int, g: tf.IndexedSlices, r
     table.scatter_sub(tf.IndexedSlices(step, g.indices))
 
 
-def _adagrad(optimizer: Any, table: tf.Variable, index: int, g: tf.IndexedSlices, rate: Any) -> None:
+def _adagrad(
+    optimizer: Any, table: tf.Variable, index: int, g: tf.IndexedSlices, rate: Any
+) -> None:
     slot = tf_variable(optimizer._accumulators[index])
     total = tf.gather(slot, g.indices) + tf.square(g.values)
     slot.scatter_update(tf.IndexedSlices(total, g.indices))

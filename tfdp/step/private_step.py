@@ -500,7 +500,12 @@ def _of_rows(
 ) -> list[tuple[tf.Tensor | tf.IndexedSlices | None, tf.Variable]]:
     """Returns updates of which those with numbers of rows are of these rows alone."""
     return [
-        (update if rows is None else tf.IndexedSlices(update, rows, tf.constant(v.shape.as_list(), tf.int64)), v)
+        (
+            update
+            if rows is None
+            else tf.IndexedSlices(update, rows, tf.constant(v.shape.as_list(), tf.int64)),
+            v,
+        )
         for (update, v), rows in zip(updates, ids, strict=True)
     ]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.base import devices
 from tfdp.base.random import chacha
-from tfdp.base.validation import error, integer, is_number
+from tfdp.base.validation import error, integer, is_number, non_negative
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP
 from tfdp.clipping.engine import ClippedSum, TouchedRows
 from tfdp.clipping.one_pass.table_rows import TableRows
@@ -38,9 +38,9 @@ class SparseEmbeddings:
     out is chosen by the noisy counts, which is post-processing. The optimizer's `noise_multiplier`
     is this z, which the ledger records: docs/sparse_embeddings.md has the proof.
 
-    Give it to an optimizer of Keras 3 as `sparse_embeddings`: to `tfdp.keras3.DPSGD`, `DPAdam`, or a
-    `DPOptimizer` of Keras's `SGD`, `Adam` or `Adagrad`. All tables that a model looks up, and uses
-    in no other way, are updated so.
+    Give it as `sparse_embeddings` to an optimizer of Keras 3: to `tfdp.keras3.DPSGD`, `DPAdam`, or
+    a `DPOptimizer` of Keras's `SGD`, `Adam` or `Adagrad`. All tables that a model looks up, and
+    uses in no other way, are updated so.
 
     Args:
       threshold: Least noisy count of a row that is updated, a positive number, in units of examples
@@ -91,18 +91,20 @@ class SparseEmbeddings:
         Args:
           noise_multiplier: That of both together.
         """
+        non_negative("noise_multiplier", noise_multiplier)
         return (
             noise_multiplier / math.sqrt(self.count_share),
             noise_multiplier / math.sqrt(1 - self.count_share),
         )
 
     def false_positives(self, noise_multiplier: float, rows: int = 1) -> float:
-        """Returns how many of some rows are updated in a step, on average, if no example touches them.
+        """Returns how many untouched rows are updated in a step, on average.
 
         Args:
           noise_multiplier: That of the optimizer.
-          rows: Their number.
+          rows: Number of rows that no example of the batch touches.
         """
+        integer("rows", rows, 1)
         stddev = self.noise(noise_multiplier)[0] * self.count_clip
         return 0.0 if stddev == 0 else rows * math.erfc(self.threshold / stddev / 2**0.5) / 2
 
