@@ -21,7 +21,7 @@ Z = 0.5
 # the threshold.
 ROWS, WIDTH, OTHERS = 40, 2, 300
 COUNTS = {5: 0.0, 9: 1.0, 17: 3.0, 33: 6.0}
-RUNS = 1500
+RUNS = 800
 
 
 def sums(counts=COUNTS):
