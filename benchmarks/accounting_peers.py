@@ -3,9 +3,9 @@
     python -m benchmarks.accounting_peers --peer_python peers/bin/python
 
 The peers live in an environment of their own: `python3.11 -m venv peers && peers/bin/pip install
-dp-accounting==0.6.0 jax-privacy==2.0.0 opacus==1.6.0 torch==2.13.0`. Each library is asked for each
-setting in a process of its own, as its users ask by default. Imports and a first small call do not
-count. The relation is add or remove one example, which on Poisson samples costs what zero-out costs.
+dp-accounting==0.6.0 jax-privacy==2.0.0 opacus==1.6.0 torch==2.13.0`. Each library is asked for
+each setting in a process of its own, as its users ask by default. Imports and a first small call do
+not count. The relation is add or remove one example: on Poisson samples it costs what zero-out costs.
 
 Prints a Markdown table. "at least" and "at most" are tfdp's certified bounds. An epsilon below "at
 least" is marked: no such guarantee holds.
@@ -16,10 +16,10 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -86,7 +86,10 @@ def of_dp_accounting_rdp(setting: Setting) -> float:
 
 
 def of_jax_privacy(setting: Setting) -> float:
-    """Returns epsilon by the accountant that JAX-Privacy's `keras_api` uses."""
+    """Returns epsilon by the accountant that JAX-Privacy's `keras_api` uses.
+
+    It takes numbers of examples: q is the nearest fraction with a denominator up to a million.
+    """
     from jax_privacy.accounting import accountants, analysis
 
     starts = [sum(steps for *_, steps in setting.phases[:i]) for i in range(len(setting.phases))]
@@ -144,7 +147,7 @@ def _composed(accountant, setting: Setting) -> float:  # type: ignore[no-untyped
 
 
 def at_least(setting: Setting) -> float:
-    """Returns tfdp's certified lower bound: some data sets and gradients have no smaller epsilon."""
+    """Returns tfdp's certified lower bound: some data sets have no smaller epsilon."""
     from tfdp.accounting.bounds import epsilon_interval
 
     return epsilon_interval(_releases(setting), setting.delta).lower
@@ -156,10 +159,9 @@ def serve(name: str, gibibytes: int) -> None:
     setting = Setting(**json.load(sys.stdin))
     ask, package = CONTESTANTS[name]
     ask(SMALL)
-    before = os.times()
+    before = time.process_time()
     epsilon = ask(setting)
-    after = os.times()
-    seconds = after.user + after.system - before.user - before.system
+    seconds = time.process_time() - before
     # A package of its own, or of this checkout.
     version = None if name == OWN else importlib.metadata.version(package)
     print(json.dumps({"epsilon": epsilon, "seconds": seconds, "version": version}))
