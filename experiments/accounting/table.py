@@ -4,8 +4,8 @@
     python -m experiments.accounting.table --rare --draws=40 --worst=1
 
 Prints a Markdown table of the settings with the widest bounds, of many that are drawn over the
-whole range; with `--rare`, where few large losses decide: with small sampling probabilities and little
-noise, and six such settings. "at least" and "at most" are tfdp's certified bounds.
+whole range; with `--rare`, where few large losses decide: with small sampling probabilities and
+little noise, and six such settings. "at least" and "at most" are tfdp's certified bounds.
 `benchmarks.accounting_peers` compares more libraries.
 """
 
