@@ -5,7 +5,7 @@
 The peers live in an environment of their own: `python3.11 -m venv peers && peers/bin/pip install
 dp-accounting==0.6.0 jax-privacy==2.0.0 opacus==1.6.0 torch==2.13.0`. Each library is asked for
 each setting in a process of its own, as its users ask by default. Imports and a first small call do
-not count. The relation is add or remove one example, which costs what zero-out does on such batches.
+not count. The relation is add or remove one example, which costs what zero-out does on samples.
 
 Prints a Markdown table. "at least" and "at most" are tfdp's certified bounds. An epsilon below "at
 least" is marked: no such guarantee holds.
