@@ -98,10 +98,12 @@ def take_one_step(name: str) -> Result:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
-    keras.Model.compile(model, "sgd", crossentropy())
+    one_hot = examples[1].dtype.is_floating
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True) if one_hot else crossentropy()
+    keras.Model.compile(model, "sgd", loss)
     expected, clip = looped_sum(model, examples)
     optimizer = tfdp.keras3.DPSGD(clip, 0.0, 1, learning_rate=1.0)
-    keras.Model.compile(model, optimizer, crossentropy())
+    keras.Model.compile(model, optimizer, loss)
     before = support.flat(v.numpy() for v in model.trainable_variables)
     try:
         with warnings.catch_warnings():

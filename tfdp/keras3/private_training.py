@@ -206,5 +206,5 @@ def _choose(
         return Chosen(make, {**parameters, "learning_rate": learning_rate})
     if not (is_from_compile or is_name):
         return Chosen(make, parameters)
-    name, is_task = type(inner).__name__, tasks.preprocessor_of(model) is not None
+    name, is_task = type(inner).__name__, tasks.is_task(model)
     return Chosen(make, parameters, learning_rates.instead_of(name, inner.get_config(), is_task))
