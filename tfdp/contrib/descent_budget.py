@@ -12,10 +12,12 @@ from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, RdpFilter
 from tfdp.accounting.rounding import rounded_down, rounded_up
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import MOST_EXAMPLES, PoissonSampling
 from tfdp.base.validation import (
     between_zero_and_one,
     error,
+    integer,
+    is_number,
     non_negative,
     positive,
     positive_integer,
@@ -117,6 +119,14 @@ def calibrate_descent(
       ValueError: An argument is out of its range, or no noise is enough.
     """
     between_zero_and_one("selection_share", selection_share)
+    dataset_size = integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
+    for name, size in (
+        ("expected_batch_size", expected_batch_size),
+        ("selection_batch_size", selection_batch_size),
+    ):
+        if not (is_number(size) and 0 < size <= dataset_size):
+            raise error(name, f"a positive number of at most dataset_size={dataset_size}", size)
+    iterations = positive_integer("iterations", iterations)
     q, q_selection = expected_batch_size / dataset_size, selection_batch_size / dataset_size
     noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,

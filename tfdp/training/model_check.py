@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.user_warnings import said_by_keras
-from tfdp.base.validation import using
+from tfdp.base.validation import error, using
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
@@ -116,7 +116,9 @@ def check(
     """
     if data is not None and not isinstance(data, PoissonBatches):
         with using("data", data, "`(x, y)` of arrays, a `tf.data.Dataset`, or Poisson batches"):
-            _spec_of(data, 0), _spec_of(data, 1)
+            specs = [_spec_of(data, 0), _spec_of(data, 1)]
+        if any(one.dtype.is_complex for one in tf.nest.flatten(specs) if one is not None):
+            raise error("data", "of real numbers: losses of complex ones are not defined", data)
     if data is not None and (has_no_loss or has_own_step(keras.package, model)):
         with _quiet():
             return _Check(keras, model).run_step(loss, data)
