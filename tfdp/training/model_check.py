@@ -43,6 +43,8 @@ _REDUCTION = (
 )
 
 
+_TEXTS = "it cannot be computed of inputs that are texts."
+_VECTORIZE = "Give numbers, or begin the model with a layer that takes texts (`TextVectorization`)."
 _UNTRAINED = Finding(
     "the model",
     "it has no trainable variables.",
@@ -243,9 +245,20 @@ class _Check:
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
+            if _are_texts(spec) and not self._takes_texts(spec):
+                return [Finding("the model", _TEXTS, _VECTORIZE)]
             self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
+
+    def _takes_texts(self, spec: Any) -> bool:
+        """Calls the model on a row: tracing casts texts to numbers, and running does not."""
+        args, kwargs = tf.nest.map_structure(_of_zeros, spec)
+        try:
+            self._model(*args, **kwargs)
+        except Exception:  # Layers may raise any type.
+            return False
+        return True
 
     def _explain(
         self, error: Exception, trace: "_Trace", inputs_of: Callable[[Any], Any], whole: str

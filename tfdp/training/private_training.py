@@ -117,7 +117,7 @@ def prepare(
     sampling: str,
     noise_schedule: NoiseSchedule | None,
     prior: Ledgers | None,
-    verbose: bool,
+    verbose: bool | int,
     optimizer_arguments: dict[str, Any],
     **data_arguments: Any,
 ) -> PrivateTraining:
@@ -137,6 +137,7 @@ def prepare(
         positive_integer("batch_size", batch_size)
     if not (isinstance(verbose, bool | np.bool_) or (is_integer(verbose) and verbose in (0, 1))):
         raise error("verbose", "True or False", verbose)
+    verbose = bool(verbose)
     _check_metrics(metrics)
     is_chosen, chunk_size = isinstance(chunk_size, str), chunk_sizes.given(chunk_size)
     preprocessor = tasks.preprocessor_of(model)
