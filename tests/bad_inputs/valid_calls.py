@@ -613,7 +613,11 @@ _OF_FRONT_END = {
             [keras.layers.Input([4]), keras.layers.Dense(4), keras.layers.BatchNormalization()]
         ),
     ),
-    "validate": lambda: run_of(private.validate, model=model(), loss=loss(), data=(X, Y)),
+    "validate": lambda: Call(
+        private.validate,
+        {"model": model(), "loss": loss(), "data": (X, Y)},
+        then=lambda found: found.check(),  # Raises what was found.
+    ),
 }
 if IS_KERAS_2:
     _OF_FRONT_END |= {

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.user_warnings import said_by_keras
+from tfdp.base.validation import error, using
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
@@ -42,6 +43,8 @@ _REDUCTION = (
 )
 
 
+_TEXTS = "it cannot be computed of inputs that are texts."
+_VECTORIZE = "Give numbers, or begin the model with a layer that takes texts (`TextVectorization`)."
 _UNTRAINED = Finding(
     "the model",
     "it has no trainable variables.",
@@ -113,6 +116,11 @@ def check(
       data: See there.
       has_no_loss: Whether the model is to be trained without a loss of `compile`.
     """
+    if data is not None and not isinstance(data, PoissonBatches):
+        with using("data", data, "`(x, y)` of arrays, a `tf.data.Dataset`, or Poisson batches"):
+            specs = [_spec_of(data, 0), _spec_of(data, 1)]
+        if any(one.dtype.is_complex for one in tf.nest.flatten(specs) if one is not None):
+            raise error("data", "of real numbers: losses of complex ones are not defined", data)
     if data is not None and (has_no_loss or has_own_step(keras.package, model)):
         with _quiet():
             return _Check(keras, model).run_step(loss, data)
@@ -237,9 +245,20 @@ class _Check:
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
+            if _are_texts(spec) and not self._takes_texts(spec):
+                return [Finding("the model", _TEXTS, _VECTORIZE)]
             self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
+
+    def _takes_texts(self, spec: Any) -> bool:
+        """Calls the model on a row: tracing casts texts to numbers, and running does not."""
+        args, kwargs = tf.nest.map_structure(_of_zeros, spec)
+        try:
+            self._model(*args, **kwargs)
+        except Exception:  # Layers may raise any type.
+            return False
+        return True
 
     def _explain(
         self, error: Exception, trace: "_Trace", inputs_of: Callable[[Any], Any], whole: str
