@@ -289,9 +289,8 @@ def _with_head(backbone: Any, units: int, output: str | None = None) -> keras.Mo
     """Returns a backbone and a linear layer on its output, averaged over time or space."""
     x = backbone.output if output is None else backbone.output[output]
     if units == CLASSES and len(x.shape) > 2:
-        x = keras.ops.mean(x, axis=range(1, len(x.shape) - 1))
-    model = keras.Model(backbone.input, keras.layers.Dense(units)(x))
-    return tfdp.keras3.replace_batch_normalization(model, by="frozen")
+        x = keras.ops.mean(x, axis=[*range(1, len(x.shape) - 1)])
+    return keras.Model(backbone.input, keras.layers.Dense(units)(x))
 
 
 def _small_resnet() -> Any:
@@ -352,7 +351,8 @@ def deep_lab() -> Any:
 def _retina_net() -> Any:
     sizes = {"min_level": 3, "max_level": 4, "use_p5": False}
     backbone = models.RetinaNetBackbone(_small_resnet(), **sizes, image_shape=(SIDE, SIDE, 3))
-    return _with_head(backbone, CLASSES, "P3")
+    model = _with_head(backbone, CLASSES, "P3")
+    return tfdp.keras3.replace_batch_normalization(model, by="frozen")
 
 
 def _dino(version: str, **arguments: Any) -> Any:
