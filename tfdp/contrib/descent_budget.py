@@ -126,12 +126,9 @@ def calibrate_descent(
     ):
         if not (is_number(size) and 0 < size <= dataset_size):
             raise error(name, f"a positive number of at most dataset_size={dataset_size}", size)
-    expected_batch_size, selection_batch_size = (
-        float(expected_batch_size),
-        float(selection_batch_size),
-    )
     iterations = positive_integer("iterations", iterations)
-    q, q_selection = expected_batch_size / dataset_size, selection_batch_size / dataset_size
+    q = float(expected_batch_size / dataset_size)
+    q_selection = float(selection_batch_size / dataset_size)
     noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=delta,

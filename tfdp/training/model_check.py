@@ -245,17 +245,17 @@ class _Check:
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
-            if _are_texts(spec) and not self._takes_texts(spec):
+            given = None if data is None else _spec_of(data, 0)
+            if given is not None and _are_texts(given) and not self._takes(given):
                 return [Finding("the model", _TEXTS, _VECTORIZE)]
             self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
 
-    def _takes_texts(self, spec: Any) -> bool:
-        """Calls the model on a row: tracing casts texts to numbers, and running does not."""
-        args, kwargs = tf.nest.map_structure(_of_zeros, spec)
+    def _takes(self, inputs: Any) -> bool:
+        """Calls the model on a row of texts: tracing casts texts to numbers, running does not."""
         try:
-            self._model(*args, **kwargs)
+            self._model(tf.nest.map_structure(_of_zeros, inputs))
         except Exception:  # Layers may raise any type.
             return False
         return True
