@@ -24,7 +24,6 @@ from tfdp.base.validation import (
     small_probability,
 )
 
-
 _MOST_ITERATIONS = 10**6  # The accountant of more takes minutes.
 
 
@@ -111,8 +110,8 @@ def calibrate_descent(
       dataset_size: Number of training examples.
       expected_batch_size: Expected number of examples in the batch of a measurement.
       selection_batch_size: Expected number of examples in the batch of a choice.
-      iterations: Iterations, 10^6 at most, that the budget lasts for if no measurement is repeated. It lasts for
-        fewer if some are.
+      iterations: Iterations that the budget lasts for if no measurement is repeated, 10^6 at most.
+        It lasts for fewer if some are.
       selection_share: Share of the budget that is for choosing step sizes, in (0, 1).
 
     Returns:
