@@ -24,6 +24,8 @@ from tfdp.base.validation import (
     small_probability,
 )
 
+_MOST_ITERATIONS = 10**6  # The accountant of more takes minutes.
+
 
 @dataclasses.dataclass(frozen=True)
 class DescentOptions:
@@ -108,8 +110,8 @@ def calibrate_descent(
       dataset_size: Number of training examples.
       expected_batch_size: Expected number of examples in the batch of a measurement.
       selection_batch_size: Expected number of examples in the batch of a choice.
-      iterations: Iterations that the budget lasts for if no measurement is repeated. It lasts for
-        fewer if some are.
+      iterations: Iterations that the budget lasts for if no measurement is repeated, 10^6 at most.
+        It lasts for fewer if some are.
       selection_share: Share of the budget that is for choosing step sizes, in (0, 1).
 
     Returns:
@@ -126,7 +128,7 @@ def calibrate_descent(
     ):
         if not (is_number(size) and 0 < size <= dataset_size):
             raise error(name, f"a positive number of at most dataset_size={dataset_size}", size)
-    iterations = positive_integer("iterations", iterations)
+    iterations = integer("iterations", iterations, 1, _MOST_ITERATIONS)
     q = float(expected_batch_size / dataset_size)
     q_selection = float(selection_batch_size / dataset_size)
     noise = calibrate_noise_multiplier(
