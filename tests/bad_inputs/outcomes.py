@@ -44,7 +44,6 @@ def outcome(case):
     """Returns the outcome of a case, and the error or the warning it is of."""
     call = valid_calls.CALLS[case.call]()
     arguments = {**call.arguments, case.argument: evil.VALUES[case.value]()}
-    others = {*call.varied, *call.arguments}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
@@ -53,7 +52,7 @@ def outcome(case):
             return OTHER, "hang"
         except BaseException as error:  # SystemExit and MemoryError, too.
             text = f"{type(error).__name__}: {error}"[:2000]
-            return (NAMED if names_it(error, case.argument, others) else OTHER), text
+            return (NAMED if names_it(error, case.argument, call.varied) else OTHER), text
     from_inside = [w for w in seen if issubclass(w.category, (RuntimeWarning, SyntaxWarning))]
     if from_inside:
         return OTHER, f"warning {from_inside[0].category.__name__}: {from_inside[0].message}"

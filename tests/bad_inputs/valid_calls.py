@@ -432,7 +432,7 @@ _CALLS = {
             "privacy_unit": np.arange(40) // 2,
             "examples_per_user": 1,
         },
-        only=("privacy_unit", "examples_per_user"),
+        only=("privacy_unit", "examples_per_user", "expected_batch_size"),
     ),
     "data.randomized_response_labels": lambda: run_of(
         data.randomized_response_labels, labels=Y, num_classes=2, epsilon=1.0

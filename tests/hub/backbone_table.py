@@ -29,7 +29,8 @@ ONE_PASS, VECTORIZED, REFUSED = "one pass", "vectorized", "refused"
 _HEADER = """# Backbones of KerasHub
 
 What a private training step does with the backbones of KerasHub, small and with random weights.
-Texts and images go through the preprocessor of the task. The clipped sum of gradients, at the
+Texts and images go through the preprocessor of the task. Backbones that are tried without a task
+have a linear head, and get random arrays. The clipped sum of gradients, at the
 median norm of an example, is compared with a loop over examples: no number differs by more than
 {error:g} of the largest.
 

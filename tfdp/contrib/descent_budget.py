@@ -145,7 +145,8 @@ def calibrate_descent(
     def root(excess: Callable[[float], float], low: float, high: float) -> float:
         """Finds where a cost falling from `low` to `high` reaches the target, on the cheap side."""
         logs = (math.log(low), math.log(high))
-        if not excess(high) <= 0 <= excess(low) and not excess(low) <= 0 <= excess(high):
+        ends = excess(low), excess(high)
+        if not min(ends) <= 0 <= max(ends):
             raise ValueError(
                 "Arguments `target_epsilon`, `selection_share`, `expected_batch_size` and "
                 "`selection_batch_size` must be such that noise between 0.3 of that of private "

@@ -357,11 +357,11 @@ def source_of(
     if transform is not None:
         example = parts_of(source.given_spec)[:2]
         source = dataclasses.replace(source, transform=Transform(transform, *example))
-    _check_real(source.element_spec)
+    check_real(source.element_spec)
     return source
 
 
-def _check_real(spec: Any) -> None:
+def check_real(spec: Any) -> None:
     """Refuses complex numbers, of which losses and norms of gradients are not defined."""
     for part in tf.nest.flatten(spec):
         if part.dtype.is_complex:

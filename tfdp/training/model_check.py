@@ -13,13 +13,14 @@ import tensorflow as tf
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.user_warnings import said_by_keras
-from tfdp.base.validation import error, using
+from tfdp.base.validation import using
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
 from tfdp.clipping.report import SlowClippingWarning
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
+from tfdp.data.poisson import check_real
 from tfdp.step.private_step import PrivateStep
 from tfdp.training import front_end
 from tfdp.training.findings import Finding, ModelCheck
@@ -119,8 +120,7 @@ def check(
     if data is not None and not isinstance(data, PoissonBatches):
         with using("data", data, "`(x, y)` of arrays, a `tf.data.Dataset`, or Poisson batches"):
             specs = [_spec_of(data, 0), _spec_of(data, 1)]
-        if any(one.dtype.is_complex for one in tf.nest.flatten(specs) if one is not None):
-            raise error("data", "of real numbers: losses of complex ones are not defined", data)
+        check_real([spec for spec in specs if spec is not None])
     if data is not None and (has_no_loss or has_own_step(keras.package, model)):
         with _quiet():
             return _Check(keras, model).run_step(loss, data)
@@ -253,11 +253,16 @@ class _Check:
         return self._explain(error, trace, inputs_of, "the model")
 
     def _takes(self, inputs: Any) -> bool:
-        """Calls the model on a row of texts: tracing casts texts to numbers, running does not."""
+        """Calls the model on a row of texts: tracing casts texts to numbers, running does not.
+
+        Other errors say nothing of the user's texts: the row holds none of them.
+        """
         try:
             self._model(tf.nest.map_structure(_of_zeros, inputs))
-        except Exception:  # Layers may raise any type.
+        except tf.errors.UnimplementedError:  # There is no cast of texts.
             return False
+        except Exception:  # Layers may raise any type.
+            return True
         return True
 
     def _explain(
