@@ -172,6 +172,36 @@ def test_targets_that_are_texts(front):
     assert "targets that are texts" in finding.problem and "Number the classes" in finding.remedy
 
 
+@pytest.mark.quick_cases(1)
+def test_inputs_that_are_texts(front):
+    data = np.full([5, 4], "a"), np.zeros([5], "int32")
+    loss = "sparse_categorical_crossentropy"
+    (finding,) = front.tfdp.validate(small_model(front.keras), loss, data=data).findings
+    assert "inputs that are texts" in finding.problem and finding.refused
+    count = front.keras.layers.TextVectorization(output_mode="count", vocabulary=["a", "b"])
+    model = front.keras.Sequential(
+        [front.keras.Input([], dtype="string"), count, front.keras.layers.Dense(3)]
+    )
+    # The row on which the second model is called is shorter than its texts may be.
+    third = front.keras.layers.Lambda(lambda x: tf.strings.to_number(tf.strings.substr(x, 2, 1)))
+    short = front.keras.Sequential(
+        [front.keras.Input([4], dtype="string"), third, front.keras.layers.Dense(3)]
+    )
+    for reads_texts, texts in ((model, ["a"] * 5), (short, [["ab1"] * 4] * 5)):
+        found = front.tfdp.validate(reads_texts, loss, data=(np.array(texts), data[1]))
+        assert "inputs that are texts" not in str(found)
+
+
+def test_data_that_are_no_examples_are_named(front):
+    model = small_model(front.keras)
+    for data in (0.5, "a", [3, 1]):
+        with pytest.raises(ValueError, match=r"Argument `data` must be .* Received: data="):
+            front.tfdp.validate(model, "mse", data=data)
+    data = np.zeros([5, 4], "complex64"), np.zeros([5])
+    with pytest.raises(ValueError, match=r"`data` must hold real numbers. Received: .* complex64"):
+        front.tfdp.validate(model, "mse", data=data)
+
+
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("loss", "shape"),

@@ -28,8 +28,8 @@ def main():
     one = runner.Runner(options.limit, keras=options.keras)
     try:
         known = one.known(options.calls.split(","))
-        chosen = cases.of(known)
-        found = runner.run_all(one, chosen[:: options.every], options.results, options.minutes)
+        chosen = cases.sample(known, options.every)
+        found = runner.run_all(one, chosen, options.results, options.minutes)
     finally:
         one.close()
     reviewed = accepted.read()

@@ -25,3 +25,13 @@ def of(known):
         for argument in arguments
         for value in known["values"]
     ]
+
+
+def sample(known, every):
+    """Returns one of `every` cases: other values for each argument, and some of each argument."""
+    count = len(known["values"])
+    return [
+        case
+        for number, case in enumerate(of(known))
+        if (number % count + number // count) % every == 0
+    ]

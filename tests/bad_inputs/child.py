@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 import time
 
 _MEMORY = 8 * 2**30
@@ -21,9 +20,6 @@ def main():
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     from tests.bad_inputs import evil, outcomes, public_names, valid_calls, without_call
     from tests.bad_inputs.cases import OTHER, Case
-
-    sys.path.insert(0, os.getcwd())
-    os.chdir(tempfile.mkdtemp(prefix="bad_inputs_"))  # Some values are names of new files.
 
     def too_long(*_):
         raise outcomes.TookTooLong

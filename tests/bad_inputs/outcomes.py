@@ -13,6 +13,7 @@ _OWN = (
     "Argument `output` must have rank (ndim)",
     "int() argument must be",
     "int() takes at most",
+    "int() base must be",
     "object cannot be interpreted as an integer",
     "The model cannot be trained privately as it is:",
     "The function fails.",

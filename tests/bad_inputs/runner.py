@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -28,13 +29,17 @@ class Runner:
       limit: Seconds that a call may take.
       program: Source of the child.
       keras: Version of the Keras that `tf.keras` is in the child.
+
+    Attributes:
+      folder: Folder in which the child works, and which goes with it.
+      seconds: Seconds of CPU, of the cases alone.
     """
 
     def __init__(self, limit: float = 20.0, program: str = _PROGRAM, keras: int = 3):
         self._limit, self._program, self._keras = limit, program, keras
         self._child = None
         self._left = 0
-        self.seconds = 0.0  # Of CPU, of the cases alone.
+        self.seconds, self.folder = 0.0, ""
 
     def known(
         self, parts: Collection[str] = ("",), without: Collection[str] = ()
@@ -82,6 +87,7 @@ class Runner:
                 self._child.wait()
             self._child.stdout.close()
             self._child = None
+            self._temporary.cleanup()
 
     def _ended(self) -> tuple[str, str, float]:
         status = self._child.wait()
@@ -94,6 +100,10 @@ class Runner:
         return OTHER, "hang, that no signal ends", self._limit
 
     def _start(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="bad_inputs_", ignore_cleanup_errors=True
+        )
+        self.folder = folder = self._temporary.name
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
@@ -101,10 +111,11 @@ class Runner:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": "1",
             "TF_USE_LEGACY_KERAS": str(int(self._keras == 2)),
+            "TMPDIR": folder,
         }
         self._child = subprocess.Popen(
             [sys.executable, "-c", self._program, str(self._limit)],
-            cwd=ROOT,
+            cwd=folder,  # Some values are names of new files.
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

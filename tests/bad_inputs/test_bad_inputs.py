@@ -1,6 +1,7 @@
 """Public functions refuse bad values with errors that name the argument."""
 
 import collections
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def one():
 def test_bad_values_are_refused_by_the_name_of_the_argument(one, tmp_path):
     known = one.known(without=_SLOW)
     assert known["missing"] == []  # Everything public has a valid call, or a reason.
-    found = runner.run_all(one, cases.of(known)[::_EVERY], tmp_path / "results.jsonl")
+    found = runner.run_all(one, cases.sample(known, _EVERY), tmp_path / "results.jsonl")
     assert collections.Counter(kind for kind, _ in found.values())[cases.NAMED] > 3000
     reviewed = accepted.read()
     problems = [
@@ -66,6 +67,24 @@ def test_mutants_of_outcomes_are_caught():
             assert made.run(cases.Case(name, "value", "none"))[0] == expected, name
     finally:
         made.close()
+
+
+def test_files_of_calls_are_not_in_the_repository_and_go():
+    program = "\n".join([_CHILD, "add('writes', lambda value: open(value, 'w'))", "child.main()"])
+    made = runner.Runner(program=program)
+    try:
+        assert made.run(cases.Case("writes", "value", "text")) == (cases.ACCEPTED, "")
+        (written,) = Path(made.folder).glob("text")
+    finally:
+        made.close()
+    assert not written.exists() and not (runner.ROOT / "text").exists()
+
+
+def test_a_sample_has_each_argument_and_in_turn_each_value():
+    known = {"calls": {"f": ["a", "b", "c"]}, "values": ["v", "w", "x"]}
+    of_each = [(case.argument, case.value) for case in cases.sample(known, 3)]
+    assert of_each == [("a", "v"), ("b", "x"), ("c", "w")]
+    assert cases.sample(known, 1) == cases.of(known)
 
 
 def test_results_are_read_back(tmp_path):

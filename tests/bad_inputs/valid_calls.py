@@ -439,7 +439,7 @@ _CALLS = {
             "privacy_unit": np.arange(40) // 2,
             "examples_per_user": 1,
         },
-        only=("privacy_unit", "examples_per_user"),
+        only=("privacy_unit", "examples_per_user", "expected_batch_size"),
     ),
     "data.randomized_response_labels": lambda: run_of(
         data.randomized_response_labels, labels=Y, num_classes=2, epsilon=1.0
@@ -621,7 +621,11 @@ _OF_FRONT_END = {
             [keras.layers.Input([4]), keras.layers.Dense(4), keras.layers.BatchNormalization()]
         ),
     ),
-    "validate": lambda: run_of(private.validate, model=model(), loss=loss(), data=(X, Y)),
+    "validate": lambda: Call(
+        private.validate,
+        {"model": model(), "loss": loss(), "data": (X, Y)},
+        then=lambda found: found.check(),  # Raises what was found.
+    ),
 }
 if IS_KERAS_2:
     _OF_FRONT_END |= {

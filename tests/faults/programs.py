@@ -99,3 +99,29 @@ classify.run(values)
 done()
 """
 )
+
+# A selection of four runs; the model that was chosen is saved after it.
+TUNE = (
+    _FAULT
+    + """
+import keras, numpy as np, tfdp
+from tfdp.accounting import Repetitions
+
+x, y = np.random.default_rng(0).normal(size=(60, 3)).astype("float32"), np.arange(60) % 2
+Repetitions.draw = lambda self: 4
+
+def build(units):
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(units), keras.layers.Dense(2)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+begin()
+tuned = tfdp.tune(
+    build, (x, y), {"units": [2, 4], "learning_rate": [0.01, 0.1]}, epochs=1, target_epsilon=8.0,
+    validation_data=(x, y), repetitions=Repetitions("geometric", 3), delta=1e-3, batch_size=20,
+    folder=folder + "/selection", verbose=0)
+assert tuned.ledger.epsilon(1e-3).epsilon <= 8.0
+tuned.model.save(folder + "/final.keras")
+done()
+"""
+)

@@ -25,6 +25,38 @@ def test_mutant_that_deletes_the_backup_before_the_model_is_saved_is_caught(tmp_
     assert any("below" in problem for problem in outcome.problems)
 
 
+def test_a_killed_selection_resumes_and_names_only_weights_that_are_whole(tmp_path):
+    outcome = trials.trial("tune", tmp_path / "run", ["event:14"])
+    assert outcome.problems == []
+    assert outcome.kills == 1
+
+
+_EARLY = """
+from tfdp.training.tuning import kept
+checkpoint = kept._checkpoint
+
+def early(model):
+    sys._getframe(1).f_locals["self"]._write()
+    if kind == "event":
+        end()
+    return checkpoint(model)
+
+kept._checkpoint = early
+"""
+
+
+def test_mutant_that_names_weights_before_they_are_written_is_caught(tmp_path):
+    source = trials.source("tune")
+    mutant = source.replace("begin()\ntuned", f"{_EARLY}begin()\ntuned")
+    assert mutant != source
+    outcome = trials.trial("tune", tmp_path / "run", ["event:1000"], mutant)
+    assert any("selection.json" in problem for problem in outcome.problems)
+
+
+def test_every_program_runs_without_a_fault(tmp_path):
+    assert all(trials.events(kind, tmp_path / kind) > 0 for kind in ("save", "tune"))
+
+
 def test_files_that_are_cut_are_seen(tmp_path):
     (tmp_path / "result.json").write_text('{"epsilon": 1')
     (tmp_path / "metrics.csv").write_text("epoch,step")

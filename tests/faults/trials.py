@@ -7,16 +7,19 @@ import re
 import shutil
 from pathlib import Path
 
+import tensorflow as tf
+
 from tests import forks
 from tests.faults import programs
 
 _DELTA = 1e-5
 # Keras writes a file in place: a kill leaves a part of it, which must not be taken for a whole one.
-_WRITTEN_IN_PLACE = {"fit", "save"}
+_WRITTEN_IN_PLACE = {"fit", "save", "tune"}
 _PRELUDES = {
     "fit": "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named",
     "save": "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named",
     "classify": "import tensorflow, keras, tfdp, experiments.classify",
+    "tune": "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named, tfdp.training.tuning",
 }
 KINDS = tuple(_PRELUDES)
 
@@ -25,7 +28,7 @@ def source(kind: str) -> str:
     """Returns the program of a kind."""
     if kind == "fit":
         return programs.FIT.replace("DURABLE", durable())
-    return programs.SAVE if kind == "save" else programs.CLASSIFY
+    return {"save": programs.SAVE, "classify": programs.CLASSIFY, "tune": programs.TUNE}[kind]
 
 
 def durable() -> str:
@@ -42,10 +45,12 @@ class Seen:
     Attributes:
       epsilons: Of each file that says what its weights have cost.
       unreadable: Files that are not whole.
+      broken: States that name what is not there.
     """
 
     epsilons: dict[str, float]
     unreadable: list[str]
+    broken: list[str] = dataclasses.field(default_factory=list)
 
 
 def look(folder: Path) -> Seen:
@@ -71,7 +76,22 @@ def look(folder: Path) -> Seen:
                 assert path.read_text().endswith("\n")
         except Exception:
             seen.unreadable.append(name)
+    state = folder / "selection" / "selection.json"
+    if state.exists() and (problem := _problem_of_selection(state)):
+        seen.broken.append(problem)
     return seen
+
+
+def _problem_of_selection(path: Path) -> str | None:
+    """Returns what is wrong with the state of a selection: its weights must be there, and whole."""
+    try:
+        state = json.loads(path.read_text())
+        assert state["done"] <= len(state["drawn"]), state
+        if state["weights"] is not None:
+            tf.train.load_checkpoint(str(path.with_name(state["weights"])))
+    except Exception as error:
+        return f"{path.name}: {type(error).__name__}: {error}"
+    return None
 
 
 @dataclasses.dataclass
@@ -85,6 +105,7 @@ class Outcome:
 
 def events(kind: str, folder: Path) -> int:
     """Runs a program without a fault; returns how often it touches files in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     (ended,) = forks.run_each(source(kind), [[folder, "none"]], prelude=_PRELUDES[kind])
     assert ended.status == 0, ended.errors[-2000:]
     return int(ended.output.rpartition("EVENTS ")[2])
@@ -121,6 +142,7 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
         unreadable += len(last.unreadable)
         if last.unreadable and kind not in _WRITTEN_IN_PLACE:
             problems.append(f"{where}: not whole: {last.unreadable}")
+        problems += [f"{where}: {problem}" for problem in last.broken]
         most = max([most, *last.epsilons.values()])
         shutil.rmtree(copy, ignore_errors=True)
     final = last.epsilons.get("model.keras" if kind == "classify" else "final.keras")

@@ -29,7 +29,8 @@ ONE_PASS, VECTORIZED, REFUSED = "one pass", "vectorized", "refused"
 _HEADER = """# Backbones of KerasHub
 
 What a private training step does with the backbones of KerasHub, small and with random weights.
-Texts and images go through the preprocessor of the task. The clipped sum of gradients, at the
+Texts and images go through the preprocessor of the task. Backbones that are tried without a task
+have a linear head, and get random arrays. The clipped sum of gradients, at the
 median norm of an example, is compared with a loop over examples: no number differs by more than
 {error:g} of the largest.
 
@@ -98,10 +99,12 @@ def take_one_step(name: str) -> Result:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
-    keras.Model.compile(model, "sgd", crossentropy())
+    one_hot = examples[1].dtype.is_floating
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True) if one_hot else crossentropy()
+    keras.Model.compile(model, "sgd", loss)
     expected, clip = looped_sum(model, examples)
     optimizer = tfdp.keras3.DPSGD(clip, 0.0, 1, learning_rate=1.0)
-    keras.Model.compile(model, optimizer, crossentropy())
+    keras.Model.compile(model, optimizer, loss)
     before = support.flat(v.numpy() for v in model.trainable_variables)
     try:
         with warnings.catch_warnings():

@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import keras_hub
 import numpy as np
 import sentencepiece
@@ -262,6 +263,219 @@ SMOL = {
     "partial_rotary_factor": 1.0,
 }
 SEQ2SEQ = {"encoder_text": TEXTS, "decoder_text": TEXTS[::-1].copy()}
+PATCHES = {"patch_size": 16, "image_shape": (SIDE, SIDE, 3)}
+CODERS, COUNTS = ("encoder", "decoder"), {"layers": 1, "heads": 2}
+AMINO = list("LAGVSERTIDPKQNFYMHWC")
+PROTEINS = np.array(["".join(RNG.choice(AMINO, 8)) for _ in range(EXAMPLES)])
+PIXELS = RNG.uniform(size=[EXAMPLES, SIDE, SIDE, 3]).astype("float32")
+MASKS = RNG.integers(0, CLASSES, [EXAMPLES, SIDE, SIDE])
+VIDEOS = RNG.uniform(size=[EXAMPLES, 2, SIDE, SIDE, 3]).astype("float32")
+TOKENS = RNG.integers(5, 60, [EXAMPLES, LENGTH])
+ONES = np.ones_like(TOKENS)
+INPUTS = {"token_ids": TOKENS, "padding_mask": ONES}
+SEGMENTS = {**INPUTS, "segment_ids": 0 * ONES}
+DECODED = {"decoder_token_ids": TOKENS, "decoder_padding_mask": ONES}
+ENCODED = {"encoder_token_ids": TOKENS, "encoder_padding_mask": ONES}
+SPECTRA = {"encoder_features": RNG.normal(size=[EXAMPLES, SIDE, 8]).astype("float32")}
+SOUNDS = {
+    "encoder_input_values": RNG.normal(size=[EXAMPLES, 2048, 1]).astype("float32"),
+    "encoder_padding_mask": np.ones([EXAMPLES, 2048], "int64"),
+}
+POSITIONS = {"position_ids": np.tile(np.arange(LENGTH), [EXAMPLES, 1])}
+IMAGE_PIECES = ("<start_of_image>", "<img>", "<end_of_image>")
+
+
+def _with_head(backbone: Any, units: int, output: str | None = None) -> keras.Model:
+    """Returns a backbone and a linear layer on its output, averaged over time or space."""
+    x = backbone.output if output is None else backbone.output[output]
+    if units == CLASSES and len(x.shape) > 2:
+        x = keras.ops.mean(x, axis=[*range(1, len(x.shape) - 1)])
+    return keras.Model(backbone.input, keras.layers.Dense(units)(x))
+
+
+def _small_resnet() -> Any:
+    return models.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64] * 4,
+        stackwise_num_blocks=[1] * 4,
+        stackwise_num_strides=[1, 2, 2, 2],
+        block_type="basic_block",
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _mit() -> Any:
+    return image_task(
+        "MiT",
+        layerwise_depths=[1, 1],
+        num_layers=2,
+        layerwise_num_heads=[1, 2],
+        layerwise_sr_ratios=[2, 1],
+        max_drop_path_rate=0.0,
+        layerwise_patch_sizes=[7, 3],
+        layerwise_strides=[4, 2],
+        hidden_dims=[8, 16],
+    )
+
+
+def _csp_net() -> Any:
+    return image_task(
+        "CSPNet",
+        stem_filters=8,
+        stem_kernel_size=3,
+        stem_strides=1,
+        stackwise_depth=[1, 1],
+        stackwise_strides=[1, 2],
+        stackwise_num_filters=[8, 16],
+        block_type="dark_block",
+        stage_type="dark",
+    )
+
+
+def deep_lab() -> Any:
+    """Returns a segmenter of images, which has no preprocessor."""
+    backbone = models.DeepLabV3Backbone(
+        _small_resnet(),
+        spatial_pyramid_pooling_key="P4",
+        upsampling_size=4,
+        dilation_rates=[2],
+        low_level_feature_key="P2",
+        projection_filters=8,
+        image_shape=(SIDE, SIDE, 3),
+    )
+    task = models.DeepLabV3ImageSegmenter(backbone, num_classes=CLASSES)
+    return tfdp.keras3.replace_batch_normalization(task, by="frozen")
+
+
+def _retina_net() -> Any:
+    sizes = {"min_level": 3, "max_level": 4, "use_p5": False}
+    backbone = models.RetinaNetBackbone(_small_resnet(), **sizes, image_shape=(SIDE, SIDE, 3))
+    model = _with_head(backbone, CLASSES, "P3")
+    return tfdp.keras3.replace_batch_normalization(model, by="frozen")
+
+
+def _dino(version: str, **arguments: Any) -> Any:
+    make = getattr(models, f"DINO{version}Backbone")
+    return _with_head(make(**PATCHES, **HEADS, use_mask_token=False, **arguments), CLASSES)
+
+
+def _vit_det() -> Any:
+    sizes = {"num_layers": 2, "hidden_size": 16, "intermediate_dim": 32, "num_heads": 2}
+    backbone = models.ViTDetBackbone(
+        **sizes,
+        global_attention_layer_indices=[1],
+        image_shape=(SIDE, SIDE, 3),
+        patch_size=8,
+        num_output_channels=8,
+        window_size=2,
+    )
+    return _with_head(backbone, CLASSES)
+
+
+def _video_prism() -> Any:
+    sizes = {"hidden_dim": 16, "intermediate_dim": 32, "num_heads": 2}
+    layers = {"num_spatial_layers": 1, "num_temporal_layers": 1, "num_auxiliary_layers": 0}
+    return _with_head(models.VideoPrismBackbone(2, **PATCHES, **sizes, **layers), CLASSES)
+
+
+def _esm(number: str, kind: str) -> Any:
+    tokenizer = models.ESMTokenizer(
+        vocabulary=["<cls>", "<pad>", "<eos>", "<unk>", *AMINO, "<mask>"]
+    )
+    backbone = getattr(models, f"ESM{number}Backbone")(60, **OFF)
+    if kind == "MaskedPLM":
+        lengths = {"sequence_length": LENGTH, "mask_selection_length": 4}
+        return models.ESM2MaskedPLM(
+            backbone, preprocessor=models.ESMMaskedPLMPreprocessor(tokenizer, **lengths)
+        )
+    preprocessor = models.ESMProteinClassifierPreprocessor(tokenizer, sequence_length=LENGTH)
+    return models.ESMProteinClassifier(backbone, num_classes=CLASSES, preprocessor=preprocessor)
+
+
+def _gemma3n() -> Any:
+    backbone = models.Gemma3nBackbone(
+        text_vocab_size=60,
+        text_hidden_size=16,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=[32, 32],
+        hidden_activation="gelu_approximate",
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=4,
+        rope_theta=1e4,
+        max_position_embeddings=32,
+        vocab_size_per_layer_input=60,
+        hidden_size_per_layer_input=4,
+        altup_num_inputs=2,
+        laurel_rank=4,
+    )
+    return _with_head(backbone, 60)
+
+
+def _gemma4() -> Any:
+    windows = {"sliding_window_size": 4, "sliding_window_pattern": 2}
+    sizes = {**SMALL_HEADS, "num_layers": 2}
+    return _with_head(models.Gemma4Backbone(60, image_size=SIDE, **sizes, **windows), 60)
+
+
+def _qwen_next() -> Any:
+    linear = {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
+    linear |= {f"linear_{part}_head_dim": 8 for part in ("key", "value")}
+    layers = {**SMALL_HEADS, "num_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    return _with_head(models.Qwen3_5Backbone(60, **layers, **linear), 60)
+
+
+def _rwkv() -> Any:
+    sizes = {"hidden_size": 16, "head_size": 8, "num_layers": 2, "intermediate_dim": 32}
+    lora = {f"{part}_lora": 4 for part in ("gate", "mv", "aaa", "decay")}
+    return _with_head(models.RWKV7Backbone(vocabulary_size=60, **sizes, **lora), 60)
+
+
+def _electra() -> Any:
+    backbone = models.ElectraBackbone(60, **OFF, embedding_dim=8)
+    return _with_head(backbone, CLASSES, "pooled_output")
+
+
+def _decoder(backbone: Any) -> Any:
+    return _with_head(backbone, 60, "decoder_sequence_output")
+
+
+def _whisper() -> Any:
+    lengths = {"max_encoder_sequence_length": 32, "max_decoder_sequence_length": LENGTH}
+    return _decoder(models.WhisperBackbone(60, **HEADS, num_mels=8, **lengths))
+
+
+def _moonshine() -> Any:
+    layers = {f"{part}_num_{count}": n for part in CODERS for count, n in COUNTS.items()}
+    sizes = {"hidden_dim": 16, "intermediate_dim": 32}
+    return _decoder(models.MoonshineBackbone(60, filter_dim=16, **sizes, **layers))
+
+
+def _ed_rec() -> Any:
+    return _decoder(models.EdRecBackbone(60, 1, 1, 16, 32, 2))
+
+
+def _t5_gemma(name: str) -> Backbone:
+    part = {
+        "hidden_dim": 16,
+        "intermediate_dim": 32,
+        "num_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "layer_types": ["full_attention"],
+    }
+    sizes = {f"{coder}_{size}": value for coder in CODERS for size, value in part.items()}
+
+    def make() -> Any:
+        return text_task(name, "Seq2SeqLM", _sentence_piece(name, "<bos>", "<eos>"), **sizes)
+
+    return Backbone("sequence-to-sequence model", make, SEQ2SEQ)
+
 
 BACKBONES = {
     "Bert": Backbone("text classifier", bert, (TEXTS, LABELS)),
@@ -311,4 +525,54 @@ BACKBONES = {
             stackwise_pooling=[True, False],
         )
     ),
+}
+
+# The other families, most of them as a backbone with a linear head, on arrays.
+BACKBONES |= {
+    "DistilBert, masked": Backbone(
+        "masked language model",
+        lambda: text_task("DistilBert", "MaskedLM", _word_piece("DistilBert"), **OFF),
+        TEXTS,
+    ),
+    "Electra": Backbone("text classifier", _electra, (SEGMENTS, LABELS)),
+    "XLNet": Backbone(
+        "text classifier",
+        lambda: _with_head(models.XLNetBackbone(60, **HEADS), CLASSES),
+        (SEGMENTS, LABELS),
+    ),
+    "ESM": Backbone("classifier of proteins", lambda: _esm("", ""), (PROTEINS, LABELS)),
+    "ESM2": Backbone("masked language model", lambda: _esm("2", "MaskedPLM"), PROTEINS),
+    "Gemma3": Backbone(
+        "causal language model",
+        lambda: text_task(
+            "Gemma3",
+            "CausalLM",
+            _sentence_piece("Gemma3", "<bos>", "<eos>", "<mask>", *IMAGE_PIECES),
+            **SMALL_HEADS,
+            image_size=SIDE,
+        ),
+        {"prompts": TEXTS, "responses": TEXTS},
+    ),
+    "Gemma3n": Backbone("causal language model", _gemma3n, (INPUTS, TOKENS)),
+    "Gemma4": Backbone("causal language model", _gemma4, ({**INPUTS, **POSITIONS}, TOKENS)),
+    "GptOss": _language_model("GptOss", _pairs("GptOss"), **QUERIES, num_experts=2, top_k=1),
+    "Qwen3.5": Backbone("causal language model", _qwen_next, (INPUTS, TOKENS)),
+    "RWKV7": Backbone("causal language model", _rwkv, (INPUTS, TOKENS)),
+    "T5Gemma": _t5_gemma("T5Gemma"),
+    "T5Gemma2": _t5_gemma("T5Gemma2"),
+    "EdRec": Backbone("sequence-to-sequence model", _ed_rec, ({**ENCODED, **DECODED}, TOKENS)),
+    "Whisper": Backbone("speech to text", _whisper, ({**SPECTRA, **DECODED}, TOKENS)),
+    "Moonshine": Backbone("speech to text", _moonshine, ({**SOUNDS, **DECODED}, TOKENS)),
+    "MiT": _images(_mit),
+    "CSPNet": _images(_csp_net),
+    "DINOV2": Backbone(
+        "image classifier",
+        lambda: _dino("V2", position_embedding_shape=(64, 64, 3)),
+        (PIXELS, LABELS),
+    ),
+    "DINOV3": Backbone("image classifier", lambda: _dino("V3"), (PIXELS, LABELS)),
+    "ViTDet": Backbone("image classifier", _vit_det, (PIXELS, LABELS)),
+    "RetinaNet": Backbone("image classifier", _retina_net, (PIXELS, LABELS)),
+    "DeepLabV3": Backbone("image segmenter", deep_lab, (PIXELS, np.eye(CLASSES)[MASKS])),
+    "VideoPrism": Backbone("video classifier", _video_prism, (VIDEOS, LABELS)),
 }

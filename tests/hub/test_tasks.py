@@ -11,17 +11,21 @@ import tensorflow as tf
 import tfdp
 from tests.hub.backbones import (
     BRACKETS,
+    CLASSES,
     EXAMPLES,
     IMAGES,
     LABELS,
     LENGTH,
+    MASKS,
     OFF,
+    PIXELS,
     SEQ2SEQ,
     TEXTS,
     _byte_pair,
     _sentence_piece,
     bart,
     bert,
+    deep_lab,
     gpt2,
     resnet,
     text_task,
@@ -173,6 +177,14 @@ def test_masked_language_models_of_every_tokenizer(name, monkeypatch):
         monkeypatch.setattr(keyed_functions, "_ACTING", frozenset({"Assert"}))
         task = text_task(name, "MaskedLM", MASKED[name](), **arguments)
         assert np.any(filled_in(task) != expected)
+
+
+def test_a_task_without_a_preprocessor_is_fine_tuned(capsys):
+    """The rate of its class, 5e-5, is for gradients without noise, as that of other tasks."""
+    data = (PIXELS, np.eye(CLASSES, dtype="float32")[MASKS])
+    task = train(deep_lab(), data, verbose=True)
+    assert task.preprocessor is None and not task.optimizer.clipping.report().slow
+    assert "learning rate 0.002, which falls linearly to 0" in capsys.readouterr().out
 
 
 def test_a_new_sampler_does_not_end_privacy(monkeypatch):

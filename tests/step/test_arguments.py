@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp
 from tests import support
@@ -59,10 +60,36 @@ def test_hyperparameters_of_inner_optimizers_are_looked_at():
         keras.optimizers.Adam(math.inf),
         keras.optimizers.RMSprop(0.1, rho=math.nan),
     ):
-        with pytest.raises(ValueError, match="must be a finite number"):
+        with pytest.raises(ValueError, match=r"must be a (finite )?number"):
             tfdp.keras3.DPOptimizer(inner, 1.0, 1.1, 16)
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     tfdp.keras3.DPOptimizer(keras.optimizers.AdamW(schedule, weight_decay=0.1), 1.0, 1.1, 16)
+
+
+@with_both
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *[("learning_rate", one) for one in (math, b"x", {"a": 1}, lambda a, b: a, tf.zeros([2]))],
+        *[("learning_rate", one) for one in (tf.constant("a"), tf.ragged.constant([[1.0], []]))],
+        *[("beta_1", one) for one in (-0.5, 1.0, None, lambda a: a, tf.constant(1j))],
+        *[("beta_2", 2.5), ("epsilon", -1), ("weight_decay", -1), ("name", 0.5), ("name", [])],
+        ("weight_decay", tf.constant("a")),
+    ],
+)
+def test_hyperparameters_out_of_range_are_named(front, argument, value):
+    with pytest.raises(ValueError, match=rf"`{argument}` must be .* Received: {argument}="):
+        front.tfdp.DPAdam(1.0, 1.1, 16, **{argument: value})
+
+
+@with_both
+def test_rates_may_be_numbers_functions_variables_and_schedules(front):
+    schedule = front.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    rates = [0.1, np.float32(0.1), np.array(0.1), lambda: 0.1, schedule]
+    if front.part == "tfdp":  # Keras 3 makes a variable itself.
+        rates.append(tf.Variable(0.1))
+    for rate in rates:
+        front.tfdp.DPAdam(1.0, 1.1, 16, learning_rate=rate)
 
 
 def test_descriptions_of_a_sampling_are_named():

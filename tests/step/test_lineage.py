@@ -271,7 +271,7 @@ def moved_copies():
     model = compiled()
     train(model, 2)
     weights, found = model.get_weights(), {}
-    path = tf.train.Checkpoint(v=model.trainable_variables).write(f"ram://{id(model)}")
+    path = tf.train.Checkpoint(v=model.trainable_variables).write(f"ram://weights/{id(model)}")
     initializer = tf.keras.initializers.Constant(weights[0])
     made = tf.keras.Sequential(
         [tf.keras.layers.Dense(3, input_shape=[4], kernel_initializer=initializer)]

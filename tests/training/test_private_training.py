@@ -56,7 +56,7 @@ def test_a_schedule_of_the_noise_is_scaled_to_the_budget(capsys):
     assert "which changes 1 times, at last to" in capsys.readouterr().out
     trained.fit(batches, epochs=2, callbacks=[budget], verbose=0)
     assert 1.98 < trained.optimizer.ledger.epsilon(budget.delta).epsilon <= 2.0
-    with pytest.raises(ValueError, match=r"`schedule` must be a schedule of `tfdp\.schedules`"):
+    with pytest.raises(ValueError, match=r"`noise_schedule` must be a schedule of"):
         make(model("sgd"), noise_schedule=1.5)
 
 

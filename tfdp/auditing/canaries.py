@@ -10,13 +10,20 @@ from tfdp.accounting.sampling import EXAMPLE, USER
 from tfdp.auditing.audit_result import AuditResult, result_of
 from tfdp.auditing.recording import Recording, StepSetting, learning_rate
 from tfdp.base.tf.plain_variables import plain_variables
-from tfdp.base.validation import between_zero_and_one, error, is_integer, positive_integer
+from tfdp.base.validation import (
+    between_zero_and_one,
+    error,
+    integer,
+    is_integer,
+    positive_integer,
+)
 from tfdp.data.users import user_numbers
 from tfdp.keras2.base import PrivateOptimizerMixin
 from tfdp.keras2.private_gan import PrivateGAN
 
 # Factor of a canary's gradient, which is then far longer than any usual clip.
 _SCALE = 1e6
+_MOST_CANARIES = 10**7  # Each has a weight and a coin.
 # Lines of the data set that are not a canary's: an example of the user, or a canary that is out.
 _REAL, _OUT = 0, -1
 
@@ -108,8 +115,7 @@ class CanaryAudit:
                 "use. For DPSUR, give the model that `SelectiveModel` gets, and make the "
                 f"SelectiveModel of `audit.model`. Received: {model!r}."
             )
-        if not is_integer(num_canaries) or num_canaries < 20:
-            raise error("num_canaries", "an integer of at least 20", num_canaries)
+        integer("num_canaries", num_canaries, 20, _MOST_CANARIES)
         if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
             raise error("data", "(x, y) or (x, y, sample_weight), arrays", type(data))
         if not (seed is None or is_integer(seed)):

@@ -12,15 +12,19 @@ from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.event_codec import sampled_gaussian
 from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, RdpFilter
 from tfdp.accounting.rounding import rounded_down, rounded_up
-from tfdp.accounting.sampling import PoissonSampling
+from tfdp.accounting.sampling import MOST_EXAMPLES, PoissonSampling
 from tfdp.base.validation import (
     between_zero_and_one,
     error,
+    integer,
+    is_number,
     non_negative,
     positive,
     positive_integer,
     small_probability,
 )
+
+_MOST_ITERATIONS = 10**6  # The accountant of more takes minutes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +110,8 @@ def calibrate_descent(
       dataset_size: Number of training examples.
       expected_batch_size: Expected number of examples in the batch of a measurement.
       selection_batch_size: Expected number of examples in the batch of a choice.
-      iterations: Iterations that the budget lasts for if no measurement is repeated. It lasts for
-        fewer if some are.
+      iterations: Iterations that the budget lasts for if no measurement is repeated, 10^6 at most.
+        It lasts for fewer if some are.
       selection_share: Share of the budget that is for choosing step sizes, in (0, 1).
 
     Returns:
@@ -117,7 +121,16 @@ def calibrate_descent(
       ValueError: An argument is out of its range, or no noise is enough.
     """
     between_zero_and_one("selection_share", selection_share)
-    q, q_selection = expected_batch_size / dataset_size, selection_batch_size / dataset_size
+    dataset_size = integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
+    for name, size in (
+        ("expected_batch_size", expected_batch_size),
+        ("selection_batch_size", selection_batch_size),
+    ):
+        if not (is_number(size) and 0 < size <= dataset_size):
+            raise error(name, f"a positive number of at most dataset_size={dataset_size}", size)
+    iterations = integer("iterations", iterations, 1, _MOST_ITERATIONS)
+    q = float(expected_batch_size / dataset_size)
+    q_selection = float(selection_batch_size / dataset_size)
     noise = calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=delta,
@@ -132,6 +145,15 @@ def calibrate_descent(
     def root(excess: Callable[[float], float], low: float, high: float) -> float:
         """Finds where a cost falling from `low` to `high` reaches the target, on the cheap side."""
         logs = (math.log(low), math.log(high))
+        ends = excess(low), excess(high)
+        if not min(ends) <= 0 <= max(ends):
+            raise ValueError(
+                "Arguments `target_epsilon`, `selection_share`, `expected_batch_size` and "
+                "`selection_batch_size` must be such that noise between 0.3 of that of private "
+                "gradient descent and 1e6, and a selection range of 1e-7 to 50, meet the budget. "
+                f"Received: {target_epsilon=}, {selection_share=}, {expected_batch_size=}, "
+                f"{selection_batch_size=}."
+            )
         found = scipy.optimize.brentq(lambda x: excess(math.exp(x)), *logs, xtol=1e-6)
         return math.exp(found + (2e-6 if low < high else -2e-6))
 

@@ -21,7 +21,7 @@ from tfdp.base.tf.workers import check_alike, gathered
 from tfdp.base.validation import error, instance, one_of
 from tfdp.data.columns import Features
 from tfdp.data.elements import check_padding
-from tfdp.data.poisson import check_integer, drawn_batches, source_of, truncation_of
+from tfdp.data.poisson import MOST_STEPS, check_integer, drawn_batches, source_of, truncation_of
 from tfdp.data.source import PoissonSource
 
 _PADDINGS = (NONE, FULL)
@@ -105,7 +105,7 @@ def distributed_poisson_batches(
     check_integer("dataset_size", dataset_size, 1, MOST_EXAMPLES)
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
     check_integer("chunk_size", chunk_size, 1, None, optional=True)
-    check_integer("steps_per_epoch", steps_per_epoch, 1, None, optional=True)
+    check_integer("steps_per_epoch", steps_per_epoch, 1, MOST_STEPS, optional=True)
     check_integer("seed", seed, None, None, optional=True)
     one_of("padding", padding, _PADDINGS)
     sources = _opened(strategy, open_shard, seed, transform, features, label)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.base import validation
 from tfdp.base.validation import error, integer
 from tfdp.data import cached_features
 
@@ -125,6 +126,7 @@ def scattering_features(
     )
     path = None
     if cache_dir is not None:
+        validation.path("cache_dir", cache_dir)
         path = pathlib.Path(cache_dir) / f"scattering-{_key(images, parameters)}.npy"
     return cached_features.features_of(
         images,

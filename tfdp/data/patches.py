@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp.base import validation
 from tfdp.base.validation import error, positive_integer
 from tfdp.data import cached_features
 
@@ -135,6 +136,7 @@ def patch_features(
     parameters = Parameters(int(num_filters), int(patch_size), int(grid_size), bool(mirror))
     path = None
     if cache_dir is not None:
+        validation.path("cache_dir", cache_dir)
         description = {"format": _FORMAT_VERSION, **dataclasses.asdict(parameters)}
         path = pathlib.Path(cache_dir) / f"patches-{cached_features.key(images, description)}.npy"
     columns = -(-grid_size // 2) if mirror else grid_size

@@ -22,7 +22,7 @@ from tfdp.accounting.sampling import (
 )
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.tf.autotuning import without_autotuning
-from tfdp.base.validation import error, integer
+from tfdp.base.validation import boolean, error, integer
 from tfdp.data import draw_record
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.checks import arrays_of, check_data, number_of_rows
@@ -37,7 +37,7 @@ from tfdp.data.users import Users
 _sources = itertools.count()
 # More rows of one example than fit in any memory, or in an int32.
 _MOST_AUGMENTATIONS = 10**6
-_MOST_STEPS = 2**52
+MOST_STEPS = 2**52
 
 
 def poisson_batches(
@@ -161,9 +161,12 @@ def poisson_batches(
     if expected_batch_size is None:
         expected_batch_size = default_batch_size(dataset_size)
     check_integer("expected_batch_size", expected_batch_size, 1, dataset_size)
-    integer("steps_per_epoch", steps_per_epoch, 1, _MOST_STEPS, optional=True)
+    integer("steps_per_epoch", steps_per_epoch, 1, MOST_STEPS, optional=True)
     check_integer("seed", seed, None, None, optional=True)
-    integer("first_step", first_step, 0, _MOST_STEPS)
+    integer("first_step", first_step, 0, MOST_STEPS)
+    boolean("redraw_sets", redraw_sets)
+    if redraw_sets and cycle_length == 1:
+        raise error("redraw_sets", "False with cycle_length=1", redraw_sets)
     check_padding(padding, chunk_size, source.element_spec)
     truncation = truncation_of(padding, max_truncation_probability)
     sampling = PoissonSampling(
@@ -354,11 +357,11 @@ def source_of(
     if transform is not None:
         example = parts_of(source.given_spec)[:2]
         source = dataclasses.replace(source, transform=Transform(transform, *example))
-    _check_real(source.element_spec)
+    check_real(source.element_spec)
     return source
 
 
-def _check_real(spec: Any) -> None:
+def check_real(spec: Any) -> None:
     """Refuses complex numbers, of which losses and norms of gradients are not defined."""
     for part in tf.nest.flatten(spec):
         if part.dtype.is_complex:

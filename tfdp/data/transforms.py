@@ -201,8 +201,8 @@ def _check_is_function(function: Any, has_labels: bool) -> None:
         raise error("transform", needed, function)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # The function is not written in Python.
-        return
+    except (TypeError, ValueError):  # Not written in Python, as classes such as `int` are.
+        raise error("transform", f"{needed}, whose arguments can be known", function) from None
     try:
         signature.bind(*([None] * (1 + has_labels)))
     except TypeError:

@@ -20,7 +20,12 @@ from tfdp.clipping.clipping_rules import ClippingRule
 from tfdp.clipping.update_error import Code, described
 from tfdp.keras2.weight_decay import WeightDecay
 from tfdp.schedules import NoiseMultiplier
-from tfdp.step.arguments import check_first_argument, check_hyperparameters, scaling_hint
+from tfdp.step.arguments import (
+    check_first_argument,
+    check_hyperparameters,
+    check_name,
+    scaling_hint,
+)
 from tfdp.step.privacy_config import PrivacyConfig
 from tfdp.step.private_fit import guard_fit
 from tfdp.step.private_metrics import keep_evaluations_private
@@ -92,7 +97,8 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         self._weight_decay = WeightDecay(weight_decay)
         self._set_privacy(config)
         del self._base_arguments
-        kwargs.setdefault("name", type(self).__name__)
+        check_name(kwargs.get("name"))
+        kwargs["name"] = kwargs.get("name") or type(self).__name__
         # TF-Privacy's own noise, which is never used, has no schedules.
         super().__init__(l2_norm_clip, self._stages.values[0], num_microbatches, **kwargs)
 

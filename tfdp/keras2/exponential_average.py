@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp.base.validation import error, is_number
+from tfdp.base.validation import elements, error, is_number
 from tfdp.keras2.keras_2 import Callback
 
 _NAME = "_tfdp_exponential_average"
@@ -69,7 +69,7 @@ class ExponentialMovingAverage(Callback):
             raise error("set_at_end", "a bool", set_at_end)
         self.decay = float(decay)
         self.set_at_end = set_at_end
-        self._others = tuple(on_average)
+        self._others = tuple(elements("on_average", on_average, "a sequence of callbacks"))
         for other in self._others:
             if not isinstance(other, tf.keras.callbacks.Callback):
                 raise error("on_average", "a sequence of callbacks", on_average)

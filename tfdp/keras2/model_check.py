@@ -36,7 +36,8 @@ def validate(model: tf.keras.Model, loss: Any = None, *, data: Any = None) -> Mo
       error if it would not.
 
     Raises:
-      ValueError: `model` is not a model of Keras 2, or its inputs are not known.
+      ValueError: `model` is not a model of Keras 2, its inputs are not known, or `data` are
+        no examples of real numbers.
 
     Example:
       >>> import tensorflow as tf, tfdp

@@ -40,7 +40,8 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
       error if it would not.
 
     Raises:
-      ValueError: `model` is not a model of Keras 3, or its inputs are not known.
+      ValueError: `model` is not a model of Keras 3, its inputs are not known, or `data` are
+        no examples of real numbers.
 
     Example:
       >>> import keras, tfdp.keras3

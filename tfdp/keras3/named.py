@@ -148,7 +148,8 @@ class DPSignAdam(_NamedOptimizer):
     _inner_class = SignAdam
 
     def _make_inner(self, noise_multiplier: Any, arguments: dict[str, Any]) -> Any:
-        if noise_multiplier == 0:  # A sign can be zero, and the second moment is no constant.
+        # Without noise, a sign can be zero, and the second moment is no constant.
+        if is_number(noise_multiplier) and noise_multiplier == 0:
             return keras.optimizers.Adam(**arguments)
         return SignAdam(**arguments)
 

@@ -7,7 +7,7 @@ import keras
 
 from tfdp.accounting.ledger import Ledgers
 from tfdp.base import devices
-from tfdp.base.validation import error
+from tfdp.base.validation import error, using
 from tfdp.data import tasks
 from tfdp.data.columns import Features
 from tfdp.keras3 import several_optimizers
@@ -176,7 +176,8 @@ def _choose(
     if isinstance(given, str) and given.lower() in _BY_NAME and not is_from_compile:
         given = _BY_NAME[given.lower()]
     elif isinstance(given, str):
-        given = DPAdam if given == "adam" else keras.optimizers.get(given)
+        with using("optimizer", given, "an optimizer of Keras, its name, or its class"):
+            given = DPAdam if given == "adam" else keras.optimizers.get(given)
     if isinstance(given, type) and issubclass(given, DPOptimizer) and given is not DPOptimizer:
         if learning_rate is not None:
             parameters.setdefault("learning_rate", learning_rate)
@@ -206,5 +207,5 @@ def _choose(
         return Chosen(make, {**parameters, "learning_rate": learning_rate})
     if not (is_from_compile or is_name):
         return Chosen(make, parameters)
-    name, is_task = type(inner).__name__, tasks.preprocessor_of(model) is not None
+    name, is_task = type(inner).__name__, tasks.is_task(model)
     return Chosen(make, parameters, learning_rates.instead_of(name, inner.get_config(), is_task))

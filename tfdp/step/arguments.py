@@ -1,7 +1,7 @@
 """Checks of the arguments of private optimizers."""
 
+import inspect
 import math
-import numbers
 import os
 import re
 import sys
@@ -72,64 +72,94 @@ ENGINES: dict[str, type[ClippingEngine]] = {
 }
 
 
-# Hyperparameters of Keras's optimizers that are numbers.
-_HYPERPARAMETERS = (
-    "learning_rate",
-    "momentum",
-    "beta_1",
-    "beta_2",
-    "rho",
-    "epsilon",
-    "weight_decay",
-    "ema_momentum",
-)
+# Hyperparameters of Keras's optimizers that are numbers: what each must be, the least and the most.
+_SHARE = ("a number in [0, 1]", 0.0, 1.0)
+_DECAY = ("a number in [0, 1)", 0.0, math.nextafter(1.0, 0.0))
+_NON_NEGATIVE = ("a non-negative, finite number", 0.0, sys.float_info.max)
+_RATE = "a finite number, a schedule or a function of no arguments"
+_HYPERPARAMETERS = {
+    "learning_rate": (_RATE, -sys.float_info.max, sys.float_info.max),
+    "momentum": _SHARE,
+    "beta_1": _DECAY,
+    "beta_2": _DECAY,
+    "rho": _SHARE,
+    "epsilon": _NON_NEGATIVE,
+    "weight_decay": _NON_NEGATIVE,
+    "ema_momentum": _SHARE,
+}
+_OPTIONAL = ("epsilon", "weight_decay", "ema_momentum")
 
 
 def check_hyperparameters(values: Mapping[str, Any]) -> None:
     """Refuses hyperparameters with which the weights would become NaN, or the step would fail.
 
     Args:
-      values: Arguments of an optimizer, by name. What is no Python or NumPy value, such as a
-        schedule or a variable, is not looked at.
+      values: Arguments of an optimizer, by name. Functions of no arguments, variables and scalar
+        tensors are not called or read.
 
     Raises:
-      ValueError: A hyperparameter is no finite number; the learning rate is None.
+      ValueError: A hyperparameter is not what it must be.
     """
-    for name in _HYPERPARAMETERS:
-        value = values.get(name, 0.0)
-        if isinstance(value, np.ndarray) and value.ndim == 0:
-            value = value.item()
-        allowed = "a finite number, a schedule or a callable"
-        if name != "learning_rate":
-            allowed = "a finite number"
-            if value is None and name != "momentum":
-                continue
-        elif callable(value):
+    for name, (requirement, least, most) in _HYPERPARAMETERS.items():
+        if name not in values:
             continue
-        number = is_number(value) and math.isfinite(value)
-        plain = isinstance(value, numbers.Number | np.ndarray | str | list | tuple | set | None)
-        # A rate may be the config of a schedule; others are numbers, functions, or variables.
-        numeric = callable(value) or hasattr(value, "dtype")
-        plain = plain or (name != "learning_rate" and not numeric)
-        if plain and not number:
-            raise error(name, allowed, value)
-        if name == "momentum" and plain and not 0 <= value <= 1:
-            raise error(name, "a number in [0, 1]", value)
+        value = _item(values[name])
+        if value is None and name in _OPTIONAL:
+            continue
+        if is_number(value):
+            fits = least <= value <= most
+        else:
+            fits = _is_read_later(value) or (name == "learning_rate" and _is_schedule(value))
+        if not fits:
+            raise error(name, requirement, values[name])
+
+
+def _item(value: Any) -> Any:
+    """Returns the number that an array of rank 0 holds, or the value."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def _is_read_later(value: Any) -> bool:
+    """Returns whether a step gets a real number of a value: a variable, a tensor or a function."""
+    if callable(value) and not hasattr(value, "dtype"):
+        try:
+            inspect.signature(value).bind()
+        except TypeError:
+            return _is_schedule(value)
+        except ValueError:  # The function is not written in Python.
+            return True
+        return True
+    if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "shape"):
+        return False
+    try:
+        dtype, rank = tf.as_dtype(value.dtype), len(value.shape)
+    except (TypeError, ValueError, AttributeError):
+        return False
+    is_dense = tf.is_tensor(value) or hasattr(value, "assign")
+    is_dense = is_dense and not isinstance(value, tf.RaggedTensor | tf.SparseTensor)
+    return is_dense and rank == 0 and (dtype.is_floating or dtype.is_integer)
+
+
+def _is_schedule(value: Any) -> bool:
+    """Returns whether a value is a schedule of Keras, or the config of one."""
+    if isinstance(value, Mapping):
+        return "class_name" in value
+    return any(kind.__name__ == "LearningRateSchedule" for kind in type(value).__mro__)
 
 
 def as_floats(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of an optimizer of Keras 3, hyperparameters as it takes them: as floats.
 
     Raises:
-      ValueError: A hyperparameter is a function, or the momentum no number.
+      ValueError: A hyperparameter other than the learning rate is no number.
     """
     found = dict(values)
     for name in set(values) & set(_HYPERPARAMETERS):
-        value = values[name]
+        value = _item(values[name])
         if is_number(value):
             found[name] = float(value)
-        elif name == "momentum" or (callable(value) and name != "learning_rate"):
-            raise error(name, "a finite number", value)
+        elif name != "learning_rate" and not (value is None and name in _OPTIONAL):
+            raise error(name, _HYPERPARAMETERS[name][0], value)
     return found
 
 

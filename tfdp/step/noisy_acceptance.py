@@ -5,8 +5,9 @@ import math
 
 import tensorflow as tf
 
+from tfdp.accounting.sampling import MOST_EXAMPLES
 from tfdp.base.random.rounded_gaussian import rounded_normals
-from tfdp.base.validation import error, is_integer, is_number
+from tfdp.base.validation import error, integer, is_number
 from tfdp.step.noise import add_gaussian_noise
 from tfdp.step.secure_noise import STEPS
 
@@ -47,8 +48,7 @@ class ValidationTest:
     secure_noise: bool = False
 
     def __post_init__(self) -> None:
-        if not (is_integer(self.batch_size) and self.batch_size >= 1):
-            raise error("validation_batch_size", "a positive integer", self.batch_size)
+        integer("validation_batch_size", self.batch_size, 1, MOST_EXAMPLES)
         if not (is_number(self.noise_multiplier) and 0 < self.noise_multiplier < math.inf):
             raise error(
                 "validation_noise_multiplier", "a positive, finite number", self.noise_multiplier

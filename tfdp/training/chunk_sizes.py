@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp.accounting.sampling import PoissonSampling
-from tfdp.base.validation import error
+from tfdp.base.validation import error, integer
 from tfdp.data import poisson
 
 AUTO = "auto"
@@ -35,9 +35,11 @@ def given(chunk_size: Any) -> int | None:
     Raises:
       ValueError: It is another string than "auto".
     """
-    if isinstance(chunk_size, str) and chunk_size != AUTO:
+    if not isinstance(chunk_size, str):
+        return integer("chunk_size", chunk_size, 1, optional=True)
+    if chunk_size != AUTO:
         raise error("chunk_size", f'an integer, None or "{AUTO}"', chunk_size)
-    return None if chunk_size == AUTO else chunk_size
+    return None
 
 
 def choose(

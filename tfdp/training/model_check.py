@@ -13,12 +13,14 @@ import tensorflow as tf
 from tfdp.accounting.sampling import FULL, PoissonSampling
 from tfdp.base.random.key_streams import KeyStream
 from tfdp.base.user_warnings import said_by_keras
+from tfdp.base.validation import using
 from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
 from tfdp.clipping.report import SlowClippingWarning
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
+from tfdp.data.poisson import check_real
 from tfdp.step.private_step import PrivateStep
 from tfdp.training import front_end
 from tfdp.training.findings import Finding, ModelCheck
@@ -42,6 +44,8 @@ _REDUCTION = (
 )
 
 
+_TEXTS = "it cannot be computed of inputs that are texts."
+_VECTORIZE = "Give numbers, or begin the model with a layer that takes texts (`TextVectorization`)."
 _UNTRAINED = Finding(
     "the model",
     "it has no trainable variables.",
@@ -113,6 +117,10 @@ def check(
       data: See there.
       has_no_loss: Whether the model is to be trained without a loss of `compile`.
     """
+    if data is not None and not isinstance(data, PoissonBatches):
+        with using("data", data, "`(x, y)` of arrays, a `tf.data.Dataset`, or Poisson batches"):
+            specs = [_spec_of(data, 0), _spec_of(data, 1)]
+        check_real([spec for spec in specs if spec is not None])
     if data is not None and (has_no_loss or has_own_step(keras.package, model)):
         with _quiet():
             return _Check(keras, model).run_step(loss, data)
@@ -237,9 +245,25 @@ class _Check:
         with self._keras.watching(self._model) as inputs_of:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
+            given = None if data is None else _spec_of(data, 0)
+            if given is not None and _are_texts(given) and not self._takes(given):
+                return [Finding("the model", _TEXTS, _VECTORIZE)]
             self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
+
+    def _takes(self, inputs: Any) -> bool:
+        """Calls the model on a row of texts: tracing casts texts to numbers, running does not.
+
+        Other errors say nothing of the user's texts: the row holds none of them.
+        """
+        try:
+            self._model(tf.nest.map_structure(_of_zeros, inputs))
+        except tf.errors.UnimplementedError:  # There is no cast of texts.
+            return False
+        except Exception:  # Layers may raise any type.
+            return True
+        return True
 
     def _explain(
         self, error: Exception, trace: "_Trace", inputs_of: Callable[[Any], Any], whole: str

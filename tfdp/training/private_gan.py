@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdp.base.validation import (
     elements,
     error,
+    integer,
     is_integer,
     is_number,
     one_of,
@@ -29,6 +30,7 @@ else:
 _LOSSES = ("wasserstein", "non_saturating")
 # Rows that are generated at the same time.
 _ROWS_AT_A_TIME = 4096
+_MOST_CLASSES = 2**20  # Each has a probability.
 
 
 class GANTraining(_Model):
@@ -66,12 +68,9 @@ class GANTraining(_Model):
         _check_shares_nothing(generator, critic)
         _check_loss(loss, gradient_penalty, weight_clip)
         positive_integer("critic_steps", critic_steps)
-        for name, value in (
-            ("generator_batch_size", generator_batch_size),
-            ("num_classes", num_classes),
-        ):
-            if value is not None:
-                positive_integer(name, value)
+        if generator_batch_size is not None:
+            positive_integer("generator_batch_size", generator_batch_size)
+        integer("num_classes", num_classes, 1, _MOST_CLASSES, optional=True)
         if not isinstance(non_private_diagnostics, bool):
             raise error("non_private_diagnostics", "True or False", non_private_diagnostics)
         self.generator = generator

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting.budget import default_delta
@@ -16,11 +17,19 @@ from tfdp.accounting.planning import planned_batch_size, steps_of
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.base import devices
-from tfdp.base.validation import error, non_negative, one_of, positive_integer, using
+from tfdp.base.validation import (
+    error,
+    is_integer,
+    non_negative,
+    one_of,
+    positive_integer,
+    using,
+)
 from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import AutomaticClipping
 from tfdp.data import poisson, poisson_batches, tasks
 from tfdp.data.batches import PoissonBatches
+from tfdp.data.elements import parts_of
 from tfdp.schedules import NoiseMultiplier, NoiseSchedule
 from tfdp.step.record import record_ledger
 from tfdp.step.selective import SelectiveUpdateMixin
@@ -108,7 +117,7 @@ def prepare(
     sampling: str,
     noise_schedule: NoiseSchedule | None,
     prior: Ledgers | None,
-    verbose: bool,
+    verbose: bool | int,
     optimizer_arguments: dict[str, Any],
     **data_arguments: Any,
 ) -> PrivateTraining:
@@ -116,6 +125,8 @@ def prepare(
     data = (data, *others)
     positive_integer("epochs", epochs)
     in_epochs = one_of("sampling", sampling, _SAMPLINGS) == _EPOCHS
+    if not (noise_schedule is None or isinstance(noise_schedule, NoiseSchedule)):
+        raise error("noise_schedule", "a schedule of `tfdp.schedules` or None", noise_schedule)
     if in_epochs and noise_schedule is not None:
         raise error("noise_schedule", "None with sampling='epochs'", noise_schedule)
     if l2_norm_clip is None:
@@ -124,7 +135,11 @@ def prepare(
     _check_goal(target_epsilon, noise_multiplier, noise_schedule)
     if batch_size is not None:
         positive_integer("batch_size", batch_size)
-    is_chosen, chunk_size = chunk_size == chunk_sizes.AUTO, chunk_sizes.given(chunk_size)
+    if not (isinstance(verbose, bool | np.bool_) or (is_integer(verbose) and verbose in (0, 1))):
+        raise error("verbose", "True or False", verbose)
+    verbose = bool(verbose)
+    _check_metrics(metrics)
+    is_chosen, chunk_size = isinstance(chunk_size, str), chunk_sizes.given(chunk_size)
     preprocessor = tasks.preprocessor_of(model)
     if preprocessor is not None:
         names = ("features", "label", "transform")
@@ -160,6 +175,8 @@ def prepare(
             batches = _batches(data, padding=few_sizes, **data_arguments)
     if batches is None:
         batches = _batches(data, padding=padding, **data_arguments)
+    if not own_step:
+        _check_weights(batches.element_spec)
     size = batches.sampling.dataset_size
     delta = default_delta(size) if delta is None else delta
     if batch_size is None:
@@ -254,6 +271,30 @@ def _check_goal(
         )
     if noise_multiplier is not None and not isinstance(noise_multiplier, NoiseSchedule):
         non_negative("noise_multiplier", noise_multiplier)
+
+
+def _check_metrics(metrics: Any) -> None:
+    """Raises a ValueError unless metrics are what `compile` takes, which looks when it trains."""
+    waiting = [metrics]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict) and all(isinstance(name, str) for name in one):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif not (one is None or callable(one) or (isinstance(one, str) and one.isprintable())):
+            requirement = "names of metrics, metrics or functions, in lists or dicts, or None"
+            raise error("metrics", requirement, metrics)
+
+
+def _check_weights(spec: Any) -> None:
+    """Raises a ValueError if weights have more dimensions than the losses that they multiply."""
+    parts = parts_of(spec)
+    if len(parts) < 3 or tf.nest.is_nested(parts[1]) or tf.nest.is_nested(parts[2]):
+        return
+    if parts[1].shape.rank == 1 and parts[2].shape.rank > 1:
+        requirement = "data with one weight for each example, as there is one label"
+        raise error("data", requirement, parts[2])
 
 
 def _planned_epsilon(optimizer: Any, spent: list, steps: int, delta: float) -> float:
