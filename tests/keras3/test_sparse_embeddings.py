@@ -48,28 +48,26 @@ def trained(model, optimizer, batches, loss=nothing, steps=1, **kwargs):
     return model
 
 
-def noise_of_step(clip_rule="flat", padding="full"):
-    """What a step without gradients subtracts from the table and from the other weights."""
-    batches, model = batches_of(padding=padding), network()
-    before = model.get_weights()
-    optimizer = tfdp.keras3.DPSGD(
-        CLIP,
-        Z,
-        sampling=batches.sampling,
-        learning_rate=float(BATCH),
-        clipping_rule=clip_rule,
-        sparse_embeddings=LOW,
+def noise_of_step(padding="full", steps=1, batch_arguments=None, **kwargs):
+    """What the last step, without gradients, subtracts from the table and from other weights."""
+    batches, model = batches_of(padding=padding, **(batch_arguments or {})), network()
+    given = {"noise_multiplier": Z, "sampling": batches.sampling, **kwargs}
+    optimizer = tfdp.keras3.DPSGD(CLIP, learning_rate=float(BATCH), sparse_embeddings=LOW, **given)
+    model.compile(optimizer, nothing)
+    before = []
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: before.append(model.get_weights())
     )
-    trained(model, optimizer, batches)
-    table, *others = (b - a for b, a in zip(before, model.get_weights(), strict=True))
+    model.fit(batches, steps_per_epoch=steps, callbacks=[callback], verbose=0)
+    table, *others = (b - a for b, a in zip(before[-1], model.get_weights(), strict=True))
     return table, np.concatenate([np.ravel(o) for o in others]), optimizer
 
 
-def assert_as_stated(stddev):
+def assert_as_stated(stddev, noise=Z, **kwargs):
     """It fails by luck with probability below 1e-9: 10,000 numbers are known to 0.7%."""
-    table, others, optimizer = noise_of_step()
+    table, others, optimizer = noise_of_step(**kwargs)
     updated = np.any(table != 0, axis=1)
-    p = LOW.false_positives(Z)
+    p = LOW.false_positives(noise)
     assert abs(updated.sum() - ROWS * p) < 7 * math.sqrt(ROWS * p)
     kept = table[updated]
     assert np.all(kept != 0) and 100 < len(kept) < 400
@@ -77,12 +75,35 @@ def assert_as_stated(stddev):
     assert abs(np.corrcoef(kept[::2].ravel()[:4000], kept[1::2].ravel()[:4000])[0, 1]) < 0.12
     assert abs(others.std() / stddev - 1) < 7 / math.sqrt(2 * len(others))
     assert optimizer.noise_stddev == pytest.approx(stddev)
-    (release,) = optimizer.ledger.releases
-    assert release.event.event.noise_multiplier == Z
+    *_, release = optimizer.ledger.releases
+    event = release.event
+    assert getattr(event, "event", event).noise_multiplier == noise
 
 
 def test_rows_that_survive_have_noise_of_the_raised_multiplier():
     assert_as_stated(Z / math.sqrt(1 - 0.36) * CLIP)
+
+
+WITH = {
+    "schedule": {
+        "steps": 2,
+        "noise_multiplier": tfdp.schedules.PiecewiseConstantNoise([1], [1.0, 2.0]),
+        "noise": 2.0,
+    },
+    "cycles": {"batch_arguments": {"cycle_length": 4}},
+    "users": {"batch_arguments": {"privacy_unit": np.arange(N) // 2, "examples_per_user": 2}},
+    "augmentations": {"batch_arguments": {"augmentations": 2}},
+    "epochs": {"batch_arguments": {"cycle_length": N // BATCH, "redraw_sets": True}},
+    "buckets": {"padding": "buckets"},
+    "per layer": {"clipping_rule": "per_layer"},
+    "automatic": {"clipping_rule": "automatic"},
+}
+
+
+@pytest.mark.parametrize("name", WITH)
+def test_with_another_option_the_noise_is_as_stated(name):
+    noise = WITH[name].get("noise", Z)
+    assert_as_stated(noise / math.sqrt(1 - 0.36) * CLIP, **WITH[name])
 
 
 def test_noise_that_is_not_raised_is_caught():
@@ -95,7 +116,7 @@ def test_noise_that_is_not_raised_is_caught():
 
 def test_an_adaptive_clip_shares_the_noise():
     rule = AdaptiveQuantileClipping(count_noise=4.0)
-    table, _, optimizer = noise_of_step(rule, "none")
+    table, _, optimizer = noise_of_step("none", clipping_rule=rule)
     sums, counts = optimizer._adaptive.sum_noises[0], LOW.noise(Z)[0]
     assert sums**-2 + counts**-2 + 8.0**-2 == pytest.approx(Z**-2)
     kept = table[np.any(table != 0, axis=1)]
@@ -112,14 +133,13 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("name", INNER)
-def test_rows_move_as_in_keras_and_others_stay(name):
+def assert_rows_move_as_in_keras(network, inner):
     """The same examples in each step: rows that are updated have the same moments as in Keras."""
     x, y = X[:4], Y[:4]
     loss = keras.losses.MeanSquaredError()
     weights, before = {}, network().get_weights()
     for sparse in (None, TOUCHED):
-        optimizer = tfdp.keras3.DPOptimizer(INNER[name](), 10.0, 0.0, 4, sparse_embeddings=sparse)
+        optimizer = tfdp.keras3.DPOptimizer(inner(), 10.0, 0.0, 4, sparse_embeddings=sparse)
         model = trained(
             network(), optimizer, tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat(),
             loss, steps=3,
@@ -128,9 +148,30 @@ def test_rows_move_as_in_keras_and_others_stay(name):
         assert int(optimizer.iterations) == 3
     for own, other in zip(weights[TOUCHED], weights[None], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
-    table = weights[TOUCHED][0]
-    moved = np.any(table != before[0], axis=1)
+    moved = np.any((weights[TOUCHED][0] != before[0]).reshape([ROWS, -1]), axis=1)
     assert set(np.flatnonzero(moved)) == set(x.ravel())
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_rows_move_as_in_keras_and_others_stay(name):
+    assert_rows_move_as_in_keras(network, INNER[name])
+
+
+@pytest.mark.parametrize("width", [[], [2, 3]])
+def test_rows_may_be_numbers_or_matrices(width):
+    class Table(keras.layers.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=[ROWS, *width], initializer="normal")
+
+        def call(self, ids):
+            return keras.ops.take(self.table, ids, axis=0)
+
+    def network():
+        keras.utils.set_random_seed(0)
+        layers = (Table(), keras.layers.Flatten(), keras.layers.Dense(1))
+        return keras.Sequential([keras.Input([3], dtype="int32"), *layers])
+
+    assert_rows_move_as_in_keras(network, INNER["momentum"])
 
 
 def test_moments_of_rows_that_stay_do_not_decay():

@@ -167,12 +167,6 @@ class CanaryAudit:
             raise error(
                 "optimizer", "the one that is watched: an audit is of one training", optimizer
             )
-        if optimizer.sparse_embeddings is not None:
-            raise error(
-                "sparse_embeddings",
-                "None in an audit, which looks at noise in all coordinates",
-                optimizer.sparse_embeddings,
-            )
         self._optimizer = optimizer
         observed_optimizer: Any = optimizer
         add_noise = optimizer._add_noise

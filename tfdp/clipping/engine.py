@@ -79,7 +79,7 @@ class ClippedSum:
         in exact arithmetic, in units of the clip: a float64 scalar, which follows from shapes
         alone. None otherwise.
       touched: With `ClippingEngine.table_rows`, for each variable the rows of a table to which its
-        sum belongs, `[touched, width]`; None where the sum is shaped as the variable. None
+        sum belongs, `[touched, ...]`; None where the sum is shaped as the variable. None
         otherwise.
     """
 

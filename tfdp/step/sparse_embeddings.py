@@ -167,7 +167,7 @@ class RowSelection:
         Returns:
           The sum, with the selected rows of each table in place of those that were touched: private
           until noise is added. And for each variable the numbers of its selected rows, int64 `[k]`,
-          each once, in no order that means anything; None where all coordinates have a sum.
+          in rising order; None where all coordinates have a sum.
 
         Raises:
           ValueError: The step is one that cannot be taken so.
@@ -189,9 +189,11 @@ class RowSelection:
         for (i, rows), kept, others in zip(tables, survive, drawn, strict=True):
             others = _without(others, rows.ids)
             values = tf.boolean_mask(gradients[i], kept)
-            zeros = tf.zeros([tf.size(others), values.shape[1]], values.dtype)
-            gradients[i] = tf.concat([values, zeros], axis=0)
-            ids[i] = tf.concat([tf.boolean_mask(rows.ids, kept), others], axis=0)
+            zeros = tf.zeros([tf.size(others), *values.shape[1:]], values.dtype)
+            numbers = tf.concat([tf.boolean_mask(rows.ids, kept), others], axis=0)
+            order = tf.argsort(numbers)  # It must not tell which rows are touched.
+            gradients[i] = tf.gather(tf.concat([values, zeros], axis=0), order)
+            ids[i] = tf.gather(numbers, order)
         return dataclasses.replace(total, gradients=gradients, touched=None), ids
 
     def _drawn_rows(

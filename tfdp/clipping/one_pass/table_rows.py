@@ -81,7 +81,7 @@ class TableRows:
 
 
 class RowSums(Lookups):
-    """Gradients of a table whose sum is that of its touched rows, `[touched, d]`.
+    """Gradients of a table whose sum is that of its touched rows, `[touched, ...]`.
 
     Args:
       lookups: The gradients, of all examples.
@@ -118,9 +118,10 @@ class RowSums(Lookups):
     def total(
         self, tensors: Sequence[tf.Tensor], factors: tf.Tensor, wide: bool = False
     ) -> tf.Tensor:
-        """See `Contribution`; of all examples, and of the touched rows: `[touched, d]`."""
+        """See `Contribution`; of all examples, and of the touched rows: `[touched, ...]`."""
         g = widen(tensors[1])
         g = g * tf.cast(factors, g.dtype)[:, tf.newaxis, tf.newaxis]
-        return tf.math.unsorted_segment_sum(
+        rows = tf.math.unsorted_segment_sum(
             tf.reshape(g, [-1, self.width]), tf.reshape(self._slots, [-1]), tf.size(self._ids)
         )
+        return tf.reshape(rows, [-1, *self.shape[1:]])
