@@ -13,8 +13,8 @@ def keep_varying_batches_from_xla() -> None:
 
     Where there is a GPU, Keras has XLA compile every training step unless `compile` says otherwise.
     XLA compiles a step anew for each number of rows, which takes seconds to a minute. So steps on
-    Poisson batches without padding, and steps with `sparse_embeddings`, are not compiled. Other optimizers behave as before. With
-    `jit_compile=True`, such a step is refused.
+    Poisson batches without padding, and steps with `sparse_embeddings`, are not compiled. Other
+    optimizers behave as before. With `jit_compile=True`, such a step is refused.
     """
 
     def resolving(resolve: Callable[[Any], bool]) -> Callable[[Any], bool]:
