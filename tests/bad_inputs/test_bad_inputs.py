@@ -80,10 +80,13 @@ def test_files_of_calls_are_not_in_the_repository_and_go():
     assert not written.exists() and not (runner.ROOT / "text").exists()
 
 
-def test_a_sample_has_each_argument_and_in_turn_each_value():
-    known = {"calls": {"f": ["a", "b", "c"]}, "values": ["v", "w", "x"]}
-    of_each = [(case.argument, case.value) for case in cases.sample(known, 3)]
-    assert of_each == [("a", "v"), ("b", "x"), ("c", "w")]
+def test_a_sample_has_each_argument_and_does_not_change_with_other_calls():
+    known = {"calls": {"f": [*"abcdef"], "g": [*"abcdef"]}, "values": ["v", "w", "x"]}
+    found = cases.sample(known, 3)
+    assert [case.argument for case in found] == [*"abcdef"] * 2
+    assert {case.value for case in found} == {"v", "w", "x"}
+    of_g = [case for case in found if case.call == "g"]
+    assert cases.sample({**known, "calls": {"g": [*"abcdef"]}}, 3) == of_g
     assert cases.sample(known, 1) == cases.of(known)
 
 

@@ -74,6 +74,7 @@ def test_hyperparameters_of_inner_optimizers_are_looked_at():
         *[("learning_rate", one) for one in (tf.constant("a"), tf.ragged.constant([[1.0], []]))],
         *[("beta_1", one) for one in (-0.5, 1.0, None, lambda a: a, tf.constant(1j))],
         *[("beta_2", 2.5), ("epsilon", -1), ("weight_decay", -1), ("name", 0.5), ("name", [])],
+        ("epsilon", lambda: 1e-7),
         ("weight_decay", tf.constant("a")),
     ],
 )

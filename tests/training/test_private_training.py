@@ -180,6 +180,7 @@ def test_all_problems_of_the_model_are_in_one_error():
         ("adam", {"batch_size": 301}, "`batch_size` must be an integer .* at most 300"),
         ("adam", {"batch_size": 2.5}, "`batch_size` must be a positive integer"),
         ("adam", {"epochs": 0}, "`epochs` must be a positive integer"),
+        ("adam", {"epochs": 10**400}, "`epochs` must be so few that there are at most 100000000"),
         ("adam", {"target_epsilon": -1.0}, "`target_epsilon`"),
         ("adam", {"optimizer": tfdp.DPSURSGD}, "must not be selective"),
         ("adam", {"optimizer": tfdp.DPSGD(1.0, 1.0, 5)}, "Pass optimizer=tfdp.DPSGD"),

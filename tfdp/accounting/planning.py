@@ -132,10 +132,7 @@ def plan(
     chosen = planned_batch_size(size, epochs, largest)
     powers = range(-_ROWS_BESIDE, _ROWS_BESIDE + 1)
     batches = sorted({min(largest, max(1, int(chosen * 2.0**power))) for power in powers})
-    if (most := steps_of(size, batches[0], epochs)) > MOST_RELEASES:
-        raise validation.error(
-            "epochs", f"so few that there are at most {MOST_RELEASES} steps, not {most}", epochs
-        )
+    check_steps(steps_of(size, batches[0], epochs), epochs)
     rows = tuple(_row(size, target, delta, epochs, batch) for batch in batches)
     recommended = rows[batches.index(chosen)]
     return Plan(size, target, delta, epochs, rows, recommended, _reason(recommended, largest))
@@ -166,6 +163,13 @@ def planned_batch_size(dataset_size: int, epochs: int, max_batch_size: int | Non
 def steps_of(dataset_size: int, batch_size: int, epochs: int) -> int:
     """Returns the steps of some epochs, as `make_private` and `poisson_batches` count them."""
     return epochs * max(1, round(dataset_size / batch_size))
+
+
+def check_steps(steps: int, epochs: int) -> None:
+    """Raises a ValueError that names `epochs` if they have too many steps to be priced."""
+    if steps > MOST_RELEASES:
+        requirement = f"so few that there are at most {MOST_RELEASES} steps, not {steps}"
+        raise validation.error("epochs", requirement, epochs)
 
 
 def _row(size: int, target: float, delta: float, epochs: int, batch: int) -> PlanRow:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp.accounting.budget import default_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_noise_schedule
 from tfdp.accounting.ledger import Ledgers, as_ledgers, check_unit, compose_ledgers
-from tfdp.accounting.planning import planned_batch_size, steps_of
+from tfdp.accounting.planning import check_steps, planned_batch_size, steps_of
 from tfdp.accounting.relation import RELATION, stated_constants
 from tfdp.accounting.sampling import BUCKETS, FULL, NONE, PoissonSampling
 from tfdp.base import devices
@@ -187,6 +187,7 @@ def prepare(
     if in_epochs:
         batches = poisson.in_epochs(batches)
         steps = epochs * batches.sampling.cycle_length
+    check_steps(steps, epochs)
     if rates is not None:
         peak = rates.peak(steps, l2_norm_clip, parameters)
         schedules = keras.package.optimizers.schedules

@@ -6,7 +6,6 @@ import numpy as np
 
 from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.budget import MOST_RELEASES
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.planning import steps_of
 from tfdp.accounting.relation import RELATION
@@ -58,9 +57,6 @@ class Plan(NamedTuple):
         if sampling.cycle_length > 1:
             raise validation.error("sampling", "'poisson' in a selection", "epochs")
         steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
-        if steps > MOST_RELEASES:
-            requirement = f"so few that there are at most {MOST_RELEASES} steps, not {steps}"
-            raise validation.error("epochs", requirement, runs.epochs)
         cost = record_ledger.ledger_of_model(first.model)
         spent = [*as_ledgers(prior)]
         noise = calibrate_private_selection(
