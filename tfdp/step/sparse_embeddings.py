@@ -104,7 +104,7 @@ class SparseEmbeddings:
           noise_multiplier: That of the optimizer.
           rows: Number of rows that no example of the batch touches.
         """
-        integer("rows", rows, 1)
+        integer("rows", rows, 1, 2**63 - 1)
         stddev = self.noise(noise_multiplier)[0] * self.count_clip
         return 0.0 if stddev == 0 else rows * math.erfc(self.threshold / stddev / 2**0.5) / 2
 
