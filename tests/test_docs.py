@@ -70,6 +70,7 @@ PAGES = {
     "docs/quickstart.md": 2,
     "docs/selective_release.md": 0,
     "docs/sharp_edges.md": 1,
+    "docs/sparse_embeddings.md": 0,
     "docs/subgroups.md": 0,
     "docs/user_level.md": 1,
 }

@@ -21,10 +21,14 @@ x, y = np.ones([60, 5, 2], "float32"), np.ones([60, 1], "float32")
 options = {
     "compression": {"compression": {"name": "top_k", "fraction": 0.5}},
     "noise_correlation": {"noise_correlation": tfdp.BandedNoise([1.0, 0.5])},
+    "sparse_embeddings": {"sparse_embeddings": {"threshold": 2.0, "min_rows": 3}},
 }.get(option, {})
 cycle = 2 if options.keys() & {"noise_correlation"} else 1
 batches = tfdp.data.poisson_batches((x, y), expected_batch_size=6, cycle_length=cycle)
-model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+first = keras.layers.Flatten()
+if option == "sparse_embeddings":
+    first = keras.Sequential([keras.layers.Embedding(3, 2), first])
+model = keras.Sequential([first, keras.layers.Dense(1)])
 inner = keras.optimizers.SGD(0.1)
 model.compile(
     tfdp.keras3.DPOptimizer(inner, 1.0, 1.0, sampling=batches.sampling, **options), "mse"
@@ -37,6 +41,7 @@ print(*sorted(name for name in loaded if name in sys.argv[2:]))
 PARTS = {
     "compression": "tfdp.step.compression",
     "noise_correlation": "tfdp.step.noise_memory",
+    "sparse_embeddings": "tfdp.step.sparse_embeddings",
 }
 NEVER = (
     "tfdp.accounting.privacy_filter",
@@ -55,6 +60,7 @@ NEVER = (
 def test_a_step_loads_the_parts_that_it_uses():
     """The parts in use are found, so that the step without them would be caught loading them."""
     names = [*PARTS.values(), *NEVER]
+    names += ["tfdp.clipping.one_pass.table_rows", "tfdp.keras3.row_updates"]
     runs = [[option, *names] for option in ("none", *PARTS)]
     ended = forks.run_each(PROGRAM, runs, "import tensorflow, keras, tfdp")
     for (option, *_), process in zip(runs, ended, strict=True):
@@ -64,6 +70,8 @@ def test_a_step_loads_the_parts_that_it_uses():
             assert not loaded
         else:
             assert loaded & set(PARTS.values()) == {PARTS[option]}
+        of_rows = loaded & {"tfdp.clipping.one_pass.table_rows", "tfdp.keras3.row_updates"}
+        assert len(of_rows) == (2 if option == "sparse_embeddings" else 0)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         validate,
     )
     from tfdp.privacy_card.card import report
+    from tfdp.step.sparse_embeddings import SparseEmbeddings
     from tfdp.training.tuning.private_tuning import tune
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivateGAN",
     "SelectiveModel",
+    "SparseEmbeddings",
     "TermWiseVAE",
     "TooManyAttemptsError",
     "accounting",
@@ -109,6 +111,7 @@ _of_rooms, _listed = lazy.attributes(
     {
         **{name: f"tfdp.{name}" for name in _ROOMS},
         "BandedNoise": "tfdp.correlated_noise",
+        "SparseEmbeddings": "tfdp.step.sparse_embeddings",
         "calibrate_correlated_noise": "tfdp.correlated_noise",
         "calibrate_noise_multiplier": "tfdp.accounting",
         "calibrate_noise_schedule": "tfdp.accounting",

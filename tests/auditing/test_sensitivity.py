@@ -207,6 +207,7 @@ def test_the_table(capsys):
         ({"examples": 41}, "`examples` must be between 2"),
         ({"data": (X, Y, Y, Y)}, "`data` must be"),
         ({"data": (X, Y[:-1])}, "`data` must be"),
+        ({"data": (X.astype(str), Y)}, "`data` must be with numbers as inputs"),
         ({"optimizer": tfdp.DPSGD(math.inf, 0.0, 10)}, "finite `l2_norm_clip`"),
         ({"optimizer": "adam"}, "`optimizer` must be a private optimizer"),
     ],

@@ -17,7 +17,7 @@ _SLOW = (
     *("poisson_batches", "AdaptiveGradientDescent", "VAE", "GAN", "replace_batch", "GNMax"),
     *("DPSUR", "DPAdam", "DPSign", "get_delta", "write_examples"),
 )
-_EVERY = 3
+_EVERY = 5
 
 
 @pytest.fixture(scope="module")

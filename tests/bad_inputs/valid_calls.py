@@ -317,6 +317,13 @@ _CALLS = {
     "BandedNoise.standard_error": lambda: run_of(
         tfdp.BandedNoise([1.0, 0.5]).standard_error, steps=20
     ),
+    "SparseEmbeddings": lambda: run_of(tfdp.SparseEmbeddings, threshold=3.0),
+    "SparseEmbeddings.false_positives": lambda: run_of(
+        tfdp.SparseEmbeddings(3.0).false_positives, noise_multiplier=1.0, rows=100
+    ),
+    "SparseEmbeddings.noise": lambda: run_of(
+        tfdp.SparseEmbeddings(3.0).noise, noise_multiplier=1.0
+    ),
     "clipping.AdaptiveQuantileClipping": lambda: run_of(clipping.AdaptiveQuantileClipping),
     "clipping.AutomaticClipping": lambda: run_of(clipping.AutomaticClipping),
     "clipping.OnePassEngine": lambda: run_of(clipping.OnePassEngine, l2_norm_clip=1.0),
@@ -502,6 +509,7 @@ def _optimizer(name, **hyperparameters):
     others = (
         *("expected_batch_size", "num_microbatches", "gradient_accumulation_steps", "noise_seed"),
         *("secure_noise", "engine", "clipping_rule", "noise_correlation", "compression"),
+        "sparse_embeddings",
         *("name", "weight_decay"),
     )
     return Call(getattr(private, name), arguments, others, only=(*arguments, *others))

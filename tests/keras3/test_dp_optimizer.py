@@ -301,6 +301,10 @@ def test_other_batches_are_compiled_as_keras_chooses(keras_sees_a_gpu):
     assert compiled(padded).jit_compile and compiled(private()).jit_compile
 
 
+def test_steps_whose_rows_vary_are_not_compiled(keras_sees_a_gpu):
+    assert not compiled(private(sparse_embeddings=tfdp.SparseEmbeddings(3.0))).jit_compile
+
+
 def test_that_keras_asks_is_needed(keras_sees_a_gpu, monkeypatch):
     """The mutant that does not say what is not to be compiled."""
     resolve = inspect.getclosurevars(Trainer._resolve_auto_jit_compile).nonlocals["resolve"]

@@ -12,6 +12,7 @@ from tfdp.auditing.replay import Replay
 from tfdp.base.validation import boolean, error, integer, positive_integer
 from tfdp.data.elements import parts_of
 from tfdp.step.private_step import PrivateStep
+from tfdp.training.model_check import casts_texts
 
 
 class SensitivityError(RuntimeError):
@@ -309,12 +310,21 @@ def _check_parts(model: Any, data: Any) -> None:
         raise error("data", "arrays of real numbers, or texts for inputs", sorted(kinds))
     if any(np.asarray(a).dtype.kind not in "biuf" for a in tf.nest.flatten(parts[1:])):
         raise error("data", "with labels and weights that are numbers", type(data))
+    if casts_texts(model, tf.nest.map_structure(_spec_of, parts[0])):
+        raise error("data", "with numbers as inputs: the model makes none of texts", type(data))
     steps = (type(model).train_step, type(model).compute_loss)
     of_keras = all(one.__module__.split(".")[0] in ("keras", "tf_keras") for one in steps)
     if len(parts) == 1 and of_keras and getattr(model, "loss", None) is not None:
         raise error("data", "(x, y): the loss of the model takes labels", type(data))
     if any(np.ndim(weight) != 1 for weight in tf.nest.flatten(parts[2:])):
         raise error("data", "with one weight for each example, [examples]", type(data))
+
+
+def _spec_of(array: Any) -> tf.TensorSpec:
+    """Returns the spec of a batch of arrays, whose texts NumPy may hold as objects."""
+    array = np.asarray(array)
+    texts = array.dtype.kind not in "biuf"
+    return tf.TensorSpec([None, *array.shape[1:]], tf.string if texts else array.dtype)
 
 
 def _with_last(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

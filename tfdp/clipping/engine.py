@@ -3,7 +3,8 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -14,6 +15,9 @@ from tfdp.clipping import clipping_rules
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP, ClippingRule
 from tfdp.clipping.loss_graph import random_streams
 from tfdp.clipping.norms import in_float32
+
+if TYPE_CHECKING:
+    from tfdp.clipping.one_pass.table_rows import TableRows
 
 # Relations of the batches of neighbors: an example is there or not, and the rest is equal. With
 # constant parameters, zero-out and add-or-remove-one look alike to a batch.
@@ -40,6 +44,21 @@ def check_clip(name: str, clip: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class TouchedRows:
+    """The rows of a table that a batch looks up. Private until noise is added.
+
+    Attributes:
+      ids: Their numbers, each once: int64 `[touched]`.
+      counts: How many examples touch each, with weights that are clipped: float64 `[touched]`.
+      rows: Number of rows of the table.
+    """
+
+    ids: tf.Tensor
+    counts: tf.Tensor
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ClippedSum:
     """The result of one pass of an engine over a batch.
 
@@ -59,6 +78,9 @@ class ClippedSum:
       error: With an engine of `wide_sums`, a bound on the l2 distance of `gradients` from the sum
         in exact arithmetic, in units of the clip: a float64 scalar, which follows from shapes
         alone. None otherwise.
+      touched: With `ClippingEngine.table_rows`, for each variable the rows of a table to which its
+        sum belongs, `[touched, ...]`; None where the sum is shaped as the variable. None
+        otherwise.
     """
 
     gradients: list[tf.Tensor | None]
@@ -68,20 +90,34 @@ class ClippedSum:
     mask: tf.Tensor | None
     noise_scales: list[float | tf.Tensor] | None = None
     error: tf.Tensor | None = None
+    touched: Sequence[TouchedRows | None] | None = None
 
     def unless(self, empty: tf.Tensor | None) -> "ClippedSum":
         """Returns the sum over no examples if `empty`, a scalar bool, is true; else this one."""
         if empty is None:
             return self
 
-        sums = [self.within_clip, *[g for g in self.gradients if g is not None]]
+        counts = [rows.counts for rows in self.touched or [] if rows is not None]
+        sums = [self.within_clip, *counts, *[g for g in self.gradients if g is not None]]
         found = tf.cond(  # Nothing is copied where there are examples.
             empty, lambda: [tf.zeros_like(total) for total in sums], lambda: list(sums)
         )
         within, *rest = tf.nest.flatten(found)
         left = iter(rest)
+        touched = self._with_counts(lambda _: next(left))
         gradients = [None if g is None else next(left) for g in self.gradients]
-        return dataclasses.replace(self, gradients=gradients, within_clip=within)
+        return dataclasses.replace(self, gradients=gradients, within_clip=within, touched=touched)
+
+    def _with_counts(
+        self, function: Callable[[tf.Tensor], tf.Tensor]
+    ) -> list[TouchedRows | None] | None:
+        """Returns the touched rows, with what a function makes of their counts."""
+        if self.touched is None:
+            return None
+        return [
+            None if rows is None else dataclasses.replace(rows, counts=function(rows.counts))
+            for rows in self.touched
+        ]
 
     def after(self, operation: tf.Operation) -> "ClippedSum":
         """Returns the same sum, which is there only once `operation` has run without an error."""
@@ -96,6 +132,7 @@ class ClippedSum:
                 regularizer_gradients=[later(g) for g in self.regularizer_gradients],
                 within_clip=later(self.within_clip),
                 error=later(self.error),
+                touched=self._with_counts(tf.identity),
             )
 
 
@@ -128,12 +165,15 @@ class ClippingEngine(abc.ABC):
         their own seeds. None: layers use their own seeds. To be set before tracing.
       rows_per_example: Consecutive rows of the batch that make up one example, whose mean gradient
         is clipped: augmented copies of it, or the examples of one user. To be set before tracing.
+      table_rows: Which tables get sums of their touched rows alone, with counts
+        (`ClippedSum.touched`), by the one-pass engine; None: no table. To be set before tracing.
     """
 
     wide_sums = False
     rows_per_example = 1
     usual_rows: int | None = None
     streams: KeyStream | None = None
+    table_rows: "TableRows | None" = None
 
     def __init__(
         self,

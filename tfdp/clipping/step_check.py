@@ -54,7 +54,7 @@ _HARMLESS = (
     data_flow.READS
     | data_flow.GENERATORS
     | RANDOM_STREAMS
-    | {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"}
+    | {"Assert", "DisableCopyOnRead", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"}
     | op_types.STATEFUL
     | {"CudnnRNN", "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"}
     | {"CudnnRNNV2", "CudnnRNNV3"}

@@ -34,6 +34,7 @@ from tfdp.step.private_step import PrivateStep
 if TYPE_CHECKING:
     from tfdp.correlated_noise import BandedNoise
     from tfdp.step.compression import Compression
+    from tfdp.step.sparse_embeddings import SparseEmbeddings
 
 compat.check_keras_2()
 
@@ -80,10 +81,17 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
         compression: "Compression | dict[str, Any] | None" = None,
+        sparse_embeddings: "SparseEmbeddings | dict[str, Any] | None" = None,
         weight_decay: float | None = None,
         **kwargs: Any,
     ):
         config = PrivacyConfig.checked(self._public_name(), locals())
+        if config.sparse_embeddings is not None:
+            raise error(
+                "sparse_embeddings",
+                "None in Keras 2, whose optimizers change all rows of a table: use `tfdp.keras3`",
+                config.sparse_embeddings,
+            )
         self._base_arguments = kwargs
         check_hyperparameters(kwargs)
         self._weight_decay = WeightDecay(weight_decay)

@@ -1,6 +1,7 @@
 """Private optimizers of Keras 3: any optimizer of Keras, on noisy sums of clipped gradients."""
 
 import copy
+import importlib
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,7 @@ from tfdp.step.private_step import PrivateStep
 if TYPE_CHECKING:
     from tfdp.correlated_noise import BandedNoise
     from tfdp.step.compression import Compression
+    from tfdp.step.sparse_embeddings import SparseEmbeddings
 
 # The attribute of a graph for the losses that were scaled in it. They are tensors of that graph:
 # a table of this module would keep it alive.
@@ -125,11 +127,14 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
         compression: "Compression | dict[str, Any] | None" = None,
+        sparse_embeddings: "SparseEmbeddings | dict[str, Any] | None" = None,
         name: str | None = None,
     ):
         _check_inner(inner_optimizer)
         check_name(name)
         config = PrivacyConfig.checked(self._public_name(), locals())
+        if config.sparse_embeddings is not None:
+            self._check_updates_rows(inner_optimizer)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer
         self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
@@ -255,6 +260,13 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
             id(tf_variable(variable)): variable
             for variable in self.inner_optimizer._trainable_variables
         }
+        rows = [(g, known[id(v)]) for g, v in gradients if isinstance(g, tf.IndexedSlices)]
+        if rows:
+            row_updates().apply(self.inner_optimizer, rows)
+            gradients = [(g, v) for g, v in gradients if not isinstance(g, tf.IndexedSlices)]
+            if not gradients:  # Keras takes no step without gradients.
+                self.inner_optimizer.iterations.assign_add(1)
+                return
         before = _calls.kept
         self.inner_optimizer.apply(
             [gradient for gradient, _ in gradients],
@@ -266,6 +278,10 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 "Keras calls it, adds up the gradients of all replicas once more. Train without a "
                 "distribution strategy, or with an optimizer of Keras as it is."
             )
+
+    def _check_updates_rows(self, inner_optimizer: Any) -> None:
+        """Raises a ValueError unless updates of rows alone are known."""
+        row_updates().check_inner(inner_optimizer)
 
     def _loss_metrics(self, model: Any) -> list[Any] | None:
         if not isinstance(model, keras.Model):
@@ -430,6 +446,11 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
     def __copy__(self) -> "DPOptimizer":
         """Returns a copy that shares nothing: it draws other noise and counts for itself."""
         return copy.deepcopy(self)
+
+
+def row_updates() -> Any:
+    """Returns the module of updates of rows, which is loaded where it is used."""
+    return importlib.import_module("tfdp.keras3.row_updates")
 
 
 keep_evaluations_private(keras)

@@ -24,6 +24,7 @@ from tfdp.step.privacy_config import taken
 if TYPE_CHECKING:
     from tfdp.correlated_noise import BandedNoise
     from tfdp.step.compression import Compression
+    from tfdp.step.sparse_embeddings import SparseEmbeddings
 
 # Arguments of Keras's optimizers that have another place here.
 _OF_INNER_ALONE = ("gradient_accumulation_steps", "loss_scale_factor", "name")
@@ -52,6 +53,7 @@ class _NamedOptimizer(DPOptimizer):
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
         noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
         compression: "Compression | dict[str, Any] | None" = None,
+        sparse_embeddings: "SparseEmbeddings | dict[str, Any] | None" = None,
         name: str | None = None,
         **kwargs: Any,
     ):

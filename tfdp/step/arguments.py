@@ -61,7 +61,10 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
       noise_correlation: A `tfdp.BandedNoise`, for batches of `tfdp.data.poisson_batches(...,
         cycle_length=c)` with c of at least its bands. None: steps have independent noise.
       compression: A `tfdp.contrib.RandomMask` or `tfdp.contrib.TopK`, with which each step trains a
-        part of the coordinates. None: all of them."""
+        part of the coordinates. None: all of them.
+      sparse_embeddings: A `tfdp.SparseEmbeddings`, with which rows of embedding tables that few
+        examples of a batch look up get neither gradient nor noise, in Keras 3. None: all rows get
+        noise."""
 
 ENGINES: dict[str, type[ClippingEngine]] = {
     "one_pass": OnePassEngine,
@@ -408,6 +411,12 @@ def check_two_term_arguments(
         raise ValueError(
             f"{each} without masks, which its groups' gradients do not have. Received: "
             f"compression={compression}."
+        )
+    if clipping.table_rows is not None:
+        raise error(
+            "sparse_embeddings",
+            "None with a TwoTermLoss, as of a TermWiseVAE, whose groups have sums of their own",
+            clipping.table_rows,
         )
     if clipping.rows_per_example > 1:
         raise ValueError(

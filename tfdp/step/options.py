@@ -7,6 +7,7 @@ _MODULES = {
     "compression": "tfdp.step.compression",
     "noise_correlation": "tfdp.correlated_noise",
     "noise_memory": "tfdp.step.noise_memory",
+    "sparse_embeddings": "tfdp.step.sparse_embeddings",
 }
 
 

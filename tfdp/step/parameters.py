@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tfdp.step.compression import Compression, Compressor
     from tfdp.step.noise_memory import NoiseMemory
     from tfdp.step.record.tuned_rows import RunSelection
+    from tfdp.step.sparse_embeddings import SparseEmbeddings
 
 
 class PrivacyParameters(PersistentState):
@@ -48,6 +49,8 @@ class PrivacyParameters(PersistentState):
         self._secure_noise = config.secure_noise
         self._clipping = self._made_engine(config)
         self._adaptive = config.adaptive_clip()
+        self._gradient_noises = config.gradient_noises
+        self._rows = config.row_selection()
         self._memory: NoiseMemory | None = None
         if self._correlation is not None and self._correlation.bands > 1 and self._has_noise:
             self._memory = options.module("noise_memory").NoiseMemory(self._correlation)
@@ -71,6 +74,8 @@ class PrivacyParameters(PersistentState):
         )
         engine.wide_sums = config.secure_noise and self._has_noise
         engine.rows_per_example = config.rows_per_example
+        if config.sparse_embeddings is not None:
+            engine.table_rows = config.sparse_embeddings.table_rows
         if config.sampling is not None:
             usual = -(-config.sampling.usual_batch_size // config.gradient_accumulation_steps)
             engine.usual_rows = usual * config.rows_per_example
@@ -153,8 +158,8 @@ class PrivacyParameters(PersistentState):
         return self._released.scheduled_steps() if len(self._stages.values) > 1 else 0
 
     def _noise_now(self, stage: tf.Tensor | None) -> float | tf.Tensor:
-        """Returns the noise multiplier of the step being built, of this stage."""
-        return at_stage(self._stages.values, stage)
+        """Returns the noise multiplier of the gradients in the step being built, of this stage."""
+        return at_stage(self._gradient_noises, stage)
 
     @property
     def noise_stddev(self) -> float:
@@ -163,14 +168,15 @@ class PrivacyParameters(PersistentState):
         (With cyclic sampling and a schedule, if its draw follows that of the step before.)
 
         (With a `tfdp.clipping.TwoTermLoss` each variable has its own. With `secure_noise` it is
-        larger by less than 1%: see docs/noise.md.)
+        larger by less than 1%: see docs/noise.md. With `sparse_embeddings`, rows that are left out
+        get none.)
         """
         if not self._has_noise:
             return 0.0
         stage = self._next_stage()
         if self._adaptive is not None:
             return self._adaptive.sum_noises[stage] * self.current_l2_norm_clip
-        return self._stages.values[stage] * self._clipping.sensitivity()
+        return self._gradient_noises[stage] * self._clipping.sensitivity()
 
     @property
     def noise_correlation(self) -> "BandedNoise | None":
@@ -181,6 +187,11 @@ class PrivacyParameters(PersistentState):
     def compression(self) -> "Compression | None":
         """Rule that sets coordinates of the gradient to zero; None if all are kept."""
         return self._compression
+
+    @property
+    def sparse_embeddings(self) -> "SparseEmbeddings | None":
+        """Rule by which rows of tables are left out of a step; None if all rows get noise."""
+        return self._config.sparse_embeddings
 
     def releases_begun(self, steps: int, anew: bool = False) -> int:
         """Returns how many releases the ledger will record for the next steps.

@@ -17,6 +17,7 @@ from tfdp.step.adaptive_clip import AdaptiveClip
 if TYPE_CHECKING:
     from tfdp.correlated_noise import BandedNoise
     from tfdp.step.compression import Compression
+    from tfdp.step.sparse_embeddings import RowSelection, SparseEmbeddings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class PrivacyConfig:
     clipping_rule: ClippingRule
     noise_correlation: "BandedNoise | None"
     compression: "Compression | None"
+    sparse_embeddings: "SparseEmbeddings | None"
 
     @classmethod
     def checked(cls, optimizer: str, arguments: Mapping[str, Any]) -> "PrivacyConfig":
@@ -73,7 +75,9 @@ class PrivacyConfig:
         if config.most_noise > 0:
             checks.check_arithmetic()
         config = dataclasses.replace(
-            config, clipping_rule=clipping_rules.get(given["clipping_rule"])
+            config,
+            clipping_rule=clipping_rules.get(given["clipping_rule"]),
+            sparse_embeddings=options.get("sparse_embeddings", given["sparse_embeddings"]),
         )
         checks.check_clipping_arguments(
             config.engine, config.clipping_rule, clip, config.num_microbatches
@@ -96,7 +100,10 @@ class PrivacyConfig:
                 "None where examples have several rows",
                 config.num_microbatches,
             )
-        return dataclasses.replace(config, noise_correlation=correlation, compression=compression)
+        config = dataclasses.replace(config, noise_correlation=correlation, compression=compression)
+        if config.sparse_embeddings is not None:
+            options.module("sparse_embeddings").check_arguments(config)
+        return config
 
     @property
     def stages(self) -> Stages:
@@ -115,7 +122,8 @@ class PrivacyConfig:
         Not where the noise of a step depends on that of others, where numbers are kept for later
         steps (compression), where a count leaves as well (a clip that moves), or without noise.
         """
-        alone = self.noise_correlation is None and self.compression is None
+        others = (self.noise_correlation, self.compression, self.sparse_embeddings)
+        alone = all(option is None for option in others)
         return alone and self.adaptive_clip() is None and min(self.stages.values) > 0
 
     @property
@@ -127,12 +135,27 @@ class PrivacyConfig:
         """Returns the clip that moves, at its beginning; None if it is constant."""
         if not isinstance(self.clipping_rule, AdaptiveQuantileClipping):
             return None
-        noises, size = self.stages.values, self.expected_batch_size
+        noises, size = self.gradient_noises, self.expected_batch_size
         return AdaptiveClip(self.clipping_rule, self.l2_norm_clip, noises, size)
+
+    @property
+    def gradient_noises(self) -> list[float]:
+        """The noise multiplier of what is released besides counts of rows, in each stage."""
+        noises = list(self.stages.values)
+        if self.sparse_embeddings is None:
+            return noises
+        return [self.sparse_embeddings.noise(noise)[1] for noise in noises]
+
+    def row_selection(self) -> "RowSelection | None":
+        """Returns the selection of rows by noisy counts; None if all rows are updated."""
+        if self.sparse_embeddings is None:
+            return None
+        selection = options.module("sparse_embeddings").RowSelection
+        return selection(self.sparse_embeddings, self.stages.values)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values, from which `checked` makes the same config."""
-        correlation, compression = self.noise_correlation, None
+        correlation, sparse, compression = self.noise_correlation, self.sparse_embeddings, None
         if self.compression is not None:
             compression = options.module("compression").serialize(self.compression)
         values = {
@@ -141,6 +164,7 @@ class PrivacyConfig:
             "clipping_rule": clipping_rules.serialize(self.clipping_rule),
             "noise_correlation": None if correlation is None else correlation.get_config(),
             "compression": compression,
+            "sparse_embeddings": None if sparse is None else sparse.get_config(),
         }
         if self.sampling is None:
             del values["sampling"]

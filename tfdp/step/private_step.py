@@ -395,6 +395,10 @@ class PrivateStep(StepWarnings):
           total: The sum over all of it.
           name: Name of the operation.
         """
+        ids = None
+        if self._rows is not None:
+            key = self._noise.next_key(self._position())
+            total, ids = self._rows.select(total, key, step.stage)
         noisy = self._add_noise(total, step)
         if self._releases_signs:  # No number leaves: not to the update, and to no variable.
             means = self._means(noisy, total, step)
@@ -405,9 +409,10 @@ class PrivateStep(StepWarnings):
             step_check.mark_released(signs)
             with step_check.update_operations(self):
                 return self._update(self._updates(signs, step), name)
-        step_check.mark_released(noisy)
+        step_check.mark_released([*noisy, *(ids or [])])
         with step_check.update_operations(self):  # Replicas meet in it.
-            return self._update(self._updates(self._means(noisy, total, step), step), name)
+            updates = self._updates(self._means(noisy, total, step), step)
+            return self._update(updates if ids is None else _of_rows(updates, ids), name)
 
     def _means(self, noisy: list, total: ClippedSum, step: _Step) -> list[tf.Tensor | None]:
         """Returns the mean gradients, those of regularizers included."""
@@ -488,6 +493,21 @@ class PrivateStep(StepWarnings):
     def _transform_private_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Processes the noisy gradient before the update."""
         return gradient
+
+
+def _of_rows(
+    updates: list[tuple[tf.Tensor | None, tf.Variable]], ids: Sequence[tf.Tensor | None]
+) -> list[tuple[tf.Tensor | tf.IndexedSlices | None, tf.Variable]]:
+    """Returns updates of which those with numbers of rows are of these rows alone."""
+    return [
+        (
+            update
+            if rows is None
+            else tf.IndexedSlices(update, rows, tf.constant(v.shape.as_list(), tf.int64)),
+            v,
+        )
+        for (update, v), rows in zip(updates, ids, strict=True)
+    ]
 
 
 def sign_of(mean: tf.Tensor) -> tf.Tensor:

@@ -165,6 +165,12 @@ class SelectiveUpdateMixin(_PrivateOptimizer):
                 "known whether they are released",
                 noise_multiplier,
             )
+        if kwargs.get("sparse_embeddings") is not None:
+            raise error(
+                "sparse_embeddings",
+                "None with selective release, which copies all weights for each attempt",
+                kwargs["sparse_embeddings"],
+            )
         test = ValidationTest(
             validation_batch_size,
             validation_noise_multiplier,

@@ -246,24 +246,11 @@ class _Check:
             error = trace.run(lambda args, kwargs: self._forward(trace, args, kwargs), spec)
         if error is None:
             given = None if data is None else _spec_of(data, 0)
-            if given is not None and _are_texts(given) and not self._takes(given):
+            if given is not None and casts_texts(self._model, given):
                 return [Finding("the model", _TEXTS, _VECTORIZE)]
             self._bytes_per_row = trace.engine.bytes_per_row
             return trace.slow(self._where(self._owners()), "the model", self._slow)
         return self._explain(error, trace, inputs_of, "the model")
-
-    def _takes(self, inputs: Any) -> bool:
-        """Calls the model on a row of texts: tracing casts texts to numbers, running does not.
-
-        Other errors say nothing of the user's texts: the row holds none of them.
-        """
-        try:
-            self._model(tf.nest.map_structure(_of_zeros, inputs))
-        except tf.errors.UnimplementedError:  # There is no cast of texts.
-            return False
-        except Exception:  # Layers may raise any type.
-            return True
-        return True
 
     def _explain(
         self, error: Exception, trace: "_Trace", inputs_of: Callable[[Any], Any], whole: str
@@ -543,6 +530,27 @@ def _misfit(compute: Callable[..., tf.Tensor], targets: Any, outputs: Any) -> st
 
 def _are_texts(targets: Any) -> bool:
     return any(spec.dtype == tf.string for spec in tf.nest.flatten(targets))
+
+
+def casts_texts(model: Any, inputs: Any) -> bool:
+    """Returns whether a model casts its inputs to numbers, and they are texts.
+
+    Tracing casts texts, running does not: the model is called on a row of texts. Other errors say
+    nothing of the user's texts: the row holds none of them.
+
+    Args:
+      model: A model of Keras.
+      inputs: Specs of its inputs.
+    """
+    if not _are_texts(inputs):
+        return False
+    try:
+        model(tf.nest.map_structure(_of_zeros, inputs))
+    except tf.errors.UnimplementedError:  # There is no cast of texts.
+        return True
+    except Exception:  # Layers may raise any type.
+        return False
+    return False
 
 
 def _of_zeros(spec: tf.TensorSpec) -> tf.Tensor:

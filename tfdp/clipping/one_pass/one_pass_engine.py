@@ -12,7 +12,14 @@ from tfdp.base.validation import integer
 from tfdp.clipping import shared_tensors
 from tfdp.clipping.clipping_problem import ClippingProblem
 from tfdp.clipping.clipping_rules import ClippingRule
-from tfdp.clipping.engine import ClippedSum, ClippingEngine, Factors, sum_error, sum_error_of_chunks
+from tfdp.clipping.engine import (
+    ClippedSum,
+    ClippingEngine,
+    Factors,
+    TouchedRows,
+    sum_error,
+    sum_error_of_chunks,
+)
 from tfdp.clipping.loss_graph import copying, loss_reader
 from tfdp.clipping.one_pass.per_example_gradients import Contribution
 from tfdp.clipping.one_pass.plan import NeedsWholeModel, Plan
@@ -27,8 +34,9 @@ from tfdp.clipping.report import (
 from tfdp.clipping.vectorized import faulty_products
 from tfdp.clipping.vectorized.vectorized_engine import VectorizedEngine
 
-_Sums: TypeAlias = tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]
-"""The clipped sum of each variable, `ClippedSum.within_clip` and `ClippedSum.error`."""
+_Touched: TypeAlias = list[TouchedRows | None] | None
+_Sums: TypeAlias = tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor, _Touched]
+"""The clipped sum of each variable; of `ClippedSum`, `within_clip`, `error` and `touched`."""
 
 
 class OnePassEngine(ClippingEngine):
@@ -110,6 +118,7 @@ class OnePassEngine(ClippingEngine):
         if self.num_microbatches is not None:
             why = "Microbatches need the vectorized engine."
         if why is not None:
+            self._check_leaves_tables(why)
             self._report = vectorized_report(variables, why)
             return self._vectorized.clipped_sum(*asked)
         faulty_products.check(loss.graph.get_operations())
@@ -137,13 +146,19 @@ class OnePassEngine(ClippingEngine):
             masks,
         )
         chunk = self._chunk_rows(plan, most_known, expected)
+        if chunk is not None:
+            self._check_leaves_tables(
+                f"A batch takes more memory than one pass may, which is of {chunk} rows: make it "
+                "smaller, or raise `optimizer.clipping.memory_budget`."
+            )
+        touched = None
         try:
             if chunk is None:
-                sums, within, error = self._sums_of(problem, plan)
+                sums, within, error, touched = self._sums_of(problem, plan)
             else:
                 if plan.has_loops:  # Raises here, not once copies of the loops were differentiated.
                     self._contributions(problem, plan)
-                sums, within, error = self._in_chunks(problem, plan, chunk)
+                sums, within, error, touched = self._in_chunks(problem, plan, chunk)
         except NeedsWholeModel as reason:
             return self._left_to_vectorized(str(reason), *asked)
         return ClippedSum(
@@ -153,11 +168,21 @@ class OnePassEngine(ClippingEngine):
             batch=graph.batch,
             mask=graph.mask,
             error=error if self.wide_sums else None,
+            touched=touched,
         )
+
+    def _check_leaves_tables(self, why: str) -> None:
+        """Raises a ValueError if there are tables whose touched rows are to be summed."""
+        if self.table_rows is not None:
+            raise ValueError(
+                "Argument `sparse_embeddings` must be None where gradients are not clipped in one "
+                f"pass. Received a model or options for which this is so: {why}"
+            )
 
     def _left_to_vectorized(
         self, why: str, loss: tf.Tensor, variables: Sequence[tf.Variable], *asked: Any
     ) -> ClippedSum:
+        self._check_leaves_tables(why)
         self._tell(vectorized_report(variables, why))
         return self._vectorized.clipped_sum(loss, variables, *asked)
 
@@ -206,11 +231,14 @@ class OnePassEngine(ClippingEngine):
     def _sums_of(self, problem: ClippingProblem, plan: Plan) -> _Sums:
         """Returns the clipped sums of a loss that is computed at once."""
         contributions, report = self._contributions(problem, plan)
+        if self.table_rows is not None:
+            contributions = self.table_rows.of(contributions)
         present = [c for c in contributions if c is not None]
         places = [i for i, c in enumerate(contributions) if c is not None]
         blocks = self._blocks(problem.variables)
         masks = None if problem.masks is None else [problem.masks[i] for i in places]
-        found, within = self._clipped_sums(problem, present, [blocks[i] for i in places], masks)
+        found, factors = self._clipped_sums(problem, present, [blocks[i] for i in places], masks)
+        within = tf.zeros([]) if factors is None else factors.within_clip
         self._tell(report())
         sums = iter(found)
         terms = [c.sum_terms() for c in present]
@@ -219,7 +247,11 @@ class OnePassEngine(ClippingEngine):
         most = problem.most_examples
         additions = tf.cast(most, tf.float64) * tf.cast(of_row, tf.float64)
         error = sum_error(additions, most, max([1.0, *[share for _, share in terms]]))
-        return [None if c is None else next(sums) for c in contributions], within, error
+        touched = None
+        if self.table_rows is not None and factors is not None:
+            counts = tf.logical_and(problem.mask, tf.logical_not(factors.bad))
+            touched = self.table_rows.touched(contributions, counts)
+        return [None if c is None else next(sums) for c in contributions], within, error, touched
 
     def _contributions(
         self, problem: ClippingProblem, plan: Plan
@@ -253,7 +285,7 @@ class OnePassEngine(ClippingEngine):
             )
             # The same operations: as proven as the whole.
             part_plan = Plan(graph, part.handles, part.variables, whole=plan)
-            new, more, lost = self._sums_of(part, part_plan)
+            new, more, lost, _ = self._sums_of(part, part_plan)
             connected[:] = [n is not None for n in new]
             sums = [
                 s if n is None else s + tf.cast(n, s.dtype) for s, n in zip(sums, new, strict=True)
@@ -267,7 +299,7 @@ class OnePassEngine(ClippingEngine):
         sums = [s if yes else None for s, yes in zip(sums, connected, strict=True)]
         # The bound for all examples covers those of every part: their terms are fewer.
         parts = (problem.most_examples + limit - 1) // limit
-        return sums, within, sum_error_of_chunks(error, parts)
+        return sums, within, sum_error_of_chunks(error, parts), None
 
     def _slow_gradients(self, problem: ClippingProblem) -> Callable:
         """Returns a function for variables without a rule: gradients by example, vectorized.
@@ -303,14 +335,14 @@ class OnePassEngine(ClippingEngine):
         contributions: list[Contribution],
         block_of: list[int],
         masks: list[tf.Tensor] | None,
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the clipped sum of each variable, and `ClippedSum.within_clip`.
+    ) -> tuple[list[tf.Tensor], Factors | None]:
+        """Returns the clipped sum of each variable, and the factors; None if there is no variable.
 
         With masks, each variable is a block of its own for the sums: its factor is that of the
         rule's block, times its mask.
         """
         if not contributions:
-            return [], tf.zeros([])
+            return [], None
         own_blocks = block_of if masks is None else list(range(len(contributions)))
 
         def factors_of(
@@ -331,7 +363,7 @@ class OnePassEngine(ClippingEngine):
             problem.mask, problem.examples, problem.uniforms, factors_of, problem.expected_examples
         )
         totals = [c.view.pull_back(s) for c, s in zip(contributions, sums, strict=True)]
-        return totals, factors.within_clip
+        return totals, factors
 
 
 def _by_variable(factors: Factors, block_of: list[int], masks: list[tf.Tensor]) -> Factors:
