@@ -335,7 +335,7 @@ def refused(**kwargs):
         ({"sampling": None, "expected_batch_size": 5}, "Received: sampling=None"),
         ({"secure_noise": True, "padding": "full"}, "Received: secure_noise=True"),
         ({"clipping_rule": "adaptive_quantile"}, "Received: clipping_rule"),
-        ({"noise_correlation": 0.5}, "a `tfdp.BandedNoise` or None"),
+        ({"noise_correlation": 0.5}, "a `tfdp.BandedNoise`, a `tfdp.BufferedNoise` or None"),
         (
             {"noise_multiplier": tfdp.schedules.PiecewiseConstantNoise([5], [2.0, 1.0])},
             "Received: a schedule",
