@@ -103,9 +103,9 @@ def worst_cost(noise, matrix, lengths):
 def some_segments(noise):
     """Lengths of segments: all prefixes of the cycles, and restarts anywhere."""
     rng = np.random.default_rng(2)
-    yield from ([length] for length in range(1, noise.steps + 1))
+    yield from ([length] for length in range(1, noise.renewal + 1))
     for _ in range(5):
-        yield [int(length) for length in rng.integers(1, noise.steps + 1, size=3)]
+        yield [int(length) for length in rng.integers(1, noise.renewal + 1, size=3)]
 
 
 def test_cycles_cost_at_most_a_gaussian_each():
@@ -118,7 +118,7 @@ def test_cycles_cost_at_most_a_gaussian_each():
 
 
 def cost_of_all(noise, matrix_of=matrix):
-    return worst_cost(noise, matrix_of(noise, noise.steps), [noise.steps])
+    return worst_cost(noise, matrix_of(noise, noise.renewal), [noise.renewal])
 
 
 def test_mutants_cost_more():

@@ -72,6 +72,7 @@ class BandedNoise:
 
     coefficients: Sequence[float]
     counts_sampling: ClassVar[bool] = True  # The ledger counts what sampling hides.
+    renewal: ClassVar[None] = None  # The noise does not begin anew.
 
     def __post_init__(self) -> None:
         requirement = (
@@ -241,8 +242,8 @@ class BufferedNoise:
         return len(self.weights)
 
     @property
-    def steps(self) -> int:
-        """The steps after which the noise begins anew."""
+    def renewal(self) -> int:
+        """The steps after which the noise begins anew: all cycles."""
         return self.cycle_length * self.cycles
 
     @functools.cached_property
@@ -281,10 +282,10 @@ class BufferedNoise:
         """
         buffers = validation.integer("buffers", buffers, 1, MOST_BUFFERS)
         whole = cls([0.0], [0.0], cycle_length, cycles)  # Checks them.
-        workload = whole._workload(whole.steps if steps is None else steps, momentum)
+        workload = whole._workload(whole.renewal if steps is None else steps, momentum)
         # The logits of a decay, a zero of C, a smaller decay, ...: the first, and logarithms of the
         # differences. Decays and zeros that take turns are those of positive weights.
-        length = math.log(whole.steps)
+        length = math.log(whole.renewal)
         bounds = [(-5.0, min(length + 3.0, 14.0)), *[(-5.0, 2.0)] * (2 * buffers - 1)]
         found = []
         for share in (0.5, 0.75, 1.0):
@@ -348,13 +349,13 @@ class BufferedNoise:
 
     def _column(self) -> np.ndarray:
         """Returns the first column of C, until the noise begins anew, divided by `scale`."""
-        column = _impulse(self.steps)
+        column = _impulse(self.renewal)
         for weight, decay in zip(self.weights, self.decays, strict=True):
-            column += weight * _powers_later(decay, _impulse(self.steps))
+            column += weight * _powers_later(decay, _impulse(self.renewal))
         return column
 
     def _workload(self, steps: Any, momentum: Any) -> "_Workload":
-        validation.integer("steps", steps, 1, self.steps)
+        validation.integer("steps", steps, 1, self.renewal)
         return _Workload.of(steps, momentum)
 
 

@@ -28,7 +28,7 @@ class NoiseMemory(ProcessLocal):
 
     Where the memory cannot be used, it counts as empty: C then consists of several such blocks,
     each the beginning of the whole. So it does at the end of the cycles of a `BufferedNoise`:
-    before each draw whose number is a multiple of `noise.steps`.
+    before each draw whose number is a multiple of `noise.renewal`.
 
     The memory names the only step that may use it: the one with the next draw of the same source,
     with this optimizer, in this process. Memory and name are one variable, which is read and
@@ -74,9 +74,8 @@ class NoiseMemory(ProcessLocal):
 
     def _ends_before(self, sequence: tf.Tensor) -> tf.Tensor:
         """Returns whether the noise begins anew with this draw, whatever is in the memory."""
-        if isinstance(self._noise, BandedNoise):
-            return tf.constant(False)
-        return sequence % self._noise.steps == 0
+        length = self._noise.renewal
+        return tf.constant(False) if length is None else sequence % length == 0
 
     def _noise_after(self, before: tf.Tensor, fresh: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the noise of a step, `[size]`, and what is remembered after it.
