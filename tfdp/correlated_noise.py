@@ -193,8 +193,8 @@ class BufferedNoise:
     Example:
       >>> import tfdp
       >>> noise = tfdp.BufferedNoise.optimal(cycle_length=100, cycles=1, buffers=2)
-      >>> [round(decay, 3) for decay in noise.decays]
-      [0.968, 0.696]
+      >>> [round(decay, 2) for decay in noise.decays]
+      [0.97, 0.66]
       >>> all_bands = tfdp.BandedNoise.optimal(bands=100, steps=100)
       >>> round(noise.standard_error(100) / all_bands.standard_error(100), 3)
       1.001

@@ -89,12 +89,14 @@ def test_noise_is_that_of_the_matrix(front):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("correlation", [NOISE, BUFFERED])
 @pytest.mark.parametrize("how", ["buckets, xla", "chunks", "full"])
-def test_noise_is_that_of_the_matrix_however_batches_come(how):
+def test_noise_is_that_of_the_matrix_however_batches_come(how, correlation):
     kwargs = {"chunk_size": 20} if how == "chunks" else {"padding": how.split(",")[0]}
+    kwargs["noise_correlation"] = correlation
     noise, model = noise_of_steps(FRONT_ENDS[0], 2, jit_compile="xla" in how, **kwargs)
     assert noise.shape == (2 * CYCLE, UNITS)
-    assert_independent(independent(noise), CLIP * SIGMA)
+    assert_independent(independent(noise, correlation.coefficients), CLIP * SIGMA)
     assert model.optimizer.released_steps() == (2, 0)
 
 
