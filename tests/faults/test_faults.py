@@ -5,18 +5,20 @@ import pytest
 from tests.faults import trials
 from tests.front_ends import needs_keras_3
 
-pytestmark = [needs_keras_3, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # Kills in the middle of the training, and then when it has ended and the model is not yet saved.
-_FAULTS = ["event:12", "event:25"]
+_FAULTS = ["step:5", "fitted"]
 
 
+@needs_keras_3
 def test_a_killed_training_resumes_and_has_counted_what_was_published(tmp_path):
     outcome = trials.trial("fit", tmp_path / "run", _FAULTS)
     assert outcome.problems == []
     assert outcome.kills >= 1
 
 
+@needs_keras_3
 def test_mutant_that_deletes_the_backup_before_the_model_is_saved_is_caught(tmp_path):
     kept = trials.source("fit")
     deleted = kept.replace("delete_checkpoint=False", "delete_checkpoint=True")
@@ -25,6 +27,7 @@ def test_mutant_that_deletes_the_backup_before_the_model_is_saved_is_caught(tmp_
     assert any("below" in problem for problem in outcome.problems)
 
 
+@needs_keras_3
 def test_a_killed_selection_resumes_and_names_only_weights_that_are_whole(tmp_path):
     outcome = trials.trial("tune", tmp_path / "run", ["event:14"])
     assert outcome.problems == []
@@ -45,6 +48,7 @@ kept._checkpoint = early
 """
 
 
+@needs_keras_3
 def test_mutant_that_names_weights_before_they_are_written_is_caught(tmp_path):
     source = trials.source("tune")
     mutant = source.replace("begin()\ntuned", f"{_EARLY}begin()\ntuned")
@@ -53,8 +57,49 @@ def test_mutant_that_names_weights_before_they_are_written_is_caught(tmp_path):
     assert any("selection.json" in problem for problem in outcome.problems)
 
 
+@needs_keras_3
 def test_every_program_runs_without_a_fault(tmp_path):
-    assert all(trials.events(kind, tmp_path / kind) > 0 for kind in ("save", "tune"))
+    assert all(trials.whole(kind, tmp_path / kind).events > 0 for kind in ("save", "tune"))
+
+
+# A kill, and one after the first step of the training that resumes.
+_TWICE = ["step:3", "step:3"]
+
+
+def test_a_killed_training_of_keras_2_resumes_and_has_counted_what_was_published(tmp_path):
+    outcome = trials.trial("fit_keras_2", tmp_path / "run", _TWICE)
+    assert outcome.problems == []
+    assert outcome.kills == 2
+
+
+def test_mutant_that_backs_up_as_often_as_it_publishes_is_caught_in_keras_2(tmp_path):
+    kept = trials.source("fit_keras_2")
+    rarer = kept.replace("save_freq=1", "save_freq=2")
+    assert rarer != kept
+    outcome = trials.trial("fit_keras_2", tmp_path / "run", _TWICE, rarer)
+    assert any("resumes with epsilon" in problem for problem in outcome.problems)
+
+
+def test_examples_are_whole_after_kills(tmp_path):
+    outcome = trials.trial("write_examples", tmp_path / "run", ["event:30", "event:20"])
+    assert outcome.problems == []
+    assert outcome.kills == 2
+
+
+_EVERY_PART = "written._part_folders = lambda place: sorted(place.glob('0*'))\n"
+
+
+def test_mutant_that_takes_unfinished_parts_is_caught(tmp_path):
+    kept = trials.source("write_examples")
+    in_place = kept.replace("begin()", f"{_EVERY_PART}begin()")
+    outcome = trials.trial("write_examples", tmp_path / "run", ["event:30"], in_place)
+    assert outcome.problems != []
+
+
+def test_records_are_whole_after_kills(tmp_path):
+    outcome = trials.trial("records", tmp_path / "run", ["event:9", "change:5"])
+    assert outcome.problems == []
+    assert outcome.kills >= 1  # The other process may notice the change too late.
 
 
 def test_files_that_are_cut_are_seen(tmp_path):
