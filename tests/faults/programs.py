@@ -90,6 +90,22 @@ def done():
 """
 
 _KERAS_3 = "import keras, tfdp; front = tfdp.keras3"
+# What docs/sharp_edges.md says to do about a backup of Keras 3 that a kill has cut.
+_MEND = """
+import json, shutil
+
+def mend():
+    metadata, weights = (f"{folder}/backup/{name}" for name in
+                         ("training_metadata.json", "latest.weights.h5"))
+    if os.path.exists(metadata) and not os.path.getsize(metadata):
+        if os.path.exists(metadata + ".bkp"):
+            shutil.copy(metadata + ".bkp", metadata)
+        else:
+            os.remove(metadata)
+    else:
+        assert not os.path.exists(weights + ".bkp")
+        shutil.rmtree(f"{folder}/backup")
+"""
 _KERAS_2 = "import tensorflow as tf, tfdp; keras, front = tf.keras, tfdp.keras2"
 _MODEL = """
 import numpy as np
@@ -125,14 +141,24 @@ def fit(durable: str, keras_2: bool = False, steps_per_execution: int = 1) -> st
 {_FAULT}
 {_KERAS_2 if keras_2 else _KERAS_3}
 {_MODEL}
+{_MEND}
 {durable}
-model, batches = made({steps_per_execution})
+
+def trained():
+    model, batches = made({steps_per_execution})
+    told = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: resumed(model),
+        on_batch_end=lambda batch, logs: end_at_step(model.optimizer.ledger.steps),
+    )
+    model.fit(batches, epochs=2, verbose=0, callbacks=[*durable(folder), told])
+    return model
+
 begin()
-told = keras.callbacks.LambdaCallback(
-    on_train_begin=lambda logs: resumed(model),
-    on_batch_end=lambda batch, logs: end_at_step(model.optimizer.ledger.steps),
-)
-model.fit(batches, epochs=2, verbose=0, callbacks=[*durable(folder), told])
+try:
+    model = trained()
+except (OSError, json.JSONDecodeError):
+    {"raise" if keras_2 else "mend()"}
+    model = trained()
 if kind == "fitted":
     end()
 model.save(f"{{folder}}/final.keras")
