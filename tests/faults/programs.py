@@ -106,7 +106,7 @@ def mend():
         assert not os.path.exists(weights + ".bkp")
         shutil.rmtree(f"{folder}/backup")
 """
-_KERAS_2 = "import tensorflow as tf, tfdp; keras, front = tf.keras, tfdp.keras2"
+_KERAS_2 = "import tensorflow as tf, tfdp; keras = tf_keras = tf.keras; front = tfdp.keras2"
 _MODEL = """
 import numpy as np
 

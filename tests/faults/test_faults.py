@@ -58,25 +58,23 @@ def test_mutant_that_names_weights_before_they_are_written_is_caught(tmp_path):
 
 
 @needs_keras_3
-def test_every_program_runs_without_a_fault(tmp_path):
-    assert all(trials.whole(kind, tmp_path / kind).events > 0 for kind in ("save", "tune"))
-
-
-# A kill, and one after the first step of the training that resumes.
-_TWICE = ["step:3", "step:3"]
+def test_saves_run_without_a_fault(tmp_path):
+    run = trials.whole("save", tmp_path / "save")
+    assert run.events > 0 and run.changes > 0
 
 
 def test_a_killed_training_of_keras_2_resumes_and_has_counted_what_was_published(tmp_path):
-    outcome = trials.trial("fit_keras_2", tmp_path / "run", _TWICE)
+    outcome = trials.trial("fit_keras_2", tmp_path / "run", ["step:3"])
     assert outcome.problems == []
-    assert outcome.kills == 2
+    assert outcome.kills == 1
 
 
 def test_mutant_that_backs_up_as_often_as_it_publishes_is_caught_in_keras_2(tmp_path):
     kept = trials.source("fit_keras_2")
     rarer = kept.replace("save_freq=1", "save_freq=2")
     assert rarer != kept
-    outcome = trials.trial("fit_keras_2", tmp_path / "run", _TWICE, rarer)
+    # A kill, and one after the first step of the training that resumes.
+    outcome = trials.trial("fit_keras_2", tmp_path / "run", ["step:3", "step:3"], rarer)
     assert any("resumes with epsilon" in problem for problem in outcome.problems)
 
 
@@ -84,16 +82,6 @@ def test_examples_are_whole_after_kills(tmp_path):
     outcome = trials.trial("write_examples", tmp_path / "run", ["event:30", "event:20"])
     assert outcome.problems == []
     assert outcome.kills == 2
-
-
-_EVERY_PART = "written._part_folders = lambda place: sorted(place.glob('0*'))\n"
-
-
-def test_mutant_that_takes_unfinished_parts_is_caught(tmp_path):
-    kept = trials.source("write_examples")
-    in_place = kept.replace("begin()", f"{_EVERY_PART}begin()")
-    outcome = trials.trial("write_examples", tmp_path / "run", ["event:30"], in_place)
-    assert outcome.problems != []
 
 
 def test_records_are_whole_after_kills(tmp_path):
