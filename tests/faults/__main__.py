@@ -28,12 +28,9 @@ def main():
             kind = options.kinds.split(",")[number % len(options.kinds.split(","))]
             number += 1
             if kind not in known:
-                begin = time.monotonic()
-                known[kind] = (
-                    trials.events(kind, Path(root, f"{kind}_whole")),
-                    time.monotonic() - begin,
-                )
-            faults = trials.random_faults(draw, *known[kind])
+                known[kind] = trials.whole(kind, Path(root, f"{kind}_whole"))
+                print(f"{kind}: {known[kind]}", flush=True)
+            faults = trials.random_faults(draw, known[kind])
             outcome = trials.trial(kind, Path(root, f"{kind}_{number}"), faults)
             counts[f"{kind}: trials"] += 1
             counts[f"{kind}: kills"] += outcome.kills
