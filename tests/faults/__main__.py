@@ -1,6 +1,7 @@
 """Kills trainings at random moments, and checks that they resume and count what was published.
 
 python -m tests.faults --minutes=30 --seed=1
+python -m tests.faults --kinds=fit --faults=step:5,fitted
 """
 
 import argparse
@@ -19,7 +20,13 @@ def main():
     parser.add_argument("--minutes", type=float, default=5.0, help="for how long")
     parser.add_argument("--seed", type=int, default=0, help="decides on the moments")
     parser.add_argument("--kinds", default=",".join(trials.KINDS), help="programs to kill")
+    parser.add_argument("--faults", help="of one trial that is shown, in place of random ones")
     options = parser.parse_args()
+    if options.faults:
+        with tempfile.TemporaryDirectory(prefix="faults_") as root:
+            found = trials.trial(options.kinds, Path(root, "run"), options.faults.split(","))
+        print(*found.runs, *found.problems, sep="\n")
+        sys.exit(bool(found.problems))
     draw, end = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     counts, wrong, known = collections.Counter(), 0, {}
     with tempfile.TemporaryDirectory(prefix="faults_") as root:

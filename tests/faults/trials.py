@@ -154,6 +154,7 @@ class Outcome:
     problems: list[str]
     kills: int
     unreadable: int
+    runs: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +191,7 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
       program: The program, if not that of the kind.
     """
     problems, most, kills, unreadable = [], 0.0, 0, 0
-    last = Seen({}, [])
+    last, told = Seen({}, []), []
     runs = [[folder, fault] for fault in [*faults, "none"]]
     copies = [folder.with_name(f"{folder.name}_after_{number}") for number in range(len(runs))]
     # What a run leaves is copied before the next one begins.
@@ -208,7 +209,8 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
         if not killed and one.status != 0:
             problems.append(f"{where}: it does not resume: {one.errors[-1500:]}")
             break
-        for resumed in re.findall(r"^RESUMED (\S+)$", one.output, re.MULTILINE):
+        beginnings = re.findall(r"^RESUMED (\S+)$", one.output, re.MULTILINE)
+        for resumed in beginnings:
             if float(resumed) < most:
                 problems.append(
                     f"in {run[1]}: it resumes with epsilon {resumed}, below {most} of a file that "
@@ -219,6 +221,9 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
             problems.append(f"{where}: not whole: {last.unreadable}")
         problems += [f"{where}: {problem}" for problem in last.broken]
         most = max([most, *last.epsilons.values()])
+        files = ", ".join(f"{name} {epsilon:.3f}" for name, epsilon in last.epsilons.items())
+        begun = " ".join(f"begins at {float(resumed):.3f}," for resumed in beginnings)
+        told.append(f"{run[1]}: {begun} {'killed' if killed else 'ends'}; published: {files}")
         shutil.rmtree(copy, ignore_errors=True)
     if not problems and kind in _FINAL:
         final = last.epsilons.get(_FINAL[kind])
@@ -226,7 +231,7 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
             problems.append(f"no model at the end: {last}")
         elif final < most:
             problems.append(f"the last epsilon is {final}, below {most} of a published file")
-    return Outcome(problems, kills, unreadable)
+    return Outcome(problems, kills, unreadable, told)
 
 
 _COPYING = """
