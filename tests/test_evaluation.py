@@ -107,6 +107,7 @@ def test_text_and_picture(tmp_path):
         ({"y": np.zeros([90, 2])}, "`y` must"),
         ({"metric": lambda y, outputs: 1.0}, "`metric` must"),
         ({"metric": lambda y, outputs: np.full(90, np.nan)}, "`metric` must"),
+        ({"metric": int}, "`metric` must be a function of `y` and"),
         ({"confidence": 1.0}, "`confidence` must"),
     ],
 )

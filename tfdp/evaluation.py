@@ -192,7 +192,7 @@ def subgroup_report(
             "Arguments `x`, `y` and `groups` must be of the same number of examples, at least one. "
             f"Received: {len(outputs)} predictions, {len(labels)} labels, {len(names)} groups."
         )
-    values = _accuracies(labels, outputs) if metric is None else np.asarray(metric(labels, outputs))
+    values = _accuracies(labels, outputs) if metric is None else _values(metric, labels, outputs)
     if values.shape != labels.shape[:1] or not np.all(np.isfinite(values.astype(np.float64))):
         raise error("metric", f"one finite number for each of {len(labels)} examples", values)
     values = values.astype(np.float64)
@@ -225,6 +225,13 @@ def _names(groups: Any) -> np.ndarray:
     if names.ndim != 1 or names.dtype.kind not in "biuU":
         raise error("groups", "one integer or string for each example", groups)
     return names
+
+
+def _values(metric: Callable, labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(metric(labels, outputs))
+    except TypeError as problem:
+        raise error("metric", "a function of `y` and the model's outputs", metric) from problem
 
 
 def _accuracies(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:

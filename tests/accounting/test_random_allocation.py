@@ -160,6 +160,35 @@ def test_many_steps_against_attacks(sigma, steps, epochs):
             assert least <= found <= most * 1.05 + 1e-4
 
 
+def _attack_on_subsets(sigma, steps, parts, epsilon, samples=200_000):
+    """6-sigma lower limits of delta where an example is in a random subset of the steps."""
+    rng = np.random.default_rng(2)
+    losses = []
+    for with_it in (0, 1):
+        x = rng.standard_normal((samples, steps))
+        x[:, :parts] += with_it / sigma  # Which steps they are does not matter.
+        y = np.exp(x / sigma - 0.5 / sigma**2)
+        subsets = itertools.combinations(range(steps), parts)
+        ratio = np.mean([y[:, subset].prod(axis=1) for subset in map(list, subsets)], axis=0)
+        losses.insert(0, (2 * with_it - 1) * np.log(ratio))
+    values = np.maximum(-np.expm1(epsilon - np.array(losses)), 0)
+    return values.mean(axis=1) - 6 * values.std(axis=1) / math.sqrt(samples)
+
+
+@pytest.mark.parametrize("steps, parts", [(4, 2), (5, 2), (6, 3), (7, 5)])
+def test_several_steps_of_an_epoch_cost_their_parts(steps, parts):
+    """Attacks on random subsets are below the parts, and near enough to find one part too few."""
+    sigma, epsilon = 1.0, 0.5
+    sizes = [steps // parts + (part < steps % parts) for part in range(parts)]
+    pairs = [(random_allocation.pair(1.0, sigma, size), 1) for size in sizes]
+    low = _attack_on_subsets(sigma, steps, parts, epsilon)
+    for i, name in enumerate(("remove", "add")):
+        directions = [getattr(pair, name) for pair, _ in pairs]
+        composed = [(dominating_pairs.Pair(d, d), 1) for d in directions]
+        assert low[i] <= composition.delta(composed, epsilon)
+        assert composition.delta(composed[1:], epsilon) < low[i]
+
+
 def test_a_direction_left_out_is_found(monkeypatch):
     """Attacks reach more than a price of the other direction alone."""
     pair = random_allocation.pair(1.0, 0.6, 64)

@@ -1,6 +1,7 @@
 """Kills trainings at random moments, and checks that they resume and count what was published.
 
 python -m tests.faults --minutes=30 --seed=1
+python -m tests.faults --kinds=fit --faults=step:5,fitted
 """
 
 import argparse
@@ -19,7 +20,13 @@ def main():
     parser.add_argument("--minutes", type=float, default=5.0, help="for how long")
     parser.add_argument("--seed", type=int, default=0, help="decides on the moments")
     parser.add_argument("--kinds", default=",".join(trials.KINDS), help="programs to kill")
+    parser.add_argument("--faults", help="of one trial that is shown, in place of random ones")
     options = parser.parse_args()
+    if options.faults:
+        with tempfile.TemporaryDirectory(prefix="faults_") as root:
+            found = trials.trial(options.kinds, Path(root, "run"), options.faults.split(","))
+        print(*found.runs, *found.problems, sep="\n")
+        sys.exit(bool(found.problems))
     draw, end = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     counts, wrong, known = collections.Counter(), 0, {}
     with tempfile.TemporaryDirectory(prefix="faults_") as root:
@@ -28,12 +35,9 @@ def main():
             kind = options.kinds.split(",")[number % len(options.kinds.split(","))]
             number += 1
             if kind not in known:
-                begin = time.monotonic()
-                known[kind] = (
-                    trials.events(kind, Path(root, f"{kind}_whole")),
-                    time.monotonic() - begin,
-                )
-            faults = trials.random_faults(draw, *known[kind])
+                known[kind] = trials.whole(kind, Path(root, f"{kind}_whole"))
+                print(f"{kind}: {known[kind]}", flush=True)
+            faults = trials.random_faults(draw, known[kind])
             outcome = trials.trial(kind, Path(root, f"{kind}_{number}"), faults)
             counts[f"{kind}: trials"] += 1
             counts[f"{kind}: kills"] += outcome.kills

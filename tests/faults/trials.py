@@ -5,37 +5,70 @@ import json
 import random
 import re
 import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
+from experiments import records
 from tests import forks
 from tests.faults import programs
 
 _DELTA = 1e-5
 # Keras writes a file in place: a kill leaves a part of it, which must not be taken for a whole one.
-_WRITTEN_IN_PLACE = {"fit", "save", "tune"}
+_FITS = ("fit", "fit_executions", "fit_keras_2")
+_WRITTEN_IN_PLACE = {*_FITS, "save", "save_keras_2", "tune"}
+_KERAS_3 = "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named"
+_KERAS_2 = (
+    "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; "
+    "import tensorflow, tfdp, tfdp.data, tfdp.keras2; tensorflow.keras.Model, tfdp.keras2.DPSGD"
+)
 _PRELUDES = {
-    "fit": "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named",
-    "save": "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named",
+    **{"fit": _KERAS_3, "fit_executions": _KERAS_3, "fit_keras_2": _KERAS_2},
+    **{"save": _KERAS_3, "save_keras_2": _KERAS_2},
     "classify": "import tensorflow, keras, tfdp, experiments.classify",
-    "tune": "import tensorflow, keras, tfdp, tfdp.data, tfdp.keras3.named, tfdp.training.tuning",
+    "tune": f"{_KERAS_3}, tfdp.training.tuning",
+    "features": "import tensorflow, tfdp, tfdp.data, kymatio.scattering2d.frontend.numpy_frontend",
+    "write_examples": "import tensorflow, tfdp, tfdp.data",
+    "records": "import experiments.records",
+    "attacks": "import tensorflow, tfdp, experiments.attacks.command, sklearn.ensemble",
 }
 KINDS = tuple(_PRELUDES)
+# The model at the end. Programs that make none check their results themselves.
+_FINAL = {
+    **dict.fromkeys([*_FITS, "save", "save_keras_2", "tune"], "final.keras"),
+    "classify": "model.keras",
+}
 
 
 def source(kind: str) -> str:
     """Returns the program of a kind."""
-    if kind == "fit":
-        return programs.FIT.replace("DURABLE", durable())
-    return {"save": programs.SAVE, "classify": programs.CLASSIFY, "tune": programs.TUNE}[kind]
+    made: dict[str, Callable[[], str]] = {
+        "fit": lambda: programs.fit(durable()),
+        "fit_executions": lambda: programs.fit(
+            durable().replace("save_freq=2", "save_freq=4"), steps_per_execution=2
+        ),
+        "fit_keras_2": lambda: programs.fit(durable("keras_2"), keras_2=True),
+        "save": programs.save,
+        "save_keras_2": lambda: programs.save(keras_2=True),
+        "classify": lambda: programs.CLASSIFY,
+        "tune": lambda: programs.TUNE,
+        "features": lambda: programs.FEATURES,
+        "write_examples": lambda: programs.WRITE_EXAMPLES,
+        "records": lambda: programs.RECORDS,
+        "attacks": lambda: programs.ATTACKS,
+    }
+    return made[kind]()
 
 
-def durable() -> str:
+def durable(which: str = "keras") -> str:
     """Returns the function with the callbacks of docs/sharp_edges.md."""
     text = (forks.ROOT / "docs/sharp_edges.md").read_text()
-    (block,) = re.findall(r"```python\n(def durable.*?)```", text, re.DOTALL)
-    return block
+    name = "durable" if which == "keras" else f"durable_{which}"
+    (block,) = re.findall(rf"```python\n(def {name}\(.*?)```", text, re.DOTALL)
+    return block.replace(f"def {name}(", "def durable(")
 
 
 @dataclasses.dataclass
@@ -53,29 +86,49 @@ class Seen:
     broken: list[str] = dataclasses.field(default_factory=list)
 
 
-def look(folder: Path) -> Seen:
-    """Returns what a folder holds: files of weights, and those of experiments."""
+def look(folder: Path, private: bool = True) -> Seen:
+    """Returns what a folder holds: files of weights, and those of experiments.
+
+    Args:
+      folder: The folder.
+      private: Whether all weights must hold what they have cost.
+    """
     from tfdp.step.record.file_ledger import ledger_of_file
 
     seen = Seen({}, [])
     for path in sorted(folder.iterdir()) if folder.exists() else ():
         name = path.name
-        if name.startswith(".") or path.is_dir():
+        if name.startswith(".") or (path.is_dir() and not name.isdigit()):
             continue
         try:
-            if name.endswith((".keras", ".weights.h5")):
+            if path.is_dir():  # A part of examples.
+                assert [len(np.load(array, mmap_mode="r")) for array in path.iterdir()] == [10, 10]
+            elif name.endswith(".keras") and not private:
+                assert zipfile.is_zipfile(path)
+            elif name.endswith((".keras", ".h5")):
                 seen.epsilons[name] = ledger_of_file(path).ledger.epsilon(_DELTA).epsilon
             elif name == "result.json":
                 found = json.loads(path.read_text())
                 seen.epsilons[name] = found["epsilon"]
+            elif name.endswith(".npy"):
+                np.load(path, mmap_mode="r")
+            elif name.endswith(".jsonl"):
+                records.read(path)  # All but a last line that was cut.
+            elif name.endswith((".partial", ".unfinished")):
+                continue
+            elif name == "examples.json":
+                json.loads(path.read_text())
             elif name == "metrics.csv":
                 assert path.read_text().endswith("\n")
-            elif name == "curve.png":
+            elif name.endswith(".png"):
                 assert path.read_bytes().endswith(b"IEND\xaeB`\x82")
             else:
                 assert path.read_text().endswith("\n")
         except Exception:
             seen.unreadable.append(name)
+    for run in folder.glob("unfinished/*/*"):
+        unreadable = look(run, private=False).unreadable  # Half of them are without privacy.
+        seen.broken += [f"{run.name}: not whole: {name}" for name in unreadable]
     state = folder / "selection" / "selection.json"
     if state.exists() and (problem := _problem_of_selection(state)):
         seen.broken.append(problem)
@@ -101,14 +154,31 @@ class Outcome:
     problems: list[str]
     kills: int
     unreadable: int
+    runs: list[str] = dataclasses.field(default_factory=list)
 
 
-def events(kind: str, folder: Path) -> int:
-    """Runs a program without a fault; returns how often it touches files in the folder."""
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A run without a fault: how often it touches its folder, and how long it takes.
+
+    Attributes:
+      events: Number of times that Python opens, renames or removes something there.
+      changes: Number of changes there, by any library.
+      seconds: How long it works.
+    """
+
+    events: int
+    changes: int
+    seconds: float
+
+
+def whole(kind: str, folder: Path) -> Whole:
+    """Runs a program without a fault."""
     folder.mkdir(parents=True, exist_ok=True)
     (ended,) = forks.run_each(source(kind), [[folder, "none"]], prelude=_PRELUDES[kind])
     assert ended.status == 0, ended.errors[-2000:]
-    return int(ended.output.rpartition("EVENTS ")[2])
+    events, changes, seconds = ended.output.rpartition("WHOLE ")[2].split()
+    return Whole(int(events), int(changes), float(seconds))
 
 
 def trial(kind: str, folder: Path, faults: list[str], program: str | None = None) -> Outcome:
@@ -121,7 +191,7 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
       program: The program, if not that of the kind.
     """
     problems, most, kills, unreadable = [], 0.0, 0, 0
-    last = Seen({}, [])
+    last, told = Seen({}, []), []
     runs = [[folder, fault] for fault in [*faults, "none"]]
     copies = [folder.with_name(f"{folder.name}_after_{number}") for number in range(len(runs))]
     # What a run leaves is copied before the next one begins.
@@ -139,18 +209,29 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
         if not killed and one.status != 0:
             problems.append(f"{where}: it does not resume: {one.errors[-1500:]}")
             break
+        beginnings = re.findall(r"^RESUMED (\S+)$", one.output, re.MULTILINE)
+        for resumed in beginnings:
+            if float(resumed) < most:
+                problems.append(
+                    f"in {run[1]}: it resumes with epsilon {resumed}, below {most} of a file that "
+                    "was published"
+                )
         unreadable += len(last.unreadable)
         if last.unreadable and kind not in _WRITTEN_IN_PLACE:
             problems.append(f"{where}: not whole: {last.unreadable}")
         problems += [f"{where}: {problem}" for problem in last.broken]
         most = max([most, *last.epsilons.values()])
+        files = ", ".join(f"{name} {epsilon:.3f}" for name, epsilon in last.epsilons.items())
+        begun = " ".join(f"begins at {float(resumed):.3f}," for resumed in beginnings)
+        told.append(f"{run[1]}: {begun} {'killed' if killed else 'ends'}; published: {files}")
         shutil.rmtree(copy, ignore_errors=True)
-    final = last.epsilons.get("model.keras" if kind == "classify" else "final.keras")
-    if not problems and final is None:
-        problems.append(f"no model at the end: {last}")
-    if not problems and final < most:
-        problems.append(f"the last epsilon is {final}, below {most} of a file that was published")
-    return Outcome(problems, kills, unreadable)
+    if not problems and kind in _FINAL:
+        final = last.epsilons.get(_FINAL[kind])
+        if final is None:
+            problems.append(f"no model at the end: {last}")
+        elif final < most:
+            problems.append(f"the last epsilon is {final}, below {most} of a published file")
+    return Outcome(problems, kills, unreadable, told)
 
 
 _COPYING = """
@@ -163,17 +244,14 @@ else:
 """
 
 
-def random_faults(random_: random.Random, count: int, seconds: float) -> list[str]:
-    """Draws one to three faults.
+def random_faults(random_: random.Random, whole: Whole) -> list[str]:
+    """Draws one to three faults, of a program that works so without any."""
 
-    Args:
-      random_: Draws them.
-      count: Events of a run without a fault.
-      seconds: Seconds of a run without a fault.
-    """
-    return [
-        f"event:{random_.randint(1, count)}"
-        if random_.random() < 0.7
-        else f"seconds:{random_.uniform(0.0, seconds):.3f}"
-        for _ in range(random_.randint(1, 3))
-    ]
+    def fault() -> str:
+        kind = random_.choices(["event", "change", "seconds"], [0.3, 0.5, 0.2])[0]
+        if kind == "seconds":
+            return f"seconds:{random_.uniform(0.0, whole.seconds):.3f}"
+        most = whole.events if kind == "event" else whole.changes
+        return f"{kind}:{random_.randint(1, max(1, most))}"
+
+    return [fault() for _ in range(random_.randint(1, 3))]

@@ -124,6 +124,14 @@ def test_arrays_that_were_preprocessed():
         train(bert(), (arrays["token_ids"], LABELS))
 
 
+@pytest.mark.parametrize("data", [PAIRS, ([*TEXTS], LABELS)])
+def test_a_task_is_validated_with_raw_data(data):
+    assert tfdp.validate(bert(), data=data).ok
+    assert tfdp.validate(gpt2(), data=data[0]).ok
+    with pytest.raises(ValueError, match="`data` must"):
+        tfdp.validate(bert(), data=(IMAGES, LABELS))
+
+
 def test_data_that_do_not_fit():
     for data, match in (
         ((TEXTS, LABELS[:30]), r"one positive length. Received shapes: \[\(40,\), \(30,\)\]"),

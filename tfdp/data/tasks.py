@@ -118,6 +118,21 @@ def prepared(
     return Prepared(tf.nest.map_structure(lambda *parts: np.concatenate(parts), *held), transform)
 
 
+def first_prepared(task: Any, data: Any) -> Any:
+    """Returns the first two examples of arrays, as `prepared` makes them of all.
+
+    Args:
+      task: A task of KerasHub that has a preprocessor.
+      data: Texts, images, or pairs of these and labels.
+
+    Raises:
+      ValueError: See `prepared`.
+    """
+    check_data(data, ())
+    few = tf.nest.map_structure(lambda array: array[:2], arrays_of(_stacked(data)))
+    return prepared(task, few, None, None, None, verbose=False).data
+
+
 class _ShapesError(Exception):
     """Results have several shapes."""
 

@@ -31,9 +31,10 @@ def validate(model: keras.Model, loss: Any = None, *, data: Any = None) -> Model
       loss: The loss, as in `model.compile`; None: that of the compiled model. Without either, only
         the layers are examined.
       data: `(x, y)`, or `tfdp.data.poisson_batches`, from which the shapes and types of inputs and
-        targets are taken. None: inputs are those that the model was made with (of a subclassed one,
-        real numbers of the shape that it was called with), and targets are guessed from the model's
-        outputs and the loss.
+        targets are taken; for a task of KerasHub also its texts or images, as `make_private` takes
+        them. None: inputs are those that the model was made with (of a subclassed one, real numbers
+        of the shape that it was called with), and targets are guessed from the model's outputs and
+        the loss.
 
     Returns:
       The findings; `print` shows them. `ok` tells whether training would start; `check()` raises an

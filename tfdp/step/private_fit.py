@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp.base.user_warnings import warn_user
 from tfdp.data.draw_record import Draws
+from tfdp.step.backup_order import warn_of_steps_to_forget
 from tfdp.step.private_step import PrivateStep
 from tfdp.step.record import lineage
 
@@ -35,10 +36,10 @@ def guard_fit(keras: Any) -> None:
     """
     for name in _STEPS:
         own = getattr(keras.Model, name)
-        setattr(keras.Model, name, _guarded(own, checks=name == "fit"))
+        setattr(keras.Model, name, _guarded(own, keras, checks=name == "fit"))
 
 
-def _guarded(own: Callable, checks: bool) -> Callable:
+def _guarded(own: Callable, keras: Any, checks: bool) -> Callable:
     @functools.wraps(own)
     def call(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         optimizer = getattr(self, "optimizer", None)
@@ -48,6 +49,7 @@ def _guarded(own: Callable, checks: bool) -> Callable:
             return own(self, x, y, *args, **kwargs)
         if checks:
             _check(optimizer, x, kwargs)
+            warn_of_steps_to_forget(keras, kwargs.get("callbacks"))
             if isinstance(x, Draws) and not args:
                 kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle them.
         try:

@@ -18,6 +18,7 @@ from tfdp.clipping import step_check
 from tfdp.clipping.loss_graph import batch_state, loss_reader
 from tfdp.clipping.one_pass.one_pass_engine import OnePassEngine
 from tfdp.clipping.report import SlowClippingWarning
+from tfdp.data import tasks
 from tfdp.data.batches import PoissonBatches
 from tfdp.data.elements import parts_of
 from tfdp.data.poisson import check_real
@@ -117,7 +118,10 @@ def check(
       data: See there.
       has_no_loss: Whether the model is to be trained without a loss of `compile`.
     """
-    if data is not None and not isinstance(data, PoissonBatches):
+    given = data is not None and not isinstance(data, PoissonBatches)
+    if given and not isinstance(data, tf.data.Dataset) and tasks.preprocessor_of(model) is not None:
+        data = tasks.first_prepared(model, data)
+    if given:
         with using("data", data, "`(x, y)` of arrays, a `tf.data.Dataset`, or Poisson batches"):
             specs = [_spec_of(data, 0), _spec_of(data, 1)]
         check_real([spec for spec in specs if spec is not None])
