@@ -3,6 +3,7 @@
     python -m experiments.correlated_noise
     python -m experiments.correlated_noise --dataset=mnist --data_dir=... --epochs=3 \
         --expected_batch_size=512 --epsilons=1,4,16 --plot=docs/correlated_noise.png
+    python -m experiments.correlated_noise --passes=1,4,10 --pass_steps=234
 
 For each epsilon and each kind of noise, a network is trained by DP-SGD with each learning rate of a
 grid, on the same number of trials; the rate with the best mean accuracy on held-out training
@@ -11,6 +12,9 @@ examples is reported, with the standard deviation over the seeds. The test set i
 The kinds: Poisson batches with independent noise (DP-SGD); cyclic Poisson batches with what
 `tfdp.calibrate_correlated_noise` finds best; passes over the data, without sampling, with
 independent noise; and such passes with correlated noise.
+
+With `--passes` nothing is trained: bands and buffers are compared by how far their noise moves a
+weight, in passes over the data.
 """
 
 from experiments import startup  # noqa: F401  # It comes first.
@@ -28,6 +32,7 @@ import tfdp
 from experiments import cli, datasets, networks
 from experiments.output import markdown, save
 from experiments.settings import RefusedError, positive_numbers
+from tfdp import correlated_noise
 
 _KINDS = (
     "Poisson, independent",
@@ -58,6 +63,10 @@ def define_flags(values: flags.FlagValues) -> None:
     text = "Learning rates that are tried."
     flags.DEFINE_list("learning_rates", ["0.05", "0.1", "0.2", "0.4"], text, flag_values=values)
     flags.DEFINE_string("plot", None, "Picture to write.", flag_values=values)
+    text = "Numbers of passes, to compare the errors of bands and buffers in place of trainings."
+    flags.DEFINE_list("passes", [], text, flag_values=values)
+    text = "Steps of a pass, with --passes."
+    flags.DEFINE_integer("pass_steps", 234, text, 2, 10**4, flag_values=values)
 
 
 def plan_of(kind: str, size: int, epsilon: float, values: flags.FlagValues):
@@ -144,10 +153,45 @@ def table(rows: Sequence[tuple]) -> str:
     lines = []
     for epsilon, kind, (length, noise, correlation), rate, runs in rows:
         spread = statistics.stdev(runs) if len(runs) > 1 else 0.0
-        bands = 1 if correlation is None else correlation.bands
-        numbers = [f"{epsilon:g}", kind, str(length), str(bands), f"{noise:.3g}", f"{rate:g}"]
+        size = "1" if correlation is None else f"{correlation.vectors + 1}"
+        if isinstance(correlation, tfdp.BufferedNoise):
+            size = f"{correlation.vectors} buffers"
+        numbers = [f"{epsilon:g}", kind, str(length), size, f"{noise:.3g}", f"{rate:g}"]
         lines.append([*numbers, f"{statistics.fmean(runs):.2f} ({spread:.2f})"])
     return markdown([*titles, "held-out accuracy %"], lines)
+
+
+def error_table(values: flags.FlagValues) -> str:
+    """Returns a Markdown table of the errors of bands and buffers, one row for each memory."""
+    length = values.pass_steps
+    passes = []
+    for number in values.passes:
+        if not (number.isdecimal() and 1 <= int(number) * length <= 10**6):
+            raise RefusedError(
+                "--passes must be positive integers, of at most 10^6 steps together. Received: "
+                f"{number!r}."
+            )
+        passes.append(int(number))
+    bands = sorted({1, min(64, length), min(correlated_noise.MOST_BANDS, length)})
+    rows = []
+    for size in bands:
+        found = [
+            tfdp.BandedNoise.optimal(bands=size, steps=count * length).standard_error(
+                count * length
+            )
+            for count in passes
+        ]
+        rows.append((f"{size} bands" if size > 1 else "independent", size - 1, found))
+    for size in (1, 2, 3, 4, 6):
+        found = [
+            tfdp.BufferedNoise.optimal(
+                cycle_length=length, cycles=count, buffers=size
+            ).standard_error(count * length)
+            for count in passes
+        ]
+        rows.append((f"{size} buffer{'s' * (size > 1)}", size, found))
+    titles = ["noise", "vectors in memory", *(f"error in {n} pass{'es' * (n > 1)}" for n in passes)]
+    return markdown(titles, [[name, str(n), *(f"{e:.3f}" for e in es)] for name, n, es in rows])
 
 
 def draw(rows: Sequence[tuple], path: str) -> None:
@@ -169,6 +213,9 @@ def draw(rows: Sequence[tuple], path: str) -> None:
 def main(argv: Sequence[str]) -> None:
     """Does what the command line asks for."""
     with cli.refusing("correlated_noise", argv, RefusedError, datasets.DataError):
+        if flags.FLAGS.passes:
+            print(error_table(flags.FLAGS))
+            return
         rows = compare(flags.FLAGS)
         print(table(rows))
         if flags.FLAGS.plot:

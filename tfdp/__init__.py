@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         plan,
         privacy_statement,
     )
-    from tfdp.correlated_noise import BandedNoise, calibrate_correlated_noise
+    from tfdp.correlated_noise import BandedNoise, BufferedNoise, calibrate_correlated_noise
     from tfdp.keras3 import (
         DPSGD,
         DPSURSGD,
@@ -63,6 +63,7 @@ __all__ = [
     "DPSGD",
     "DPSURSGD",
     "BandedNoise",
+    "BufferedNoise",
     "DPAdam",
     "DPAdamBC",
     "DPSURAdam",
@@ -111,6 +112,7 @@ _of_rooms, _listed = lazy.attributes(
     {
         **{name: f"tfdp.{name}" for name in _ROOMS},
         "BandedNoise": "tfdp.correlated_noise",
+        "BufferedNoise": "tfdp.correlated_noise",
         "SparseEmbeddings": "tfdp.step.sparse_embeddings",
         "calibrate_correlated_noise": "tfdp.correlated_noise",
         "calibrate_noise_multiplier": "tfdp.accounting",

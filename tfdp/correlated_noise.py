@@ -3,24 +3,28 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import dp_accounting
 import numpy as np
 import scipy.optimize
 import scipy.signal
+import scipy.special
 
 from tfdp.accounting import event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers
-from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY, PoissonSampling
 from tfdp.base import validation
 from tfdp.base.validation import error
 
-__all__ = ["BandedNoise", "CorrelatedNoisePlan", "calibrate_correlated_noise"]
+__all__ = ["BandedNoise", "BufferedNoise", "CorrelatedNoisePlan", "calibrate_correlated_noise"]
 
 MOST_BANDS = 512
+MOST_BUFFERS = 16
+_USUAL_BUFFERS = 4  # More gain less than 0.1%.
 _MOST_STEPS = 10**6  # Largest number of steps whose error is computed.
 
 
@@ -67,6 +71,8 @@ class BandedNoise:
     """
 
     coefficients: Sequence[float]
+    counts_sampling: ClassVar[bool] = True  # The ledger counts what sampling hides.
+    renewal: ClassVar[None] = None  # The noise does not begin anew.
 
     def __post_init__(self) -> None:
         requirement = (
@@ -93,6 +99,22 @@ class BandedNoise:
     def bands(self) -> int:
         """The number of bands b."""
         return len(self.coefficients)
+
+    @property
+    def vectors(self) -> int:
+        """The vectors of noise that an optimizer holds in memory."""
+        return self.bands - 1
+
+    def check_sampling(self, sampling: PoissonSampling | None) -> None:
+        """Raises a ValueError if the guarantee does not cover batches that are sampled so."""
+        length = 0 if sampling is None else sampling.cycle_length
+        if length < self.bands:
+            raise ValueError(
+                f"Argument `noise_correlation` of {self.bands} bands must be given with `sampling` "
+                "of batches in which each example is sampled at most once in so many steps: "
+                f"`tfdp.data.poisson_batches(..., cycle_length={self.bands})`, or more. "
+                f"Received: {f'cycle_length={length}' if length else 'sampling=None'}."
+            )
 
     @classmethod
     def optimal(cls, *, bands: int, steps: int, momentum: float = 0.0) -> "BandedNoise":
@@ -133,6 +155,213 @@ class BandedNoise:
         return {"coefficients": list(self.coefficients)}
 
 
+@dataclasses.dataclass(frozen=True)
+class BufferedNoise:
+    """Noise of which each step takes back a part of that of all steps before, from a few buffers.
+
+    A buffered linear Toeplitz (BLT) matrix C. As with `BandedNoise`, correlated noise x has C x =
+    z, where z is independent noise of the `noise_multiplier`. The first column of C never ends:
+
+        c_0 = scale,    c_t = scale (w_1 d_1^(t-1) + ... + w_n d_n^(t-1)),  t >= 1,
+
+    with n `weights` w and `decays` d. So an optimizer holds n vectors of noise, however long the
+    cycle. Use it for passes over the data: cycles of c = N / B steps.
+
+    Guarantees: let the batches be those of `tfdp.data.poisson_batches(..., cycle_length=c)`, with
+    this `cycle_length`. Then T steps cost what ceil(T / c) Gaussian mechanisms with the
+    `noise_multiplier` cost, under zero-out, and no more if an example is sampled less often. No
+    sampling is taken into account. (Multiply the noisy gradients by C. In the c steps that begin
+    with its chance number m + 1, an example adds at most what m + 1 gradients of one direction
+    add, of which the norm is P_m. P_m does not fall, and `scale` makes the mean of its squares over
+    the `cycles` 1. So the first m cycles cost at most m Gaussians. After the last, the noise begins
+    anew.) The ledger counts them. `docs/correlated_noise.md` has the proof.
+
+    Give it to an optimizer as `noise_correlation`. `calibrate_correlated_noise` finds what is best
+    for a budget.
+
+    Args:
+      weights: 1 to 16 weights w >= 0, with which noise does not grow without end: the eigenvalues
+        of diag(d) - 1 w^T have absolute values below 1. That is so if their sum is below 1.
+      decays: As many decays d in [0, 1), which are rounded to float32: steps compute with them.
+      cycle_length: Steps c of a cycle, at least 2, in which an example has one chance to be
+        sampled.
+      cycles: Cycles after which the noise begins anew. `cycle_length * cycles` is at most 10^6.
+
+    Raises:
+      ValueError: An argument is something else.
+
+    Example:
+      >>> import tfdp
+      >>> noise = tfdp.BufferedNoise.optimal(cycle_length=100, cycles=1, buffers=2)
+      >>> [round(decay, 2) for decay in noise.decays]
+      [0.97, 0.66]
+      >>> all_bands = tfdp.BandedNoise.optimal(bands=100, steps=100)
+      >>> round(noise.standard_error(100) / all_bands.standard_error(100), 3)
+      1.001
+
+    References:
+      - McMahan, Xu, Zhang, 2024, A Hassle-free Algorithm for Strong Differential Privacy in
+        Federated Learning Systems (https://arxiv.org/abs/2408.08868): BLTs for several passes.
+      - Dvijotham, McMahan, Pillutla, Steinke, Thakurta, 2024, Efficient and Near-Optimal Noise
+        Generation for Streaming Differential Privacy (https://arxiv.org/abs/2404.16706).
+    """
+
+    weights: Sequence[float]
+    decays: Sequence[float]
+    cycle_length: int
+    cycles: int
+    counts_sampling: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        most = f"a sequence of 1 to {MOST_BUFFERS} numbers"
+        requirement = f"{most} >= 0, with which noise does not grow without end"
+        weights = validation.elements("weights", self.weights, requirement)
+        if not (
+            1 <= len(weights) <= MOST_BUFFERS
+            and all(validation.is_number(w) and 0 <= w < math.inf for w in weights)
+        ):
+            raise error("weights", requirement, self.weights)
+        number = f"{len(weights)} numbers in [0, 1), one for each weight"
+        decays = validation.elements("decays", self.decays, number)
+        if len(decays) != len(weights) or not all(
+            validation.is_number(d) and 0 <= d < 1 and np.float32(d) < 1 for d in decays
+        ):
+            raise error("decays", number, self.decays)
+        object.__setattr__(self, "weights", tuple(map(float, weights)))
+        object.__setattr__(self, "decays", tuple(float(np.float32(d)) for d in decays))
+        if not np.all(np.abs(self._poles) < 1):
+            raise error("weights", requirement, self.weights)
+        length = validation.integer("cycle_length", self.cycle_length, 2, _MOST_STEPS)
+        cycles = validation.integer("cycles", self.cycles, 1, _MOST_STEPS // length)
+        object.__setattr__(self, "cycle_length", length)
+        object.__setattr__(self, "cycles", cycles)
+
+    @property
+    def vectors(self) -> int:
+        """The vectors of noise that an optimizer holds in memory."""
+        return len(self.weights)
+
+    @property
+    def renewal(self) -> int:
+        """The steps after which the noise begins anew: all cycles."""
+        return self.cycle_length * self.cycles
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """The first coefficient c_0."""
+        squares = np.square(_added_up(self._column(), self.cycles))
+        # The ledger's cost is an upper bound also with coefficients that are rounded to float32.
+        return (1 - 1e-6) / math.sqrt(np.sum(squares) / self.cycles)
+
+    @property
+    def coefficients(self) -> np.ndarray:
+        """The first column of C, until the noise begins anew."""
+        return self.scale * self._column()
+
+    @classmethod
+    def optimal(
+        cls,
+        *,
+        cycle_length: int,
+        cycles: int,
+        buffers: int = _USUAL_BUFFERS,
+        momentum: float = 0.0,
+        steps: int | None = None,
+    ) -> "BufferedNoise":
+        """Returns noise of nearly the least `standard_error`.
+
+        Args:
+          cycle_length: Steps c of a cycle.
+          cycles: Cycles of the training.
+          buffers: Number of weights and decays. More than four gain next to nothing.
+          momentum: Momentum of gradient descent, in [0, 1), as in Keras.
+          steps: Steps of the training; None: all of its cycles.
+
+        Raises:
+          ValueError: An argument is out of its range.
+        """
+        buffers = validation.integer("buffers", buffers, 1, MOST_BUFFERS)
+        whole = cls([0.0], [0.0], cycle_length, cycles)  # Checks them.
+        workload = whole._workload(whole.renewal if steps is None else steps, momentum)
+        # The logits of a decay, a zero of C, a smaller decay, ...: the first, and logarithms of the
+        # differences. Decays and zeros that take turns are those of positive weights.
+        length = math.log(whole.renewal)
+        bounds = [(-5.0, min(length + 3.0, 14.0)), *[(-5.0, 2.0)] * (2 * buffers - 1)]
+        found = []
+        for share in (0.5, 0.75, 1.0):
+            logits = np.linspace(share * length + 1, -2, 2 * buffers)
+            first = [logits[0], *np.log(-np.diff(logits))]
+            one = scipy.optimize.minimize(
+                workload.log_buffered_error,
+                first,
+                args=(whole.cycle_length, whole.cycles),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+            )
+            found.append((one.fun, *_alternating(one.x)))
+        _, decays, zeros = min(found, key=lambda one: one[0])
+        weights = []
+        for j, decay in enumerate(decays):
+            others = np.delete(decays, j)
+            rest = np.prod((decay - np.delete(zeros, j)) / (decay - others))
+            weights.append((decay - zeros[j]) * rest)
+        return cls(weights, decays.tolist(), cycle_length, cycles)
+
+    def standard_error(self, steps: int, momentum: float = 0.0) -> float:
+        """Returns how far the noise moves a weight: the root mean square over the steps.
+
+        Args:
+          steps: Steps of gradient descent with learning rate 1, at most `cycle_length * cycles`.
+          momentum: Its momentum, in [0, 1).
+
+        Returns:
+          The error in units of the noise of z in one step.
+        """
+        workload = self._workload(steps, momentum)
+        moves = workload.moves_of_independent()
+        for decay, pole in zip(sorted(self.decays), sorted(self._poles), strict=True):
+            moves = scipy.signal.lfilter([1.0, -decay], [1.0, -pole], moves)
+        return math.sqrt(workload.mean_square(moves)) / self.scale
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this noise again."""
+        lists = {"weights": list(self.weights), "decays": list(self.decays)}
+        return {**lists, "cycle_length": self.cycle_length, "cycles": self.cycles}
+
+    def check_sampling(self, sampling: PoissonSampling | None) -> None:
+        """Raises a ValueError if the guarantee does not cover batches that are sampled so."""
+        length = 0 if sampling is None else sampling.cycle_length
+        if length != self.cycle_length:
+            raise ValueError(
+                f"Argument `noise_correlation` with cycle_length={self.cycle_length} must be given "
+                "with `sampling` of batches in which each example is sampled at most once in so "
+                f"many steps: `tfdp.data.poisson_batches(..., cycle_length={self.cycle_length})`. "
+                f"Received: {f'cycle_length={length}' if length else 'sampling=None'}."
+            )
+
+    @property
+    def _poles(self) -> np.ndarray:
+        """The numbers whose powers the coefficients of the inverse of C are made of."""
+        # The eigenvalues of diag(d) - 1 w^T, to which this matrix is similar.
+        roots = np.sqrt(self.weights)
+        return np.linalg.eigvalsh(np.diag(self.decays) - np.outer(roots, roots))
+
+    def _column(self) -> np.ndarray:
+        """Returns the first column of C, until the noise begins anew, divided by `scale`."""
+        column = _impulse(self.renewal)
+        for weight, decay in zip(self.weights, self.decays, strict=True):
+            column += weight * _powers_later(decay, _impulse(self.renewal))
+        return column
+
+    def _workload(self, steps: Any, momentum: Any) -> "_Workload":
+        validation.integer("steps", steps, 1, self.renewal)
+        return _Workload.of(steps, momentum)
+
+
+CorrelatedNoise = BandedNoise | BufferedNoise
+
+
 class CorrelatedNoisePlan(NamedTuple):
     """The best correlated noise for a budget.
 
@@ -147,7 +376,7 @@ class CorrelatedNoisePlan(NamedTuple):
 
     cycle_length: int
     noise_multiplier: float
-    noise_correlation: BandedNoise | None
+    noise_correlation: CorrelatedNoise | None
     standard_error: float
     independent_error: float
 
@@ -172,8 +401,9 @@ def calibrate_correlated_noise(
     `target_epsilon`.
 
     More bands take back more noise, but need longer cycles, with which sampling hides less. So the
-    cycle lengths 1, 2, 4, ... and N / B are tried, with as many bands. At small epsilons
-    independent noise is best; at large ones, and in few epochs, whole passes.
+    cycle lengths 1, 2, 4, ... and N / B are tried, with as many bands, and N / B also with a
+    `BufferedNoise` of four buffers. At small epsilons independent noise is best; at large ones, and
+    in few epochs, whole passes.
 
     Args:
       target_epsilon: Epsilon that may be spent in all, under zero-out.
@@ -184,7 +414,8 @@ def calibrate_correlated_noise(
       momentum: Momentum of gradient descent, in [0, 1).
       cycle_length: The cycle length, at most N / B, such as N / B for passes over the data without
         sampling; None: the best.
-      most_bands: Bands to try, at most; the optimizer holds so much noise in memory.
+      most_bands: Bands to try, at most. The optimizer holds one vector of noise less in memory;
+        buffers take no more than that.
       truncation_probability: See `calibrate_noise_multiplier`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
 
@@ -217,28 +448,47 @@ def calibrate_correlated_noise(
     plans = []
     for length in lengths:
         cycles, q = -(-steps // length), length * batch / size
-        releases = functools.partial(_releases, q, cycles, length * tau)
-        sigma = left.least_noise(releases)
-        noise = BandedNoise.optimal(bands=min(length, most, steps), steps=steps, momentum=momentum)
-        plans.append((sigma * noise.standard_error(steps, momentum), length, sigma, noise))
-    best, length, sigma, noise = (
-        min(plans, key=lambda plan: plan[0]) if cycle_length is None else plans[-1]
-    )
-    correlation = noise if noise.bands > 1 else None
+        sampled = functools.partial(event_codec.sampled_gaussian, q)
+        noises: list[tuple[CorrelatedNoise, Callable[[float], dp_accounting.DpEvent]]] = [
+            (
+                BandedNoise.optimal(bands=min(length, most, steps), steps=steps, momentum=momentum),
+                sampled,
+            )
+        ]
+        buffers = min(_USUAL_BUFFERS, most - 1)  # In no more memory than the bands.
+        if length == longest > 1 and buffers > 0 and length * cycles <= _MOST_STEPS:
+            buffered = BufferedNoise.optimal(
+                cycle_length=length, cycles=cycles, buffers=buffers, momentum=momentum, steps=steps
+            )
+            noises.append((buffered, dp_accounting.GaussianDpEvent))
+        for noise, event in noises:
+            sigma = left.least_noise(functools.partial(_releases, event, cycles, length * tau))
+            plans.append((sigma * noise.standard_error(steps, momentum), length, sigma, noise))
+    allowed = plans if cycle_length is None else [plan for plan in plans if plan[1] == cycle_length]
+    best, length, sigma, noise = min(allowed, key=lambda plan: plan[0])
+    correlation = noise if noise.vectors > 0 else None
     return CorrelatedNoisePlan(length, sigma, correlation, best, plans[0][0])
 
 
-def _releases(q: float, count: int, truncation: float, noise: float) -> list[Release]:
-    return [Release(event_codec.sampled_gaussian(q, noise), count, truncation)]
+def _releases(
+    event: Callable[[float], dp_accounting.DpEvent], count: int, truncation: float, noise: float
+) -> list[Release]:
+    return [Release(event(noise), count, truncation)]
 
 
-def get(noise_correlation: Any) -> BandedNoise | None:
+def get(noise_correlation: Any) -> CorrelatedNoise | None:
     """Returns correlated noise from itself, or from what `get_config` returned."""
-    if isinstance(noise_correlation, dict) and set(noise_correlation) == {"coefficients"}:
-        return BandedNoise(**noise_correlation)
-    if noise_correlation is None or type(noise_correlation) is BandedNoise:
+    if isinstance(noise_correlation, dict):
+        for cls in (BandedNoise, BufferedNoise):
+            if set(noise_correlation) == {field.name for field in dataclasses.fields(cls)}:
+                return cls(**noise_correlation)
+    if noise_correlation is None or type(noise_correlation) in (BandedNoise, BufferedNoise):
         return noise_correlation
-    raise error("noise_correlation", "a `tfdp.BandedNoise` or None", noise_correlation)
+    raise error(
+        "noise_correlation",
+        "a `tfdp.BandedNoise`, a `tfdp.BufferedNoise` or None",
+        noise_correlation,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,9 +509,15 @@ class _Workload:
 
     def error(self, coefficients: np.ndarray) -> float:
         """Returns the mean over the steps of the variance of a weight."""
-        moves = self._moves(coefficients)
-        left = np.arange(self.steps, 0, -1)
-        return float(np.sum(coefficients**2) * np.sum(left * moves**2) / self.steps)
+        return float(np.sum(coefficients**2)) * self.mean_square(self._moves(coefficients))
+
+    def mean_square(self, moves: np.ndarray) -> float:
+        """Returns the mean over the steps of the variance of a weight.
+
+        Args:
+          moves: How far the independent noise of a step has moved it after t more steps.
+        """
+        return float(np.sum(np.arange(self.steps, 0, -1) * moves**2) / self.steps)
 
     def log_error(self, rest: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the logarithm of the error of the bands (1, *rest), and its gradient."""
@@ -279,12 +535,72 @@ class _Workload:
             ]
         return math.log(norm * total), 2 * rest / norm - 2 * np.array(shifted) / total
 
+    def log_buffered_error(
+        self, logits: np.ndarray, cycle_length: int, cycles: int
+    ) -> tuple[float, np.ndarray]:
+        """Returns the logarithm of the error of a `BufferedNoise`, and its gradient.
+
+        Args:
+          logits: See `_alternating`.
+          cycle_length: Steps of a cycle.
+          cycles: Cycles after which the noise begins anew.
+        """
+        column, moves = _impulse(cycle_length * cycles), self.moves_of_independent()
+        decays, zeros = _alternating(logits)
+        for decay, zero in zip(decays, zeros, strict=True):
+            column = scipy.signal.lfilter([1.0, -zero], [1.0, -decay], column)
+            moves = scipy.signal.lfilter([1.0, -decay], [1.0, -zero], moves)
+        sums = _added_up(column, cycles)
+        weighted = np.arange(self.steps, 0, -1) * moves
+        total, norm = np.dot(weighted, moves), np.sum(sums**2)
+        by_logit = []
+        for decay, zero in zip(decays, zeros, strict=True):
+            for number, sign in ((decay, 1), (zero, -1)):
+                longer = _added_up(_powers_later(number, column), cycles)
+                smaller = np.dot(weighted, _powers_later(number, moves))
+                slope = 2 * sign * (np.sum(sums * longer) / norm - smaller / total)
+                by_logit.append(slope * number * (1 - number))
+        # A logit is the first less all differences before it.
+        following = np.cumsum(by_logit[::-1])[::-1]
+        gradient = np.array([following[0], *(-np.exp(logits[1:]) * following[1:])])
+        return math.log(norm / cycles * total / self.steps), gradient
+
+    def moves_of_independent(self) -> np.ndarray:
+        """Returns how far the noise of a step has moved a weight after t more steps, on its own."""
+        return self._moves(np.ones(1))
+
     def _moves(self, coefficients: np.ndarray) -> np.ndarray:
         """Returns how far the independent noise of a step has moved a weight after t more steps."""
-        impulse = np.zeros(self.steps)
-        impulse[0] = 1.0
         optimizer = np.convolve([1.0, -1.0], [1.0, -self.momentum])
-        return scipy.signal.lfilter([1.0], np.convolve(optimizer, coefficients), impulse)
+        column = np.convolve(optimizer, coefficients)
+        return scipy.signal.lfilter([1.0], column, _impulse(self.steps))
+
+
+def _impulse(length: int) -> np.ndarray:
+    impulse = np.zeros(length)
+    impulse[0] = 1.0
+    return impulse
+
+
+def _powers_later(number: float, values: np.ndarray) -> np.ndarray:
+    """Returns at each t the sum over u < t of number^(t - 1 - u) values_u."""
+    return scipy.signal.lfilter([0.0, 1.0], [1.0, -number], values)
+
+
+def _added_up(column: np.ndarray, cycles: int) -> np.ndarray:
+    """Returns the sum of the first m + 1 cycles of a column, for each m: `[cycles, steps]`."""
+    return np.cumsum(column.reshape(cycles, -1), axis=0)
+
+
+def _alternating(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns falling numbers in (0, 1), in turns: decays, and zeros of C.
+
+    Args:
+      logits: The logit of the first, and the logarithm of how much less each next logit is.
+    """
+    values = logits[0] - np.concatenate([[0.0], np.cumsum(np.exp(logits[1:]))])
+    numbers = scipy.special.expit(values)
+    return numbers[0::2], numbers[1::2]
 
 
 def _bands(bands: Any, name: str = "bands") -> int:

@@ -81,8 +81,10 @@ CASES = {
 USERS = np.arange(24) // 3
 SCHEDULE = PiecewiseConstantNoise([STEPS // 2], [2.0, 1.25])
 BANDS = tfdp.BandedNoise([1.0, 0.6])
+BUFFERS = tfdp.BufferedNoise([0.4, 0.2], [0.9, 0.5], cycle_length=2, cycles=3)
 # Batches come from two random sets in turn. Each batch has 1/4 of its set.
 CYCLES = {"expected_batch_size": BATCH // 2, "cycle_length": 2}
+PASSES = {"expected_batch_size": 2 * BATCH, "cycle_length": 2}  # Each has its whole set.
 CASES |= {
     "schedule": (tfdp.DPSGD, {"noise_multiplier": SCHEDULE}, {}),
     "noise before the clip": (tfdp.DPSGD, {"clipping_rule": PerturbedClipping(0.02)}, {}),
@@ -90,6 +92,7 @@ CASES |= {
     "top k": (tfdp.DPSGD, {"compression": TopK(0.1), "momentum": 0.9}, {}),
     "random layers": (tfdp.DPSGD, {"compression": RandomMask(0.7), "momentum": 0.9}, {}),
     "correlated": (tfdp.DPSGD, {"noise_multiplier": 1.1, "noise_correlation": BANDS}, CYCLES),
+    "buffers": (tfdp.DPSGD, {"noise_multiplier": 4.0, "noise_correlation": BUFFERS}, PASSES),
     "users": (tfdp.DPSGD, {}, {"users": USERS}),
 }
 # A canary that is masked in 0.3 of the steps shows as much less.
@@ -345,6 +348,14 @@ def other_matrix(monkeypatch):
     return arrangement, optimizer
 
 
+def noise_of_buffers_goes_on(monkeypatch):
+    """The noise does not begin anew after its cycles."""
+    arrangement = Arrangement(**CYCLES)
+    optimizer = arrangement.optimizer(noise_correlation=BUFFERS)
+    monkeypatch.setattr(optimizer._memory, "_ends_before", lambda sequence: tf.constant(False))
+    return arrangement, optimizer
+
+
 def examples_of_users_clipped_apart(monkeypatch):
     arrangement = Arrangement(users=USERS)
     optimizer = arrangement.optimizer()
@@ -361,6 +372,7 @@ MUTANTS = {
     masks_by_clean_gradients: "updates follow",
     top_k_of_clean_gradients: "updates follow",
     other_matrix: "noise of different steps",
+    noise_of_buffers_goes_on: "noise of different steps",
     examples_of_users_clipped_apart: "lower bounds",
     little_noise: "noise is as large",
     clip_skipped: "lower bounds",

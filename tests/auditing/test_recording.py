@@ -113,12 +113,13 @@ def correlated(sums, cycle_length=3, **kwargs):
     return recording
 
 
-def matrix():
+def matrix(renewal=100):
     """The matrix C of the steps: a band wherever draws follow one another."""
     found = np.zeros([len(DRAWS), len(DRAWS)])
     for row, (source, sequence) in enumerate(DRAWS):
         for column in range(max(0, row - 2), row + 1):
-            if DRAWS[column] == (source, sequence - row + column):
+            same = DRAWS[column][1] // renewal == sequence // renewal
+            if same and DRAWS[column] == (source, sequence - row + column):
                 found[row, column] = BANDS[row - column]
     return found
 
@@ -127,6 +128,10 @@ def test_correlated_sums_are_multiplied_by_the_stated_matrix():
     independent = RANDOM.normal(size=(len(DRAWS), 7))
     sums = 3.0 * np.linalg.solve(matrix(), independent)
     np.testing.assert_allclose(correlated(sums).noise_units(), independent, atol=1e-5)
+    recording = correlated(3.0 * np.linalg.solve(matrix(renewal=2), independent))
+    assert not np.allclose(recording.noise_units(), independent, atol=1e-2)
+    recording.renewal = 2
+    np.testing.assert_allclose(recording.noise_units(), independent, atol=1e-5)
 
 
 def test_scores_of_correlated_sums_are_likelihood_ratios_over_all_sets():

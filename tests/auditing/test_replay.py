@@ -71,6 +71,10 @@ OPTIMIZERS = {
         "sampling": lambda: sampling(cycle_length=2),
         "noise_correlation": tfdp.BandedNoise([0.8, 0.6]),
     },
+    "buffers": {
+        "sampling": lambda: sampling(cycle_length=2),
+        "noise_correlation": tfdp.BufferedNoise([0.5], [0.8], cycle_length=2, cycles=1),
+    },
     "microbatches": {"num_microbatches": 2},
     "no noise": {"noise": 0.0},
     "no noise, adaptive": {
@@ -95,7 +99,7 @@ def test_steps_let_nothing_out_but_the_noisy_sum(front, name):
     assert all(m.removed > least for m in found.movements)
     # Without padding there are no masks.
     masked = [m.masked for m in found.movements]
-    assert all(masked) if name not in ("users", "bands") else not any(masked)
+    assert all(masked) if name not in ("users", "bands", "buffers") else not any(masked)
 
 
 @needs_keras_3

@@ -317,6 +317,15 @@ _CALLS = {
     "BandedNoise.standard_error": lambda: run_of(
         tfdp.BandedNoise([1.0, 0.5]).standard_error, steps=20
     ),
+    "BufferedNoise": lambda: run_of(
+        tfdp.BufferedNoise, weights=[0.5], decays=[0.8], cycle_length=4, cycles=2
+    ),
+    "BufferedNoise.optimal": lambda: run_of(
+        tfdp.BufferedNoise.optimal, cycle_length=4, cycles=2, buffers=1
+    ),
+    "BufferedNoise.standard_error": lambda: run_of(
+        tfdp.BufferedNoise([0.5], [0.8], 4, 2).standard_error, steps=8
+    ),
     "SparseEmbeddings": lambda: run_of(tfdp.SparseEmbeddings, threshold=3.0),
     "SparseEmbeddings.false_positives": lambda: run_of(
         tfdp.SparseEmbeddings(3.0).false_positives, noise_multiplier=1.0, rows=100

@@ -33,6 +33,18 @@ def test_a_row_for_each_kind_of_noise(tmp_path, monkeypatch):
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
+def test_a_row_for_each_memory():
+    table = correlated_noise.error_table(_parse("--passes=1,3", "--pass_steps=20"))
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert [row[1] for row in rows] == ["0", "19", *"12346"]
+    for column in (2, 3):
+        independent, bands, one, two, *more = (float(row[column]) for row in rows)
+        assert bands <= min(more) <= max(more) <= two <= one < independent
+    for passes in ("0", "1.5", "a", "100000"):
+        with pytest.raises(RefusedError, match="--passes"):
+            correlated_noise.error_table(_parse(f"--passes={passes}", "--pass_steps=20"))
+
+
 @pytest.mark.parametrize("flag", ["--epsilons=a", "--epsilons=-1", "--expected_batch_size=5000"])
 def test_what_cannot_be_is_refused(flag):
     with pytest.raises(RefusedError, match=flag.partition("=")[0]):

@@ -3,6 +3,7 @@
 import copy
 import itertools
 
+import dp_accounting
 import numpy as np
 import pytest
 import scipy.linalg
@@ -14,9 +15,11 @@ from tests import support
 from tests.front_ends import FRONT_ENDS, with_both
 from tfdp.step.noise_memory import NoiseMemory
 from tfdp.step.record.cycle_count import CycleCount
+from tfdp.step.record.file_ledger import ledger_of_file
 
 CLIP, SIGMA, N, BATCH, CYCLE = 0.5, 1.5, 40, 10, 4
 NOISE = tfdp.BandedNoise([3.0, 2.0, 1.0])
+BUFFERED = tfdp.BufferedNoise([0.4, 0.3], [0.9, 0.5], cycle_length=CYCLE, cycles=2)
 UNITS = 8000  # Coordinates.
 
 
@@ -44,11 +47,12 @@ def optimizer_for(batches, front=FRONT_ENDS[0], **kwargs):
     return front.tfdp.DPSGD(CLIP, SIGMA, sampling=batches.sampling, **arguments)
 
 
-def noise_of_steps(front, cycles, jit_compile=False, **kwargs):
+def noise_of_steps(front, cycles, jit_compile=False, noise_correlation=NOISE, **kwargs):
     """The noise of each step in the clipped sum, `[steps, coordinates]`, and the model."""
     batches = batches_of(**kwargs)
     model, loss = silent_model(front)
-    model.compile(optimizer_for(batches, front), loss, jit_compile=jit_compile)
+    optimizer = optimizer_for(batches, front, noise_correlation=noise_correlation)
+    model.compile(optimizer, loss, jit_compile=jit_compile)
     weights = [support.flat(model.get_weights())]
 
     def remember(batch, logs=None):
@@ -85,12 +89,14 @@ def test_noise_is_that_of_the_matrix(front):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("correlation", [NOISE, BUFFERED])
 @pytest.mark.parametrize("how", ["buckets, xla", "chunks", "full"])
-def test_noise_is_that_of_the_matrix_however_batches_come(how):
+def test_noise_is_that_of_the_matrix_however_batches_come(how, correlation):
     kwargs = {"chunk_size": 20} if how == "chunks" else {"padding": how.split(",")[0]}
+    kwargs["noise_correlation"] = correlation
     noise, model = noise_of_steps(FRONT_ENDS[0], 2, jit_compile="xla" in how, **kwargs)
     assert noise.shape == (2 * CYCLE, UNITS)
-    assert_independent(independent(noise), CLIP * SIGMA)
+    assert_independent(independent(noise, correlation.coefficients), CLIP * SIGMA)
     assert model.optimizer.released_steps() == (2, 0)
 
 
@@ -242,6 +248,147 @@ def test_copies_begin_anew(how):
     assert not np.array_equal(memory.next(tf.ones([3]), *numbers((0, 2))), first)
 
 
+# Buffers: each chance of an example to be sampled has its effect in all steps that follow.
+
+
+def buffered_cost(draws, matrix):
+    """The largest squared norm of what an example adds to C x, in one set of each source.
+
+    C has no negative coefficient: it adds most if it is always sampled, with one gradient.
+    """
+    assert np.all(matrix > -1e-9)
+    costs = []
+    for sets in itertools.product(range(CYCLE), repeat=2):
+        steps = [i for i, (source, number) in enumerate(draws) if number % CYCLE == sets[source]]
+        costs.append(np.sum(np.sum(matrix[:, steps], axis=1) ** 2))
+    return max(costs)
+
+
+def ways_to_draw(steps=40):
+    yield [(0, i) for i in range(steps)]
+    yield [(0, 7 + i) for i in range(steps)]
+    yield [(0, 1 + CYCLE * i) for i in range(steps)]  # Draws of one set alone.
+    yield from (some_draws(np.random.default_rng(seed), steps) for seed in range(3))
+
+
+def test_cycles_that_are_counted_cover_the_sensitivity_of_buffers():
+    for draws in ways_to_draw():
+        whole = matrix_of(draws, NoiseMemory(BUFFERED))
+        for steps in (1, 5, 9, 16, 23, 40):  # The first of them: a training may end anywhere.
+            number = counted(draws[:steps], CycleCount(CYCLE))
+            assert buffered_cost(draws[:steps], whole[:steps, :steps]) <= number
+    in_order = next(ways_to_draw())
+    matrix = matrix_of(in_order, NoiseMemory(BUFFERED))
+    block = scipy.linalg.toeplitz(BUFFERED.coefficients, np.zeros(8))
+    np.testing.assert_allclose(matrix, scipy.linalg.block_diag(*[block] * 5), atol=1e-9)
+
+
+class Endless(NoiseMemory):
+    """Mutant: the noise does not begin anew after the cycles."""
+
+    def _ends_before(self, sequence):
+        return tf.constant(False)
+
+
+class UnitColumn(NoiseMemory):
+    """Mutant: the first column of C has norm 1."""
+
+    def _noise_after(self, before, fresh):
+        norm = np.linalg.norm(self._noise.coefficients)
+        noise, after = super()._noise_after(before / norm, fresh)
+        return norm * noise, norm * after
+
+
+@pytest.mark.parametrize(
+    ("memory", "cycles"),
+    [
+        *((Endless, CycleCount), (UnitColumn, CycleCount)),
+        *((KeptMemory, CycleCount), (NoiseMemory, NeverAnew)),
+    ],
+)
+def test_mutants_do_not_cover_the_sensitivity_of_buffers(memory, cycles):
+    def all_covered(memory, cycles):
+        return all(
+            buffered_cost(draws, matrix_of(draws, memory(BUFFERED)))
+            <= counted(draws, cycles(CYCLE))
+            for draws in ways_to_draw()
+        )
+
+    assert not all_covered(memory, cycles)
+
+
+@with_both
+def test_noise_of_buffers_is_that_of_the_matrix(front):
+    noise, model = noise_of_steps(front, 3, noise_correlation=BUFFERED)
+    assert noise.shape == (3 * CYCLE, UNITS)
+
+    def independent_of(noise, correlation=BUFFERED):
+        c = correlation.coefficients
+        return np.array([*independent(noise[:8], c), *independent(noise[8:], c)])
+
+    z = independent_of(noise) / (CLIP * SIGMA)
+    assert_independent(z, 1.0)
+    squares = scipy.stats.chi2(z.size)
+    assert 1e-10 < squares.cdf(np.sum(z**2)) < 1 - 1e-10
+    assert squares.cdf(np.sum(z**2) / 1.05**2) < 1e-10  # Sigma is not 5% more.
+    assert squares.sf(np.sum(z**2) * 1.05**2) < 1e-10
+    assert model.optimizer.released_steps() == (3, 0)
+    others = [
+        tfdp.BufferedNoise(weights, decays, CYCLE, 2)
+        for weights, decays in (([0.5, 0.3], [0.9, 0.5]), ([0.4, 0.3], [0.9, 0.1]))
+    ]
+    for z in (noise, *(independent_of(noise, other) for other in others)):
+        with pytest.raises(AssertionError):
+            assert_independent(z, CLIP * SIGMA)
+    with pytest.raises(AssertionError):  # As if the noise did not begin anew.
+        longer = tfdp.BufferedNoise(BUFFERED.weights, BUFFERED.decays, CYCLE, 3)
+        c = longer.coefficients * (BUFFERED.scale / longer.scale)
+        assert_independent(independent(noise, c), CLIP * SIGMA)
+
+
+def plain_gaussians(count):
+    ledger = tfdp.accounting.PrivacyLedger()
+    ledger.record(dp_accounting.GaussianDpEvent(SIGMA), count)
+    return ledger.epsilon(1e-3)
+
+
+def test_ledger_counts_a_gaussian_for_each_cycle_of_buffers(tmp_path, capsys, monkeypatch):
+    # In a cycle an example is sampled with probability 0.8 only, for which there is no credit.
+    batches = batches_of(expected_batch_size=8, steps_per_epoch=5)
+    assert batches.sampling.sampling_probability == 0.8
+    optimizer = optimizer_for(batches, noise_correlation=BUFFERED)
+    assert optimizer.release.event == dp_accounting.GaussianDpEvent(SIGMA)
+    model, loss = silent_model(FRONT_ENDS[0])
+    model.compile(optimizer, loss)
+    model.fit(batches, verbose=0)
+    expected = plain_gaussians(2)  # The second has one step.
+    assert optimizer.ledger.epsilon(1e-3).by_accountant == pytest.approx(expected.by_accountant)
+    assert set(expected.by_accountant) == {"RDP", "PLD"}
+
+    budget = tfdp.PrivacyBudget(plain_gaussians(3).epsilon * 1.01, 1e-3)
+    model.fit(batches, epochs=5, callbacks=[budget], verbose=0)
+    assert "stops training after 3 cycles of 4 steps, at" in capsys.readouterr().out
+    assert optimizer.released_steps() == (3, 0) and int(optimizer.iterations) == 3 * CYCLE
+    statement = " ".join(tfdp.privacy_statement(model, 1e-3).split())
+    assert "3 cycles of the Gaussian mechanism with noise multiplier 1.5: each example is" in (
+        statement
+    )
+    assert "at most one of the 4 batches of a cycle" in statement and "q = " not in statement
+    assert support.stated_epsilon(statement) >= plain_gaussians(3).epsilon
+
+    model.save(tmp_path / "model.keras")
+    saved = ledger_of_file(tmp_path / "model.keras").ledger
+    assert saved.epsilon(1e-3) == optimizer.ledger.epsilon(1e-3)
+    config = optimizer.get_config()
+    assert type(optimizer).from_config(config).noise_correlation == BUFFERED
+
+    monkeypatch.setattr(tfdp.BufferedNoise, "counts_sampling", True)  # A mutant.
+    sampled = optimizer_for(batches, noise_correlation=BUFFERED)
+    ledger = tfdp.accounting.PrivacyLedger()
+    ledger.record(sampled.release.event, 2)
+    assert ledger.epsilon(1e-3).epsilon < 0.99 * expected.epsilon
+
+
 # As users have it.
 
 
@@ -321,7 +468,8 @@ def test_draws_of_other_cycles_are_refused(lengths):
 
 
 def refused(**kwargs):
-    batches = batches_of(**{k: kwargs.pop(k) for k in ("cycle_length", "padding") if k in kwargs})
+    drawn = ("cycle_length", "padding", "redraw_sets")
+    batches = batches_of(**{k: kwargs.pop(k) for k in drawn if k in kwargs})
     cls = kwargs.pop("cls", tfdp.DPSGD)
     arguments = {"sampling": batches.sampling, "noise_correlation": NOISE, "learning_rate": 1.0}
     return cls(CLIP, **{"noise_multiplier": SIGMA, **arguments, **kwargs})
@@ -335,7 +483,15 @@ def refused(**kwargs):
         ({"sampling": None, "expected_batch_size": 5}, "Received: sampling=None"),
         ({"secure_noise": True, "padding": "full"}, "Received: secure_noise=True"),
         ({"clipping_rule": "adaptive_quantile"}, "Received: clipping_rule"),
-        ({"noise_correlation": 0.5}, "a `tfdp.BandedNoise` or None"),
+        ({"noise_correlation": BUFFERED, "cycle_length": 1}, "cycle_length=4.*Received: cycle_len"),
+        ({"noise_correlation": BUFFERED, "cycle_length": 2}, "Received: cycle_length=2"),
+        ({"noise_correlation": BUFFERED, "redraw_sets": True}, "Received: sampling.redraws_sets"),
+        (
+            {"noise_correlation": BUFFERED, "sampling": None, "expected_batch_size": 5},
+            "Received: sampling=None",
+        ),
+        ({"noise_correlation": BUFFERED, "clipping_rule": "adaptive_quantile"}, "clipping_rule"),
+        ({"noise_correlation": 0.5}, "a `tfdp.BandedNoise`, a `tfdp.BufferedNoise` or None"),
         (
             {"noise_multiplier": tfdp.schedules.PiecewiseConstantNoise([5], [2.0, 1.0])},
             "Received: a schedule",

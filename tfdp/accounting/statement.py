@@ -367,6 +367,12 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
     cycle = release.cycle_length
     noun = "step" if cycle == 1 else "cycle"
     steps = _number(sum(one.count for one in run), noun)
+    if type(event) is dp_accounting.GaussianDpEvent and cycle > 1:
+        return (
+            f"{steps} of {_gaussian(event)} with noise multiplier {event.noise_multiplier:.6g}: "
+            f"each {ledger.unit} is in at most one of the {cycle} batches of a cycle, and gets no "
+            "credit for not being sampled"
+        )
     if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return f"{steps} of {event!r}"
     if len(run) > 1:

@@ -448,6 +448,7 @@ class _Reading(tf.keras.callbacks.Callback):
         audit._recording.signs = optimizer.releases_signs
         if optimizer.noise_correlation is not None:
             audit._recording.bands = optimizer.noise_correlation.coefficients
+            audit._recording.renewal = optimizer.noise_correlation.renewal
         if isinstance(audit.model, PrivateGAN):
             audit._recording.weight_clip = audit.model._options["weight_clip"]
         gradient = audit.model.canary_gradient(self.model, audit._first[1])

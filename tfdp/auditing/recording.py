@@ -51,6 +51,8 @@ class Recording:
       kept: Which coordinates were kept after the noise, bool `[canaries]` for each step; empty if
         all were.
       bands: Coefficients of the correlation of the noise, from the first.
+      renewal: Before each draw whose number is a multiple of this, the noise begins anew; None: it
+        does not.
       cycle_length: Steps in which a canary has one chance to be sampled.
       signs: Whether signs alone are released: the attacker sees no more.
       weight_clip: Bound on the variable's absolute values after each step; None: there is none.
@@ -63,6 +65,7 @@ class Recording:
     first_step: int = 0
     kept: list[np.ndarray] = dataclasses.field(default_factory=list)
     bands: Sequence[float] = (1.0,)
+    renewal: int | None = None
     cycle_length: int = 1
     signs: bool = False
     weight_clip: float | None = None
@@ -89,7 +92,8 @@ class Recording:
         places = np.zeros(len(self.settings), int)
         for i in range(1, len(places)):
             before, now = self.settings[i - 1], self.settings[i]
-            if (before.source, before.sequence + 1) == (now.source, now.sequence):
+            ends = self.renewal is not None and now.sequence % self.renewal == 0
+            if not ends and (before.source, before.sequence + 1) == (now.source, now.sequence):
                 places[i] = places[i - 1] + 1
         return places
 
@@ -98,8 +102,10 @@ class Recording:
 
         In units of the noise, a step's sum is normal, with mean 0 or, if the canary was sampled,
         the clip. Where noise is correlated, a canary that was sampled adds the clip times a column
-        of C to the sums of its step and the next ones. Steps that do not train a coordinate say
-        nothing. With cyclic sampling, the attacker does not know which set a canary is in.
+        of C to the sums of its step and the next ones. (Columns of buffered noise have rows in
+        common, which scores leave out: they are then near the logarithms.) Steps that do not train
+        a coordinate say nothing. With cyclic sampling, the attacker does not know which set a
+        canary is in.
 
         Args:
           sampling_probability: Probability q that an example is in a batch (of its set).

@@ -129,7 +129,7 @@ def poisson_batches(
       cycle_length: Steps c, at most N / B, in which each example has one chance to be sampled. With
         c > 1 each example is in one of c sets, at random, from which batches are sampled in turns,
         with q = c B / N. For noise that is correlated from step to step: `tfdp.BandedNoise`. With
-        c = N / B each step takes the whole of a set, and nothing is sampled.
+        c = N / B each step takes the whole of a set, and nothing is sampled: `tfdp.BufferedNoise`.
       redraw_sets: With `cycle_length`, whether each cycle draws new sets, for independent noise:
         epochs by random allocation, which cost less than Poisson batches: see
         docs/random_allocation.md. False: the sets stay, as correlated noise requires.

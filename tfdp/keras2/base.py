@@ -32,7 +32,7 @@ from tfdp.step.private_metrics import keep_evaluations_private
 from tfdp.step.private_step import PrivateStep
 
 if TYPE_CHECKING:
-    from tfdp.correlated_noise import BandedNoise
+    from tfdp.correlated_noise import CorrelatedNoise
     from tfdp.step.compression import Compression
     from tfdp.step.sparse_embeddings import SparseEmbeddings
 
@@ -79,7 +79,7 @@ class PrivateOptimizerMixin(PrivateStep, _Optimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        noise_correlation: "CorrelatedNoise | dict[str, Any] | None" = None,
         compression: "Compression | dict[str, Any] | None" = None,
         sparse_embeddings: "SparseEmbeddings | dict[str, Any] | None" = None,
         weight_decay: float | None = None,

@@ -22,7 +22,7 @@ from tfdp.step.corrected_second_moment import KnownNoise
 from tfdp.step.privacy_config import taken
 
 if TYPE_CHECKING:
-    from tfdp.correlated_noise import BandedNoise
+    from tfdp.correlated_noise import CorrelatedNoise
     from tfdp.step.compression import Compression
     from tfdp.step.sparse_embeddings import SparseEmbeddings
 
@@ -51,7 +51,7 @@ class _NamedOptimizer(DPOptimizer):
         secure_noise: bool = False,
         engine: str = "one_pass",
         clipping_rule: ClippingRule | str | dict[str, Any] = "flat",
-        noise_correlation: "BandedNoise | dict[str, Any] | None" = None,
+        noise_correlation: "CorrelatedNoise | dict[str, Any] | None" = None,
         compression: "Compression | dict[str, Any] | None" = None,
         sparse_embeddings: "SparseEmbeddings | dict[str, Any] | None" = None,
         name: str | None = None,

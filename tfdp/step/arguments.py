@@ -24,7 +24,7 @@ from tfdp.step import replicas
 from tfdp.step.secure_noise import LARGEST_COUNT_NOISE, LARGEST_NOISE_MULTIPLIER
 
 if TYPE_CHECKING:
-    from tfdp.correlated_noise import BandedNoise
+    from tfdp.correlated_noise import CorrelatedNoise
     from tfdp.step.compression import Compression
 
 _FAST_MATH = "xla_cpu_enable_fast_math"
@@ -58,8 +58,9 @@ PRIVATE_ARGUMENTS = """l2_norm_clip: Largest l2 norm C of an example's gradient,
         prove, or "vectorized", which is slower (`tfdp.clipping`).
       clipping_rule: "flat", "per_layer", "automatic", "adaptive_quantile", "importance_sampling",
         "perturbed", or a `tfdp.clipping.ClippingRule` with arguments of its own.
-      noise_correlation: A `tfdp.BandedNoise`, for batches of `tfdp.data.poisson_batches(...,
-        cycle_length=c)` with c of at least its bands. None: steps have independent noise.
+      noise_correlation: A `tfdp.BandedNoise` or `tfdp.BufferedNoise`, for batches of
+        `tfdp.data.poisson_batches(..., cycle_length=c)`, with c of at least its bands, or with its
+        `cycle_length`. None: steps have independent noise.
       compression: A `tfdp.contrib.RandomMask` or `tfdp.contrib.TopK`, with which each step trains a
         part of the coordinates. None: all of them.
       sparse_embeddings: A `tfdp.SparseEmbeddings`, with which rows of embedding tables that few
@@ -252,7 +253,7 @@ def check_secure_noise(
 
 
 def check_correlation(
-    correlation: "BandedNoise | None",
+    correlation: "CorrelatedNoise | None",
     noise_multiplier: Any,
     sampling: PoissonSampling | None,
     secure_noise: bool,
@@ -268,14 +269,7 @@ def check_correlation(
             "sampling.redraws_sets=True. Write "
             "`tfdp.data.poisson_batches(..., redraw_sets=False)`."
         )
-    length = 0 if sampling is None else sampling.cycle_length
-    if length < correlation.bands:
-        raise ValueError(
-            f"Argument `noise_correlation` of {correlation.bands} bands must be given with "
-            "`sampling` of batches in which each example is sampled at most once in so many steps: "
-            f"`tfdp.data.poisson_batches(..., cycle_length={correlation.bands})`, or more. "
-            f"Received: {f'cycle_length={length}' if length else 'sampling=None'}."
-        )
+    correlation.check_sampling(sampling)
     for name, given in (
         ("secure_noise=True", secure_noise),
         ("a schedule as `noise_multiplier`", isinstance(noise_multiplier, schedules.NoiseSchedule)),
@@ -288,7 +282,7 @@ def check_correlation(
             )
 
 
-def check_compression(compression: "Compression", correlation: "BandedNoise | None") -> None:
+def check_compression(compression: "Compression", correlation: "CorrelatedNoise | None") -> None:
     """Raises a ValueError if steps with other noise cannot train a part of the coordinates."""
     if correlation is not None and compression.has_masks:
         raise ValueError(
@@ -390,7 +384,7 @@ def check_clipping_arguments(
 def check_two_term_arguments(
     clipping: ClippingEngine,
     gradient_accumulation_steps: int,
-    correlation: "BandedNoise | None",
+    correlation: "CorrelatedNoise | None",
     compression: "Compression | None",
     sampling: PoissonSampling | None,
 ) -> None:

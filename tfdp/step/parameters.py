@@ -24,7 +24,7 @@ from tfdp.step.record.release_count import ReleaseRecord
 from tfdp.step.state import PersistentState
 
 if TYPE_CHECKING:
-    from tfdp.correlated_noise import BandedNoise
+    from tfdp.correlated_noise import CorrelatedNoise
     from tfdp.step.compression import Compression, Compressor
     from tfdp.step.noise_memory import NoiseMemory
     from tfdp.step.record.tuned_rows import RunSelection
@@ -52,7 +52,7 @@ class PrivacyParameters(PersistentState):
         self._gradient_noises = config.gradient_noises
         self._rows = config.row_selection()
         self._memory: NoiseMemory | None = None
-        if self._correlation is not None and self._correlation.bands > 1 and self._has_noise:
+        if self._correlation is not None and self._correlation.vectors > 0 and self._has_noise:
             self._memory = options.module("noise_memory").NoiseMemory(self._correlation)
         self._cycles: CycleCount | None = None
         if self._sampled is not None and self._sampled.cycle_length > 1:
@@ -179,7 +179,7 @@ class PrivacyParameters(PersistentState):
         return self._gradient_noises[stage] * self._clipping.sensitivity()
 
     @property
-    def noise_correlation(self) -> "BandedNoise | None":
+    def noise_correlation(self) -> "CorrelatedNoise | None":
         """Correlation of the noise from step to step; None if it is independent."""
         return self._correlation
 
@@ -295,6 +295,8 @@ class PrivacyParameters(PersistentState):
         unpadded, padded = record_table.GAUSSIAN_UNPADDED, record_table.GAUSSIAN
         if sampled is not None and sampled.redraws_sets:
             unpadded, padded = record_table.ALLOCATED_UNPADDED, record_table.ALLOCATED
+        elif self._correlation is not None and not self._correlation.counts_sampling:
+            unpadded, padded = record_table.CYCLES_UNPADDED, record_table.CYCLES
         elif self._releases_signs:
             unpadded, padded = record_table.SIGNS_UNPADDED, record_table.SIGNS
         if sampled is not None and sampled.padding == NONE:

@@ -15,7 +15,7 @@ from tfdp.step import options
 from tfdp.step.adaptive_clip import AdaptiveClip
 
 if TYPE_CHECKING:
-    from tfdp.correlated_noise import BandedNoise
+    from tfdp.correlated_noise import CorrelatedNoise
     from tfdp.step.compression import Compression
     from tfdp.step.sparse_embeddings import RowSelection, SparseEmbeddings
 
@@ -37,7 +37,7 @@ class PrivacyConfig:
     secure_noise: bool
     engine: str
     clipping_rule: ClippingRule
-    noise_correlation: "BandedNoise | None"
+    noise_correlation: "CorrelatedNoise | None"
     compression: "Compression | None"
     sparse_embeddings: "SparseEmbeddings | None"
 

@@ -23,6 +23,8 @@ from tfdp.step.record import lineage, record_table
 from tfdp.step.record.record_table import (
     ALLOCATED,
     ALLOCATED_UNPADDED,
+    CYCLES,
+    CYCLES_UNPADDED,
     FIXED_SEED,
     GAUSSIAN_UNPADDED,
     KIND,
@@ -70,14 +72,17 @@ def release_of(kind: float, parameters: dict[str, float]) -> Release:
     """Returns what one step of these privacy parameters (or one cycle of steps) releases.
 
     Args:
-      kind: `SELECTIVE`, or `GAUSSIAN`, `SIGNS`, `ALLOCATED` or one of these with `_UNPADDED`, of
-        `record_table`; the padded ones also as `cut_off` returns them. (What a step of `TUNED`
-        releases depends on the others of its run.)
+      kind: `SELECTIVE`, or `GAUSSIAN`, `SIGNS`, `ALLOCATED`, `CYCLES` or one of these with
+        `_UNPADDED`, of `record_table`; the padded ones also as `cut_off` returns them. (What a step
+        of `TUNED` releases depends on the others of its run.)
       parameters: The privacy parameters by the names of their arguments.
     """
     exponent, kind = record_table.exponent_of(kind), int(kind)
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
-    unpadded = kind in (GAUSSIAN_UNPADDED, SIGNS_UNPADDED, ALLOCATED_UNPADDED)
+    unpadded = kind in (
+        *(GAUSSIAN_UNPADDED, SIGNS_UNPADDED),
+        *(ALLOCATED_UNPADDED, CYCLES_UNPADDED),
+    )
     padding = NONE if unpadded else FULL
     cycle = max(1, int(parameters.get("cycle_length", 1)))
     update = PoissonSampling(
@@ -91,6 +96,8 @@ def release_of(kind: float, parameters: dict[str, float]) -> Release:
     event: dp_accounting.DpEvent
     if kind in (ALLOCATED, ALLOCATED_UNPADDED):
         event = event_codec.allocated_gaussian(update.sampling_probability, noise, cycle)
+    elif kind in (CYCLES, CYCLES_UNPADDED):
+        event = dp_accounting.GaussianDpEvent(noise)
     else:
         event = event_codec.sampled_gaussian(update.sampling_probability, noise, signs)
     release = Release(event, 1, cycle * update.truncation_probability, cycle)

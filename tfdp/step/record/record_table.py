@@ -33,13 +33,14 @@ ROWS = 256
 # selective release, what is left when a table has no room for other parameters, and a Gaussian
 # mechanism on a batch without padding, which is cut off with a smaller probability; and, with and
 # without padding, the signs of a Gaussian mechanism, which older versions take for one;
-# likewise, an epoch of Gaussian mechanisms (or of their signs) by random allocation; and a step of
-# one of the runs of a private selection, on any batch. Kinds of padded batches that are cut off
-# with a probability of at most 10^-n have n / 128 added (`cut_off`); older rows, without it, are of
-# batches for which it is 1e-30.
-KINDS = range(1, 10)
+# likewise, an epoch of Gaussian mechanisms (or of their signs) by random allocation; a step of
+# one of the runs of a private selection, on any batch; and, with and without padding, a cycle that
+# counts as a Gaussian mechanism, however examples are sampled in it. Kinds of padded batches that
+# are cut off with a probability of at most 10^-n have n / 128 added (`cut_off`); older rows,
+# without it, are of batches for which it is 1e-30.
+KINDS = range(1, 12)
 GAUSSIAN, SELECTIVE, MIXED, GAUSSIAN_UNPADDED, SIGNS, SIGNS_UNPADDED = KINDS[:6]
-ALLOCATED, ALLOCATED_UNPADDED, TUNED = KINDS[6:]
+ALLOCATED, ALLOCATED_UNPADDED, TUNED, CYCLES, CYCLES_UNPADDED = KINDS[6:]
 _EXPONENTS = 128
 # Every smaller integer is a float64.
 LARGEST_UID = 2**52
