@@ -6,6 +6,7 @@ python -m tests.faults --kinds=fit --faults=step:5,fitted
 
 import argparse
 import collections
+import os
 import random
 import sys
 import tempfile
@@ -21,12 +22,22 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="decides on the moments")
     parser.add_argument("--kinds", default=",".join(trials.KINDS), help="programs to kill")
     parser.add_argument("--faults", help="of one trial that is shown, in place of random ones")
+    parser.add_argument("--pairs", action="store_true", help="two of a program, in one folder")
     options = parser.parse_args()
     if options.faults:
         with tempfile.TemporaryDirectory(prefix="faults_") as root:
             found = trials.trial(options.kinds, Path(root, "run"), options.faults.split(","))
         print(*found.runs, *found.problems, sep="\n")
         sys.exit(bool(found.problems))
+    if options.pairs:
+        wrong = 0
+        for kind in trials.SHARED:
+            with tempfile.TemporaryDirectory(prefix="faults_") as root:
+                problems = trials.pair(kind, Path(root, "run"))
+            wrong += len(problems)
+            print(f"{kind}, two at a time:", *(problems or ["nothing is wrong"]), sep="\n  ")
+        sys.exit(wrong > 0)
+    disks = os.geteuid() == 0
     draw, end = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     counts, wrong, known = collections.Counter(), 0, {}
     with tempfile.TemporaryDirectory(prefix="faults_") as root:
@@ -37,7 +48,7 @@ def main():
             if kind not in known:
                 known[kind] = trials.whole(kind, Path(root, f"{kind}_whole"))
                 print(f"{kind}: {known[kind]}", flush=True)
-            faults = trials.random_faults(draw, known[kind])
+            faults = trials.random_faults(draw, known[kind], disks)
             outcome = trials.trial(kind, Path(root, f"{kind}_{number}"), faults)
             counts[f"{kind}: trials"] += 1
             counts[f"{kind}: kills"] += outcome.kills

@@ -8,12 +8,14 @@ A fault is one of:
 - "change:K", which ends it just after the K-th change in the folder, whatever library makes it:
   HDF5 and TensorFlow write without Python's knowledge;
 - "seconds:T", which ends it after some time of work;
+- "disk:N", which leaves N bytes free on the disk of the folder, a small one of its own;
+- "size:N", with which no file can be written beyond N bytes, as if the disk were full;
 - "step:K", which ends a `fit` after the K-th step of its ledger, once all callbacks were called;
 - "fitted", which ends it after `fit`, before the model is saved.
 """
 
 _FAULT = """
-import ctypes, mmap, os, signal, struct, sys, threading, time
+import ctypes, mmap, os, resource, signal, struct, sys, threading, time
 
 folder, fault = sys.argv[1], sys.argv[2]
 kind, _, number = fault.partition(":")
@@ -62,8 +64,20 @@ def watch_changes(watched, last):
                 add(f"{paths[number]}/{name}")
         changes[:8] = count.to_bytes(8, "little")
 
+def fill_disk():
+    filler = os.path.join(os.path.dirname(folder), ".filler")
+    if os.path.exists(filler):
+        os.remove(filler)
+    if kind == "disk":
+        disk = os.statvfs(folder)
+        with open(filler, "wb") as file:
+            file.write(bytes(max(0, disk.f_bavail * disk.f_frsize - int(number))))
+    if kind == "size":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(number), int(number)))
+
 def begin():
     global began, ready
+    fill_disk()
     started, ready = os.pipe()
     watched = os.getpid()
     if os.fork() == 0:
@@ -156,7 +170,7 @@ def trained():
 begin()
 try:
     model = trained()
-except (OSError, json.JSONDecodeError):
+except (OSError, KeyError, json.JSONDecodeError):
     {"raise" if keras_2 else "mend()"}
     model = trained()
 if kind == "fitted":

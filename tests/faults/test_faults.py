@@ -93,6 +93,24 @@ def test_records_are_whole_after_kills(tmp_path):
     assert outcome.kills >= 1  # The other process may notice the change too late.
 
 
+def test_examples_are_whole_after_writes_that_failed(tmp_path):
+    outcome = trials.trial("write_examples", tmp_path / "run", ["size:150", "size:250"])
+    assert outcome.problems == []
+    assert outcome.kills == 2
+
+
+def test_mutant_that_misses_writes_that_fail_is_caught(tmp_path):
+    source = trials.source("write_examples")
+    mutant = source.replace("begin()\n", "written._save = np.save\nbegin()\n")
+    assert mutant != source
+    outcome = trials.trial("write_examples", tmp_path / "run", ["size:150"], mutant)
+    assert any("not whole" in problem for problem in outcome.problems)
+
+
+def test_examples_that_two_write_at_a_time_are_whole(tmp_path):
+    assert trials.pair("write_examples", tmp_path / "run") == []
+
+
 def test_files_that_are_cut_are_seen(tmp_path):
     (tmp_path / "result.json").write_text('{"epsilon": 1')
     (tmp_path / "metrics.csv").write_text("epoch,step")

@@ -1,12 +1,14 @@
 """Kills programs, and looks at what they leave."""
 
+import contextlib
 import dataclasses
 import json
 import random
 import re
 import shutil
+import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,9 @@ _PRELUDES = {
     "attacks": "import tensorflow, tfdp, experiments.attacks.command, sklearn.ensemble",
 }
 KINDS = tuple(_PRELUDES)
+# Programs of which two may be begun in one folder: the folders of others are those of Keras.
+SHARED = ("classify", "tune", "features", "write_examples")
+_REFUSED = "must be a folder that no other"
 # The model at the end. Programs that make none check their results themselves.
 _FINAL = {
     **dict.fromkeys([*_FITS, "save", "save_keras_2", "tune"], "final.keras"),
@@ -190,10 +195,30 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
       faults: See `tests.faults.programs`.
       program: The program, if not that of the kind.
     """
+    copies = [folder.with_name(f"{folder.name}_after_{n}") for n in range(len(faults) + 1)]
+    if not any(fault.startswith("disk") for fault in faults):
+        return _trial(kind, folder, copies, faults, program)
+    with small_disk(folder):
+        return _trial(kind, folder / "run", copies, faults, program)
+
+
+@contextlib.contextmanager
+def small_disk(place: Path) -> Iterator[None]:
+    """A disk of 16 MiB at a place, for a while. To mount one needs the rights of root."""
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def _trial(
+    kind: str, folder: Path, copies: list[Path], faults: list[str], program: str | None
+) -> Outcome:
     problems, most, kills, unreadable = [], 0.0, 0, 0
     last, told = Seen({}, []), []
     runs = [[folder, fault] for fault in [*faults, "none"]]
-    copies = [folder.with_name(f"{folder.name}_after_{number}") for number in range(len(runs))]
     # What a run leaves is copied before the next one begins.
     ended = forks.run_each(
         _COPYING + (program or source(kind)),
@@ -205,8 +230,10 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
         last = look(after)
         where = f"after {run[1]}"
         killed = one.status == -9
-        kills += killed
-        if not killed and one.status != 0:
+        # A write that fails ends the program, of which HDF5 may make a crash.
+        failed = not killed and one.status != 0 and run[1].startswith(("disk", "size"))
+        kills += killed or failed
+        if one.status != 0 and not killed and not failed:
             problems.append(f"{where}: it does not resume: {one.errors[-1500:]}")
             break
         beginnings = re.findall(r"^RESUMED (\S+)$", one.output, re.MULTILINE)
@@ -223,7 +250,8 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
         most = max([most, *last.epsilons.values()])
         files = ", ".join(f"{name} {epsilon:.3f}" for name, epsilon in last.epsilons.items())
         begun = " ".join(f"begins at {float(resumed):.3f}," for resumed in beginnings)
-        told.append(f"{run[1]}: {begun} {'killed' if killed else 'ends'}; published: {files}")
+        ending = "killed" if killed else "fails" if failed else "ends"
+        told.append(f"{run[1]}: {begun} {ending}; published: {files}")
         shutil.rmtree(copy, ignore_errors=True)
     if not problems and kind in _FINAL:
         final = last.epsilons.get(_FINAL[kind])
@@ -232,6 +260,24 @@ def trial(kind: str, folder: Path, faults: list[str], program: str | None = None
         elif final < most:
             problems.append(f"the last epsilon is {final}, below {most} of a published file")
     return Outcome(problems, kills, unreadable, told)
+
+
+def pair(kind: str, folder: Path) -> list[str]:
+    """Runs a program twice at the same time, in one folder; returns what is wrong after it.
+
+    One of them may be refused the folder. What they leave must be whole.
+    """
+    folder.mkdir(parents=True)
+    runs = [[folder, "none"]] * 2
+    ended = forks.run_each(source(kind), runs, prelude=_PRELUDES[kind], together=True)
+    refused = [one for one in ended if one.status != 0]
+    problems = [one.errors[-1500:] for one in refused if _REFUSED not in one.errors]
+    if len(refused) == 2:
+        problems.append("both end with an error")
+    last = look(folder)
+    if kind in _FINAL and _FINAL[kind] not in last.epsilons:
+        problems.append(f"no model at the end: {last}")
+    return [*problems, *last.unreadable, *last.broken]
 
 
 _COPYING = """
@@ -244,11 +290,20 @@ else:
 """
 
 
-def random_faults(random_: random.Random, whole: Whole) -> list[str]:
-    """Draws one to three faults, of a program that works so without any."""
+def random_faults(random_: random.Random, whole: Whole, disks: bool) -> list[str]:
+    """Draws one to three faults, of a program that works so without any.
+
+    Args:
+      random_: Decides.
+      whole: How it works without a fault.
+      disks: Whether disks can be mounted.
+    """
 
     def fault() -> str:
-        kind = random_.choices(["event", "change", "seconds"], [0.3, 0.5, 0.2])[0]
+        kinds = ["event", "change", "seconds", "disk" if disks else "size"]
+        kind = random_.choices(kinds, [0.25, 0.4, 0.15, 0.2])[0]
+        if kind in ("disk", "size"):
+            return f"{kind}:{int(10 ** random_.uniform(0, 5.5))}"
         if kind == "seconds":
             return f"seconds:{random_.uniform(0.0, whole.seconds):.3f}"
         most = whole.events if kind == "event" else whole.changes

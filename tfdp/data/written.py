@@ -209,8 +209,17 @@ def _write_part(folder: pathlib.Path, arrays: Sequence[np.ndarray]) -> None:
                 "Argument `dataset` must have no strings that end with a zero byte, which NumPy "
                 "leaves out. Received one: decode it first, with `map` and `tf.io.decode_raw`."
             )
-        np.save(unfinished / f"{i}.npy", fixed)
+        _save(unfinished / f"{i}.npy", np.ascontiguousarray(fixed))
     unfinished.rename(folder)
+
+
+def _save(path: pathlib.Path, array: np.ndarray) -> None:
+    """Writes a `.npy` file, or raises: `np.save` misses some writes that fail on a full disk."""
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _part_folders(place: pathlib.Path) -> list[pathlib.Path]:
