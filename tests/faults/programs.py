@@ -170,7 +170,7 @@ def trained():
 begin()
 try:
     model = trained()
-except (OSError, KeyError, json.JSONDecodeError):
+except (OSError, json.JSONDecodeError):
     {"raise" if keras_2 else "mend()"}
     model = trained()
 if kind == "fitted":

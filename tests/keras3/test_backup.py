@@ -1,5 +1,6 @@
 """A training that resumes after a crash has counted all that was published before."""
 
+import h5py
 import numpy as np
 import pytest
 
@@ -73,3 +74,43 @@ def test_mutant_of_fewer_backups_is_caught(tmp_path):
     with pytest.warns(UserWarning, match="may forget steps"):
         resumed, published = resumed_and_published(tmp_path, of_epochs)
     assert resumed < published
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_backup_that_was_cut_is_replaced_by_the_one_before(share, tmp_path):
+    model, batches = made()
+    with pytest.raises(Crash):
+        model.fit(batches, epochs=4, verbose=0, callbacks=[of_the_page()(tmp_path)[0], CrashAt(4)])
+    latest = tmp_path / "backup" / "latest.weights.h5"
+    whole = latest.read_bytes()
+    latest.write_bytes(whole[: int(share * len(whole))])
+    model, batches = made()
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs=None: seen.append(model.optimizer.ledger.steps)
+    )
+    model.fit(
+        batches,
+        epochs=1,
+        steps_per_epoch=1,
+        verbose=0,
+        callbacks=[of_the_page()(tmp_path)[0], look],
+    )
+    assert seen == [3]  # That of step 4 was cut.
+
+
+def test_what_h5py_says_of_a_file_that_a_kill_left_is_an_os_error(tmp_path, monkeypatch):
+    """Its beginning is whole, and points at what was not written."""
+    path = tmp_path / "model.weights.h5"
+    made()[0].save_weights(path)
+    said = ["Unable to synchronously open object (address of object past end of allocation)", "x"]
+
+    def missing(self, name):
+        raise KeyError(said[0])
+
+    monkeypatch.setattr(h5py.Group, "__getitem__", missing)
+    with pytest.raises(OSError, match=r"cannot be read.*past end of allocation"):
+        made()[0].load_weights(path)
+    said.pop(0)
+    with pytest.raises(KeyError, match="x"):
+        made()[0].load_weights(path)

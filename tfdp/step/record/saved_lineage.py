@@ -210,6 +210,11 @@ def _loading_state(load: Callable) -> Callable:
             entry = weights_store.get(GROUP)
             found = read({name: entry[name] for name in list(entry.keys())})
             result = load(saveable, weights_store, *args, **kwargs)
+        except KeyError as error:
+            if "nable to" not in str(error):
+                raise
+            # What h5py says of a file that was cut. `BackupAndRestore` of Keras expects an OSError.
+            raise OSError(f"A part of the file cannot be read. {error}") from error
         finally:
             _files.reading = False
         if found:
