@@ -7,6 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from tfdp.base.whole_files import whole_file
+
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table."""
@@ -21,8 +23,15 @@ def versions() -> str:
     return f"Python {platform.python_version()}, {found}"
 
 
+def write(path: Path, text: str) -> None:
+    """Writes a text, whole."""
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text)
+
+
 def save(figure: Figure, path: str) -> None:
     """Writes a picture, and says so."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=150)
     print(f"\n{path}")

@@ -20,11 +20,12 @@ import numpy as np
 from absl import flags
 
 import tfdp
-from experiments import datasets
+from experiments import datasets, output
 from experiments.schedules import make_schedule
 from experiments.settings import RefusedError, Settings, make_network, resolve
 from experiments.training import PRIVATE_OPTIMIZERS
 from tfdp.accounting import Repetitions, repetitions
+from tfdp.base.whole_files import whole_file
 
 # Settings that do not change what a run costs, so that all runs have one privacy guarantee.
 GRID = ("learning_rate", "learning_rate_schedule", "momentum", "l2_norm_clip", "activation")
@@ -112,9 +113,10 @@ def run(values: flags.FlagValues) -> None:
     folder = Path(values.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     tuned = select(grid, private, runs, values.score_noise_multiplier, folder / "selection")
-    tuned.model.save(folder / "model.keras")
-    (folder / "privacy.txt").write_text(tuned.statement)
-    (folder / "ledger.json").write_text(json.dumps(tuned.ledger.to_dict(), indent=2))
+    with whole_file(folder / "model.keras") as unfinished:
+        tuned.model.save(unfinished)
+    output.write(folder / "privacy.txt", tuned.statement)
+    output.write(folder / "ledger.json", json.dumps(tuned.ledger.to_dict(), indent=2))
     print(tuned.statement)
     test = datasets.load(settings.dataset, **load)
     logits = tuned.model.predict(test.eval_x, batch_size=1000, verbose=0)

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.settings import RefusedError, Settings
+from tfdp.base.whole_files import whole_file
 
 _ARTEFACTS = ("metrics.csv", "curve.png", "flags.txt", "privacy.txt", "result.json", "model.keras")
 _CHECKPOINT = "checkpoint"
@@ -164,9 +165,8 @@ class RunFolder:
     def write_model(self, model: Any) -> None:
         """Writes `model.keras`."""
         self.path.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path / f".unfinished.{self.model.name}"  # Keras asks for the suffix.
-        model.save(unfinished)
-        os.replace(unfinished, self.model)
+        with whole_file(self.model) as unfinished:
+            model.save(unfinished)
 
     def write_rows(self, rows: list[Row]) -> None:
         """Writes `metrics.csv`."""
@@ -193,9 +193,8 @@ class RunFolder:
 
     def _write(self, name: str, content: str | bytes) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path / f".{name}.unfinished"
-        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(unfinished, self.path / name)
+        with whole_file(self.path / name) as unfinished:
+            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def draw_curve(rows: list[Row], settings: Settings) -> Figure:

@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags, logging
 
 from experiments import cli, jobs, records, tune
-from experiments.output import save
+from experiments.output import save, write
 from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import figures, grid, report, searches
 from experiments.tables.runs import private_rows
@@ -131,7 +131,7 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
                 report.subgroup_table(lines, dataset, epsilon, baselines, class_names=names)
             )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tables.md").write_text("\n\n".join(parts) + "\n")
+    write(folder / "tables.md", "\n\n".join(parts) + "\n")
     print(f"{folder / 'tables.md'}")
     for table in tables:
         if any(line["dataset"] in table.accuracy for line in lines):
@@ -169,7 +169,7 @@ def run(values: flags.FlagValues) -> list[str]:
     if trials:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "searches.md"
-        path.write_text(f"# The searches\n\n{searches.section(trials)}\n")
+        write(path, f"# The searches\n\n{searches.section(trials)}\n")
         print(path)
     if lines:
         try:

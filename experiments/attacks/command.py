@@ -139,7 +139,7 @@ def render(
         f"Versions: {report.versions(lines)}.",
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "attacks.md").write_text("\n\n".join(filter(None, parts)) + "\n")
+    output.write(folder / "attacks.md", "\n\n".join(filter(None, parts)) + "\n")
     print(f"{folder / 'attacks.md'}")
     for dataset in dict.fromkeys(table.dataset for table in tables.values()):
         figure = report.inversions(tables.values(), lines, dataset)

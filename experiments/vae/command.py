@@ -25,7 +25,6 @@ import csv
 import dataclasses
 import io
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from experiments import cli, datasets
+from experiments import cli, datasets, output
 from experiments.settings import RefusedError, positive_numbers
 from experiments.vae import data as vae_data
 from experiments.vae import figures as vae_figures
@@ -41,6 +40,7 @@ from experiments.vae import settings as vae_settings
 from experiments.vae import training
 from experiments.vae.settings import DEFAULTS, METHODS, VaeSettings, resolve
 from experiments.vae.training import Outcome
+from tfdp.base.whole_files import whole_file
 
 _COLUMNS = [*VaeSettings.__dataclass_fields__, *Outcome.__dataclass_fields__]
 _INTEGERS = {
@@ -105,8 +105,9 @@ class Runs:
         """Writes a run: its row last, as its presence says that the run is finished."""
         key = settings.key()
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(self._path(settings, "npz"), **arrays)
-        self._path(settings, "txt").write_text(statement.rstrip() + "\n")
+        with whole_file(self._path(settings, "npz")) as unfinished:
+            np.savez_compressed(unfinished, **arrays)
+        output.write(self._path(settings, "txt"), statement.rstrip() + "\n")
         outcome_texts = {
             name: "" if value is None else str(value)
             for name, value in dataclasses.asdict(outcome).items()
@@ -117,9 +118,7 @@ class Runs:
         writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows)
-        unfinished = self.folder / ".runs.csv.unfinished"
-        unfinished.write_text(text.getvalue())
-        os.replace(unfinished, self.folder / "runs.csv")
+        output.write(self.folder / "runs.csv", text.getvalue())
 
     def arrays(self, settings: VaeSettings) -> dict[str, np.ndarray]:
         """Returns what the figures show of a finished run."""
@@ -228,7 +227,8 @@ def write_figures(runs: Runs, todo: list[VaeSettings], rows: list[dict[str, Any]
             images, titles, task in training.CONDITIONAL
         )
     for name, figure in figures.items():
-        figure.savefig(runs.folder / name, dpi=120)
+        with whole_file(runs.folder / name) as unfinished:
+            figure.savefig(unfinished, dpi=120)
     return ["runs.csv", *figures]
 
 

@@ -10,6 +10,7 @@ from tfdp.accounting.found_ledger import find_ledger
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.statement import statement_of
 from tfdp.base import validation
+from tfdp.base.whole_files import whole_file
 from tfdp.privacy_card import html_page, markdown_page
 from tfdp.privacy_card.facts import Facts, facts_of
 
@@ -72,4 +73,6 @@ def report(
                 "were. Received: delta=None."
             )
         delta = default_delta(max(ledger.dataset_sizes))
-    path.write_text(writer(facts_of(model, statement_of(model, delta, prior=prior))), "utf-8")
+    text = writer(facts_of(model, statement_of(model, delta, prior=prior)))
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, "utf-8")
