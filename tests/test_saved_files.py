@@ -89,10 +89,10 @@ def files_while_training(front, make, neighbour, monkeypatch, folder):
     """What callbacks write, in the middle of epochs, too."""
     callbacks = front.keras.callbacks
     saving = [
+        callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
         callbacks.ModelCheckpoint(f"{folder}/epoch{{epoch}}.keras"),
         callbacks.ModelCheckpoint(f"{folder}/step.keras", save_freq=1),
         callbacks.ModelCheckpoint(f"{folder}/step.weights.h5", save_weights_only=True, save_freq=1),
-        callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
     ]
     if front is KERAS_2:
         tf_format = f"{folder}/tf/step"
