@@ -23,12 +23,6 @@ def versions() -> str:
     return f"Python {platform.python_version()}, {found}"
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a text, whole."""
-    with whole_file(path) as unfinished:
-        unfinished.write_text(text)
-
-
 def save(figure: Figure, path: str) -> None:
     """Writes a picture, and says so."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)

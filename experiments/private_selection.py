@@ -20,12 +20,12 @@ import numpy as np
 from absl import flags
 
 import tfdp
-from experiments import datasets, output
+from experiments import datasets
 from experiments.schedules import make_schedule
 from experiments.settings import RefusedError, Settings, make_network, resolve
 from experiments.training import PRIVATE_OPTIMIZERS
 from tfdp.accounting import Repetitions, repetitions
-from tfdp.base.whole_files import whole_file
+from tfdp.base.whole_files import whole_file, write_text
 
 # Settings that do not change what a run costs, so that all runs have one privacy guarantee.
 GRID = ("learning_rate", "learning_rate_schedule", "momentum", "l2_norm_clip", "activation")
@@ -115,8 +115,8 @@ def run(values: flags.FlagValues) -> None:
     tuned = select(grid, private, runs, values.score_noise_multiplier, folder / "selection")
     with whole_file(folder / "model.keras") as unfinished:
         tuned.model.save(unfinished)
-    output.write(folder / "privacy.txt", tuned.statement)
-    output.write(folder / "ledger.json", json.dumps(tuned.ledger.to_dict(), indent=2))
+    write_text(folder / "privacy.txt", tuned.statement)
+    write_text(folder / "ledger.json", json.dumps(tuned.ledger.to_dict(), indent=2))
     print(tuned.statement)
     test = datasets.load(settings.dataset, **load)
     logits = tuned.model.predict(test.eval_x, batch_size=1000, verbose=0)

@@ -23,10 +23,11 @@ from typing import Any
 from absl import flags, logging
 
 from experiments import cli, jobs, records, tune
-from experiments.output import save, write
+from experiments.output import save
 from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import figures, grid, report, searches
 from experiments.tables.runs import private_rows
+from tfdp.base.whole_files import write_text
 
 _SIGN = "DPSign"
 
@@ -131,7 +132,7 @@ def render(declared: grid.Grid, lines: list[dict[str, Any]], folder: Path) -> No
                 report.subgroup_table(lines, dataset, epsilon, baselines, class_names=names)
             )
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "tables.md", "\n\n".join(parts) + "\n")
+    write_text(folder / "tables.md", "\n\n".join(parts) + "\n")
     print(f"{folder / 'tables.md'}")
     for table in tables:
         if any(line["dataset"] in table.accuracy for line in lines):
@@ -169,7 +170,7 @@ def run(values: flags.FlagValues) -> list[str]:
     if trials:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "searches.md"
-        write(path, f"# The searches\n\n{searches.section(trials)}\n")
+        write_text(path, f"# The searches\n\n{searches.section(trials)}\n")
         print(path)
     if lines:
         try:

@@ -28,6 +28,7 @@ from experiments.attacks import report, runs
 from experiments.attacks.declarations import FILE, Table, Tables
 from experiments.settings import RefusedError, positive_numbers
 from experiments.tables import grid
+from tfdp.base.whole_files import write_text
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -139,7 +140,7 @@ def render(
         f"Versions: {report.versions(lines)}.",
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    output.write(folder / "attacks.md", "\n\n".join(filter(None, parts)) + "\n")
+    write_text(folder / "attacks.md", "\n\n".join(filter(None, parts)) + "\n")
     print(f"{folder / 'attacks.md'}")
     for dataset in dict.fromkeys(table.dataset for table in tables.values()):
         figure = report.inversions(tables.values(), lines, dataset)

@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from experiments import cli, datasets, output
+from experiments import cli, datasets
 from experiments.settings import RefusedError, positive_numbers
 from experiments.vae import data as vae_data
 from experiments.vae import figures as vae_figures
@@ -40,7 +40,7 @@ from experiments.vae import settings as vae_settings
 from experiments.vae import training
 from experiments.vae.settings import DEFAULTS, METHODS, VaeSettings, resolve
 from experiments.vae.training import Outcome
-from tfdp.base.whole_files import whole_file
+from tfdp.base.whole_files import whole_file, write_text
 
 _COLUMNS = [*VaeSettings.__dataclass_fields__, *Outcome.__dataclass_fields__]
 _INTEGERS = {
@@ -107,7 +107,7 @@ class Runs:
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         with whole_file(self._path(settings, "npz")) as unfinished:
             np.savez_compressed(unfinished, **arrays)
-        output.write(self._path(settings, "txt"), statement.rstrip() + "\n")
+        write_text(self._path(settings, "txt"), statement.rstrip() + "\n")
         outcome_texts = {
             name: "" if value is None else str(value)
             for name, value in dataclasses.asdict(outcome).items()
@@ -118,7 +118,7 @@ class Runs:
         writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows)
-        output.write(self.folder / "runs.csv", text.getvalue())
+        write_text(self.folder / "runs.csv", text.getvalue())
 
     def arrays(self, settings: VaeSettings) -> dict[str, np.ndarray]:
         """Returns what the figures show of a finished run."""

@@ -94,14 +94,14 @@ def half(path, array):
         file.truncate(file.tell() // 2)
 
 def half_text(path, text):
-    path.with_suffix(".unfinished").write_text(text[: len(text) // 2])
+    path.with_name(f".unfinished.{path.name}").write_text(text[: len(text) // 2])
 
 if where == "array":
     written._save = counted(written._save, half)
 elif where == "rename":
     pathlib.Path.rename = counted(pathlib.Path.rename, lambda *_: None)
 else:
-    written._write_text = counted(written._write_text, half_text)
+    written.write_text = counted(written.write_text, half_text)
 x, y = np.arange(90 * 4, dtype="float32").reshape([90, 4]) / 100, np.arange(90)
 tfdp.data.write_examples(tf.data.Dataset.from_tensor_slices((x, y)), folder)
 """

@@ -49,7 +49,7 @@ def trained(model, optimizer, batches, loss=nothing, steps=1, **kwargs):
 
 
 def noise_of_step(padding="full", steps=1, batch_arguments=None, **kwargs):
-    """What the last step, without gradients, subtracts from the table and from other weights."""
+    """Returns what the last step, without gradients, subtracts from table and other weights."""
     batches, model = batches_of(padding=padding, **(batch_arguments or {})), network()
     given = {"noise_multiplier": Z, "sampling": batches.sampling, **kwargs}
     optimizer = tfdp.keras3.DPSGD(CLIP, learning_rate=float(BATCH), sparse_embeddings=LOW, **given)

@@ -36,7 +36,7 @@ def sums(counts=COUNTS):
 
 
 def selected(sparse=SPARSE, noises=(Z,), stage=None, runs=RUNS, counts=COUNTS):
-    """Which rows of the two tables are selected in each of many steps, bool `[runs, rows]`."""
+    """Returns which rows of the two tables are selected in each step, bool `[runs, rows]`."""
 
     @tf.function
     def run(key):

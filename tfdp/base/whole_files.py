@@ -23,3 +23,9 @@ def whole_file(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         unfinished.unlink(missing_ok=True)
         raise
     os.replace(unfinished, place)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes a text to a file, whole."""
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, "utf-8")

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.base import validation
+from tfdp.base.whole_files import write_text
 from tfdp.data.checks import is_batched
 from tfdp.data.columns import Features, chosen
 from tfdp.data.elements import parts_of
@@ -93,7 +94,7 @@ def _write_rest(
             )
         index = known
     else:
-        _write_text(place / _INDEX, json.dumps(index))
+        write_text(place / _INDEX, json.dumps(index))
     if index.get("complete"):
         if 0 <= total != (length := len(read_examples(place))):
             raise ValueError(
@@ -111,7 +112,7 @@ def _write_rest(
         _write_part(place / f"{number:05d}", tf.nest.flatten(batch))
         written += len(tf.nest.flatten(batch)[0])
         bar.update(written)
-    _write_text(place / _INDEX, json.dumps({**index, "complete": True}))
+    write_text(place / _INDEX, json.dumps({**index, "complete": True}))
 
 
 def read_examples(folder: str | os.PathLike) -> Examples:
@@ -224,12 +225,6 @@ def _save(path: pathlib.Path, array: np.ndarray) -> None:
 
 def _part_folders(place: pathlib.Path) -> list[pathlib.Path]:
     return sorted(part for part in place.iterdir() if part.is_dir() and part.name.isdigit())
-
-
-def _write_text(path: pathlib.Path, text: str) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)
 
 
 def _encoded(structure: Any) -> Any:

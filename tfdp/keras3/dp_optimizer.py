@@ -134,7 +134,7 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
         check_name(name)
         config = PrivacyConfig.checked(self._public_name(), locals())
         if config.sparse_embeddings is not None:
-            self._check_updates_rows(inner_optimizer)
+            row_updates().check_inner(inner_optimizer)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self.inner_optimizer = inner_optimizer
         self._self_setattr_tracking = False  # What follows is in no checkpoint by itself.
@@ -278,10 +278,6 @@ class DPOptimizer(PrivateStep, keras.optimizers.Optimizer):
                 "Keras calls it, adds up the gradients of all replicas once more. Train without a "
                 "distribution strategy, or with an optimizer of Keras as it is."
             )
-
-    def _check_updates_rows(self, inner_optimizer: Any) -> None:
-        """Raises a ValueError unless updates of rows alone are known."""
-        row_updates().check_inner(inner_optimizer)
 
     def _loss_metrics(self, model: Any) -> list[Any] | None:
         if not isinstance(model, keras.Model):

@@ -10,7 +10,7 @@ from tfdp.accounting.found_ledger import find_ledger
 from tfdp.accounting.ledger import Ledgers, as_ledgers, compose_ledgers
 from tfdp.accounting.statement import statement_of
 from tfdp.base import validation
-from tfdp.base.whole_files import whole_file
+from tfdp.base.whole_files import write_text
 from tfdp.privacy_card import html_page, markdown_page
 from tfdp.privacy_card.facts import Facts, facts_of
 
@@ -74,5 +74,4 @@ def report(
             )
         delta = default_delta(max(ledger.dataset_sizes))
     text = writer(facts_of(model, statement_of(model, delta, prior=prior)))
-    with whole_file(path) as unfinished:
-        unfinished.write_text(text, "utf-8")
+    write_text(path, text)

@@ -11,7 +11,7 @@ from tfdp.base import devices
 from tfdp.base.random import chacha
 from tfdp.base.validation import error, integer, is_number, non_negative
 from tfdp.clipping.clipping_rules import LARGEST_CLIP, LEAST_CLIP
-from tfdp.clipping.engine import ClippedSum, TouchedRows
+from tfdp.clipping.engine import ClippedSum
 from tfdp.clipping.one_pass.table_rows import TableRows
 from tfdp.step import replicas
 from tfdp.step.noise import at_stage, stand_in
@@ -298,4 +298,4 @@ def check_arguments(config: Any) -> None:
             )
 
 
-__all__ = ["RowSelection", "SparseEmbeddings", "TouchedRows", "check_arguments", "get"]
+__all__ = ["RowSelection", "SparseEmbeddings", "check_arguments", "get"]

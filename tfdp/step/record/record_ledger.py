@@ -39,6 +39,7 @@ from tfdp.step.record.record_table import (
 
 # Kinds of rows that only their own module knows: imported where there is such a row.
 _OTHER_KINDS = {SELECTIVE: "tfdp.step.record.selective_rows"}
+_UNPADDED = (GAUSSIAN_UNPADDED, SIGNS_UNPADDED, ALLOCATED_UNPADDED, CYCLES_UNPADDED)
 _TUNED_ROWS = "tfdp.step.record.tuned_rows"
 
 _NOT_POISSON = (
@@ -79,11 +80,7 @@ def release_of(kind: float, parameters: dict[str, float]) -> Release:
     """
     exponent, kind = record_table.exponent_of(kind), int(kind)
     size, noise = int(parameters["dataset_size"]), parameters["noise_multiplier"]
-    unpadded = kind in (
-        *(GAUSSIAN_UNPADDED, SIGNS_UNPADDED),
-        *(ALLOCATED_UNPADDED, CYCLES_UNPADDED),
-    )
-    padding = NONE if unpadded else FULL
+    padding = NONE if kind in _UNPADDED else FULL
     cycle = max(1, int(parameters.get("cycle_length", 1)))
     update = PoissonSampling(
         size,
