@@ -59,9 +59,8 @@ def test_is_at_or_above_the_values_of_another_method(case, add, remove):
     half_a_digit = 1 - 1e-4 / 2
     assert add * half_a_digit <= _bound(mechanism, order, False) <= 1.01 * add
     assert remove * half_a_digit <= _bound(mechanism, order, True) <= 1.01 * remove
-    assert mechanism.rdp(order) == max(
-        _bound(mechanism, order, False), _bound(mechanism, order, True)
-    )
+    larger = max(_bound(mechanism, order, False), _bound(mechanism, order, True))
+    assert mechanism.rdp(order) == pytest.approx(larger, rel=1e-9)  # BLAS rounds by alignment.
 
 
 @pytest.mark.parametrize("remove", [False, True])
