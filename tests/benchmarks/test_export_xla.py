@@ -1,9 +1,11 @@
+import importlib.util
+import json
 import re
 
 import numpy as np
 import pytest
 
-from benchmarks import export_xla
+from benchmarks import export_xla, run_xla
 from benchmarks.problems import problem
 
 
@@ -44,3 +46,13 @@ def test_parameters_are_read_from_the_text():
   func.func @main(%arg0: tensor<8x28x1xf32> loc("a"), %arg1: tensor<i64>, %arg2: tensor<2xi1>) \
 -> (tensor<3xf32>) {"""
     assert export_xla.parameters(text) == [((8, 28, 1), "float32"), ((), "int64"), ((2,), "bool")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_programs_run_by_jax(folder, capsys):
+    run_xla.main(["--folder", str(folder), "--seconds", "0"])
+    plain, private = map(json.loads, capsys.readouterr().out.splitlines())
+    assert plain["program"] == "plain" and private["program"] == "private"
+    for line in (plain, private):
+        assert line["step_ms"] > 0 and 1 < line["loss"] < 4

@@ -266,7 +266,7 @@ def test_a_loaded_optimizer_takes_draws_of_new_batches(tmp_path):
 
 def unused(record):
     """Returns how many draws of a record could be used, as a process without TensorFlow sees it."""
-    _, known, _, _, uses = record._variables
+    _, known, _, _, uses, _ = record._variables
     entries = known.numpy()[:, draw_record._ENTRY]
     return int(np.sum((entries > 0) & (uses.numpy() < entries * draw_record._USES)))
 

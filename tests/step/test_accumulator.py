@@ -74,6 +74,9 @@ class NeverDrops(Accumulator):
         use = dataclasses.replace(use, fresh=tf.constant(True), chunk=self.next[1])
         return super().add(clipped, variables, use)
 
+    def begin_anew(self):
+        pass
+
 
 def equal_to_uninterrupted(places):
     """Returns, for each place of a break, whether training goes on as if there had been none."""
@@ -101,6 +104,40 @@ def test_what_is_broken_off_is_dropped():
 def test_mixing_two_logical_batches_is_caught(place, monkeypatch):
     monkeypatch.setattr("tfdp.step.private_step.Accumulator", NeverDrops)
     assert equal_to_uninterrupted([place]) == {place: False}
+
+
+SMALL = tfdp.data.poisson_batches((X, Y), expected_batch_size=8, steps_per_epoch=4, chunk_size=2)
+
+
+def fits_small_chunks(interrupted=0):
+    """`fit` four times, each with an iterator that is dropped; most chunks have no rows."""
+    model = compiled(tfdp.DPSGD(CLIP, 1.0, sampling=SMALL.sampling))
+    steps = SMALL.sampling.gradient_accumulation_steps
+    for _ in range(4):
+        if interrupted:
+            model.fit(SMALL, steps_per_epoch=interrupted, verbose=0)
+        model.fit(SMALL, steps_per_epoch=steps, verbose=0)
+    assert model.optimizer.iterations.numpy() == 4
+
+
+@pytest.mark.parametrize("interrupted", [0, 5])
+def test_chunks_without_rows_are_of_the_newest_iteration(interrupted):
+    """Draws that a dropped iterator made ahead have such chunks, too."""
+    fits_small_chunks(interrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "interrupted"),
+    [
+        ("tfdp.data.draw_record.DrawRecord.begin_iteration", 0),
+        ("tfdp.step.parameters.PrivacyParameters.drop_partial_sum", 5),
+    ],
+)
+def test_chunks_of_a_dropped_iteration_are_caught(name, interrupted, monkeypatch):
+    monkeypatch.setattr(name, lambda self: None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no unused draw"):
+        fits_small_chunks(interrupted)
 
 
 def interleaved(padding="none"):

@@ -11,7 +11,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import private_logs
-from tfdp.data import tasks
+from tfdp.data import draw_record, tasks
 from tfdp.data.draw_record import Draws
 from tfdp.data.elements import has_labels, parts_of
 from tfdp.data.source import PoissonSource, in_variables
@@ -55,6 +55,7 @@ class _OpenIterator(OwnedIterator):
                     # Beside the data set, as `iter` of TensorFlow has it.
                     device = self._dataset._variant_tensor.device
                     with tf.init_scope(), tf.device(device):
+                        draw_record.RECORD.begin_iteration()
                         super()._create_iterator(self._dataset)  # It assigns, then uses it.
                 except BaseException:
                     self._prepared = None

@@ -125,11 +125,21 @@ class DrawRecord(ProcessLocal):
                     ),
                     *(tf.Variable(tf.zeros([3], tf.int64), trainable=False) for _ in range(2)),
                     tf.Variable(tf.zeros([_SLOTS], tf.int64), trainable=False),
+                    tf.Variable(tf.constant(0, tf.int64), trainable=False),
                 )
             prints = self._variables[0]
             missing = tensors - int(tf.shape(prints)[1])
             if missing > 0:
                 prints.assign(tf.pad(prints, [[0, 0], [0, missing]], constant_values=_NOTHING))
+
+    def begin_iteration(self) -> None:
+        """Notes that another iterator's batches are used from now on; call it outside of graphs.
+
+        A dropped iterator leaves draws that were made ahead. Small chunks may equal theirs: those
+        without rows do.
+        """
+        if self._variables:
+            self._variables[5].assign(self._entered())
 
     def number(self) -> tf.Tensor:
         """Returns a number for a draw, larger than all before, in the graph being built."""
@@ -160,7 +170,7 @@ class DrawRecord(ProcessLocal):
           part: Index of the part of the data set.
           sequence: Number of the draw among those of its source.
         """
-        prints, known, counter, _, _ = self._made()
+        prints, known, counter, *_ = self._made()
         entry = _next_number(counter)
         own = _all_fingerprints([*([] if mask is None else [mask]), *tensors])
         own = own if mask is not None else tf.pad(own, [[1, 0]], constant_values=_NOTHING)
@@ -241,9 +251,11 @@ class DrawRecord(ProcessLocal):
     def begin_anew(self) -> None:
         """Marks all draws as used."""
         if self._variables:
-            # The draws entered so far have the numbers 1 to `entered`; see `_look_up`.
-            entered = int(self._variables[2].numpy()[0]) // 256
-            self._variables[4].assign(np.full(_SLOTS, entered * _USES, np.int64))
+            self._variables[4].assign(np.full(_SLOTS, self._entered() * _USES, np.int64))
+
+    def _entered(self) -> int:
+        """Returns the number of draws entered so far; theirs are the entries 1 to this."""
+        return int(self._variables[2].numpy()[0]) // 256
 
     def _arguments(self) -> tuple:
         return ()
@@ -277,7 +289,7 @@ class DrawRecord(ProcessLocal):
         self, wanted: tf.Tensor, of_mask: tf.Tensor, own: tf.Tensor, following: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         """Looks fingerprints up, of the mask `[0 or 1]`, and marks what is found as used."""
-        prints, known, _, _, uses = self._made()
+        prints, known, _, _, uses, begun = self._made()
         with tf.control_dependencies([of_mask, own]):  # Once the batch is there, so is its entry.
             facts, all_prints, used = known.read_value(), prints.read_value(), uses.read_value()
         found = tf.reduce_all(facts[:, _SAMPLING] == wanted, axis=1)
@@ -285,10 +297,12 @@ class DrawRecord(ProcessLocal):
         found = tf.logical_and(found, tf.reduce_all(all_prints[:, :1] == of_mask, axis=1))
         same = all_prints[:, of_mask.shape[0] :, tf.newaxis] == own
         found = tf.logical_and(found, tf.reduce_all(tf.reduce_any(same, axis=1), axis=1))
-        # Chooses among equal draws the one that follows, or else the oldest of the newest source.
-        # (An older source with the same seed may have left some.)
+        # Chooses among equal draws the one that follows, or else the oldest of the newest source:
+        # of those since the last iteration began, or else of all. (An older source with the same
+        # seed may have left some.)
         draws, chunks = facts[:, _DRAW], facts[:, _CHUNK]
         ages = draws * wanted[_STEPS] + chunks - facts[:, _SOURCE] * 2**40
+        ages = tf.where(facts[:, _ENTRY] > begun.read_value(), ages - 2**60, ages)
         draw, chunk = following[0], following[1]
         follows = tf.logical_or(chunk == 0, draws == draw)
         ages = tf.where(tf.logical_and(follows, chunks == chunk), ages - 2**62, ages)

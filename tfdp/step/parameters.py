@@ -233,6 +233,11 @@ class PrivacyParameters(PersistentState):
         counts = [accumulator.count() for accumulator in self._accumulators.values()]
         return -max(counts, default=0) % self._gradient_accumulation_steps
 
+    def drop_partial_sum(self) -> None:
+        """Drops the sum of an incomplete logical batch, if there is one."""
+        for accumulator in self._accumulators.values():
+            accumulator.begin_anew()
+
     @property
     def clipping(self) -> ClippingEngine:
         """The clipping engine."""

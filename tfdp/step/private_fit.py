@@ -50,8 +50,10 @@ def _guarded(own: Callable, keras: Any, checks: bool) -> Callable:
         if checks:
             _check(optimizer, x, kwargs)
             warn_of_steps_to_forget(keras, kwargs.get("callbacks"))
-            if isinstance(x, Draws) and not args:
-                kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle them.
+            if isinstance(x, Draws):
+                optimizer.drop_partial_sum()  # Of a `fit` that was interrupted.
+                if not args:
+                    kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle.
         try:
             return own(self, x, y, *args, **kwargs)
         except tf.errors.InvalidArgumentError as error:
