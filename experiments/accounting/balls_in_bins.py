@@ -24,7 +24,6 @@ import scipy.optimize
 from tfdp.correlated_noise import CorrelatedNoise
 
 _CHUNK = 2 * 10**6  # Numbers of an array.
-_MOST_EPSILON = 1e3
 
 
 class Estimate(NamedTuple):
@@ -218,7 +217,8 @@ def estimate_epsilon(
 
         guess = 0.0
         if excess(0.0) > 0:
-            guess = float(scipy.optimize.brentq(excess, 0.0, _MOST_EPSILON, xtol=1e-6))
+            most = max(losses.values.max() for losses in drawn)  # Delta is 0 there.
+            guess = float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-6))
     return guess
 
 

@@ -27,7 +27,6 @@ from tfdp.accounting.budget import Budget
 from tfdp.correlated_noise import MOST_BANDS, CorrelatedNoise
 
 DELTA = 1e-5
-SEED = 1
 _BUFFERS = 4
 _MOST_STEPS = 10**4
 _TITLES = ("known sets", "secret sets, at most", "secret sets, estimate", "cyclic Poisson")
@@ -43,6 +42,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("pass_steps", 234, text, 2, MOST_BANDS, flag_values=values)
     text = "Samples of each mixture, for the estimates."
     flags.DEFINE_integer("samples", 4000, text, 100, 10**7, flag_values=values)
+    flags.DEFINE_integer("seed", 1, "Seed of the estimates.", 0, flag_values=values)
 
 
 def known_sets(passes: int, noise_multiplier: float) -> list[Release]:
@@ -85,7 +85,7 @@ def noises(bands: Sequence[int], pass_steps: int, passes: int) -> dict[str, Corr
 
 
 def multipliers(
-    noise: CorrelatedNoise, pass_steps: int, passes: int, epsilon: float, samples: int
+    noise: CorrelatedNoise, pass_steps: int, passes: int, epsilon: float, samples: int, seed: int
 ) -> list[float | None]:
     """Returns the least noise multiplier for an epsilon, by each of the ways to count."""
     budget = Budget.check(epsilon, DELTA, None)
@@ -98,14 +98,14 @@ def multipliers(
         found += [None, None]
     most = min(multiplier for multiplier in found[:2] if multiplier is not None)
     means = balls_in_bins.means(noise, pass_steps, passes)
-    found.insert(2, balls_in_bins.estimate_noise(means, epsilon, DELTA, samples, SEED, most))
+    found.insert(2, balls_in_bins.estimate_noise(means, epsilon, DELTA, samples, seed, most))
     return found
 
 
 def _row(
     name: str, noise: CorrelatedNoise, epsilon: float, passes: int, values: flags.FlagValues
 ) -> list[str]:
-    found = multipliers(noise, values.pass_steps, passes, epsilon, values.samples)
+    found = multipliers(noise, values.pass_steps, passes, epsilon, values.samples, values.seed)
     error = noise.standard_error(values.pass_steps * passes)
     cells = [f"{epsilon:g}", f"{passes}", name]
     cells += ["" if one is None else f"{one:.3g}" for one in found]

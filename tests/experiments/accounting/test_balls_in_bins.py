@@ -168,3 +168,17 @@ def test_what_has_no_estimate_is_refused():
         Pair(balls_in_bins.means(tfdp.BandedNoise([1.0, -0.3]), 4, 1), 1.0)
     with pytest.raises(ValueError, match="at most 3, after which"):
         balls_in_bins.means(BUFFERED, 5, 4)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_held_out_settings(seed):
+    """Estimates between certified bounds, but for 2%: to deltas of 1e-11, in all sizes of noise."""
+    rng = np.random.default_rng([91, seed])
+    steps, passes = int(2 ** rng.uniform(1, 5)), int(2 ** rng.uniform(0, 3))
+    sigma, delta = 10 ** rng.uniform(0, 1.5), 10 ** rng.uniform(-11, -2)
+    release = Release(RandomAllocationDpEvent(sigma / math.sqrt(passes), steps), 1)
+    interval = epsilon_interval([release], delta)
+    means = balls_in_bins.means(None, steps, passes)
+    found = estimate_epsilon(means, sigma, delta, 4000, seed)
+    assert 0.98 * interval.lower <= found <= 1.02 * interval.upper + 1e-3

@@ -115,12 +115,12 @@ def test_bins_of_a_group_share_no_row(coefficients, pass_steps, passes):
 @pytest.mark.slow
 def test_known_sets_need_more_noise_and_the_estimate_less():
     noise = tfdp.BandedNoise.optimal(bands=3, steps=24)
-    known, most, estimate, cyclic = secret_sets.multipliers(noise, 12, 2, 1.0, 2000)
+    known, most, estimate, cyclic = secret_sets.multipliers(noise, 12, 2, 1.0, 2000, 1)
     assert estimate < most < known and cyclic > 0
     buffered = tfdp.BufferedNoise.optimal(cycle_length=12, cycles=2, buffers=1)
-    known, most, estimate, cyclic = secret_sets.multipliers(buffered, 12, 2, 1.0, 2000)
+    known, most, estimate, cyclic = secret_sets.multipliers(buffered, 12, 2, 1.0, 2000, 1)
     assert most is None and cyclic is None and estimate < known
-    independent = secret_sets.multipliers(tfdp.BandedNoise([1.0]), 12, 2, 1.0, 2000)
+    independent = secret_sets.multipliers(tfdp.BandedNoise([1.0]), 12, 2, 1.0, 2000, 1)
     assert independent[2] == pytest.approx(independent[1], rel=0.01)
 
 
