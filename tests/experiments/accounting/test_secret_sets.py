@@ -110,6 +110,9 @@ def test_bins_of_a_group_share_no_row(coefficients, pass_steps, passes):
         assert np.abs(products - np.diag(np.diag(products))).max() < 1e-12
         assert np.diag(products).max() <= passes
     assert (times == size).all()
+    (release,) = secret_sets.secret_sets(bands, pass_steps, passes, SIGMA)
+    assert (release.event.steps, release.count) == (size, 1)
+    assert release.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(passes))
 
 
 @pytest.mark.slow
