@@ -1,15 +1,16 @@
 """Plan of a private selection: its noise, what it costs, and which runs may be part of it."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdp.accounting import event_codec
+from tfdp.accounting import event_codec, run_selection
 from tfdp.accounting.bounds import Release
+from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.planning import steps_of
 from tfdp.accounting.relation import RELATION
-from tfdp.accounting.run_selection import calibrate_private_selection
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import validation
 from tfdp.step.record import record_ledger
@@ -59,16 +60,13 @@ class Plan(NamedTuple):
         steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
         cost = record_ledger.ledger_of_model(first.model)
         spent = [*as_ledgers(prior)]
-        noise = calibrate_private_selection(
+        before = [*spent, *([] if cost is None else [cost])]
+        left = Budget.check(target_epsilon, delta, before, dataset_size=sampling.dataset_size)
+        noise = run_selection.least_noise(
+            left,
+            lambda noise: selection.release(_step(sampling, noise), steps),
             selection.repetitions,
-            target_epsilon=target_epsilon,
-            delta=delta,
-            steps=steps,
-            dataset_size=sampling.dataset_size,
-            expected_batch_size=sampling.expected_batch_size,
-            truncation_probability=sampling.truncation_probability,
-            score=selection.score,
-            prior=[*spent, *([] if cost is None else [cost])],
+            {"score": selection.score},
         )
         return cls(
             selection,
@@ -117,17 +115,24 @@ class Plan(NamedTuple):
             "batch_size": self.sampling.expected_batch_size,
             "repetitions": [runs.distribution, float(runs.mean), float(runs.eta)],
             "score_noise_multiplier": self.selection.score_noise_multiplier,
+            "held_out": self.selection.held_out,
             "candidates": _plain(self.candidates),
         }
 
     def epsilon_of_all(self) -> float:
         """Returns the epsilon of a run of each candidate, all of them published."""
-        ledger = compose_ledgers([*self.prior, *([] if self.cost is None else [self.cost])])
         step, score = self._step(), self.selection.score
-        count = self.steps * len(self.candidates)
-        ledger.record(step.event, count, step.truncation_probability)
-        if score is not None:
-            ledger.record(score, len(self.candidates))
+        steps = dataclasses.replace(step, count=self.steps * len(self.candidates))
+        scores = [] if score is None else [Release(score, len(self.candidates))]
+        # Of held-out examples the steps tell nothing, and of the others the scores do not.
+        parts = [[steps], scores] if self.selection.held_out else [[steps, *scores]]
+        return max(map(self._epsilon_after, parts))
+
+    def _epsilon_after(self, releases: list[Release]) -> float:
+        """Returns the epsilon of what was released before, and of some releases."""
+        ledger = compose_ledgers([*self.prior, *([] if self.cost is None else [self.cost])])
+        for release in releases:
+            ledger.record(**vars(release))
         return ledger.epsilon(self.delta).epsilon
 
     def text(self) -> str:
@@ -147,10 +152,13 @@ class Plan(NamedTuple):
         )
 
     def _step(self) -> Release:
-        q, noise = self.sampling.sampling_probability, self.noise_multiplier
-        return Release(
-            event_codec.sampled_gaussian(q, noise), 1, self.sampling.truncation_probability
-        )
+        return _step(self.sampling, self.noise_multiplier)
+
+
+def _step(sampling: PoissonSampling, noise: float) -> Release:
+    """Returns what one step of a run releases."""
+    event = event_codec.sampled_gaussian(sampling.sampling_probability, noise)
+    return Release(event, 1, sampling.truncation_probability)
 
 
 def _price(sampling: PoissonSampling) -> tuple:
