@@ -17,7 +17,7 @@ from tests.front_ends import with_both, with_one
 from tests.support import small_data
 from tfdp.accounting import PrivacyLedger, Repetitions, private_selection
 from tfdp.accounting.bounds import Release
-from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.event_codec import allocated_gaussian, sampled_gaussian
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.step.record import record_ledger, record_table
 from tfdp.step.record.tuned_rows import RunSelection
@@ -219,6 +219,64 @@ def test_rows_of_held_out_scores_cost_the_larger_part_and_older_ones_the_sum():
     assert events[1.0] == by_hand(1.0, 10.0, held_out=True).releases[0].event
     free = RunSelection(RUNS, 0.0, True).release(Release(sampled_gaussian(50 / 300, 1.0), 1), 6)
     assert free.event == by_hand(1.0, 0.0).releases[0].event
+
+
+@with_both
+def test_runs_in_epochs_cost_a_selection_of_allocated_epochs(front, two_runs, tmp_path, capsys):
+    arguments = {"sampling": "epochs", "epochs": 2, "held_out": True, "target_epsilon": 2.0}
+    tuned = tune(front, verbose=1, **arguments)
+    assert "2 epochs of 6 steps with batches of 50" in capsys.readouterr().out
+    (release,) = tuned.ledger.releases
+    (training,) = release.event.events[0].event.events
+    assert training.count == 2 and training.event.event.steps == 6
+    noise = training.event.event.noise_multiplier
+    epochs = dp_accounting.SelfComposedDpEvent(allocated_gaussian(1.0, noise, 6), 2)
+    run = dp_accounting.ComposedDpEvent([epochs])
+    score = dp_accounting.GaussianDpEvent(10.0)
+    assert release.event == private_selection(run, RUNS, held_out_score=score).releases[0].event
+    epsilon = tuned.ledger.epsilon(tuned.delta).epsilon
+    assert 1.99 < epsilon <= 2.0
+    poisson = PrivacyLedger()
+    poisson.record(sampled_gaussian(1 / 6, noise), 12)
+    assert private_selection(poisson, RUNS).epsilon(tuned.delta).epsilon > 2.0
+    text = " ".join(tuned.statement.split())
+    assert "of which each is 2 epochs of 6 steps each of the Gaussian mechanism" in text
+    path = tmp_path / "model.keras"
+    tuned.model.save(path)
+    for model in (tuned.model, front.keras.models.load_model(path)):
+        ledger = record_ledger.ledger_of_model(model)
+        assert ledger.releases == tuned.ledger.releases
+
+
+@pytest.mark.parametrize(
+    ("sampling", "arguments"),
+    [
+        ({"cycle_length": 6}, {}),
+        ({"cycle_length": 6}, {"noise_correlation": tfdp.BandedNoise([1.0, 0.5])}),
+        ({}, {"noise_multiplier": tfdp.schedules.PiecewiseConstantNoise([2], [1.0, 2.0])}),
+    ],
+)
+def test_runs_without_a_price_in_a_selection_are_refused(sampling, arguments):
+    sampling = PoissonSampling(60, 10, **sampling)
+    given = {"noise_multiplier": 1.0, "learning_rate": 0.1, "sampling": sampling, **arguments}
+    with pytest.raises(ValueError, match="Poisson batches without cycles or in epochs of new sets"):
+        tfdp.DPSGD(1.0, **given).count_as_run_of(RunSelection(RUNS, 10.0))
+
+
+def test_rows_of_epochs_are_those_of_their_selection():
+    """On padded batches, too, whose cut is charged for each step of each epoch of each run."""
+    given = {"padding": "full", "cycle_length": 6, "max_truncation_probability": 1e-12}
+    sampling = PoissonSampling(300, 50, redraws_sets=True, **given)
+    optimizer = tfdp.DPSGD(1.0, 1.5, learning_rate=0.1, sampling=sampling)
+    optimizer.count_as_run_of(RunSelection(RUNS, 10.0, held_out=True))
+    (row,) = optimizer._released.rows()
+    row[record_table.STEPS] = 2
+    (release,) = record_ledger.ledger_of_rows(row[np.newaxis]).releases
+    (training,) = release.event.events[0].event.events
+    assert training.event == allocated_gaussian(1.0, 1.5, 6) and training.count == 2
+    expected = RUNS.mean * 2 * 6 * sampling.truncation_probability
+    assert sampling.truncation_probability > 1e-14
+    assert release.truncation_probability == pytest.approx(expected)
 
 
 @with_one

@@ -6,13 +6,13 @@ from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import budget, event_codec
+from tfdp.accounting import budget, calibration, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.parallel_composition import ParallelDpEvent
 from tfdp.accounting.repetitions import Repetitions
-from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import validation
 
 
@@ -88,10 +88,11 @@ def calibrate_private_selection(
     sampling_probability: float | None = None,
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
-    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    truncation_probability: float | None = None,
     score: PrivacyLedger | dp_accounting.DpEvent | None = None,
     held_out_score: dp_accounting.DpEvent | None = None,
     prior: Ledgers | None = None,
+    sampling: PoissonSampling | None = None,
 ) -> float:
     """Returns the smallest noise multiplier of each run with which a selection meets a budget.
 
@@ -104,8 +105,8 @@ def calibrate_private_selection(
       target_epsilon: Epsilon that the selection may cost, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps of each run.
-      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Either this or
-        both of the next two.
+      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
+        this, or both of the next two, or `sampling`.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: See `calibrate_noise_multiplier`.
@@ -114,6 +115,8 @@ def calibrate_private_selection(
       held_out_score: Release of a score of each run on private examples that are in nothing else of
         the run: see `private_selection`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
+      sampling: `batches.sampling`, in place of the four arguments on sampling: also of batches with
+        `cycle_length`, as of epochs by random allocation. The steps of a run then begin a cycle.
 
     Raises:
       ValueError: An argument is out of its range, or nothing of the budget is left.
@@ -125,18 +128,18 @@ def calibrate_private_selection(
       >>> round(sigma, 2)
       1.23
     """
-    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
-    q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
-    tau = validation.small_probability("truncation_probability", truncation_probability)
+    given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
+    steps_with = calibration.steps_of(*given, sampling)
+    size = dataset_size if sampling is None else sampling.dataset_size
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=size)
     steps = validation.integer("steps", steps, 1, budget.MOST_RELEASES)
     scores, held_out = _as_events(score), _held_out(held_out_score)
 
     def release(noise: float) -> Release:
-        step = event_codec.sampled_gaussian(q, noise)
-        run = dp_accounting.ComposedDpEvent(
-            (dp_accounting.SelfComposedDpEvent(step, steps), *scores)
-        )
-        return release_of(run, repetitions, steps * tau, held_out)
+        one = steps_with(noise, steps)
+        training = dp_accounting.SelfComposedDpEvent(one.event, one.count)
+        run = dp_accounting.ComposedDpEvent((training, *scores))
+        return release_of(run, repetitions, one.count * one.truncation_probability, held_out)
 
     both = {"score": dp_accounting.ComposedDpEvent(scores) if scores else None}
     return least_noise(left, release, repetitions, {**both, "held_out_score": held_out})

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdp.accounting import event_codec, run_selection
+from tfdp.accounting import calibration, run_selection
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
       target_epsilon: Epsilon that it may cost.
       delta: The delta of the guarantee.
       noise_multiplier: Noise of the steps.
-      steps: Steps of a run.
+      steps: Steps of a run; epochs of it, where each is one release (by random allocation).
       sampling: Sampling of their batches.
       prior: What was released before.
       cost: What the model that `build` returns has cost.
@@ -55,9 +55,9 @@ class Plan(NamedTuple):
     ) -> "Plan":
         """Returns the plan of runs like the first, with the least noise that meets the budget."""
         sampling, delta = first.batches.sampling, first.budget.delta
-        if sampling.cycle_length > 1:
-            raise validation.error("sampling", "'poisson' in a selection", "epochs")
         steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
+        if sampling.redraws_sets:
+            steps = runs.epochs
         cost = record_ledger.ledger_of_model(first.model)
         spent = [*as_ledgers(prior)]
         before = [*spent, *([] if cost is None else [cost])]
@@ -113,6 +113,7 @@ class Plan(NamedTuple):
             "steps": self.steps,
             "dataset_size": self.sampling.dataset_size,
             "batch_size": self.sampling.expected_batch_size,
+            "cycle_length": self.sampling.cycle_length,
             "repetitions": [runs.distribution, float(runs.mean), float(runs.eta)],
             "score_noise_multiplier": self.selection.score_noise_multiplier,
             "held_out": self.selection.held_out,
@@ -138,15 +139,18 @@ class Plan(NamedTuple):
     def text(self) -> str:
         """Returns what was decided, in a line for each."""
         runs, sampling = self.selection.repetitions, self.sampling
+        steps = f"{self.steps} steps"
+        if sampling.redraws_sets:
+            steps = f"{self.steps} epochs of {sampling.cycle_length} steps"
         one = PrivacyLedger()
-        one.record(self._step().event, self.steps, self._step().truncation_probability)
+        one.record(**{**vars(self._step()), "count": self.steps})
         return (
             f"Privacy: epsilon <= {self.target_epsilon:g} at delta = {self.delta:g} for the whole "
             f"selection, for {RELATION} of one of {sampling.dataset_size} {sampling.unit}s. To "
             f"publish a run of each of the {len(self.candidates)} candidates would cost "
             f"{self.epsilon_of_all():.4g}.\n"
             f"Runs: {runs.mean:g} expected ({runs.distribution}), each with settings drawn at "
-            f"random; {self.steps} steps with batches of {sampling.expected_batch_size}, noise "
+            f"random; {steps} with batches of {sampling.expected_batch_size}, noise "
             f"multiplier {self.noise_multiplier:.4g}; one alone costs "
             f"{one.epsilon(self.delta).epsilon:.4g}."
         )
@@ -156,15 +160,15 @@ class Plan(NamedTuple):
 
 
 def _step(sampling: PoissonSampling, noise: float) -> Release:
-    """Returns what one step of a run releases."""
-    event = event_codec.sampled_gaussian(sampling.sampling_probability, noise)
-    return Release(event, 1, sampling.truncation_probability)
+    """Returns what one step (or one epoch) of a run releases."""
+    return calibration.cycles_of(sampling, noise, steps=1)
 
 
 def _price(sampling: PoissonSampling) -> tuple:
     """Returns what the cost of a step depends on."""
     probability = sampling.truncation_probability
-    return sampling.dataset_size, sampling.expected_batch_size, probability, sampling.unit
+    sizes = sampling.dataset_size, sampling.expected_batch_size, sampling.cycle_length
+    return *sizes, sampling.redraws_sets, probability, sampling.unit
 
 
 def _plain(value: Any) -> Any:
