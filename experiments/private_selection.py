@@ -180,6 +180,7 @@ def select(
             target_epsilon=one.target_epsilon,
             delta=one.delta,
             validation_data=(data.eval_x, data.eval_y),
+            held_out=True,
             score_noise_multiplier=score_noise_multiplier,
             repetitions=runs,
             optimizer=getattr(front_end.private, PRIVATE_OPTIMIZERS[one.method]),

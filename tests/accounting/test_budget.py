@@ -173,6 +173,33 @@ def test_few_numbers_of_releases_are_asked_for(power, most):
     found = budget_module._most(cost, 1.0, most // 2, max(1, most // 8))
     assert found <= most < found + max(1, found // 5_000)
     assert len(asked) <= 12
+    # From the first on, too; and where a prior costs nearly all of the target.
+    asked.clear()
+    assert budget_module._most(cost, 1.0, 0, 1) == pytest.approx(found, rel=2e-4)
+    assert len(asked) <= 12
+    asked.clear()
+    after = budget_module._most(lambda n: 0.9 + 0.1 * cost(n), 1.0, 0, 1)
+    assert after <= most < after + max(1, after // 5_000)
+    assert len(asked) <= 36
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_returned_was_found_affordable_whatever_the_costs(seed):
+    """Also costs that are no power, jump, or fall a little: no guess is taken for a cost."""
+    rng = np.random.default_rng(seed)
+    ends = np.sort(rng.integers(1, 10**8, size=6))
+    costs = np.cumsum(rng.exponential(0.4, size=7))
+    asked = {0: 0.0}
+
+    def cost(n):
+        wiggle = 1 + 1e-3 * math.sin(n)
+        asked[n] = costs[np.searchsorted(ends, n)] * wiggle * (1 if seed % 3 else n / 10**8)
+        return asked[n]
+
+    found = budget_module._most(cost, 1.0, 0, 1)
+    assert asked[found] <= 1.0
+    over = [n for n in asked if n > found and asked[n] > 1.0]
+    assert min(over, default=10**8 + 1) <= found + max(1, found // 5_000) or found == 10**8
 
 
 def test_a_cost_with_steps_is_searched_to_its_edge():

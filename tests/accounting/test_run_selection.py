@@ -3,10 +3,13 @@
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy import optimize, stats
 
 from tfdp.accounting import (
+    PoissonSampling,
     PrivacyLedger,
     RdpAccountant,
     RdpFilter,
@@ -19,7 +22,7 @@ from tfdp.accounting import (
     privacy_statement,
     private_selection,
 )
-from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.event_codec import allocated_gaussian, sampled_gaussian
 from tfdp.accounting.ledger import compose_ledgers
 
 _DELTA = 1e-5
@@ -202,6 +205,71 @@ def test_noise_allows_for_earlier_releases():
     left = calibrate_steps(**budget, noise_multiplier=2.0, sampling_probability=0.01, prior=prior)
     alone = calibrate_steps(**budget, noise_multiplier=2.0, sampling_probability=0.01)
     assert 0 < left < alone
+
+
+def _allocated(noise, point):
+    """Densities of an epoch of two steps, with an example and without, at points `[2, ...]`."""
+
+    def density(*mean):
+        return np.prod([stats.norm.pdf(y, m, noise) for y, m in zip(point, mean, strict=True)], 0)
+
+    return (density(1, 0) + density(0, 1)) / 2, density(0, 0)
+
+
+def test_selections_of_epochs_by_random_allocation_are_never_above_the_bound():
+    """The best of runs of an epoch of two steps, by attacks that rank what was released."""
+    noise = 0.8
+    event = allocated_gaussian(1.0, noise, 2)
+    bound = private_selection(event, _GEOMETRIC).epsilon(_DELTA)
+    cells = np.linspace(-9 * noise, 9 * noise + 1, 1001)
+    point = np.meshgrid(cells, cells)
+    with_one, without = (p / p.sum() for p in map(np.ravel, _allocated(noise, point)))
+    ratio, least = np.log(with_one / without), 0.0
+    for p, q, towards in ((with_one, without, ratio), (without, with_one, -ratio)):
+        for low in (-0.5, 0.0, 0.5):
+            for telling in (1.0, 2.0, 3.0):
+                score = np.where(towards < low, 2, np.where(towards > telling, 1, 0))
+                order = np.lexsort((towards, score))
+                least = max(least, _epsilon_of(*(_best_of_ten(one[order]) for one in (p, q))))
+    assert all(least <= one for one in bound.by_accountant.values())
+    assert bound.epsilon < 1.35 * least
+    # A mutant that takes the example's step to be one of twice as many is caught.
+    mutant = private_selection(allocated_gaussian(1.0, noise, 4), _GEOMETRIC)
+    assert mutant.epsilon(_DELTA).epsilon < least
+
+
+def _best_of_ten(probabilities):
+    """Probabilities of the best of a geometric number of runs, from the worst to the best."""
+    better = np.cumsum(probabilities[::-1])[::-1] - probabilities / 2
+    return 10 * (0.1 / (0.1 + 0.9 * better)) ** 2 * probabilities
+
+
+def _epsilon_of(p, q):
+    def log_gap(epsilon):
+        return math.log(max(np.maximum(p - math.exp(epsilon) * q, 0).sum(), 1e-300) / _DELTA)
+
+    return optimize.brentq(log_gap, 0, 60, xtol=1e-6) if log_gap(0) > 0 else 0.0
+
+
+@pytest.mark.slow
+def test_noise_of_epochs_meets_the_target():
+    sampling = PoissonSampling(1000, 100, cycle_length=10, redraws_sets=True)
+    budget = {"target_epsilon": 2.0, "delta": _DELTA, "steps": 50}
+    noise = calibrate_private_selection(_GEOMETRIC, **budget, sampling=sampling)
+
+    def epsilon(noise):
+        run = dp_accounting.SelfComposedDpEvent(allocated_gaussian(1.0, noise, 10), 5)
+        return private_selection(run, _GEOMETRIC).epsilon(_DELTA).epsilon
+
+    assert epsilon(noise) <= 2.0 < epsilon(0.998 * noise)
+    by_poisson = PoissonSampling(1000, 100)
+    more = calibrate_private_selection(_GEOMETRIC, **budget, sampling=by_poisson)
+    assert noise < 0.97 * more
+    assert more == calibrate_private_selection(_GEOMETRIC, **budget, sampling_probability=0.1)
+    with pytest.raises(ValueError, match="`sampling` must be a PoissonSampling without other"):
+        calibrate_private_selection(
+            _GEOMETRIC, **budget, sampling=sampling, sampling_probability=0.1
+        )
 
 
 def test_errors_name_the_argument():

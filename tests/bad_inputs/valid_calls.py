@@ -128,6 +128,10 @@ def _recorded_allocation(noise_multiplier, steps):
     )
 
 
+def _recorded_parts(events):
+    accounting.PrivacyLedger().record(accounting.ParallelDpEvent(events))
+
+
 _GOAL = {"target_epsilon": 3.0, "delta": 1e-3}
 _SAMPLED = {"steps": 20, "sampling_probability": 0.1}
 _SIZES = {"dataset_size": 1000, "expected_batch_size": 100}
@@ -247,6 +251,7 @@ _CALLS = {
         run=ledger(),
         repetitions=accounting.Repetitions("geometric", 10),
     ),
+    "accounting.ParallelDpEvent": lambda: run_of(_recorded_parts, events=[step(), step()]),
     "auditing.BlackBoxAudit": lambda: run_of(
         auditing.BlackBoxAudit, data=(X, Y), canaries=(X[:9], Y[:9])
     ),

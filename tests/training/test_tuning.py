@@ -16,12 +16,13 @@ import tfdp
 from tests.front_ends import with_both, with_one
 from tests.support import small_data
 from tfdp.accounting import PrivacyLedger, Repetitions, private_selection
-from tfdp.accounting.event_codec import sampled_gaussian
+from tfdp.accounting.bounds import Release
+from tfdp.accounting.event_codec import allocated_gaussian, sampled_gaussian
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.step.record import record_ledger, record_table
 from tfdp.step.record.tuned_rows import RunSelection
 from tfdp.training.private_training import PrivateTraining
-from tfdp.training.tuning import plan
+from tfdp.training.tuning import plan, private_tuning
 from tfdp.training.tuning.candidates import Runs
 from tfdp.training.tuning.independence import independent
 from tfdp.training.tuning.kept import FAILED, KeptRuns
@@ -58,13 +59,14 @@ def tune(front, build=None, candidates=CANDIDATES, **kwargs):
     return tfdp.tune(build or builder(front), (X, Y), candidates, **{**arguments, **kwargs})
 
 
-def by_hand(noise, score_noise, steps=6):
+def by_hand(noise, score_noise, steps=6, held_out=False):
     """The selection's ledger, from its parts."""
-    run = PrivacyLedger()
-    run.record(sampled_gaussian(50 / 300, noise), steps)
-    if score_noise:
-        run.record(dp_accounting.GaussianDpEvent(score_noise))
-    return private_selection(run, RUNS)
+    run = [dp_accounting.SelfComposedDpEvent(sampled_gaussian(50 / 300, noise), steps)]
+    score = dp_accounting.GaussianDpEvent(score_noise) if score_noise else None
+    if score is not None and not held_out:
+        run.append(score)
+    scored = score if held_out else None
+    return private_selection(dp_accounting.ComposedDpEvent(run), RUNS, held_out_score=scored)
 
 
 @with_both
@@ -99,6 +101,182 @@ def test_model_and_files_cost_what_the_selection_costs(front, two_runs, tmp_path
     )
     again.model.fit(again.batches, epochs=1, verbose=0)
     assert cost(again.model) > epsilon and again.budget.target_epsilon > epsilon
+
+
+@with_both
+def test_held_out_scores_and_training_cost_the_dearer_of_both(front, two_runs, tmp_path):
+    arguments = {"target_epsilon": 1.0, "score_noise_multiplier": 10.0}
+    tuned = tune(front, held_out=True, **arguments)
+    first = tuned.ledger.releases[0].event.events[0]
+    noise = first.event.events[0].event.event.noise_multiplier
+    expected = by_hand(noise, 10.0, held_out=True)
+    assert tuned.ledger.releases[0].event == expected.releases[0].event
+    epsilon = tuned.ledger.epsilon(tuned.delta).epsilon
+    assert 0.99 < epsilon <= 1.0 < by_hand(noise, 10.0).epsilon(tuned.delta).epsilon
+    # No example pays for the steps of all candidates and for their scores.
+    all_published = PrivacyLedger()
+    all_published.record(sampled_gaussian(50 / 300, noise), 4 * 6)
+    only_steps = all_published.epsilon(tuned.delta).epsilon
+    assert tuned.epsilon_of_all == pytest.approx(only_steps, rel=1e-6)
+    assert "no example has to do with more than one of the parts" in " ".join(
+        tuned.statement.split()
+    )
+
+    def ledger(model):
+        return record_ledger.ledger_of_model(model)
+
+    path = tmp_path / "model.keras"
+    tuned.model.save(path)
+    for model in (tuned.model, front.keras.models.load_model(path)):
+        assert ledger(model).releases == tuned.ledger.releases
+        assert ledger(model).epsilon(tuned.delta).epsilon == epsilon
+    # Whoever was held out may be trained on later, and pays for both.
+    again = front.tfdp.make_private(
+        tuned.model,
+        VALIDATION,
+        epochs=1,
+        batch_size=50,
+        noise_multiplier=5.0,
+        optimizer="adam",
+        verbose=False,
+    )
+    again.model.fit(again.batches, epochs=1, verbose=0)
+    (selection, steps) = sorted(ledger(again.model).releases, key=lambda one: one.count)
+    assert selection.event == tuned.ledger.releases[0].event and steps.count == 2
+    scored = PrivacyLedger()
+    scored.record(first_of_scores := selection.event.events[1])
+    assert first_of_scores.event == dp_accounting.GaussianDpEvent(10.0)
+    scored.record(steps.event, steps.count)
+    whole = ledger(again.model).epsilon(tuned.delta).epsilon
+    assert whole >= scored.epsilon(tuned.delta).epsilon and whole > epsilon
+
+
+@with_one
+def test_a_selection_goes_on_only_with_the_same_promise(front, two_runs, untrained, tmp_path):
+    """What was trained with the noise of one price is not stated at another."""
+
+    def score(model, data):
+        raise KeyboardInterrupt
+
+    arguments = {"folder": tmp_path, "target_epsilon": 8.0}
+    with pytest.raises(KeyboardInterrupt):
+        tune(front, score=score, held_out=True, **arguments)
+    scored = []
+
+    def late(model, data):  # In the second run, after the trial and the first.
+        scored.append(model)
+        if len(scored) > 2:
+            raise KeyboardInterrupt
+        return np.zeros(100)
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(front, score=late, held_out=True, **arguments)
+    zeros = {"score": lambda model, data: np.zeros(100)}
+    with pytest.raises(ValueError, match=r"`folder` .* held_out"):
+        tune(front, **zeros, **arguments)
+    assert tune(front, held_out=True, **zeros, **arguments).score is not None
+    state = json.loads((tmp_path / "selection.json").read_text())
+    # A folder of before there was `held_out` is of a selection without it.
+    del state["plan"]["held_out"]
+    (tmp_path / "selection.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"`folder` .* held_out"):
+        tune(front, held_out=True, **zeros, **arguments)
+
+
+def test_held_out_data_that_are_training_data_are_refused():
+    x, y = np.zeros([30, 2], "float32"), np.arange(30)
+    tensor = tf.constant(x)
+    check = private_tuning._check_held_out
+    check((x[:20], y[:20]), (x[20:], y[20:]), False, False)
+    check((x[::2], y[::2]), (x[1::2], y[1::2]), False, False)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    check(dataset, (x, y), False, False)  # What it was made of cannot be seen.
+    for trained, scored in [
+        ((x, y), (x, y)),
+        ((x, y), (x[20:], y[20:].copy())),
+        ((x[:21], y[:20]), (x[20:], y[20:])),
+        ({"a": x}, [y, {"b": x[3]}]),
+        ((tensor, y[:20]), (tensor, y[20:])),
+        (dataset, dataset),
+    ]:
+        with pytest.raises(ValueError, match=r"`held_out` must be False where .* share memory"):
+            check(trained, scored, False, False)
+
+
+def test_rows_of_held_out_scores_cost_the_larger_part_and_older_ones_the_sum():
+    sizes = {"dataset_size": 300.0, "expected_batch_size": 50.0, "noise_multiplier": 1.0}
+    events = {}
+    for held_out in (0.0, 1.0, 2.0):
+        parameters = RunSelection(RUNS, 10.0, held_out == 1.0).parameters(record_table.GAUSSIAN)
+        assert parameters["selective_release"] == (held_out == 1.0)
+        facts = {**sizes, **parameters, "selective_release": held_out}
+        row = record_table.new_row(1, record_table.TUNED, False, facts)
+        row[record_table.STEPS] = 6
+        (release,) = record_ledger.ledger_of_rows(row[np.newaxis]).releases
+        events[held_out] = release.event
+    both = by_hand(1.0, 10.0).releases[0].event
+    assert events[0.0] == events[2.0] == both  # Also where the number is none that is known.
+    assert events[1.0] == by_hand(1.0, 10.0, held_out=True).releases[0].event
+    free = RunSelection(RUNS, 0.0, True).release(Release(sampled_gaussian(50 / 300, 1.0), 1), 6)
+    assert free.event == by_hand(1.0, 0.0).releases[0].event
+
+
+@with_both
+def test_runs_in_epochs_cost_a_selection_of_allocated_epochs(front, two_runs, tmp_path, capsys):
+    arguments = {"sampling": "epochs", "epochs": 2, "held_out": True, "target_epsilon": 2.0}
+    tuned = tune(front, verbose=1, **arguments)
+    assert "2 epochs of 6 steps with batches of 50" in capsys.readouterr().out
+    (release,) = tuned.ledger.releases
+    (training,) = release.event.events[0].event.events
+    assert training.count == 2 and training.event.event.steps == 6
+    noise = training.event.event.noise_multiplier
+    epochs = dp_accounting.SelfComposedDpEvent(allocated_gaussian(1.0, noise, 6), 2)
+    run = dp_accounting.ComposedDpEvent([epochs])
+    score = dp_accounting.GaussianDpEvent(10.0)
+    assert release.event == private_selection(run, RUNS, held_out_score=score).releases[0].event
+    epsilon = tuned.ledger.epsilon(tuned.delta).epsilon
+    assert 1.99 < epsilon <= 2.0
+    poisson = PrivacyLedger()
+    poisson.record(sampled_gaussian(1 / 6, noise), 12)
+    assert private_selection(poisson, RUNS).epsilon(tuned.delta).epsilon > 2.0
+    text = " ".join(tuned.statement.split())
+    assert "of which each is 2 epochs of 6 steps each of the Gaussian mechanism" in text
+    path = tmp_path / "model.keras"
+    tuned.model.save(path)
+    for model in (tuned.model, front.keras.models.load_model(path)):
+        ledger = record_ledger.ledger_of_model(model)
+        assert ledger.releases == tuned.ledger.releases
+
+
+@pytest.mark.parametrize(
+    ("sampling", "arguments"),
+    [
+        ({"cycle_length": 6}, {}),
+        ({"cycle_length": 6}, {"noise_correlation": tfdp.BandedNoise([1.0, 0.5])}),
+        ({}, {"noise_multiplier": tfdp.schedules.PiecewiseConstantNoise([2], [1.0, 2.0])}),
+    ],
+)
+def test_runs_without_a_price_in_a_selection_are_refused(sampling, arguments):
+    sampling = PoissonSampling(60, 10, **sampling)
+    given = {"noise_multiplier": 1.0, "learning_rate": 0.1, "sampling": sampling, **arguments}
+    with pytest.raises(ValueError, match="Poisson batches without cycles or in epochs of new sets"):
+        tfdp.DPSGD(1.0, **given).count_as_run_of(RunSelection(RUNS, 10.0))
+
+
+def test_rows_of_epochs_are_those_of_their_selection():
+    """On padded batches, too, whose cut is charged for each step of each epoch of each run."""
+    given = {"padding": "full", "cycle_length": 6, "max_truncation_probability": 1e-12}
+    sampling = PoissonSampling(300, 50, redraws_sets=True, **given)
+    optimizer = tfdp.DPSGD(1.0, 1.5, learning_rate=0.1, sampling=sampling)
+    optimizer.count_as_run_of(RunSelection(RUNS, 10.0, held_out=True))
+    (row,) = optimizer._released.rows()
+    row[record_table.STEPS] = 2
+    (release,) = record_ledger.ledger_of_rows(row[np.newaxis]).releases
+    (training,) = release.event.events[0].event.events
+    assert training.event == allocated_gaussian(1.0, 1.5, 6) and training.count == 2
+    expected = RUNS.mean * 2 * 6 * sampling.truncation_probability
+    assert sampling.truncation_probability > 1e-14
+    assert release.truncation_probability == pytest.approx(expected)
 
 
 @with_one
@@ -424,6 +602,13 @@ def test_a_dataset_of_validation_examples_is_scored_like_arrays(front):
             "`score_noise_multiplier` must be None with",
         ),
         ({"privacy_unit": np.arange(300)}, "a number for each user"),
+        (
+            {"privacy_unit": np.arange(300), "held_out": True, "score": lambda *_: np.zeros(9)},
+            "`held_out` must be False with `privacy_unit`",
+        ),
+        ({"held_out": True, "public_validation": True}, "`held_out` must be False with `public"),
+        ({"held_out": True, "validation_data": (X, Y)}, "`held_out` must be False where"),
+        ({"held_out": "yes"}, "`held_out` must be True or False"),
         ({"target_epsilon": 0.1}, "`score` must be cheaper than `target_epsilon`"),
         ({"epochs": 0}, "`epochs` must be a positive integer"),
         ({"epochs": 10**9}, "`epochs` must be so few that there are at most 100000000 steps"),

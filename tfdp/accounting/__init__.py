@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         calibrate_steps,
     )
     from tfdp.accounting.ledger import PrivacyLedger, PrivacyParametersChangedError
+    from tfdp.accounting.parallel_composition import ParallelDpEvent
     from tfdp.accounting.planning import Plan, PlanRow, plan
     from tfdp.accounting.privacy_filter import BoundedRangeDpEvent, BudgetExceededError, RdpFilter
     from tfdp.accounting.random_allocation import RandomAllocationDpEvent
@@ -35,6 +36,7 @@ __all__ = [
     "EpsilonBound",
     "EpsilonInterval",
     "GaussianDP",
+    "ParallelDpEvent",
     "Plan",
     "PlanRow",
     "PldAccountant",
@@ -69,6 +71,7 @@ __getattr__, __dir__ = lazy.attributes(
         "EpsilonBound": "tfdp.accounting.bounds",
         "EpsilonInterval": "tfdp.accounting.bounds",
         "GaussianDP": "tfdp.accounting.trade_off",
+        "ParallelDpEvent": "tfdp.accounting.parallel_composition",
         "Plan": "tfdp.accounting.planning",
         "PlanRow": "tfdp.accounting.planning",
         "PldAccountant": "tfdp.accounting.accountants",

@@ -26,8 +26,14 @@ _MOST_NOISE = 2.0**40
 MOST_RELEASES = 10**8
 # Numbers of steps are told apart that differ by one in so many.
 _STEPS_TOLD_APART = 5_000
-# Share of the distance to the root that is expected.
-_BEYOND = 0.1
+# Shares of the distance to the root that is expected: until it is passed, and then.
+_OVERSHOOT, _BEYOND = 0.02, 0.005
+# Epsilon of n releases is taken to grow like this power of n, where nothing is known, or at least.
+_POWER, _LEAST_POWER = 0.5, 0.1
+# Largest factor between numbers of releases that are asked for in a row.
+_MOST_GROWTH = 16.0
+# Costs below this share of the target count as it.
+_LEAST_RATIO = 1e-6
 
 _Cost = Callable[..., float]
 _Releases = Callable[[float], Sequence[Release]]
@@ -305,6 +311,9 @@ def sampling_probability(
 def _most(cost: Callable[[int], float], target: float, low: int, stride: int) -> int:
     """Returns an n >= `low`, which is affordable, with a few more not; at most 10^8.
 
+    Epsilon is nearly a power of n, locally: guesses are interpolations of its logarithm over that
+    of n. Whatever is guessed, what is returned was found affordable, or is `low`.
+
     Args:
       cost: Epsilon of a number of releases.
       target: The largest that is affordable.
@@ -312,30 +321,44 @@ def _most(cost: Callable[[int], float], target: float, low: int, stride: int) ->
       stride: The first distance to search.
     """
 
-    def gap(n: int) -> float:
-        return min(cost(n), 2 * target) - target  # Finite.
+    def excess(n: int) -> float:
+        return math.log(max(_LEAST_RATIO, min(cost(n) / target, 2.0)))  # Finite.
 
-    at_low, high = -target, low
+    at_low, high, missed = math.nan, low, 0
     while True:
         if high >= MOST_RELEASES:
             return MOST_RELEASES
         high = min(high + stride, MOST_RELEASES)
-        at_high = gap(high)
+        at_high = excess(high)
         if at_high > 0:
             break
-        low, at_low, stride = high, at_high, (4 if at_high < -target / 2 else 2) * stride
-    # Interpolates, and guesses beyond the root that is expected, on the side of the end that is
-    # farther from it, so that both ends come near. Halves the interval where that does not.
+        power = _power(low, at_low, high, at_high)
+        growth = min(math.exp(-at_high / power), _MOST_GROWTH)
+        missed += growth < _MOST_GROWTH
+        # Where a large prior costs as much as many releases, no power tells much.
+        least = 1 if missed < 3 else 4 * stride
+        stride = max(math.ceil((1 + _OVERSHOOT) * (growth - 1) * high), least)
+        low, at_low = high, at_high
+    # Guesses beyond the root that is expected, on the side of the end that is farther from it, so
+    # that both ends come near. Halves the interval where that does not.
     is_slow = False
     while high - low > (tolerance := max(1, low // _STEPS_TOLD_APART)):
-        width, root = high - low, low + at_low / (at_low - at_high) * (high - low)
+        width, power = high - low, _power(low, at_low, high, at_high)
+        root = max(low, high * math.exp(-at_high / power))
         beyond = max(_BEYOND * min(root - low, high - root), 0.4 * (tolerance - 1))
         guess = math.ceil(root + beyond) if root - low < high - root else math.floor(root - beyond)
         middle = (low + high) // 2 if is_slow else min(max(guess, low + 1), high - 1)
-        at_middle = gap(middle)
+        at_middle = excess(middle)
         if at_middle > 0:
             high, at_high = middle, at_middle
         else:
             low, at_low = middle, at_middle
         is_slow = not is_slow and high - low > width / 2
     return low
+
+
+def _power(low: int, at_low: float, high: int, at_high: float) -> float:
+    """Returns the power of n that epsilon is between two numbers of releases, nearly."""
+    if not low or math.isnan(at_low):
+        return _POWER
+    return max((at_high - at_low) / math.log(high / low), _LEAST_POWER)

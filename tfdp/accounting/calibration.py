@@ -1,5 +1,6 @@
 """The least noise, or the most steps, for a privacy budget."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 from tfdp import schedules
@@ -57,24 +58,49 @@ def calibrate_noise_multiplier(
       0.96
     """
     validation.boolean("releases_signs", releases_signs)
+    given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
+    steps_with = steps_of(*given, sampling)
+    size = dataset_size if sampling is None else sampling.dataset_size
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=size)
+    steps = validation.positive_integer("steps", steps)
+    return left.least_noise(lambda noise: [steps_with(noise, steps, releases_signs)])
+
+
+def steps_of(
+    sampling_probability: float | None,
+    dataset_size: int | None,
+    expected_batch_size: float | None,
+    truncation_probability: float | None,
+    sampling: PoissonSampling | None,
+) -> Callable[..., Release]:
+    """Returns a function of noise and number of steps that returns what the steps release.
+
+    Args:
+      sampling_probability: See `calibrate_noise_multiplier`, as for the others.
+      dataset_size: Number of training examples, N.
+      expected_batch_size: Expected number of examples in a batch.
+      truncation_probability: Probability, at most, that a batch is cut off.
+      sampling: In place of the others.
+
+    Raises:
+      ValueError: An argument is out of its range.
+    """
     if sampling is not None:
         given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
         if any(value is not None for value in given) or not isinstance(sampling, PoissonSampling):
             raise validation.error(
                 "sampling", "a PoissonSampling without other arguments on sampling", sampling
             )
-        steps = validation.positive_integer("steps", steps)
-        left = Budget.check(target_epsilon, delta, prior, dataset_size=sampling.dataset_size)
-        return left.least_noise(lambda noise: [_cycles_of(sampling, noise, steps, releases_signs)])
-    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
+        return functools.partial(cycles_of, sampling)
     q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
     if truncation_probability is None:
         truncation_probability = UNPADDED_TRUNCATION_PROBABILITY
     tau = validation.small_probability("truncation_probability", truncation_probability)
-    steps = validation.positive_integer("steps", steps)
-    return left.least_noise(
-        lambda noise: [Release(event_codec.sampled_gaussian(q, noise, releases_signs), steps, tau)]
-    )
+
+    def release(noise: float, steps: int, releases_signs: bool = False) -> Release:
+        return Release(event_codec.sampled_gaussian(q, noise, releases_signs), steps, tau)
+
+    return release
 
 
 def calibrate_noise_schedule(
@@ -221,10 +247,13 @@ def most_steps(
     return Budget.check(target_epsilon, delta, prior).most(releases)
 
 
-def _cycles_of(
-    sampling: PoissonSampling, noise: float, steps: int, releases_signs: bool
+def cycles_of(
+    sampling: PoissonSampling, noise: float, steps: int, releases_signs: bool = False
 ) -> Release:
-    """Returns the releases of the cycles that steps from the first of one begin."""
+    """Returns the releases of the cycles that steps from the first of one begin.
+
+    Without cycles, each step is one.
+    """
     q, cycle = sampling.sampling_probability, sampling.cycle_length
     if sampling.redraws_sets:
         event = event_codec.allocated_gaussian(q, noise, cycle)

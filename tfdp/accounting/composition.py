@@ -22,6 +22,9 @@ _MOST_EPSILON = 1e4
 # If the errors are a larger share of delta, and move an upper bound on epsilon by a larger share of
 # it, large losses are handled apart.
 _LARGE_ERROR, _LARGE_SHIFT = 1e-4, 3e-5
+# Large losses decide nothing if each is below this share of epsilon, unless errors are larger than
+# this.
+_SMALL_LOSS, _LARGE_ERROR_OF_SMALL = 1e-3, 5e-3
 # Largest number of guesses at epsilon or delta.
 _MOST_GUESSES = 7
 # Epsilons of a privacy profile up to that of each target.
@@ -102,6 +105,8 @@ def _errors_matter(whole: LossSum, delta: float, bound: float) -> bool:
     share = whole.error_share
     if not _LARGE_ERROR < share < 0.5:
         return share > _LARGE_ERROR
+    if whole.largest_loss < _SMALL_LOSS * bound and share < _LARGE_ERROR_OF_SMALL:
+        return False
     # At a delta that is larger by the errors, epsilon is about that of `delta` without them.
     return not bound - whole.epsilon((1 + share) * delta) <= _LARGE_SHIFT * bound
 

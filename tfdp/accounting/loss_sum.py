@@ -114,7 +114,8 @@ class LossSum:
         ratio, rest = math.exp(-2 * theta * interval), -math.expm1(-2 * theta * interval)
         norm = min(1.0, interval * math.sqrt(1 + ratio) / rest) / math.sqrt(rest)
         self._outside = _OUTSIDE / (1 + theta) + norm * _fft_error(counts.sum(), size)
-        largest = max(theta, 1.0) * max(float(np.abs(p.losses).max()) for p in pieces)
+        self.largest_loss = max(float(np.abs(p.losses).max()) for p in pieces)
+        largest = max(theta, 1.0) * self.largest_loss
         largest += float(np.abs(log_moments).max())
         self._relative = _EPS * (float(counts.sum()) * (1000 + largest) + 100)
         self._log_totals = [float(counts @ _log_moments(pieces, order)) for order in (0.0, -1.0)]

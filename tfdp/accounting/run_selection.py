@@ -1,21 +1,26 @@
 """The price of choosing the best of several private runs."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dp_accounting
 
-from tfdp.accounting import budget, event_codec
+from tfdp.accounting import budget, calibration, event_codec
 from tfdp.accounting.bounds import Release
 from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
+from tfdp.accounting.parallel_composition import ParallelDpEvent
 from tfdp.accounting.repetitions import Repetitions
-from tfdp.accounting.sampling import UNPADDED_TRUNCATION_PROBABILITY
+from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import validation
 
 
 def private_selection(
-    run: PrivacyLedger | dp_accounting.DpEvent, repetitions: Repetitions
+    run: PrivacyLedger | dp_accounting.DpEvent,
+    repetitions: Repetitions,
+    *,
+    held_out_score: dp_accounting.DpEvent | None = None,
 ) -> PrivacyLedger:
     """Returns the ledger of a selection: the best of a random number of private runs.
 
@@ -25,7 +30,11 @@ def private_selection(
     - Runs are independent, and each satisfies what `run` states. Hyperparameters that differ
       between runs are drawn anew for each run, from a fixed distribution.
     - Runs are ranked by their outputs alone. A score that reads private data is part of the
-      output: it is computed with noise, and its event is in `run`. A score on public data is free.
+      output: it is computed with noise, and its event is in `run`, or `held_out_score`. A score on
+      public data is free.
+    - No example (or user) that a `held_out_score` reads has to do with anything in `run`, and which
+      examples it reads does not depend on the data. It is computed from what the run releases, and
+      from these examples.
     - Of equal scores any rule decides that does not read the data, such as the first.
     - A run that fails or diverges counts, with the lowest score. It is not repeated, and is
       returned if no other run is better.
@@ -39,9 +48,13 @@ def private_selection(
       run: All releases of one run, its score included. Of runs that cost differently, one that has
         no smaller epsilon at any delta.
       repetitions: Distribution of the number of runs.
+      held_out_score: Release of a run's score on private examples that are in nothing else of the
+        run. It is not in `run`: by parallel composition, the selection costs the larger price of
+        that of `run` and that of the scores, and not their sum.
 
     Raises:
-      ValueError: `run` is neither a PrivacyLedger nor a DpEvent, or has released nothing.
+      ValueError: `run` is neither a PrivacyLedger nor a DpEvent, or has released nothing; or
+        `held_out_score` is no DpEvent.
 
     Source: Liu and Talwar 2019, "Private Selection from Private Candidates"; Papernot and Steinke
     2022; Koskela, Redberg, Wang 2024.
@@ -61,7 +74,7 @@ def private_selection(
         raise validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
     truncation = math.fsum(r.count * r.truncation_probability for r in run.releases)
     ledger = PrivacyLedger(run.notes, run.selective_release, run.unit)
-    release = release_of(run.event, repetitions, truncation)
+    release = release_of(run.event, repetitions, truncation, _held_out(held_out_score))
     ledger.record(release.event, 1, release.truncation_probability)
     return compose_ledgers([ledger], dataset_sizes=run.dataset_sizes)
 
@@ -75,28 +88,35 @@ def calibrate_private_selection(
     sampling_probability: float | None = None,
     dataset_size: int | None = None,
     expected_batch_size: float | None = None,
-    truncation_probability: float = UNPADDED_TRUNCATION_PROBABILITY,
+    truncation_probability: float | None = None,
     score: PrivacyLedger | dp_accounting.DpEvent | None = None,
+    held_out_score: dp_accounting.DpEvent | None = None,
     prior: Ledgers | None = None,
+    sampling: PoissonSampling | None = None,
 ) -> float:
     """Returns the smallest noise multiplier of each run with which a selection meets a budget.
 
-    Guarantees: `private_selection` of runs with these steps and `score` (after the releases of
-    `prior`) has an epsilon of at most `target_epsilon`. The result is within 0.1% of the smallest
-    such noise multiplier, but never below 0.01.
+    Guarantees: `private_selection` of runs with these steps, `score` and `held_out_score` (after
+    the releases of `prior`) has an epsilon of at most `target_epsilon`. The result is within 0.1%
+    of the smallest such noise multiplier, but never below 0.01.
 
     Args:
       repetitions: Distribution of the number of runs.
       target_epsilon: Epsilon that the selection may cost, under zero-out.
       delta: The delta of the guarantee, in (0, 1); below one over the number of examples.
       steps: Number of steps of each run.
-      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Either this or
-        both of the next two.
+      sampling_probability: Probability q, in (0, 1], that an example is in a batch. Give either
+        this, or both of the next two, or `sampling`.
       dataset_size: Number of training examples, N.
       expected_batch_size: Expected number of examples in a batch, B <= N; q = B / N.
       truncation_probability: See `calibrate_noise_multiplier`.
-      score: Release of the private score of each run; None if it reads no private data.
+      score: Release of the private score of each run, on any examples; None if it reads no private
+        data.
+      held_out_score: Release of a score of each run on private examples that are in nothing else of
+        the run: see `private_selection`.
       prior: Earlier releases on the same data: a `PrivacyLedger`, or several.
+      sampling: `batches.sampling`, in place of the four arguments on sampling: also of batches with
+        `cycle_length`, as of epochs by random allocation. The steps of a run then begin a cycle.
 
     Raises:
       ValueError: An argument is out of its range, or nothing of the budget is left.
@@ -108,33 +128,53 @@ def calibrate_private_selection(
       >>> round(sigma, 2)
       1.23
     """
-    left = Budget.check(target_epsilon, delta, prior, dataset_size=dataset_size)
-    q = budget.sampling_probability(sampling_probability, dataset_size, expected_batch_size)
-    tau = validation.small_probability("truncation_probability", truncation_probability)
+    given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
+    steps_with = calibration.steps_of(*given, sampling)
+    size = dataset_size if sampling is None else sampling.dataset_size
+    left = Budget.check(target_epsilon, delta, prior, dataset_size=size)
     steps = validation.integer("steps", steps, 1, budget.MOST_RELEASES)
-    scores = _as_events(score)
-    if scores:
-        alone = release_of(dp_accounting.ComposedDpEvent(scores), repetitions, 0.0)
-        cost = left.epsilon(alone)
-        if cost >= left.target:
-            raise validation.error(
-                "score",
-                f"cheaper than `target_epsilon`: the best one alone costs {cost:.4g}",
-                score,
-            )
+    scores, held_out = _as_events(score), _held_out(held_out_score)
 
     def release(noise: float) -> Release:
-        step = event_codec.sampled_gaussian(q, noise)
-        run = dp_accounting.ComposedDpEvent(
-            (dp_accounting.SelfComposedDpEvent(step, steps), *scores)
-        )
-        return release_of(run, repetitions, steps * tau)
+        one = steps_with(noise, steps)
+        training = dp_accounting.SelfComposedDpEvent(one.event, one.count)
+        run = dp_accounting.ComposedDpEvent((training, *scores))
+        return release_of(run, repetitions, one.count * one.truncation_probability, held_out)
 
+    both = {"score": dp_accounting.ComposedDpEvent(scores) if scores else None}
+    return least_noise(left, release, repetitions, {**both, "held_out_score": held_out})
+
+
+def least_noise(
+    left: Budget,
+    release: Callable[[float], Release],
+    repetitions: Repetitions,
+    scores: Mapping[str, dp_accounting.DpEvent | None],
+) -> float:
+    """Returns the least noise multiplier of each run with which a selection meets a budget.
+
+    Args:
+      left: The budget.
+      release: Returns the release of the selection with a noise multiplier.
+      repetitions: Distribution of the number of runs.
+      scores: The scores of a run, by the user's names.
+
+    Raises:
+      ValueError: A score costs more than the budget, or nothing of it is left.
+    """
+    for name, score in scores.items():
+        cost = 0.0 if score is None else left.epsilon(release_of(score, repetitions, 0.0))
+        if score is not None and cost >= left.target:
+            requirement = f"cheaper than `target_epsilon`: the best one alone costs {cost:.4g}"
+            raise validation.error(name, requirement, score)
     return left.least_noise(lambda noise: [release(noise)])
 
 
 def release_of(
-    run: dp_accounting.DpEvent, repetitions: Any, truncation_probability: float
+    run: dp_accounting.DpEvent,
+    repetitions: Any,
+    truncation_probability: float,
+    held_out_score: dp_accounting.DpEvent | None = None,
 ) -> Release:
     """Returns the release of a selection.
 
@@ -142,12 +182,17 @@ def release_of(
       run: Event of one run.
       repetitions: Distribution of the number of runs.
       truncation_probability: Probability, at most, that one run differs from its event.
+      held_out_score: Event of a run for the examples that its score alone reads; None if there are
+        none.
     """
     if not isinstance(repetitions, Repetitions):
         raise validation.error("repetitions", "a tfdp.accounting.Repetitions", repetitions)
     # By the union bound, over the number of runs, which does not depend on the data.
     some = min(repetitions.mean * truncation_probability, 1 - 1e-9)
-    return Release(event_codec.freeze(repetitions.event(run)), 1, some)
+    event: dp_accounting.DpEvent = repetitions.event(run)
+    if held_out_score is not None:
+        event = ParallelDpEvent([event, repetitions.event(held_out_score)])
+    return Release(event_codec.freeze(event), 1, some)
 
 
 def _as_events(score: Any) -> tuple[dp_accounting.DpEvent, ...]:
@@ -156,3 +201,9 @@ def _as_events(score: Any) -> tuple[dp_accounting.DpEvent, ...]:
     if score is None or isinstance(score, PrivacyLedger):
         return tuple(ledger.event for ledger in as_ledgers(score))
     raise validation.error("score", "a PrivacyLedger, a DpEvent, or None", score)
+
+
+def _held_out(score: Any) -> dp_accounting.DpEvent | None:
+    if score is None or isinstance(score, dp_accounting.DpEvent):
+        return score
+    raise validation.error("held_out_score", "a DpEvent or None", score)

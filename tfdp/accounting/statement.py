@@ -30,6 +30,7 @@ NOT_COVERED = "Not covered by this guarantee:"
 # Name of the class in `signed_gaussian`, a module that is imported where there are such events.
 _SIGNS = "SignedGaussianDpEvent"
 _ALLOCATED = "RandomAllocationDpEvent"
+_PARALLEL = "ParallelDpEvent"  # Likewise, of `parallel_composition`.
 # Other deltas at which epsilon is stated, over that of the guarantee.
 _OTHER_DELTAS = (100, 0.01, 1e-4)
 # False positive rates at which a program gets the trade-off curve.
@@ -59,6 +60,10 @@ _SELECTED = (
     "Assumed of private selection: only the best run is released. The other runs, their number, "
     "and the time that they took cannot be observed; runs differ in nothing that was chosen by "
     "looking at the private data; and a run that failed was not repeated."
+)
+_IN_ONE_PART = (
+    "Assumed of releases on separate parts of the data: no {unit} has to do with more than one of "
+    "the parts, and which one it is was not chosen by looking at the private data."
 )
 
 
@@ -251,7 +256,12 @@ def statement_of(
     ]
     if contains_attempts(ledger.event):
         paragraphs.insert(4, _OBSERVED[ledger.selective_release])
-    if any(isinstance(release.event, RepeatAndSelectDpEvent) for release in ledger.releases):
+    events = [release.event for release in ledger.releases]
+    separate = [event for event in events if type(event).__name__ == _PARALLEL]
+    if separate:
+        paragraphs.insert(4, _IN_ONE_PART.format(unit=ledger.unit))
+    events += [part for event in separate for part in event.events]
+    if any(isinstance(event, RepeatAndSelectDpEvent) for event in events):
         paragraphs.insert(4, _SELECTED)
     warning = too_large(bound.delta, sizes)
     if warning is not None:
@@ -361,6 +371,8 @@ def _describe(run: list[Release], dataset_size: int | None, ledger: PrivacyLedge
         return _describe_selective(release.count, event, dataset_size, ledger)
     if isinstance(event, RepeatAndSelectDpEvent):
         return _describe_selection(release, dataset_size, ledger)
+    if type(event).__name__ == _PARALLEL:
+        return _describe_parallel(release, dataset_size, ledger)
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
     if type(event.event if sampled else event).__name__ == _ALLOCATED:
         return _describe_epochs(release, dataset_size, ledger)
@@ -426,6 +438,15 @@ def _describe_selective(
         f"change of the loss on another batch, sampled with q = {validation_q:.6g}, plus noise of "
         f"multiplier {validation_noise:.6g}, is below {event.threshold:.6g} times the clipping "
         "bound)"
+    )
+
+
+def _describe_parallel(release: Release, dataset_size: int | None, ledger: PrivacyLedger) -> str:
+    parts = [_describe([Release(part, 1)], dataset_size, ledger) for part in release.event.events]
+    described = "; or ".join(f"({number}) {part}" for number, part in enumerate(parts, 1))
+    return (
+        f"{_number(release.count, 'release')} on separate parts of the data, of which each "
+        f"{ledger.unit} is in one at most: {described}"
     )
 
 

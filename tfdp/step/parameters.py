@@ -90,7 +90,8 @@ class PrivacyParameters(PersistentState):
 
         Raises:
           RuntimeError: The optimizer is built already.
-          ValueError: Steps are no Gaussian mechanisms on Poisson batches of their own, all alike.
+          ValueError: Steps are no Gaussian mechanisms on Poisson batches of their own, or in epochs
+            by random allocation, all alike.
         """
         if self._released.created:
             raise RuntimeError("The optimizer is built already: its steps count for themselves.")
@@ -99,12 +100,13 @@ class PrivacyParameters(PersistentState):
             record_table.SIGNS_UNPADDED: record_table.GAUSSIAN_UNPADDED,
         }
         kind = as_sums.get(int(self._kind()), int(self._kind()))
-        independent = kind in as_sums.values()
-        if not (independent and self._cycles is None and len(self._stages.values) == 1):
+        in_epochs = kind in (record_table.ALLOCATED, record_table.ALLOCATED_UNPADDED)
+        independent = kind in as_sums.values() and self._cycles is None
+        if not ((independent or in_epochs) and len(self._stages.values) == 1):
             raise ValueError(
                 "Each run of a private selection must take Gaussian steps of one noise multiplier, "
-                "on Poisson batches without cycles, and release nothing else. Received: "
-                f"{self._public_name()} with {self._config}."
+                "on Poisson batches without cycles or in epochs of new sets, and release nothing "
+                f"else. Received: {self._public_name()} with {self._config}."
             )
         # With what says how padded batches are cut off.
         parameters = {**self._privacy_parameters(), **selection.parameters(kind + self._kind() % 1)}

@@ -16,6 +16,12 @@ def _rows(*arguments):
 
 
 @pytest.mark.slow
+def test_scores_of_held_out_examples_cost_no_more_than_public_ones():
+    ((epsilon, anyone, held_out, public),) = selection.held_out_rows((1.0,))
+    assert epsilon == "1" and held_out == public and float(anyone) > 1.1 * float(held_out)
+
+
+@pytest.mark.slow
 def test_rows():
     rows = _rows("--means=3", "--epochs=1", "--batch_size=600")
     assert [row[1] for row in rows] == [

@@ -20,6 +20,9 @@ from tfdp.step.record.record_table import STEPS, parameters_of
 _MEAN, _SHAPE = "threshold", "validation_batch_size"
 _SCORE_NOISE, _KIND_OF_STEP = "validation_noise_multiplier", "max_attempts"
 _ID = "noise_schedule"
+# Whether scores are of held-out examples alone. It is 0 in older rows, and an older version takes
+# the row for one that costs more.
+_HELD_OUT = "selective_release"
 
 
 class RunSelection(NamedTuple):
@@ -29,10 +32,12 @@ class RunSelection(NamedTuple):
       repetitions: Distribution of the number of runs; not "poisson".
       score_noise_multiplier: Noise of each run's score, in units of its sensitivity; 0: the score
         reads no private data.
+      held_out: Whether no example (or user) is both trained on and scored.
     """
 
     repetitions: Repetitions
     score_noise_multiplier: float
+    held_out: bool = False
 
     @property
     def score(self) -> dp_accounting.DpEvent | None:
@@ -42,10 +47,11 @@ class RunSelection(NamedTuple):
 
     def release(self, step: Release, steps: int) -> Release:
         """Returns what the best run releases, of runs that take some steps each."""
-        run = (dp_accounting.SelfComposedDpEvent(step.event, steps), self.score)
+        score, held_out = (None, self.score) if self.held_out else (self.score, None)
+        run = (dp_accounting.SelfComposedDpEvent(step.event, steps), score)
         event = dp_accounting.ComposedDpEvent([one for one in run if one is not None])
         truncation = steps * step.truncation_probability
-        return run_selection.release_of(event, self.repetitions, truncation)
+        return run_selection.release_of(event, self.repetitions, truncation, held_out)
 
     def parameters(self, kind: float) -> dict[str, float]:
         """Returns the parameters of the rows of a run.
@@ -58,6 +64,7 @@ class RunSelection(NamedTuple):
             _SHAPE: float(self.repetitions.eta),
             _SCORE_NOISE: float(self.score_noise_multiplier),
             _KIND_OF_STEP: float(kind),
+            _HELD_OUT: float(self.held_out),
             # Rows of equal parameters would be added up, as if two runs were one of more steps.
             _ID: random.SystemRandom().random(),
         }
@@ -72,5 +79,6 @@ def release_of(row: np.ndarray, step_of: Callable[[float, dict[str, float]], Rel
     """
     parameters = parameters_of(row)
     repetitions = Repetitions.of_shape(parameters[_MEAN], parameters[_SHAPE])
-    selection = RunSelection(repetitions, parameters[_SCORE_NOISE])
+    held_out = parameters[_HELD_OUT] == 1.0
+    selection = RunSelection(repetitions, parameters[_SCORE_NOISE], held_out)
     return selection.release(step_of(parameters[_KIND_OF_STEP], parameters), int(row[STEPS]))

@@ -1,15 +1,16 @@
 """Plan of a private selection: its noise, what it costs, and which runs may be part of it."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdp.accounting import event_codec
+from tfdp.accounting import calibration, run_selection
 from tfdp.accounting.bounds import Release
+from tfdp.accounting.budget import Budget
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.planning import steps_of
 from tfdp.accounting.relation import RELATION
-from tfdp.accounting.run_selection import calibrate_private_selection
 from tfdp.accounting.sampling import PoissonSampling
 from tfdp.base import validation
 from tfdp.step.record import record_ledger
@@ -26,7 +27,7 @@ class Plan(NamedTuple):
       target_epsilon: Epsilon that it may cost.
       delta: The delta of the guarantee.
       noise_multiplier: Noise of the steps.
-      steps: Steps of a run.
+      steps: Steps of a run; epochs of it, where each is one release (by random allocation).
       sampling: Sampling of their batches.
       prior: What was released before.
       cost: What the model that `build` returns has cost.
@@ -54,21 +55,18 @@ class Plan(NamedTuple):
     ) -> "Plan":
         """Returns the plan of runs like the first, with the least noise that meets the budget."""
         sampling, delta = first.batches.sampling, first.budget.delta
-        if sampling.cycle_length > 1:
-            raise validation.error("sampling", "'poisson' in a selection", "epochs")
         steps = steps_of(sampling.dataset_size, sampling.expected_batch_size, runs.epochs)
+        if sampling.redraws_sets:
+            steps = runs.epochs
         cost = record_ledger.ledger_of_model(first.model)
         spent = [*as_ledgers(prior)]
-        noise = calibrate_private_selection(
+        before = [*spent, *([] if cost is None else [cost])]
+        left = Budget.check(target_epsilon, delta, before, dataset_size=sampling.dataset_size)
+        noise = run_selection.least_noise(
+            left,
+            lambda noise: selection.release(_step(sampling, noise), steps),
             selection.repetitions,
-            target_epsilon=target_epsilon,
-            delta=delta,
-            steps=steps,
-            dataset_size=sampling.dataset_size,
-            expected_batch_size=sampling.expected_batch_size,
-            truncation_probability=sampling.truncation_probability,
-            score=selection.score,
-            prior=[*spent, *([] if cost is None else [cost])],
+            {"score": selection.score},
         )
         return cls(
             selection,
@@ -115,48 +113,62 @@ class Plan(NamedTuple):
             "steps": self.steps,
             "dataset_size": self.sampling.dataset_size,
             "batch_size": self.sampling.expected_batch_size,
+            "cycle_length": self.sampling.cycle_length,
             "repetitions": [runs.distribution, float(runs.mean), float(runs.eta)],
             "score_noise_multiplier": self.selection.score_noise_multiplier,
+            "held_out": self.selection.held_out,
             "candidates": _plain(self.candidates),
         }
 
     def epsilon_of_all(self) -> float:
         """Returns the epsilon of a run of each candidate, all of them published."""
-        ledger = compose_ledgers([*self.prior, *([] if self.cost is None else [self.cost])])
         step, score = self._step(), self.selection.score
-        count = self.steps * len(self.candidates)
-        ledger.record(step.event, count, step.truncation_probability)
-        if score is not None:
-            ledger.record(score, len(self.candidates))
+        steps = dataclasses.replace(step, count=self.steps * len(self.candidates))
+        scores = [] if score is None else [Release(score, len(self.candidates))]
+        # Of held-out examples the steps tell nothing, and of the others the scores do not.
+        parts = [[steps], scores] if self.selection.held_out else [[steps, *scores]]
+        return max(map(self._epsilon_after, parts))
+
+    def _epsilon_after(self, releases: list[Release]) -> float:
+        """Returns the epsilon of what was released before, and of some releases."""
+        ledger = compose_ledgers([*self.prior, *([] if self.cost is None else [self.cost])])
+        for release in releases:
+            ledger.record(**vars(release))
         return ledger.epsilon(self.delta).epsilon
 
     def text(self) -> str:
         """Returns what was decided, in a line for each."""
         runs, sampling = self.selection.repetitions, self.sampling
+        steps = f"{self.steps} steps"
+        if sampling.redraws_sets:
+            steps = f"{self.steps} epochs of {sampling.cycle_length} steps"
         one = PrivacyLedger()
-        one.record(self._step().event, self.steps, self._step().truncation_probability)
+        one.record(**{**vars(self._step()), "count": self.steps})
         return (
             f"Privacy: epsilon <= {self.target_epsilon:g} at delta = {self.delta:g} for the whole "
             f"selection, for {RELATION} of one of {sampling.dataset_size} {sampling.unit}s. To "
             f"publish a run of each of the {len(self.candidates)} candidates would cost "
             f"{self.epsilon_of_all():.4g}.\n"
             f"Runs: {runs.mean:g} expected ({runs.distribution}), each with settings drawn at "
-            f"random; {self.steps} steps with batches of {sampling.expected_batch_size}, noise "
+            f"random; {steps} with batches of {sampling.expected_batch_size}, noise "
             f"multiplier {self.noise_multiplier:.4g}; one alone costs "
             f"{one.epsilon(self.delta).epsilon:.4g}."
         )
 
     def _step(self) -> Release:
-        q, noise = self.sampling.sampling_probability, self.noise_multiplier
-        return Release(
-            event_codec.sampled_gaussian(q, noise), 1, self.sampling.truncation_probability
-        )
+        return _step(self.sampling, self.noise_multiplier)
+
+
+def _step(sampling: PoissonSampling, noise: float) -> Release:
+    """Returns what one step (or one epoch) of a run releases."""
+    return calibration.cycles_of(sampling, noise, steps=1)
 
 
 def _price(sampling: PoissonSampling) -> tuple:
     """Returns what the cost of a step depends on."""
     probability = sampling.truncation_probability
-    return sampling.dataset_size, sampling.expected_batch_size, probability, sampling.unit
+    sizes = sampling.dataset_size, sampling.expected_batch_size, sampling.cycle_length
+    return *sizes, sampling.redraws_sets, probability, sampling.unit
 
 
 def _plain(value: Any) -> Any:

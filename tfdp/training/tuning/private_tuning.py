@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tfdp.accounting.ledger import Ledgers, PrivacyLedger, as_ledgers, compose_ledgers
 from tfdp.accounting.repetitions import Repetitions
 from tfdp.accounting.statement import privacy_statement
@@ -64,6 +67,7 @@ def tune(
     validation_data: Any,
     score: str | Callable[[Any, Any], Any] = "accuracy",
     public_validation: bool = False,
+    held_out: bool = False,
     score_noise_multiplier: float | None = None,
     repetitions: Repetitions = _DEFAULT_RUNS,
     delta: float | None = None,
@@ -100,12 +104,18 @@ def tune(
       target_epsilon: Epsilon of the whole selection, under zero-out.
       validation_data: `(x, y)`, arrays or structures of arrays; or a finite `tf.data.Dataset` of
         single `(x, y)`; or what `score` takes. Best no training examples: a model does well on
-        those that it knows.
+        those that it knows, and see `held_out`.
       score: "accuracy", for models with a loss of crossentropy; or a function of the model and
         `validation_data` that returns a number in [0, 1] for each validation example, which
         depends on the model and that example alone: `[examples]`. Higher is better. Numbers are
         clipped to [0, 1], and NaN counts as 0.
       public_validation: Whether the validation data are public. Scores then get no noise.
+      held_out: Whether no example is in both `data` and `validation_data`. You promise that it is
+        so: examples were split by their number or at random, not by what they are, nobody has one
+        in each part, and `score` reads no training data. Each example then pays for training or for
+        scores, not for both, and training gets less noise. Arrays that share memory are refused; a
+        copy is not noticed. False: each pays for both. Not with `privacy_unit`, whose users may
+        have examples in both.
       score_noise_multiplier: Standard deviation of the noise on the sum of the scores. None: 10, or
         a third of the root of the number of validation examples if that is more.
       repetitions: Distribution of the number of runs; not "poisson", which may make none. See
@@ -167,11 +177,14 @@ def tune(
         raise validation.error(
             "score_noise_multiplier", "None with `public_validation`", score_noise_multiplier
         )
+    held_out = validation.boolean("held_out", held_out)
+    if held_out:
+        _check_held_out(data, validation_data, public_validation, "privacy_unit" in arguments)
     measure = Measure(score, validation_data, public_validation, score_noise_multiplier)
     first = runs.prepared(0, noise_multiplier=1.0, delta=delta)
     if score == "accuracy":
         measures.check_is_known(first.model)
-    selection = RunSelection(repetitions, measure.noise)
+    selection = RunSelection(repetitions, measure.noise, held_out)
     plan = Plan.found(runs, first, selection, target_epsilon, prior)
     _try(first, measure)
     if verbose:
@@ -207,6 +220,26 @@ def tune(
             f"{ledger.epsilon(plan.delta).epsilon:.4g} at delta = {plan.delta:g}."
         )
     return tuned
+
+
+def _check_held_out(data: Any, validation_data: Any, is_public: bool, has_users: bool) -> None:
+    """Raises a ValueError if `held_out` is known to be wrong, or has no effect."""
+    if is_public:
+        raise validation.error("held_out", "False with `public_validation`, which is free", True)
+    if has_users:
+        requirement = "False with `privacy_unit`: a user may have examples in both parts"
+        raise validation.error("held_out", requirement, True)
+    trained, scored = map(tf.nest.flatten, (data, validation_data))
+    if data is validation_data or any(_share(a, b) for a in trained for b in scored):
+        requirement = "False where `validation_data` share memory with `data`"
+        raise validation.error("held_out", requirement, True)
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Returns whether two arrays share memory, or are one object."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.shares_memory(one, other)
+    return one is other and hasattr(one, "shape")
 
 
 def _try(first: PrivateTraining, measure: Measure) -> None:
