@@ -284,3 +284,19 @@ def test_errors_name_the_argument():
         )
     with pytest.raises(ValueError, match="Argument `mean` must be"):
         PrivacyLedger().record(RepeatAndSelectDpEvent(_STEP, 0.5, 1.0))
+
+
+def test_a_score_that_may_be_cut_off_costs_as_much_in_a_calibration_as_in_a_ledger():
+    score, run = PrivacyLedger(), PrivacyLedger()
+    score.record(_SCORE, truncation_probability=1e-7)
+    noise = calibrate_private_selection(
+        _GEOMETRIC,
+        target_epsilon=2.0,
+        delta=_DELTA,
+        steps=50,
+        sampling_probability=0.05,
+        score=score,
+    )
+    run.record(sampled_gaussian(0.05, noise), 50)
+    run.record(_SCORE, truncation_probability=1e-7)
+    assert 1.98 < private_selection(run, _GEOMETRIC).epsilon(_DELTA).epsilon <= 2.0

@@ -72,7 +72,7 @@ def private_selection(
         run.record(event)
     if not (isinstance(run, PrivacyLedger) and run.steps):
         raise validation.error("run", "a PrivacyLedger with releases, or a DpEvent", run)
-    truncation = math.fsum(r.count * r.truncation_probability for r in run.releases)
+    truncation = _truncation(run)
     ledger = PrivacyLedger(run.notes, run.selective_release, run.unit)
     release = release_of(run.event, repetitions, truncation, _held_out(held_out_score))
     ledger.record(release.event, 1, release.truncation_probability)
@@ -134,12 +134,14 @@ def calibrate_private_selection(
     left = Budget.check(target_epsilon, delta, prior, dataset_size=size)
     steps = validation.integer("steps", steps, 1, budget.MOST_RELEASES)
     scores, held_out = _as_events(score), _held_out(held_out_score)
+    cut_off = _truncation(score) if isinstance(score, PrivacyLedger) else 0.0
 
     def release(noise: float) -> Release:
         one = steps_with(noise, steps)
         training = dp_accounting.SelfComposedDpEvent(one.event, one.count)
         run = dp_accounting.ComposedDpEvent((training, *scores))
-        return release_of(run, repetitions, one.count * one.truncation_probability, held_out)
+        truncation = cut_off + one.count * one.truncation_probability
+        return release_of(run, repetitions, truncation, held_out)
 
     both = {"score": dp_accounting.ComposedDpEvent(scores) if scores else None}
     return least_noise(left, release, repetitions, {**both, "held_out_score": held_out})
@@ -201,6 +203,11 @@ def _as_events(score: Any) -> tuple[dp_accounting.DpEvent, ...]:
     if score is None or isinstance(score, PrivacyLedger):
         return tuple(ledger.event for ledger in as_ledgers(score))
     raise validation.error("score", "a PrivacyLedger, a DpEvent, or None", score)
+
+
+def _truncation(ledger: PrivacyLedger) -> float:
+    """Returns the probability, at most, that what was released differs from its events."""
+    return math.fsum(r.count * r.truncation_probability for r in ledger.releases)
 
 
 def _held_out(score: Any) -> dp_accounting.DpEvent | None:
