@@ -215,7 +215,7 @@ def test_a_bound_does_not_depend_on_which_orders_are_asked_for():
     event = _DISTRIBUTIONS[0].event(dp_accounting.GaussianDpEvent(3.0))
     some = accountants.DEFAULT_RDP_ORDERS[60:63]
     whole = RdpAccountant().compose(event).rdp[60:63]
-    np.testing.assert_array_equal(RdpAccountant(some).compose(event).rdp, whole)
+    np.testing.assert_allclose(RdpAccountant(some).compose(event).rdp, whole, rtol=1e-12)
 
 
 def test_a_mean_of_one_is_one_run():
@@ -289,7 +289,7 @@ def test_a_refused_event_leaves_what_was_composed(mean, shape):
     before = accountant.get_epsilon(_DELTA)
     with pytest.raises(ValueError, match="Argument `"):
         accountant.compose(RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(9.0), mean, shape))
-    assert accountant.get_epsilon(_DELTA) == before
+    assert accountant.get_epsilon(_DELTA) == pytest.approx(before, rel=1e-12)
     theirs = dp_accounting.rdp.RdpAccountant().compose(step, 5)
     with pytest.raises((ValueError, ZeroDivisionError)):
         theirs.compose(RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(9.0), mean, shape))
