@@ -60,6 +60,7 @@ def needed(path):
 MODULES = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
+@pytest.mark.slow
 def test_targets_depend_on_what_their_modules_import():
     missing = {
         path.relative_to(ROOT).as_posix(): sorted(lacking)

@@ -220,6 +220,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_
     assert result.stdout.strip() == "[]", result.stdout + result.stderr[-2000:]
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_names_of_contrib_are_known_where_it_was_not_imported():
     program = """

@@ -165,6 +165,7 @@ def test_files_of_keras_2_are_read_before_a_front_end_is_used(order, files_of_ke
         assert process.output == "3\n", (path, process.output, process.errors[-2000:])
 
 
+@pytest.mark.slow
 @needs_keras_2
 def test_files_that_nobody_prepares_for_are_caught(files_of_keras_2):
     """Mutant: what weights cost is lost."""

@@ -330,6 +330,7 @@ def test_models_of_the_other_keras_are_refused(front):
         front.tfdp.validate(small_model(other.keras), "mse")
 
 
+@pytest.mark.quick_cases(1)
 def test_one_line_for_all_layers_with_the_same_problem(front):
     layers = front.keras.layers
     stack = [layer for _ in range(9) for layer in (layers.Dense(4), layers.BatchNormalization())]

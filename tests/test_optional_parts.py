@@ -56,6 +56,7 @@ NEVER = (
 )
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_a_step_loads_the_parts_that_it_uses():
     """The parts in use are found, so that the step without them would be caught loading them."""

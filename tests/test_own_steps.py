@@ -74,6 +74,7 @@ def make(front, model, **kwargs):
     return front.tfdp.make_private(model, (X, Y), **kwargs)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_with_a_loss_of_their_own_train(front, kind, compiled):
@@ -134,6 +135,7 @@ def test_a_model_without_any_loss(front):
         make(front, model)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["added", "loss"])
 def test_a_loss_without_weights_is_not_given_padded_batches(front, kind):
     model = MODELS[kind](front)
@@ -158,6 +160,7 @@ def test_a_compile_of_its_own_keeps_what_it_was_given(front):
     assert model.optimizer.ledger.steps == 4
 
 
+@pytest.mark.quick_cases(1)
 def test_the_loss_that_is_given_reaches_a_step_that_uses_it(front):
     keras = front.keras
 

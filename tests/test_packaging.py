@@ -141,6 +141,7 @@ def run_without_tensorflow_privacy(*programs):
     return [process.output.splitlines() for process in found]
 
 
+@pytest.mark.slow
 def test_without_tensorflow_privacy_names_and_modules_of_keras_2_say_what_to_do(tmp_path):
     lines = run_without_tensorflow_privacy(NAMES, made_modules(tmp_path))
     check_names(lines[0])
@@ -234,6 +235,7 @@ print(tfdp.DPSGD(1.0, 1.0, 16), "TermWiseVAE" in pydoc.render_doc(tfdp.keras3))
 """
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_without_tensorflow_probability_names_that_need_it_say_what_to_install():
     (ended,) = forks.run_each(

@@ -25,6 +25,7 @@ def test_the_index_has_what_is_used(tool):
     assert tool.compared() == (set(), set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["._update_input", "tf.__internal__.FuncGraph"])
 def test_mutant_an_entry_that_is_missing_is_found(name, tool, monkeypatch):
     index = [api for api in private_apis.INDEX if api.name != name]
@@ -96,6 +97,7 @@ REPLACED = (
 )
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_versions_without_a_part_are_refused_or_warned_of_once():
     runs = [[NEEDED], REPLACED[:1], REPLACED[1:], []]

@@ -53,6 +53,7 @@ def test_what_was_spent_before_is_in_the_budget(front):
     assert budget.target_epsilon > 1.1 * alone.target_epsilon
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_epochs_need_less_noise_than_poisson_batches(front, capsys):
     arguments = {"target_epsilon": 2.0, "batch_size": 70}

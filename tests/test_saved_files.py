@@ -75,7 +75,7 @@ FINDERS = [
 ]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("finder", "front", "make", "name"), FINDERS)
 def test_mutant_without_a_finder_is_caught(finder, front, make, name, monkeypatch, tmp_path):
     monkeypatch.setattr(finder, "keep_private", lambda variable: None)

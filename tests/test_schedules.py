@@ -107,6 +107,7 @@ def test_bad_arguments(make, name):
 # The cost.
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_composing_every_step():
     bound = ledger_of(SCHEDULE).epsilon(DELTA)
     by_rdp, by_pld = rdp.RdpAccountant(), pld.PLDAccountant()

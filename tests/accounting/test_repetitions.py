@@ -79,6 +79,7 @@ def _p_value(draws, repetitions):
     return stats.chi2.sf(statistic, possible.sum() - 1)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("repetitions", _DISTRIBUTIONS)
 def test_draws_follow_the_distribution_and_no_other(repetitions):
     draws = [repetitions.draw() for _ in range(3000)]

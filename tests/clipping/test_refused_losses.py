@@ -73,6 +73,7 @@ class Contrastive(keras.Model):
         return {"steps": self.optimizer.iterations}
 
 
+@pytest.mark.slow
 def test_a_contrastive_loss_trains_as_a_term_over_the_batch():
     assert trained(Contrastive()) == 1
 

@@ -275,7 +275,7 @@ def static_rows(step):
 PUBLIC = [iterations, a_constant, a_variable_that_nobody_writes, random, weights, static_rows]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("read", PUBLIC)
 def test_public_numbers_may_get_into_the_update(read):
     for way in [*WAYS, nested_function]:

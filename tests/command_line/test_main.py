@@ -82,6 +82,7 @@ def test_signs_cost_less(capsys):
     assert signs["noise_multiplier"] < gaussian["noise_multiplier"] and signs["epsilon"] <= 2
 
 
+@pytest.mark.slow
 def test_plan_is_that_of_python(capsys, tmp_path):
     picture = tmp_path / "noise.svg"
     status, output, _ = ran(capsys, *PLAN, f"--plot={picture}")
@@ -138,6 +139,7 @@ def test_no_guarantee_is_said(capsys):
     assert facts["epsilon"] is None and facts["attack_advantage"] == 1
 
 
+@pytest.mark.slow
 def test_a_delta_that_guarantees_nothing_is_warned_of(capsys):
     for arguments in (EPSILON, NOISE, PLAN):
         _, output, errors = ran(capsys, *arguments, "--delta=0.1")
@@ -145,6 +147,7 @@ def test_a_delta_that_guarantees_nothing_is_warned_of(capsys):
         assert errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_every_command_has_an_example_that_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, command in commands.tfdp.commands.items():
@@ -171,6 +174,7 @@ print([name for name in names if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_accounting_loads_no_tensorflow():
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(arguments=[EPSILON, NOISE, PLAN])],

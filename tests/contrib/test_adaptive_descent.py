@@ -64,6 +64,7 @@ class TakesTheLongest(AdaptiveGradientDescent):
         return tf.size(scores) - 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16"])
 def test_models_of_bfloat16_take_the_steps_of_float32(dtype):
     """Sums, noise and velocity are float32: only what the model itself computes is rounded."""
@@ -415,6 +416,7 @@ def test_the_largest_step_size_falls_as_its_schedule_does(monkeypatch):
     assert descent.budget.can_afford(event)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_returns_no_length_is_refused():
     with pytest.raises(ValueError, match=r"`max_step_size\(0\)` must be a positive"):
         descend(max_step_size=lambda iterations: 0.0)

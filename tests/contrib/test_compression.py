@@ -444,6 +444,7 @@ def test_a_memory_that_is_not_rolled_back_is_caught(monkeypatch):
     assert not np.all(rejected() == 1.0)
 
 
+@pytest.mark.slow
 def test_a_copy_has_the_memory_and_a_life_of_its_own():
     model, batches = small(FRONT_ENDS[0], TopK(0.2))
     model.fit(batches, verbose=0)

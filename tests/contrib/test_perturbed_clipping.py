@@ -158,6 +158,7 @@ def test_rows_that_are_no_examples_have_no_noise():
     assert moved**2 == pytest.approx(np.sum(mask), rel=0.2)
 
 
+@pytest.mark.slow
 def test_an_optimizer_has_it_at_the_cost_of_flat_clipping():
     x, y = support.small_data(64)
     batches = tfdp.data.poisson_batches((x, y), expected_batch_size=16)

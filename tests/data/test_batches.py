@@ -142,6 +142,7 @@ def keys(count, seed=5):
     return np.stack([np.full(count, seed), np.arange(count)], 1)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("padding", ["none", "buckets"])
 @pytest.mark.parametrize("read", ["for", "get_next", "in the function"])
 def test_functions_are_traced_once_for_batches_of_all_sizes(padding, read):

@@ -475,6 +475,7 @@ class Unwritten:
         pass
 
 
+@pytest.mark.slow
 def test_compiled_for_a_gpu_without_a_function_around_there_is_a_warning(on_a_gpu, caplog):
     data = batches(padding="full")
     optimizer, step = compiled_step(data)

@@ -409,6 +409,7 @@ def test_a_gan_takes_them(front):
     assert model.optimizer.released_steps() == (2, 0)
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_a_vae_takes_them(front):
     made = batches(vae_support.X, expected_batch_size=16, steps_per_epoch=2)

@@ -245,7 +245,7 @@ def test_flagfile_stands_for_the_run(finished):
     assert dataclasses.asdict(settings) == result["settings"]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -310,6 +310,7 @@ def test_a_finished_run_is_not_passed_off_as_another(finished):
         classify_here(f"--output_dir={folder}", "--epochs=2", "--seed=3", "--target_epsilon=1")
 
 
+@pytest.mark.slow
 def test_run_without_privacy_says_so(tmp_path, capsys):
     result = classify_here(f"--output_dir={tmp_path}", "--method=sgd", "--epochs=3")
     assert result["epsilon"] is None and "ledger" not in result

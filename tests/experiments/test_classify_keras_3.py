@@ -32,6 +32,7 @@ def test_the_saved_model_has_the_accuracy_and_the_ledger_of_the_result(tmp_path)
     assert "epsilon = " in (tmp_path / "privacy.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_selective_method_keeps_no_times(tmp_path):
     arguments = ("--method=dpsur_sgd", "--threshold=0.5", "--validation_noise_multiplier=0.7")
     result = classify_here("--keras=3", "--epochs=1", *arguments, f"--output_dir={tmp_path}")

@@ -106,6 +106,7 @@ def test_no_times_are_shown(finished):
     assert not any(time in shown for time in TIMES)
 
 
+@pytest.mark.slow
 def test_times_that_the_bar_of_other_methods_shows_are_caught(tmp_path, capsys, monkeypatch):
     """Mutant: the bar of a selective method shows how long an epoch takes."""
     monkeypatch.setattr(training, "_WITHOUT_TIMES", None)

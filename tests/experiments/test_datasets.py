@@ -200,6 +200,7 @@ def test_steps_of_features_are_applied_in_their_order(monkeypatch, tmp_path):
     np.testing.assert_array_equal(found, datasets.mirrored(plain))
 
 
+@pytest.mark.slow
 def test_features_on_disk_are_read_when_they_are_asked_for(tmp_path):
     """Those of CIFAR-10 take 3 GB."""
     in_memory = held_out(features="scattering").train_x
@@ -252,6 +253,7 @@ def test_tokens_spread_over_the_vocabulary():
     assert abs(len(set(ids)) / 20_000 - (1 - np.exp(-1))) < 0.01
 
 
+@pytest.mark.slow
 def test_missing_data_is_refused_with_a_way_out(tmp_path, monkeypatch):
     import tensorflow_datasets as tfds
 
@@ -295,6 +297,7 @@ def test_a_folder_that_does_not_exist_is_refused_before_anything_is_downloaded(t
     assert not missing.exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_downloaded_unless_it_is_asked_for(tmp_path):
     with pytest.raises(datasets.DataError, match=r"download it with `experiments.classify --down"):
         datasets.load("mnist", data_dir=str(tmp_path))

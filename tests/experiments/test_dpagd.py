@@ -53,6 +53,7 @@ def test_what_it_does_not_have_is_refused(tmp_path, argument):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_schedule_is_that_of_the_longest_step(tmp_path, monkeypatch):
     longest = []
     end_epoch = DescentTraining.end_epoch

@@ -40,6 +40,7 @@ def test_every_dataset_has_a_network_of_its_input_shape():
     assert networks.imdb(relu)(np.zeros([3, 80], "int32")).shape == (3, 2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dataset", datasets.IMAGES)
 def test_the_residual_network(dataset):
     given = {"dataset": dataset, "architecture": "residual", "activation": "relu"}

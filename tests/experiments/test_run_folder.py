@@ -30,6 +30,7 @@ def _lock(path):
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(resolve({}))

@@ -14,6 +14,7 @@ def test_tensorflow_starts_without_a_line():
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @needs_keras_2
 @pytest.mark.parametrize("module", ["experiments.startup", "benchmarks.data"])
 def test_programs_find_keras_2(module):

@@ -106,6 +106,7 @@ def test_weights_decay_as_asked_for(tmp_path):
     assert make(tmp_path / "decay", False, weight_decay=0.3).model.optimizer.weight_decay == 0.3
 
 
+@pytest.mark.slow
 def test_batches_have_the_copies_that_were_asked_for(tmp_path):
     def sampling(**flags):
         run = make(tmp_path / str(flags), False, expected_batch_size=100, **flags)

@@ -11,7 +11,7 @@ from tests.hub.backbones import BACKBONES
 TRIED = ["Bert", "DebertaV3", "Gemma", "FNet", "Bert, masked", "T5", "EfficientNet", "ViT"]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", TRIED)
 def test_a_step_is_a_loop_over_examples(name):
     result = table.take_one_step(name)

@@ -77,7 +77,7 @@ FORMS = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_raw_data_train_a_task(form):
     make, data, arguments = FORMS[form]
@@ -116,6 +116,7 @@ def test_a_language_model_keeps_sampler_and_metrics():
     assert task.evaluate(TEXTS, verbose=0)[1] > 1
 
 
+@pytest.mark.slow
 def test_arrays_that_were_preprocessed():
     task = bert()
     arrays = task.preprocessor(TEXTS.tolist())
@@ -195,6 +196,7 @@ def test_a_task_without_a_preprocessor_is_fine_tuned(capsys):
     assert "learning rate 0.002, which falls linearly to 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_new_sampler_does_not_end_privacy(monkeypatch):
     task, batches, budget = tfdp.keras3.make_private(
         gpt2(), TEXTS, epochs=1, target_epsilon=8.0, batch_size=8, verbose=False
@@ -214,6 +216,7 @@ def test_a_new_sampler_does_not_end_privacy(monkeypatch):
     assert epsilon_of(task) == spent and np.any(task.get_weights()[0] != before)
 
 
+@pytest.mark.slow
 def test_own_compile_with_the_preprocessor():
     task = bert()
     x = task.preprocessor(TEXTS.tolist())
@@ -234,6 +237,7 @@ def test_own_compile_with_the_preprocessor():
     assert not tasks._is_preprocessed(task, (raw, tf.TensorSpec([], tf.int64)))
 
 
+@pytest.mark.slow
 def test_adapters_of_a_quantized_backbone():
     task = gpt2()
     task.backbone.quantize("int8")
@@ -261,6 +265,7 @@ def test_half_precision(policy):
     assert not task.optimizer.clipping.report().slow
 
 
+@pytest.mark.slow
 def test_a_trained_task_takes_raw_data_and_its_files_hold_what_was_spent(tmp_path):
     task = train(bert(), PAIRS)
     assert task.predict(TEXTS[:5], verbose=0).shape == (5, 3)
@@ -295,6 +300,7 @@ def test_a_trained_task_takes_raw_data_and_its_files_hold_what_was_spent(tmp_pat
         train(loaded, PAIRS, target_epsilon=0.1)
 
 
+@pytest.mark.slow
 def test_batch_normalization_of_a_task_is_frozen():
     task = resnet()  # With `by="frozen"`.
     assert isinstance(task, keras_hub.models.ResNetImageClassifier) and task.preprocessor

@@ -19,6 +19,7 @@ def make(**kwargs):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "wrong", [{"momentum": 1.5}, {"momentum": "x"}, {"l2_norm_clip": 0.0}, {"l2_norm_clip": "x"}]
 )
@@ -52,6 +53,7 @@ def test_a_rate_that_is_given_is_kept():
     assert float(model.optimizer.learning_rate) == pytest.approx(0.007)
 
 
+@pytest.mark.slow
 def test_the_default_batch_is_that_of_the_plan():
     x = np.zeros([30_000, 4], "float32")
     data = tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x), "int64")))
@@ -80,6 +82,7 @@ def compiled(by_compile, **kwargs):
     return tfdp.keras3.make_private(model, (X, Y), **arguments, **kwargs).model.optimizer
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [

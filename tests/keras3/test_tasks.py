@@ -100,7 +100,7 @@ class Source:
         return self.examples[index]
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_texts_train_a_task(form):
     data, arguments = FORMS[form]
@@ -125,6 +125,7 @@ def test_data_without_labels():
     assert task.optimizer.ledger.steps > 0
 
 
+@pytest.mark.slow
 def test_batches_that_were_not_preprocessed_are_refused():
     batches = tfdp.data.poisson_batches((TEXTS, LABELS), expected_batch_size=10)
     task = classifier()

@@ -176,7 +176,7 @@ class Autoencoder(OwnStep):
         return tf.reduce_sum(fit, axis=[1, 2, 3]) - 0.5 * tf.reduce_sum(divergence, axis=1)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Critic, Autoencoder])
 def test_steps_of_ones_own(kind):
     """In one pass, on Poisson batches; without random numbers, as a loop over examples."""

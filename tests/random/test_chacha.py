@@ -263,6 +263,7 @@ def traced_anew():
     chacha._drawing_normals.cache_clear()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("few_bits", [2.0**-22, 0.0])
 def test_a_part_with_a_small_uniform_number_gets_further_bits(few_bits, traced_anew, monkeypatch):
     """They are words of another use of the key; no pair has a number below 2^-22 by itself here."""

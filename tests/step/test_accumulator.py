@@ -40,6 +40,7 @@ def weights(model):
     return support.flat(model.get_weights())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [

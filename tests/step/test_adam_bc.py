@@ -80,6 +80,7 @@ def test_it_is_the_formula(cls, right):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "kwargs",
     [

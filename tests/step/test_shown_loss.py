@@ -111,6 +111,7 @@ def test_batches_in_chunks(front):
     assert shown["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_an_empty_draw_shows_a_number(front):
     """Without padding it has one row, of zeros, whose loss Keras shows."""

@@ -63,7 +63,7 @@ def test_without_noise_and_clip_it_is_keras(private, plain, arguments):
     assert np.max(np.abs(ours - keras)) > 0.01
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("cls", ALL)
 def test_a_step_shrinks_the_weights_once_and_before_its_update(cls):
     def change(steps=1, **kwargs):

@@ -80,6 +80,7 @@ def alone():
     return regularized(1)(*data(ROWS))
 
 
+@pytest.mark.slow
 def test_the_update_is_that_of_one_replica(alone):
     assert np.linalg.norm(alone) > 10 * C1
     np.testing.assert_allclose(regularized(3)(*data(ROWS)), alone, atol=1e-5)

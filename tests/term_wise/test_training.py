@@ -91,6 +91,7 @@ def step(model, limit=C1, expected_batch_size=B, **kwargs):
 # A step.
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_a_step_is_that_of_clipped_examples_and_clipped_groups(front, fixed):
     model = vae(front, hidden=5, num_samples=2, alpha=3.0, beta=0.5)

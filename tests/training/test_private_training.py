@@ -220,6 +220,7 @@ def test_the_default_batch_is_a_tenth_of_few_examples(size, expected):
     assert tfdp.data.poisson_batches(data).sampling.expected_batch_size == expected
 
 
+@pytest.mark.slow
 def test_a_rate_that_nobody_chose_is_replaced():
     def rates(by_compile, **kwargs):
         rate = make(model(by_compile), **kwargs).model.optimizer.get_config()["learning_rate"]
@@ -262,7 +263,7 @@ DRAWING = {
 }
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ["one_pass", "vectorized"])
 @pytest.mark.parametrize("where", DRAWING)
 def test_batches_are_padded_where_random_numbers_are_drawn_in_loops_and_branches(where, engine):

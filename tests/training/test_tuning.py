@@ -69,6 +69,7 @@ def by_hand(noise, score_noise, steps=6, held_out=False):
     return private_selection(dp_accounting.ComposedDpEvent(run), RUNS, held_out_score=scored)
 
 
+@pytest.mark.quick_cases(1)
 @with_both
 def test_model_and_files_cost_what_the_selection_costs(front, two_runs, tmp_path, capsys):
     tuned = tune(front, verbose=1)
@@ -619,6 +620,7 @@ def test_bad_arguments_are_refused_before_training(front, arguments, match):
         tune(front, **arguments)
 
 
+@pytest.mark.slow
 @with_one
 def test_candidates_that_cost_more_and_shared_models_are_refused(front, monkeypatch):
     with pytest.raises(TypeError, match="takes no argument `noise_multiplier`"):

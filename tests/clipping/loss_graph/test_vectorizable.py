@@ -9,6 +9,7 @@ X = tf.constant(RNG.normal(size=(1, 11, 9, 2)), tf.float32)
 KERNEL = tf.constant(RNG.normal(size=(3, 4, 2, 5)), tf.float32)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "options",
     [

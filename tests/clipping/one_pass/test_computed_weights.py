@@ -105,7 +105,7 @@ def complex_model(name):
     return lambda: tf.keras.Sequential([layers.Dense(5), Complex(), layers.Dense(3)])
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", COMPLEX)
 def test_weights_that_meet_complex_numbers_are_left_to_the_vectorised_engine(name):
     engine = OnePassEngine(CLIP)

@@ -298,6 +298,7 @@ def test_without_the_guard_the_clip_would_be_too_weak(monkeypatch):
         test_cancelling_positions_do_not_weaken_the_clip()
 
 
+@pytest.mark.slow
 def test_microbatches_are_those_of_the_vectorised_engine():
     make, x = FAST["dense"]
     model = built(make, x)

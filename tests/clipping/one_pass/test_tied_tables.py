@@ -167,7 +167,7 @@ def test_compiled_by_xla(name):
     assert_equals(name, jit_compile=True)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", ["each position", "encoder and decoder", "two outputs"])
 def test_texts_of_open_length(name, jit_compile):
@@ -336,6 +336,7 @@ def without(part):
     return mutant
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "part", ["cross term", "sign", "factor of two", "repeated tokens", "products"]
 )

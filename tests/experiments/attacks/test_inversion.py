@@ -88,6 +88,7 @@ def test_features_are_those_of_the_library_and_have_a_gradient(shape):
     assert np.isfinite(gradient).all() and np.abs(gradient[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_patches_are_those_of_the_library_and_have_a_gradient(monkeypatch):
     monkeypatch.setattr(tfdp.data.patches, "_LEAVES", 20)
     monkeypatch.setattr(datasets, "_CIFAR_10_FILTERS", 8)

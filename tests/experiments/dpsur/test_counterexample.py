@@ -98,7 +98,7 @@ def test_renyi_divergence_is_the_integral(order):
 # Against the costs.
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("instance", "updates"), [(INSTANCE, 500), (FULL_BATCH, 1)])
 def test_published_epsilon_is_too_small_and_the_conditional_is_not(instance, updates):
     p = costs(instance, updates, 1e-5)

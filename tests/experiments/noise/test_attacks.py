@@ -24,7 +24,7 @@ def test_noise_in_float32_tells_neighbours_apart(attack):
     assert success(attack, "TensorFlow's", TRIALS) > LIMIT
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_secure_noise_does_not(attack):
     assert abs(success(attack, "secure", TRIALS) - 0.5) < 3 / np.sqrt(2 * TRIALS)
@@ -42,6 +42,7 @@ def test_a_sum_that_is_not_on_the_grid_is_caught(monkeypatch):
         test_secure_noise_does_not(list(ATTACKS)[1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mechanism", [naive, default, secure])
 def test_the_noises_have_the_same_distribution(mechanism):
     noise = mechanism(np.zeros([100_000, 2], np.float32), np.random.default_rng(0))
