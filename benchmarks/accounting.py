@@ -16,6 +16,7 @@ import dp_accounting
 from benchmarks import report
 from experiments.output import versions
 from tfdp.accounting import (
+    PoissonSampling,
     Repetitions,
     calibrate_noise_multiplier,
     calibrate_private_selection,
@@ -26,6 +27,7 @@ from tfdp.accounting.event_codec import sampled_gaussian
 
 _BUDGET = {"target_epsilon": 1.0, "delta": 1e-5}
 _RUNS = {"target_epsilon": 0.5, "delta": 1e-6, "steps": 5000, "sampling_probability": 0.004}
+_EPOCHS = PoissonSampling(59_904, 256, cycle_length=234, redraws_sets=True)
 _LAPLACE = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.LaplaceDpEvent(2.0))
 
 
@@ -67,6 +69,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "selection, Poisson": lambda: _selection("poisson"),
     "selection of 10, without sampling": lambda: _selection(
         "geometric", 10, sampling_probability=1.0, steps=100
+    ),
+    "selection of 20 epochs": lambda: calibrate_private_selection(
+        Repetitions("geometric", 5), **_BUDGET, steps=20 * 234, sampling=_EPOCHS
     ),
     "interval of four mixed releases": lambda: epsilon_interval(_MIXED, 1e-5),
     "interval with rare losses": lambda: epsilon_interval(_WITH_RARE, 1e-6),

@@ -169,6 +169,12 @@ def have_apart(releases: Sequence[Release]) -> bool:
     return any(isinstance(mechanisms.of(r.event), ApartMechanism) for r in releases)
 
 
+def price_orders_together(releases: Sequence[Release]) -> bool:
+    """Returns whether the RDP of some releases takes as long at one order as at many."""
+    found = [mechanisms.of(release.event) for release in releases]
+    return any(one is not None and one.prices_orders_together for one in found)
+
+
 def _attained(release: Release) -> Release | None:
     """Returns a release that costs no more on some data sets, or None."""
     mechanism = mechanisms.of(release.event)

@@ -193,8 +193,9 @@ class Budget:
     def _less_by_rdp(self, releases: _Releases, noise: float) -> float:
         """Returns `noise`, or less of it if that is affordable by RDP accounting.
 
-        Every order gives a bound, and the best one is affordable with the least noise. A single
-        order is quick: the noise that it needs is searched, then the best order there, in turn.
+        Every order gives a bound, and the best one is affordable with the least noise. Where a
+        single order is quick, the noise that it needs is searched, then the best order there, in
+        turn.
 
         Args:
           releases: The releases of a noise multiplier.
@@ -214,6 +215,8 @@ class Budget:
                 return noise
         except dp_accounting.UnsupportedEventError:
             return noise
+        if bounds.price_orders_together(releases(start)):
+            return min(noise, self._least(cost, 1.0))
         noise = start
         while True:
             order = bounds.rdp_order((*self.past, *releases(noise)), *known)

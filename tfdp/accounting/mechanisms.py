@@ -29,11 +29,13 @@ class Mechanism(abc.ABC):
       parts: What the parts of such an event must be, for errors.
       prices_samples: Whether it gets a PoissonSampledDpEvent of such an event, too.
       best_at_integers: Whether its RDP is tight at integer orders alone.
+      prices_orders_together: Whether its RDP takes as long at one order as at many.
     """
 
     parts = ""
     prices_samples = False
     best_at_integers = False
+    prices_orders_together = False
 
     def check(self, event: Any) -> None:  # noqa: B027  # Most have nothing more to check.
         """Raises a ValueError if a parameter is wrong that `event_codec.check_event` accepts."""

@@ -49,6 +49,8 @@ class Parallel(_Apart):
     may be others, and may depend on what was released before.
     """
 
+    prices_orders_together = True
+
     def check(self, event: ParallelDpEvent) -> None:
         """Raises a ValueError if there is no event."""
         if not (isinstance(event.events, list | tuple) and event.events):

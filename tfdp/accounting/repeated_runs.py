@@ -15,6 +15,8 @@ from tfdp.accounting.repetitions import Repetitions
 class RepeatedRuns(mechanisms.ApartMechanism):
     """Private selections whose number of runs has one of the distributions of `Repetitions`."""
 
+    prices_orders_together = True
+
     def check(self, event: RepeatAndSelectDpEvent) -> None:
         """Raises a ValueError if the event is not of a distribution of `Repetitions`."""
         Repetitions.of_event(event)
