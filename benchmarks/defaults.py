@@ -7,9 +7,9 @@ seeds; with every setting of a grid and one seed; and without privacy. Epochs ar
 setting is chosen on one half of the test examples, and every score is measured on the other. Each
 run that ended is a line of the record, and is not done again: several processes may share a record
 (`--tasks`, `--seeds`). `--settings` takes those of the grid whose names match, such as
-"adam.*linear". With `--tuned`, `tfdp.tune` chooses a rate at the same epsilon, too, and scores
-runs on a tenth of the training examples. The table is printed at the end; `--only_table` prints it
-alone.
+"adam.*linear". With `--in_epochs`, the defaults also train in epochs by random allocation. With
+`--tuned`, `tfdp.tune` chooses a rate at the same epsilon, too, and scores runs on a tenth of the
+training examples. The table is printed at the end; `--only_table` prints it alone.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -30,7 +30,7 @@ from benchmarks.default_tasks import EXPLAINED, TASKS, Split, Task
 from experiments import records
 from tfdp.accounting.planning import planned_batch_size, steps_of
 
-DEFAULT, PLAIN, TUNED = "default", "not private", "tuned"
+DEFAULT, PLAIN, TUNED, IN_EPOCHS = "default", "not private", "tuned", "default, in epochs"
 FIXED = "batches of 256, rate 0.005"  # Or of a tenth of the examples, if that is less; clip 1.
 CONSTANT, LINEAR = "constant", "linear"
 _STEPS = (150, 500, 1500)  # About, for the batch sizes of the grid, which are powers of two.
@@ -91,7 +91,12 @@ def grid(size: int, epochs: int) -> list[Setting]:
 
 
 def train(
-    task: Task, data: Split, epsilon: float | None, setting: Setting | None, seed: int
+    task: Task,
+    data: Split,
+    epsilon: float | None,
+    setting: Setting | None,
+    seed: int,
+    **others: Any,
 ) -> dict[str, Any]:
     """Trains once.
 
@@ -101,6 +106,7 @@ def train(
       epsilon: The budget; None: without privacy.
       setting: What is given beside the budget; None: the defaults.
       seed: Of the weights. Batches and noise are random.
+      **others: Further arguments of `make_private`.
 
     Returns:
       A line of the record: score on each half of the test examples, in percent.
@@ -124,6 +130,7 @@ def train(
             loss=task.loss,
             verbose=False,
             **given,
+            **others,
         )
         model.fit(batches, epochs=task.epochs, callbacks=[budget], verbose=0)
         optimizer = model.optimizer
@@ -172,6 +179,11 @@ def tuned(task: Task, data: Split, epsilon: float, seed: int) -> dict[str, Any]:
     return {**line, **_scores(task, test_y, predicted), "seconds": round(seconds, 1)}
 
 
+def trained_in_epochs(task: Task, data: Split, epsilon: float, seed: int) -> dict[str, Any]:
+    """Trains with the defaults in epochs by random allocation; see `train`."""
+    return {**train(task, data, epsilon, None, seed, sampling="epochs"), "setting": IN_EPOCHS}
+
+
 def _scores(task: Task, labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Returns the scores on each half of the test examples, in percent."""
     half = np.random.default_rng(3).permutation(len(labels)) % 2 == 0
@@ -208,38 +220,21 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     Cells whose grid is not complete have the best of what was run; their number of settings shows.
     """
     rows = [
-        f"| task | epsilon | {FIXED} | default | `tfdp.tune` | best of grid | gap | its setting "
-        "| tried | not private |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| task | epsilon | {FIXED} | default | in epochs | `tfdp.tune` | best of grid | gap "
+        "| its setting | tried | not private |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     gaps: dict[bool, list[float]] = {True: [], False: []}
     for task in TASKS.values():
         mine = [line for line in lines if line["task"] == task.name]
-        plain = [line["score"] for line in mine if line["setting"] == PLAIN]
         for epsilon in sorted({line["epsilon"] for line in mine if line["epsilon"] is not None}):
-            cell = [line for line in mine if line["epsilon"] == epsilon]
-            default = [line["score"] for line in cell if line["setting"] == DEFAULT]
-            chosen = [line["score"] for line in cell if line["setting"] == TUNED]
-            tried = [line for line in cell if line["setting"] not in (DEFAULT, TUNED)]
-            if not default or not tried:
-                continue
-            best = max(tried, key=lambda line: line["choice"])
-            gap = best["score"] - statistics.mean(default)
-            gaps[task.fitted].append(gap)
-            fixed = [line["score"] for line in tried if line["setting"] == FIXED]
-            cells = [
-                f"{task.name}{'*' if task.fitted else ''}",
-                f"{epsilon:g}",
-                f"{fixed[0]:.1f}" if fixed else "",
-                f"{statistics.mean(default):.1f}",
-                f"{statistics.mean(chosen):.1f}" if chosen else "",
-                f"{best['score']:.1f}",
-                f"{gap:.1f}",
-                best["setting"],
-                str(len(tried)),
-                f"{plain[0]:.1f}" if plain else "",
-            ]
-            rows.append(f"| {' | '.join(cells)} |")
+            cell = [line for line in mine if line["epsilon"] in (epsilon, None)]
+            cells, gap = _cells(cell)
+            if gap is not None:
+                gaps[task.fitted].append(gap)
+            if gap is not None or cells[2]:
+                name = f"{task.name}{'*' if task.fitted else ''}"
+                rows.append(f"| {' | '.join([name, f'{epsilon:g}', *cells])} |")
     for fitted, title in ((True, "Tasks that rules were fitted on (*)"), (False, "Other tasks")):
         if found := gaps[fitted]:
             met = sum(gap <= _GOAL for gap in found)
@@ -249,6 +244,23 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
                 f"gap is {max(found):.1f}, and {beyond} are above {_LEAST:g}."
             )
     return "\n".join(rows)
+
+
+def _cells(lines: Sequence[dict[str, Any]]) -> tuple[list[str], float | None]:
+    """Returns the cells of a task and budget, and by how much the default is below the best."""
+
+    def mean(setting: str) -> str:
+        found = [line["score"] for line in lines if line["setting"] == setting]
+        return f"{statistics.mean(found):.1f}" if found else ""
+
+    others = (DEFAULT, TUNED, IN_EPOCHS, PLAIN)
+    tried = [line for line in lines if line["setting"] not in others]
+    default = [line["score"] for line in lines if line["setting"] == DEFAULT]
+    best, gap, of_grid = max(tried, key=lambda line: line["choice"], default=None), None, [""] * 4
+    if best is not None and default:
+        gap = best["score"] - statistics.mean(default)
+        of_grid = [f"{best['score']:.1f}", f"{gap:.1f}", best["setting"], str(len(tried))]
+    return [*map(mean, (FIXED, DEFAULT, IN_EPOCHS, TUNED)), *of_grid, mean(PLAIN)], gap
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -261,6 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--settings", default="", help="regular expression of settings' names")
     parser.add_argument("--tuned", action="store_true", help="run tfdp.tune, too")
+    parser.add_argument("--in_epochs", action="store_true", help="train in epochs, too")
     parser.add_argument("--only_table", action="store_true")
     options = parser.parse_args(arguments)
     epsilons = [float(value) for value in options.epsilons.split(",")]
@@ -269,13 +282,21 @@ def main(arguments: list[str] | None = None) -> None:
         for name in options.tasks.split(","):
             task, data = TASKS[name], TASKS[name].load(options.data_dir)
             planned = runs(len(data[0]), task.epochs, epsilons, seeds, options.settings)
-            _run(task, data, options.record, planned, seeds if options.tuned else ())
+            others = {TUNED: tuned} if options.tuned else {}
+            others |= {IN_EPOCHS: trained_in_epochs} if options.in_epochs else {}
+            _run(task, data, options.record, planned, others)
     print(table(records.read(options.record)))
 
 
 def _run(
-    task: Task, data: Split, record: str, planned: Iterable[tuple], tuned_seeds: Sequence[int]
+    task: Task,
+    data: Split,
+    record: str,
+    planned: Iterable[tuple],
+    others: dict[str, Callable[[Task, Split, float, int], dict[str, Any]]],
 ) -> None:
+    """Makes the runs of a task that the record lacks; others beside each run of the defaults."""
+
     def key(line: dict[str, Any]) -> tuple:
         return tuple(line[name] for name in ("task", "epsilon", "setting", "seed"))
 
@@ -283,8 +304,9 @@ def _run(
     for epsilon, setting, seed in planned:
         name = PLAIN if epsilon is None else DEFAULT if setting is None else setting.name
         make = {name: functools.partial(train, task, data, epsilon, setting, seed)}
-        if name == DEFAULT and seed in tuned_seeds:
-            make[TUNED] = functools.partial(tuned, task, data, epsilon, seed)
+        if name == DEFAULT:
+            given = task, data, epsilon, seed
+            make |= {title: functools.partial(run, *given) for title, run in others.items()}
         for title, run in make.items():
             if (task.name, epsilon, title, seed) not in done:
                 line = run()

@@ -17,6 +17,7 @@ def test_the_best_is_chosen_on_one_half_and_measured_on_the_other():
     lines = [
         line("default", 0, 80.0),
         line("default", 0, 82.0),
+        line("default, in epochs", 0, 81.5),
         line("tuned", 0, 82.25),
         line("a", 90.0, 83.5),
         line("b", 89.0, 99.0),
@@ -27,8 +28,8 @@ def test_the_best_is_chosen_on_one_half_and_measured_on_the_other():
         line("a", 90.0, 83.5, epsilon=8.0),  # Has no default.
     ]
     rows = defaults.table(lines).splitlines()
-    assert "| digits_mlp* | 2 | 79.0 | 81.0 | 82.2 | 83.5 | 2.5 | a | 3 | 97.0 |" in rows
-    assert "| breast_cancer | 2 |  | 70.0 |  | 70.5 | 0.5 | a | 1 |  |" in rows
+    assert "| digits_mlp* | 2 | 79.0 | 81.0 | 81.5 | 82.2 | 83.5 | 2.5 | a | 3 | 97.0 |" in rows
+    assert "| breast_cancer | 2 |  | 70.0 |  |  | 70.5 | 0.5 | a | 1 |  |" in rows
     assert rows[-3].endswith(
         "within 1 point in 0 of 1 cells; the largest gap is 2.5, and 0 are above 2.5."
     )
@@ -65,10 +66,11 @@ def test_a_run_that_ended_is_not_done_again(tmp_path, capsys):
     record = tmp_path / "record.jsonl"
     given = ["--tasks=breast_cancer", "--epsilons=8", "--seeds=1", f"--record={record}"]
     for _ in range(2):
-        defaults.main([*given, "--settings=^adam, 32, 0.01, linear$"])
+        defaults.main([*given, "--in_epochs", "--settings=^adam, 32, 0.01, linear$"])
     lines = records.read(record)
     assert [line["setting"] for line in lines] == [
         "default",
+        "default, in epochs",
         "not private",
         "adam, 32, 0.01, linear",
     ]
