@@ -1,8 +1,8 @@
 """Times private training beside plain Keras on a GPU: a list of short parts, in order of worth.
 
-    python -m benchmarks.gpu --minutes=8 --output=results/gpu.jsonl
-    python -m benchmarks.gpu --minutes=8 --output=results/gpu.jsonl --render > gpu.md
-    python -m benchmarks.gpu --small --minutes=30 --output=results/small.jsonl   # on a CPU
+    python -m benchmarks.gpu --minutes=8 --record=results/gpu.jsonl
+    python -m benchmarks.gpu --minutes=8 --record=results/gpu.jsonl --render > gpu.md
+    python -m benchmarks.gpu --small --minutes=30 --record=results/small.jsonl   # on a CPU
 
 Each part has a process of its own and writes one line of JSON. No part begins that would likely
 end later than `--minutes`; the same command goes on where it stopped. A part is plain Keras or
@@ -235,7 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, or makes a page of what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=8, help="longest time in all")
-    parser.add_argument("--output", type=Path, default=Path("results", "gpu.jsonl"))
+    parser.add_argument(
+        "--record", type=Path, default=Path("results", "gpu.jsonl"), help="lines of JSON"
+    )
     parser.add_argument("--small", action="store_true", help="small networks, for a CPU")
     parser.add_argument("--render", action="store_true", help="print a page of what was measured")
     parser.add_argument("--peer_python", default=sys.executable, help="has the other libraries")
@@ -245,9 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         part = Part(**json.loads(options.part))
         print(json.dumps(measure(part, options.small, options.peer_python)))
     elif options.render:
-        print(render(read(options.output)))
+        print(render(read(options.record)))
     else:
-        run_all(options.output, options.minutes, options.small, options.peer_python)
+        run_all(options.record, options.minutes, options.small, options.peer_python)
 
 
 if __name__ == "__main__":
