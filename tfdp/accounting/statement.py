@@ -94,6 +94,7 @@ def privacy_statement(
       dp_accounting.UnsupportedEventError: No accountant supports what was released.
 
     Example:
+      >>> import dp_accounting
       >>> ledger = PrivacyLedger()
       >>> ledger.record(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
@@ -290,6 +291,7 @@ def epsilon_interval(
     Source: `tfdp.accounting.composition`.
 
     Example:
+      >>> import dp_accounting
       >>> ledger = PrivacyLedger()
       >>> ledger.record(
       ...     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000)
