@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` trains, and how one training is timed and profiled."""
+"""Networks of `benchmarks.gpu`, and the times and the profile of one training."""
 
 import collections
 import math
@@ -63,9 +63,15 @@ def wide_resnet(rows: int, small: bool) -> tuple[Any, Rows]:
             h = layers.Conv2D(filters, 3, padding="same")(normalized(h))
             x = layers.Add()([skip, h])
     x = layers.GlobalAveragePooling2D()(normalized(x))
-    return keras.Model(inputs, layers.Dense(10, dtype="float32")(x)), problem("cifar_cnn").rows(
-        rows
-    )
+    model = keras.Model(inputs, layers.Dense(10, dtype="float32")(x))
+    return model, problem("cifar_cnn").rows(rows)
+
+
+def _transformer_sizes(small: bool) -> dict[str, int]:
+    """Returns the sizes of a transformer of base size, or of a small one."""
+    layers, heads, width = (2, 2, 64) if small else (12, 12, 768)
+    sizes = {"num_layers": layers, "num_heads": heads, "hidden_dim": width}
+    return {**sizes, "intermediate_dim": 4 * width}
 
 
 def _bert(lora: bool) -> Callable[[int, bool], tuple[Any, Rows]]:
@@ -74,11 +80,8 @@ def _bert(lora: bool) -> Callable[[int, bool], tuple[Any, Rows]]:
 
         backbone = keras_hub.models.BertBackbone(
             vocabulary_size=30_522,
-            num_layers=2 if small else 12,
-            num_heads=2 if small else 12,
-            hidden_dim=64 if small else 768,
-            intermediate_dim=256 if small else 3072,
             max_sequence_length=512,
+            **_transformer_sizes(small),
         )
         task = keras_hub.models.BertTextClassifier(backbone, num_classes=2)
         if lora:
@@ -99,11 +102,8 @@ def _gpt2(rows: int, small: bool) -> tuple[Any, Rows]:
 
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=50_257,
-        num_layers=2 if small else 12,
-        num_heads=2 if small else 12,
-        hidden_dim=64 if small else 768,
-        intermediate_dim=256 if small else 3072,
         max_sequence_length=1024,
+        **_transformer_sizes(small),
     )
     tokens = np.random.default_rng(0).integers(0, 50_257, [rows, 129], "int32")
     x = {"token_ids": tokens[:, :-1], "padding_mask": np.ones([rows, 128], "int32")}

@@ -59,6 +59,14 @@ def tune(front, build=None, candidates=CANDIDATES, **kwargs):
     return tfdp.tune(build or builder(front), (X, Y), candidates, **{**arguments, **kwargs})
 
 
+def trained_on(front, model, data):
+    """Trains a model for one more epoch, privately."""
+    arguments = {"noise_multiplier": 5.0, "optimizer": "adam", "verbose": False}
+    again = front.tfdp.make_private(model, data, epochs=1, batch_size=50, **arguments)
+    again.model.fit(again.batches, epochs=1, verbose=0)
+    return again
+
+
 def by_hand(noise, score_noise, steps=6, held_out=False):
     """The selection's ledger, from its parts."""
     run = [dp_accounting.SelfComposedDpEvent(sampled_gaussian(50 / 300, noise), steps)]
@@ -91,16 +99,7 @@ def test_model_and_files_cost_what_the_selection_costs(front, two_runs, tmp_path
     tuned.model.save(path)
     assert cost(front.keras.models.load_model(path)) == epsilon
     assert str(tfdp.privacy_statement(tuned.model, tuned.delta)) == tuned.statement
-    again = front.tfdp.make_private(
-        tuned.model,
-        (X, Y),
-        epochs=1,
-        batch_size=50,
-        noise_multiplier=5.0,
-        optimizer="adam",
-        verbose=False,
-    )
-    again.model.fit(again.batches, epochs=1, verbose=0)
+    again = trained_on(front, tuned.model, (X, Y))
     assert cost(again.model) > epsilon and again.budget.target_epsilon > epsilon
 
 
@@ -132,16 +131,7 @@ def test_held_out_scores_and_training_cost_the_dearer_of_both(front, two_runs, t
         assert ledger(model).releases == tuned.ledger.releases
         assert ledger(model).epsilon(tuned.delta).epsilon == epsilon
     # Whoever was held out may be trained on later, and pays for both.
-    again = front.tfdp.make_private(
-        tuned.model,
-        VALIDATION,
-        epochs=1,
-        batch_size=50,
-        noise_multiplier=5.0,
-        optimizer="adam",
-        verbose=False,
-    )
-    again.model.fit(again.batches, epochs=1, verbose=0)
+    again = trained_on(front, tuned.model, VALIDATION)
     (selection, steps) = sorted(ledger(again.model).releases, key=lambda one: one.count)
     assert selection.event == tuned.ledger.releases[0].event and steps.count == 2
     scored = PrivacyLedger()
@@ -154,7 +144,7 @@ def test_held_out_scores_and_training_cost_the_dearer_of_both(front, two_runs, t
 
 @with_one
 def test_a_selection_goes_on_only_with_the_same_promise(front, two_runs, untrained, tmp_path):
-    """What was trained with the noise of one price is not stated at another."""
+    """Runs that were trained with the noise of one price are not stated at another."""
 
     def score(model, data):
         raise KeyboardInterrupt
@@ -202,6 +192,13 @@ def test_held_out_data_that_are_training_data_are_refused():
     ]:
         with pytest.raises(ValueError, match=r"`held_out` must be False where .* share memory"):
             check(trained, scored, False, False)
+
+
+def test_single_texts_are_not_compared_with_each_other():
+    """There may be tens of thousands of them on each side."""
+    labels = np.zeros(3)
+    (found,) = private_tuning._arrays((["a text"] * 3, labels))
+    assert found is labels
 
 
 def test_rows_of_held_out_scores_cost_the_larger_part_and_older_ones_the_sum():

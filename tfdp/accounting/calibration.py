@@ -59,14 +59,14 @@ def calibrate_noise_multiplier(
     """
     validation.boolean("releases_signs", releases_signs)
     given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
-    steps_with = steps_of(*given, sampling)
+    steps_with = release_of_steps(*given, sampling)
     size = dataset_size if sampling is None else sampling.dataset_size
     left = Budget.check(target_epsilon, delta, prior, dataset_size=size)
     steps = validation.positive_integer("steps", steps)
     return left.least_noise(lambda noise: [steps_with(noise, steps, releases_signs)])
 
 
-def steps_of(
+def release_of_steps(
     sampling_probability: float | None,
     dataset_size: int | None,
     expected_batch_size: float | None,

@@ -1,4 +1,4 @@
-"""What was released, in words."""
+"""Descriptions of releases in words."""
 
 import itertools
 from collections.abc import Iterable

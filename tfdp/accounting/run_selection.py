@@ -129,7 +129,7 @@ def calibrate_private_selection(
       1.23
     """
     given = sampling_probability, dataset_size, expected_batch_size, truncation_probability
-    steps_with = calibration.steps_of(*given, sampling)
+    steps_with = calibration.release_of_steps(*given, sampling)
     size = dataset_size if sampling is None else sampling.dataset_size
     left = Budget.check(target_epsilon, delta, prior, dataset_size=size)
     steps = validation.integer("steps", steps, 1, budget.MOST_RELEASES)

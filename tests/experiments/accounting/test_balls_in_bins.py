@@ -30,7 +30,7 @@ def deltas_of_samples(means, sigma, epsilon, samples=200_000):
 
 
 def apart(estimates, others):
-    """How many standard errors lie between both, of each direction."""
+    """Returns the number of standard errors between both, for each direction."""
     pairs = zip(estimates, others, strict=True)
     return [abs(a - b) / math.hypot(error, other) for (a, error), (b, other) in pairs]
 

@@ -80,7 +80,7 @@ def test_no_attack_reaches_more_than_the_bound(coefficients, pass_steps, passes,
 
 
 def test_mutants_are_reached():
-    """As if bands did not overlap, or a pass were all passes."""
+    """Mutants: bands that do not overlap, and one pass for all passes."""
     coefficients, pass_steps, passes = BANDS[1]
     (remove, _) = attacked(coefficients, pass_steps, passes, "same")
     for mutant in (

@@ -229,17 +229,22 @@ def _check_held_out(data: Any, validation_data: Any, is_public: bool, has_users:
     if has_users:
         requirement = "False with `privacy_unit`: a user may have examples in both parts"
         raise validation.error("held_out", requirement, True)
-    trained, scored = map(tf.nest.flatten, (data, validation_data))
+    trained, scored = map(_arrays, (data, validation_data))
     if data is validation_data or any(_share(a, b) for a in trained for b in scored):
         requirement = "False where `validation_data` share memory with `data`"
         raise validation.error("held_out", requirement, True)
+
+
+def _arrays(data: Any) -> list[Any]:
+    """Returns the arrays and tensors in data, without single texts and numbers in lists."""
+    return [leaf for leaf in tf.nest.flatten(data) if hasattr(leaf, "shape")]
 
 
 def _share(one: Any, other: Any) -> bool:
     """Returns whether two arrays share memory, or are one object."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.shares_memory(one, other)
-    return one is other and hasattr(one, "shape")
+    return one is other
 
 
 def _try(first: PrivateTraining, measure: Measure) -> None:
